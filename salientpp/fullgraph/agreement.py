@@ -67,14 +67,10 @@ class Agreement:
         return f"exchange {self.exchanges} ({place}: {words_of_rows(rows)})"
 
     def propose(self, operation: str, values: Tensor = NOTHING) -> Callable[[], Tensor]:
-        """Tell the other ranks which collective comes next.
+        """Tell the other ranks which collective comes next, and ``values`` [n] on the CPU, at most :data:`ROOM` bytes.
 
-        Args:
-            values: [n] on the CPU, at most :data:`ROOM` bytes.
-
-        Returns:
-            A function, to call before the collective starts. It waits for the other ranks and gives the values of all, [size, n]. It raises
-            :class:`RanksDiffer` where a rank does something else, and ``RankFailure`` where a rank failed, left or did not answer.
+        Returns a function, to call before the collective starts. It waits for the other ranks and gives the values of all, [size, n]. It raises
+        :class:`RanksDiffer` where a rank does something else, and ``RankFailure`` where a rank failed, left or did not answer.
         """
         facts, self._facts = self._facts, {}
         operation += f" in call {self.calls} of the model" if self.calls else ""

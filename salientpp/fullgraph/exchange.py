@@ -90,11 +90,7 @@ class Ranks:
         return self.comm.size
 
     def agree(self, operation: str) -> None:
-        """Wait until all ranks are about to do ``operation``. Precedes every collective whose size or presence depends on the caller.
-
-        Raises:
-            RanksDiffer: a rank does something else; on every rank.
-        """
+        """Wait until all ranks are about to do ``operation``; RanksDiffer where one is not. Precedes collectives that depend on the caller."""
         self.agreement.propose(operation)()
 
     def agree_to_exchange(self, rows: Tensor) -> str:
@@ -140,10 +136,7 @@ class Ranks:
         return _Replicated.apply(self, *parameters) if parameters else ()
 
     def sum_up(self, values: Tensor, kind: str) -> Tensor:
-        """The sum of a tensor over the ranks, on every rank bit for bit the same.
-
-        Each rank sums a piece, in the order of the ranks, and gives it to the others. A small tensor travels whole, with the agreement.
-        """
+        """The sum of a tensor over the ranks, on every rank bit for bit the same. Each rank sums a piece, in the order of the ranks."""
         size = self.size
         if size == 1:
             return values.detach().clone()

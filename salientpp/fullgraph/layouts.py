@@ -204,9 +204,8 @@ class DistAdjacency:
         graph = self.graph
         number = graph.n_id.numel()
         if x.dim() != 2 or x.size(0) not in (number, graph.num_inner):
-            raise ValueError(
-                f"x must have a row for each of this rank's {number} vertices, [{number}, f], got {list(x.shape)}"
-            )
+            shape = list(x.shape)
+            raise ValueError(f"x must have a row for each of this rank's {number} vertices, [{number}, f], got {shape}")
         if self._operand is not None:
             out = self._operand.multiply(_resized(x, graph.num_inner), hop or graph.hops[0]).to(self._dtype)
         else:
@@ -253,12 +252,7 @@ class DistAdjacency:
         return lowest.scatter_reduce(0, index, table[self._ends[1]], "amax")
 
     def _moved(self, rows: Tensor, send: Mapping[int, int], receive: Mapping[int, int], kind: str, name: str) -> Tensor:
-        """The rows that come, by sender, so many of each as ``receive`` says.
-
-        Args:
-            rows: [n, ...]; each rank in ``send`` gets the next so many, beginning again after the last.
-            name: that the exchange was agreed to under.
-        """
+        """The rows that come, ``receive[r]`` of rank r. Of ``rows``, each rank in ``send`` gets the next so many, beginning again after the last."""
         peers = range(self.graph.ranks.size)
         which = torch.arange(sum(send.values()), device=rows.device) % max(1, rows.size(0))
         route = Route(which, [send.get(peer, 0) for peer in peers], [receive.get(peer, 0) for peer in peers])

@@ -10,7 +10,7 @@ follow the rank's own in every table of rows, those with the most recomputed lay
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -106,7 +106,7 @@ class LocalGraph:
             self.hops.append(self._fetching(named[depths[self._place(named)] < hop]))
         self.whole_halo = self._fetching(self._known)
         self._kept = Kept()
-        self._columns: dict[str, Tensor] = {}
+        self.edge_tensors: dict[str, Tensor] = {}  # rows of edges that were asked for, by name
 
     def _place(self, ids: Tensor) -> Tensor:
         """Local numbers of global ids."""
@@ -174,10 +174,10 @@ class LocalGraph:
         if name in rows:
             return rows[name]
         if name in columns:
-            if name not in self._columns:
+            if name not in self.edge_tensors:
                 with torch.inference_mode(False):  # training needs them too
-                    self._columns[name] = take_rows(columns[name], self.e_id).to(self.ranks.device)
-            return self._columns[name]
+                    self.edge_tensors[name] = take_rows(columns[name], self.e_id).to(self.ranks.device)
+            return self.edge_tensors[name]
         masks = {f"{split}_mask": numbers for split, numbers in splits.items()}
         if name in masks:
             mask = torch.zeros(self.num_own, dtype=torch.bool, device=self.ranks.device)
@@ -187,10 +187,7 @@ class LocalGraph:
         raise AttributeError(f"this graph has no {name!r}; it has edge_index, n_id{known}")
 
     def rows_of_inner(self, name: str) -> Tensor:
-        """[num_inner, ...]: rows of this rank's vertices and of those kept of others.
-
-        Others' rows are fetched once, and again where rows were written in place or require a gradient. Collective.
-        """
+        """[num_inner, ...]: own rows and those of kept vertices, fetched anew where rows were written in place or require a gradient. Collective."""
         rows = self.node_rows[name]
         if rows.requires_grad and torch.is_grad_enabled():
             return self._with_inner(rows)
@@ -200,11 +197,6 @@ class LocalGraph:
         route = Route.asking(self.ranks, self.inner.sort().values, self.offsets)
         fetched = self.ranks.fetch(rows, route, "cached")
         return torch.cat([rows, fetched[self.inner.argsort().argsort().to(fetched.device)]])
-
-    @property
-    def edge_tensors(self) -> Mapping[str, Tensor]:
-        """Rows of edges that were asked for, by name."""
-        return self._columns
 
     def with_halo(self, rows: Tensor, hop: Hop, arrived: Tensor) -> Tensor:
         """The table [num_rows, ...] of which edges name rows: those of ``rows`` [num_inner, ...], and those that arrived in their slots."""
@@ -219,12 +211,7 @@ class LocalGraph:
         return self.with_halo(rows, self.whole_halo, arrived)
 
     def planned(self, inner: Tensor, depths: Tensor) -> LocalGraph:
-        """The same part, which keeps others' vertices too. Collective.
-
-        Args:
-            inner: int64 [r], global ids of vertices of other ranks.
-            depths: int64 [r], 0 where the input row is cached, l where l layers are recomputed.
-        """
+        """The same part, which keeps others' vertices too: ``inner`` and ``depths`` as of the class, in any order. Collective."""
         begin, end = self.offsets[self.ranks.rank : self.ranks.rank + 2]
         if bool(((inner >= begin) & (inner < end)).any()) or inner.unique().numel() != inner.numel():
             text = "inner must be ids of vertices of other ranks, each once"

@@ -60,13 +60,13 @@ class Helpers:
         """Whether a tensor is the graph's, or was computed from such tensors."""
         if tensor is None or tensor is self._graph.edge_index:
             return True
-        return self.kept.has(tensor) or any(
-            tensor is each for each in self._graph.edge_tensors.values() if not each.requires_grad
-        )
+        columns = self._graph.edge_tensors.values()
+        return self.kept.has(tensor) or any(tensor is each for each in columns if not each.requires_grad)
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
-        adding = utils.add_self_loops, utils.add_remaining_self_loops
-        return {"gcn_norm": self.gcn_norm, **{each.__name__: partial(self._add_loops, each) for each in adding}}
+        adding = utils.add_self_loops, utils.add_remaining_self_loops  # without `num_nodes`, to the vertices here
+        loops = {each.__name__: partial(each, num_nodes=self._graph.num_inner) for each in adding}
+        return {"gcn_norm": self.gcn_norm, **loops}
 
     def gcn_norm(
         self,
@@ -94,15 +94,3 @@ class Helpers:
         if self.is_static(edge_index) and self.is_static(edge_weight):
             return self.kept.of([edge_index, edge_weight], ("gcn_norm", improved, add_self_loops, dtype), make)
         return make()
-
-    def _add_loops(
-        self,
-        function: Callable[..., Any],
-        edge_index: Any,
-        edge_attr: Any = None,
-        fill_value: Any = None,
-        num_nodes: Any = None,
-    ) -> tuple[Tensor, Any]:
-        """What a function of PyG's gives; without ``num_nodes``, of the vertices here."""
-        number = self._graph.num_inner if num_nodes is None else num_nodes
-        return function(edge_index, edge_attr, fill_value, number)

@@ -121,11 +121,7 @@ class Problem:
         return cls(costs, candidates, torch.isin(candidates, named), pairs[0], pairs[1], degrees)
 
     def fetched(self, depths: Tensor) -> list[Tensor]:
-        """Per hop, which candidates are fetched: bool [..., m].
-
-        Args:
-            depths: int64 [..., m]: -1 fetched at every hop, 0 cached, l where l layers are recomputed.
-        """
+        """Per hop, which candidates are fetched: bool [..., m]. Depths [..., m] are -1 if fetched at every hop, 0 cached, l if l layers are recomputed."""
         found = []
         for hop in range(self.costs.num_hops):
             named = self.is_named.to(torch.uint8).expand(depths.shape).clone()
@@ -162,10 +158,7 @@ class Problem:
         return depths
 
     def solve(self, budget: float = inf) -> Tensor:
-        """int64 [m]: depths of a plan that takes at most ``budget`` words of memory, and no longer than the pure plans that fit.
-
-        What it takes to keep anything at all is paid by all plans but one, to fetch everything: so that one is compared in the end.
-        """
+        """int64 [m]: depths of a plan that takes at most ``budget`` words of memory, and no longer than the pure plans that fit."""
         is_exact = self.candidates.numel() * self.costs.num_hops <= _EXACT
         plan = self._cut(0.0) if is_exact else self._greedy(budget)
         if float(self.memory(plan)) > budget:
@@ -407,10 +400,7 @@ def plan_for(
 
 
 def _fastest(plan: Plan, model: DistributedModel, arguments: Sequence[Tensor], budget: float) -> Plan:
-    """``plan``, or a pure one whose steps turn out to take less time: costs add up in the model, but not quite on machines. Collective.
-
-    To recompute everything is left out, since it may take far more memory than anything else here does.
-    """
+    """``plan``, or a pure one whose steps take less time, but not to recompute everything, which may take far more memory. Collective."""
     problem, graph = plan.problem, plan.graph
     pure = [Plan(problem, problem.pure(kind), graph) for kind in ("fetch", "cache")]
     fits = [float(problem.memory(each.depths)) <= budget for each in pure]

@@ -72,12 +72,7 @@ def in_turns(model: DistributedModel, arguments: Sequence[Any], parts: Sequence[
 def times_of(
     rounds: Sequence[Sequence[float]], vertices: Sequence[int], edges: Sequence[int], words: Sequence[int]
 ) -> StepTimes:
-    """Of steps that were timed, each of the five kinds above.
-
-    Args:
-        rounds: seconds, kind by kind.
-        vertices, edges, words: how many are kept, are aggregated and come in a step of each kind.
-    """
+    """Of rounds of steps of the five kinds above: their seconds, and how many vertices are kept, edges aggregated and words come in each."""
     # What else the machine does changes slowly: a difference within a round sees less of it than one between medians.
     less = lambda a, b: statistics.median(each[a] - each[b] for each in rounds)  # noqa: E731
     whole, one, half, deeper, bare = range(5)
