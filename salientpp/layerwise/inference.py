@@ -167,9 +167,10 @@ class Inference:
             while not self.stats or self.number < len(self.network.layers):
                 layer = LayerRun(self, sampler)
                 if not self.stats:
-                    if layer.rank != 0:
+                    if self.placement.rank != 0:
                         self.progress = Progress()
-                    self.progress.begin("inference", len(layer) * len(self.network.layers), "batches")
+                    number = len(self.own_ranges) * len(self.network.layers)
+                    self.progress.begin("inference", number, "batches")
                 layer.run()
                 if self.network.join is not None:
                     self.kept.append(self.following)
@@ -234,11 +235,10 @@ class Inference:
         graph = source.sampler.topology.graph
         network = network_of(self.model)
         edges = {name: self._edge_rows(name, graph) for name, key in self.names.items() if key is not None}
-        for name in edges:
-            if name not in network.takes:
-                raise ValueError(
-                    f"{name}={self.names[name]!r} is given, but no layer of the model takes {name}; leave it out"
-                )
+        for name in [name for name in edges if name not in network.takes]:
+            raise ValueError(
+                f"{name}={self.names[name]!r} is given, but no layer of the model takes {name}; leave it out"
+            )
         given = source.delivered(ROWS)
         x = torch.empty((0, *given.shape[1:]), dtype=self.dtype or given.dtype, device="cpu")
         weight, attr = (edges[name][:0] if name in edges else None for name in ("edge_weight", "edge_attr"))
@@ -302,14 +302,6 @@ class LayerRun:
         )  # fmt: skip
         self.engine = engine_together(basis, ways_of(options, everyone), "run a layer")
 
-    @property
-    def rank(self) -> int:
-        return self._comm.rank
-
-    def __len__(self) -> int:
-        """Batches of this rank."""
-        return self.engine.basis.epochs.order.num_batches
-
     # --- construction, which the ranks share ----------------------------------------------------------------
 
     def _prepare(self, options: Options, sampler: NeighborSampler | None) -> Prepared:
@@ -329,7 +321,7 @@ class LayerRun:
             seed_columns=[],
         )
         # What the ranks count is batches, each its own: they differ in size.
-        seeds = [[self.rank, self.rank + 1, len(call.own_ranges), ""]]
+        seeds = [[self._comm.rank, self._comm.rank + 1, len(call.own_ranges), ""]]
         facts = facts_of(source, seeds, options, {"batch_size": call.options["batch_size"]}, ())
         return Prepared(source, dataclasses.replace(facts, same={**facts.same, **call.same}), options)
 

@@ -190,8 +190,6 @@ def _unwrapped(model: Any) -> Any:
 
 
 def _name_of(function: Any) -> str:
-    if isinstance(function, torch.nn.Module):
-        return type(function).__name__
     return getattr(function, "__name__", type(function).__name__)
 
 
@@ -255,26 +253,20 @@ def try_out(
 
     Args:
         x, weight, attr: no rows [0, ...] of the features and of the edges; their shape and dtype count. Without weights or attributes None.
-        device: where batches will be.
 
     Returns:
         The network, with pairs where they do; and no rows [0, ...] of what each layer gives. The last is what ``join`` gives.
-
-    Raises:
-        ValueError: the two differ, or a layer cannot be applied.
     """
     trial = _Trial.of(weight, attr, device)
-    first = present = trial.rows(_TRIAL_VERTICES, x)
+    first = present = _random_rows(_TRIAL_VERTICES, x, trial.generator).to(device)
     given: list[Tensor] = []
     layers: list[Layer] = []
     for number, layer in enumerate(network.layers):
         what = f"layer {number} ({layer})"
         try:
             following = layer(present.clone(), trial.edges)  # functions may work in place
-            if following.size(0) != _TRIAL_VERTICES:
-                raise ValueError(
-                    f"it must give one row per vertex, expected {_TRIAL_VERTICES}, got {following.size(0)}"
-                )
+            if (number_given := following.size(0)) != _TRIAL_VERTICES:
+                raise ValueError(f"it must give one row per vertex, expected {_TRIAL_VERTICES}, got {number_given}")
             in_batches = trial.in_batches(layer, present)
         except Exception as error:
             hint = " (dtype= converts x)" if number == 0 else ""
@@ -341,15 +333,10 @@ class _Trial:
         normalisation = Normalisation(graph, None if edges.weight is None else edges.weight.cpu())
         return cls(edges, normalisation, batches, generator)
 
-    def rows(self, size: int, like: Tensor) -> Tensor:
-        return _random_rows(size, like, self.generator).to(self.edges.n_id.device)
-
     def in_batches(self, layer: Layer, present: Tensor) -> Tensor:
         """The next rows of all vertices."""
-        seeds, rows = zip(
-            *((seeds, layer(present[batch.n_id], batch, self.normalisation)) for seeds, batch in self.batches)
-        )
-        return torch.cat(rows)[torch.cat(seeds).argsort()]
+        rows = [layer(present[batch.n_id], batch, self.normalisation) for _, batch in self.batches]
+        return torch.cat(rows)[torch.cat([seeds for seeds, _ in self.batches]).argsort()]
 
 
 def _random_rows(size: int, like: Tensor, generator: torch.Generator) -> Tensor:

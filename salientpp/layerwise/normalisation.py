@@ -46,25 +46,16 @@ class Edges:
 
 @dataclass(frozen=True, eq=False)
 class Normalisation:
-    """The degrees of a graph, as normalising layers count them.
-
-    Attributes:
-        graph: the whole topology.
-        edge_weight: [E] by edge id, or None.
-    """
+    """The degrees of a graph, as normalising layers count them."""
 
     graph: Graph
-    edge_weight: Tensor | None = None
+    edge_weight: Tensor | None = None  # [E] by edge id
     _known: dict[Any, Tensor] = field(default_factory=dict)
 
     def applied(
         self, conv: Callable[..., Tensor], edges: Edges, dtype: torch.dtype
     ) -> tuple[Callable[..., Tensor], Edges]:
-        """A layer and edges that give what ``conv`` gives on the whole graph; ``conv`` stays as it is.
-
-        Args:
-            dtype: of the rows that the layer gets, and of weights that are not given.
-        """
+        """A layer and edges that give what ``conv`` gives on the whole graph to rows of ``dtype``; ``conv`` stays as it is."""
         if not isinstance(conv, _NORMALISING) or not conv.normalize:
             return conv, edges
         adds_loops = bool(getattr(conv, "add_self_loops", False))
