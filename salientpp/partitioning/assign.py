@@ -1,17 +1,11 @@
 """Assigns every vertex to a part.
 
-The rank that serves a part holds the features of its vertices and draws batches from the seeds among them. An edge whose ends lie in different parts is a row
-that may have to travel, so the cut should be small. Ranks work in step, so every part should hold about as many vertices, edges and seeds of each split as any
-other:
+Ranks work in step, so every part should hold about as many vertices, edges and seeds of each split as any other:
 
     load(p, c) <= limit(c) = max((1 + tolerance) * mean load, ceil(mean load), largest single weight)
 
-for each constraint c: 'vertices', 'edges' (in-degrees, what the owner of v stores and draws from) and one per seed set. Three steps:
-
-1. *Symmetrise.* METIS wants undirected graphs without loops. The edges u -> v and v -> u, however often each occurs, become one undirected edge whose weight
-   is how many there were, so METIS's cut is the number of directed edges cut, which is what :attr:`PartitionAssignment.edge_cut` reports.
-2. *Cut*, by METIS (:mod:`salientpp.partitioning.metis`) or KaMinPar (:mod:`salientpp.partitioning.kaminpar`).
-3. *Rebalance* (:mod:`salientpp.partitioning.balance`): move vertices out of overloaded parts at least cost to the cut, then lower the cut within the limits.
+for each constraint c: 'vertices', 'edges' (in-degrees) and one per seed set. METIS or KaMinPar cuts the undirected graph without loops, in which an edge weighs
+as much as the directed edges that it stands for. :mod:`salientpp.partitioning.balance` then meets the limits at least cost to the cut.
 """
 
 from __future__ import annotations
@@ -26,7 +20,7 @@ from torch import Tensor
 
 from salientpp.graph.csc import Graph, runs_of_vertices
 from salientpp.ids import first_outside
-from salientpp.partitioning.balance import vertex_loads
+from salientpp.partitioning.balance import VertexLoads
 from salientpp.partitioning.kaminpar import partition_with_kaminpar
 from salientpp.partitioning.metis import partition_with_metis
 
@@ -100,7 +94,7 @@ def assign_parts(
         PartitionerError: METIS or KaMinPar failed, most often for want of memory. The text names the memory needed and the methods that need less.
     """
     _check_arguments(graph, num_parts, method, edge_weights, weight_of_each, tolerance, seed)
-    loads_of_vertices = vertex_loads(graph, seed_sets or {}, loads)
+    weights = VertexLoads(graph, seed_sets or {}, loads)
     # With all in one part the excess is num_parts - 1.
     num_vertices, tolerance = graph.num_vertices, min(tolerance, num_parts)
     if isinstance(method, Tensor):
@@ -113,22 +107,19 @@ def assign_parts(
     elif num_parts == 1:  # METIS is not made for one part
         assignment = torch.zeros(num_vertices, dtype=torch.int64, device="cpu")
     elif method == "random":
-        strata = [load for name, load in loads_of_vertices.columns().items() if name in loads_of_vertices.seed_sets]
+        strata = [load for name, load in zip(weights.names, weights.table.unbind(1)) if name in weights.seed_sets]
         assignment = _deal_at_random(strata, num_vertices, num_parts, seed)
     else:
         cut = partition_with_kaminpar if method == "kaminpar" else partition_with_metis
-        assignment = cut(graph, num_parts, loads_of_vertices, edge_weights, weight_of_each, tolerance, seed)
+        assignment = cut(graph, num_parts, weights, edge_weights, weight_of_each, tolerance, seed)
+    totals = torch.zeros((num_parts, len(weights.names)), dtype=torch.int64, device="cpu")
+    totals.index_add_(0, assignment, weights.table)
     return PartitionAssignment(
         assignment=assignment,
         num_parts=num_parts,
         num_edges=graph.num_edges,
         edge_cut=_count_cut_edges(graph, assignment),
-        loads={
-            name: tuple(
-                torch.zeros(num_parts, dtype=torch.int64, device="cpu").index_add_(0, assignment, load).tolist()
-            )
-            for name, load in loads_of_vertices.columns().items()
-        },
+        loads=dict(zip(weights.names, map(tuple, totals.t().tolist()))),
     )
 
 

@@ -1,13 +1,8 @@
-"""Computes what every vertex adds to the loads of its part, how large a load may be, and moves vertices until no load is larger.
-
-The loads are 'vertices', 'edges' (in-degrees) and one per seed set. :func:`rebalanced` calls the kernel ``rebalance_parts``
-(csrc/partitioning/rebalance_parts.cpp).
-"""
+"""Computes what every vertex adds to the loads of its part, how large a load may be, and moves vertices until no load is larger."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -28,22 +23,40 @@ _BALANCING_SHARE = 0.9
 _LOADS = ("vertices", "edges")
 
 
-@dataclass(eq=False)
 class VertexLoads:
-    """What each vertex adds to the loads of its part.
+    """What each vertex adds to the loads of its part; ``loads`` and ``seed_sets`` are as of :func:`~salientpp.partitioning.assign.assign_parts`.
 
     Attributes:
-        loads: name to int64 [N].
-        seed_sets: name to int64 ids; a vertex adds as often as it is listed.
+        seed_sets: name to int64 ids, without empty ones; a vertex adds as often as it is listed.
+        names: of all loads, those of seed sets last.
     """
 
-    graph: Graph
-    loads: Mapping[str, Tensor] | None
-    seed_sets: Mapping[str, Tensor]
-
-    @property
-    def names(self) -> list[str]:
-        return [*(_LOADS if self.loads is None else self.loads), *self.seed_sets]
+    def __init__(
+        self, graph: Graph, seed_sets: Mapping[str, Tensor], loads: Mapping[str, Tensor] | None = None
+    ) -> None:
+        for name, load in (loads or {}).items():
+            if (load.dtype, list(load.shape)) != (torch.int64, [graph.num_vertices]) or bool((load < 0).any()):
+                raise ValueError(
+                    f"loads[{name!r}] must be int64 [{graph.num_vertices}] of numbers >= 0, got {load.dtype} {list(load.shape)}"
+                )
+        self.graph, self.loads, self.seed_sets = graph, loads, dict[str, Tensor]()
+        others = _LOADS if loads is None else tuple(loads)
+        for name, ids in seed_sets.items():
+            if name in others:
+                raise ValueError(f"a seed set may not be called {name!r}: that load is always balanced; rename it")
+            if not isinstance(ids, Tensor) or ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
+                got = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
+                raise ValueError(
+                    f"seed_sets[{name!r}] must be a 1-D int64 tensor of vertex ids, got {got}; "
+                    "for a mask give mask.nonzero().view(-1)"
+                )
+            ids = ids.to("cpu", torch.int64)
+            i = first_outside(ids, graph.num_vertices)
+            if i is not None:
+                raise ValueError(f"seed_sets[{name!r}][{i}] must be in [0, {graph.num_vertices}), got {int(ids[i])}")
+            if ids.numel():
+                self.seed_sets[name] = ids
+        self.names = [*others, *self.seed_sets]
 
     @cached_property
     def table(self) -> Tensor:
@@ -57,37 +70,6 @@ class VertexLoads:
             elif name == "edges":
                 column.copy_(self.graph.indptr.diff())
         return table
-
-    def columns(self) -> dict[str, Tensor]:
-        return dict(zip(self.names, self.table.unbind(1)))
-
-
-def vertex_loads(
-    graph: Graph, seed_sets: Mapping[str, Tensor], loads: Mapping[str, Tensor] | None = None
-) -> VertexLoads:
-    """What a vertex adds to its part, under each constraint. Empty seed sets are left out."""
-    for name, load in (loads or {}).items():
-        if (load.dtype, list(load.shape)) != (torch.int64, [graph.num_vertices]) or bool((load < 0).any()):
-            raise ValueError(
-                f"loads[{name!r}] must be int64 [{graph.num_vertices}] of numbers >= 0, got {load.dtype} {list(load.shape)}"
-            )
-    checked = {}
-    for name, ids in seed_sets.items():
-        if name in (_LOADS if loads is None else loads):
-            raise ValueError(f"a seed set may not be called {name!r}: that load is always balanced; rename it")
-        if not isinstance(ids, Tensor) or ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
-            got = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
-            raise ValueError(
-                f"seed_sets[{name!r}] must be a 1-D int64 tensor of vertex ids, got {got}; "
-                "for a mask give mask.nonzero().view(-1)"
-            )
-        ids = ids.to("cpu", torch.int64)
-        i = first_outside(ids, graph.num_vertices)
-        if i is not None:
-            raise ValueError(f"seed_sets[{name!r}][{i}] must be in [0, {graph.num_vertices}), got {int(ids[i])}")
-        if ids.numel():
-            checked[name] = ids
-    return VertexLoads(graph, loads, checked)
 
 
 def _load_limits(weights: VertexLoads, num_parts: int, tolerance: float) -> Tensor:
@@ -104,7 +86,7 @@ def loads_and_limits(
     graph: Graph, num_parts: int, seed_sets: Mapping[str, Tensor], tolerance: float
 ) -> tuple[Tensor, Tensor]:
     """What every vertex adds to its part, int64 [N, C], and how much of each a part may hold, int64 [C], of partitions of vertices, edges and seeds."""
-    weights = vertex_loads(graph, seed_sets)
+    weights = VertexLoads(graph, seed_sets)
     return weights.table, _load_limits(weights, num_parts, min(tolerance, num_parts))
 
 
@@ -124,14 +106,8 @@ def rebalanced(
 ) -> Tensor:
     """The third step: within all limits, and then with a smaller cut."""
     for share, sweeps in ((_BALANCING_SHARE, 0), (1.0, _SWEEPS)):
+        limits = _load_limits(weights, num_parts, share * tolerance)
         assignment = ops.rebalance_parts(
-            indptr,
-            indices,
-            assignment,
-            weights.table,
-            _load_limits(weights, num_parts, share * tolerance),
-            num_parts,
-            sweeps,
-            symmetric_weights,
+            indptr, indices, assignment, weights.table, limits, num_parts, sweeps, symmetric_weights
         )
     return assignment

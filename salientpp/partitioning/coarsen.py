@@ -1,8 +1,7 @@
 """Makes a graph smaller for a partitioner that would take too much memory for it.
 
-Vertices that hang together become one cluster, which weighs what they weigh together, and the edges between two clusters one edge. In the end every cluster
-keeps its heaviest edges. The kernels (csrc/partitioning/coarsen.cpp) go through mapped lists from end to end, and hold 20 bytes a vertex and 20 an edge end of
-the piece that they contract.
+Vertices that hang together become one cluster, which weighs what they weigh together, and the edges between two clusters one edge. The kernels
+(csrc/partitioning/coarsen.cpp) go through mapped lists from end to end, and hold 20 bytes a vertex and 20 an edge end of the piece that they contract.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
 """Partitions a graph with KaMinPar, in a process of its own, from a file.
 
 TeraPart (Salwasser, Seemaier, Gottesbüren and Sanders, arXiv 2410.19119), by the package ``kaminpar`` (an extra), whose binding takes graphs from files alone.
-A large graph is made smaller before (:mod:`salientpp.partitioning.coarsen`). KaMinPar has a process of its own since it does not give all memory back: 140 MB
-after a graph of 2 M vertices and 37 M edges.
-
-Of its presets 'terapart-largek' serves any number of parts. With 8 parts of graphs of 1 M vertices and 19 to 36 M edges it took no more memory than loading
-the file does, 450 MB at most, where 'terapart' took 1.4 to 1.7 GB of some of them and more than twice the time. On three real graphs with 4, 8 and 16 parts,
-4 seeds each, predicted rows were 0.96 to 1.01 times those of 'terapart'.
+KaMinPar has a process of its own since it does not give all memory back. docs/scale.md compares its presets: 'terapart-largek' takes the least memory.
 """
 
 from __future__ import annotations
@@ -46,7 +41,6 @@ with open(given["parts"], "wb") as file:
 
 
 def has_kaminpar() -> bool:
-    """Whether the package is there."""
     return importlib.util.find_spec("kaminpar") is not None
 
 
@@ -65,7 +59,10 @@ def partition_with_kaminpar(
         ImportError: kaminpar is not there.
         PartitionerError: KaMinPar failed, or memory ran out.
     """
-    check_kaminpar()
+    if not has_kaminpar():
+        raise ImportError(
+            "method='kaminpar' needs the package kaminpar, which is not installed; `pip install salientpp[kaminpar]`, or use method='metis'"
+        )
     num_ends = 2 * graph.num_edges
     what = f"{graph.num_vertices} vertices and up to {num_ends} edge ends"
     with (
@@ -85,14 +82,6 @@ def partition_with_kaminpar(
         if cluster is not None:
             assignment = assignment.index_select(0, cluster)
         return rebalanced(assignment, *symmetric, loads, num_parts, tolerance)
-
-
-def check_kaminpar() -> None:
-    """Raise ImportError unless the package is there."""
-    if not has_kaminpar():
-        raise ImportError(
-            "method='kaminpar' needs the package kaminpar, which is not installed; `pip install salientpp[kaminpar]`, or use method='metis'"
-        )
 
 
 def _run_kaminpar(path: Path, num_parts: int, tolerance: float, seed: int) -> Tensor:

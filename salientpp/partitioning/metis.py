@@ -2,12 +2,10 @@
 
 METIS (Karypis and Kumar, SIAM J. Sci. Comput. 20(1), 1998) is called through pymetis, which takes one weight per vertex (and misreads more than one without
 a word). The weight is the in-degree: 'edges' is the constraint that is dear to repair, since moving load means moving well-connected vertices, while counts
-of vertices and seeds are repaired by moving those with few links. On three real graphs with K = 4 and 8 the balanced cut is 0 to 54 % below that from the
-mean of all constraints as the weight.
+of vertices and seeds are repaired by moving those with few links.
 
-METIS holds all the graphs it coarsens through, about 110 bytes per edge end where they stay dense. So of graphs with more than 2^26 edge ends it gets the 32
-heaviest edges of every vertex (those that either end keeps; our kernel ``keep_heaviest_edges``), as does rebalancing. On a generated graph of 105 M edge ends
-that is 71 % of them, and the parts are as good.
+METIS holds all the graphs it coarsens through, about 110 bytes per edge end where they stay dense. So of graphs with more than 2^26 edge ends METIS and
+rebalancing get the 32 heaviest edges of every vertex, those that either end keeps (docs/policies.md has what that costs).
 """
 
 from __future__ import annotations
@@ -23,8 +21,7 @@ from salientpp.graph.csc import Graph
 from salientpp.partitioning.balance import VertexLoads, rebalanced, weight_of_vertices
 from salientpp.partitioning.errors import PartitionerError, names_memory, out_of_memory
 
-#: Graphs of more edge ends than this are thinned for METIS, to the heaviest edges of every vertex. With 32 the batches of three
-#: real graphs fetched 0.98 to 1.01 times the rows that they do with all edges; with 16 the cut of the generated graph grew by a third.
+#: Graphs of more edge ends than this are thinned for METIS, to so many edges of every vertex. With 16 the cut of a generated graph grew by a third.
 _MOST_EDGE_ENDS = 2**26
 _EDGES_KEPT = 32
 

@@ -1,7 +1,7 @@
 """Numbers the vertices of parts.
 
-Part p owns one contiguous range of ids. In the order 'vip' ids inside a part descend by the part's own inclusion probability, seeds counted, so that a prefix
-of a part is its hottest rows, and among equal probabilities the user's order stays. In the order 'original' the user's order stays throughout.
+Part p owns one contiguous range of ids. In the order 'vip' ids inside a part descend by the part's own inclusion probability, seeds counted, and among equals
+the user's order stays. In the order 'original' it stays throughout.
 """
 
 from __future__ import annotations
@@ -33,14 +33,6 @@ class Numbering:
 
     order: Tensor
     book: PartitionBook
-
-    def part_of_old(self) -> Tensor:
-        """int64 [N], the part of every old id."""
-        part = torch.empty_like(self.order)
-        part[self.order] = torch.repeat_interleave(
-            torch.arange(self.book.num_parts, device="cpu"), self.book.offsets.diff()
-        )
-        return part
 
     def new_id(self) -> Tensor:
         """int64 [N], the new id of every old one."""

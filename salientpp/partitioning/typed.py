@@ -4,9 +4,8 @@ One partition serves all types. Their vertices are numbered one after another, a
 graph**, which is partitioned as any other (:mod:`salientpp.partitioning.assign`). Balanced are the vertices of every type, the edges of every relation
 (in-degrees) and every split of every type.
 
-With VIP weights an edge u -> v weighs as many bytes as a step is expected to get through it (:func:`~salientpp.vip.inclusion.typed_traffic`): u's row, unless
-u's type has none or every part has them, and the rows of what is drawn from u. The rows of the sources alone were no good: where half of the vertices
-have none (``synthetic-mag``), the parts were worse than without weights.
+With VIP weights an edge u -> v weighs as many bytes as a step is expected to get through it (:func:`~salientpp.vip.inclusion.typed_traffic`): u's row and the
+rows of what is drawn from u. By u's row alone parts were worse than without weights where half of the vertices have none (``synthetic-mag``).
 """
 
 from __future__ import annotations
@@ -115,7 +114,6 @@ def assign_types(
         splits: per type, name -> int64 ids.
         seeds: per type the int64 ids that batches start from.
         fanouts: per relation.
-        batch_size: seeds per batch and part.
         row_bytes: per type what fetching a vertex's row costs.
 
     Raises:
@@ -208,18 +206,13 @@ def _cut_costs(
     start: Mapping,
     fanouts: Sequence[Sequence[int]],
     row_bytes: Mapping[str | None, int],
-    mean: float = 10.0,
-    most: int = 1000,
 ) -> Tensor | None:
-    """int32 [E], in the order of the joint graph: the traffic through each edge, scaled to a mean over those that have any, in [1, ``most``].
-
-    None where no edge has any.
-    """
+    """int32 [E], in the order of the joint graph: the traffic through each edge, scaled to a mean of 10 over those that have any, in [1, 1000]; else None."""
     traffic = typed_traffic(typed, start, fanouts, row_bytes)
     total, carrying = sum(float(each.sum()) for each in traffic), sum(int((each > 0).sum()) for each in traffic)
     if carrying == 0:
         return None
     weights = torch.empty(joint.graph.num_edges, dtype=torch.int32, device="cpu")
     for each, place in zip(traffic, joint.place):
-        weights[place] = (each * (mean * carrying / total)).round().clamp(1, most).to(torch.int32)
+        weights[place] = (each * (10.0 * carrying / total)).round().clamp(1, 1000).to(torch.int32)
     return weights

@@ -24,7 +24,7 @@ def describe_directory(
     contents, graph, time_attr = job.contents, job.contents.graph, job.time_attr
     version = 2 if contents.is_hetero or any(contents.edge_splits.values()) or time_attr is not None else 1
     version = 3 if any(contents.narrow.values()) else version
-    parts = {name: numbering.part_of_old() for name, numbering in numberings.items()}
+    parts = dict(zip(graph.node_types, assigned.assignment.split(list(graph.num_vertices))))
 
     def counts(splits: Mapping[str, Tensor], part: Tensor) -> dict[str, list[int]]:
         return {name: torch.bincount(part[ids], minlength=assigned.num_parts).tolist() for name, ids in splits.items()}
@@ -68,11 +68,7 @@ def describe_directory(
         num_neighbors=job.fanouts,
         batch_size=job.batch_size,
         seeds=contents.seeds,
-        quality={
-            "edge_cut": assigned.edge_cut,
-            "edge_cut_fraction": assigned.edge_cut_fraction,
-            "balance": dict(assigned.balance),
-        },
+        quality={name: getattr(assigned, name) for name in ("edge_cut", "edge_cut_fraction", "balance")},
         partitioning=job.options.to_json(),
     )
 
