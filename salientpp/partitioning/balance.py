@@ -11,6 +11,7 @@ from torch import Tensor
 from salientpp import ops
 from salientpp.graph.csc import Graph
 from salientpp.ids import first_outside
+from salientpp.partitioning.undirected import Undirected
 
 #: Refinement sweeps over all vertices after balancing; on real graphs later ones move next to nothing.
 _SWEEPS = 8
@@ -95,19 +96,12 @@ def weight_of_vertices(graph: Graph) -> Tensor:
     return graph.indptr.diff().clamp_(min=1)
 
 
-def rebalanced(
-    assignment: Tensor,
-    indptr: Tensor,
-    indices: Tensor,
-    symmetric_weights: Tensor | None,
-    weights: VertexLoads,
-    num_parts: int,
-    tolerance: float,
-) -> Tensor:
-    """The third step: within all limits, and then with a smaller cut."""
+def rebalanced(assignment: Tensor, lists: Undirected, weights: VertexLoads, num_parts: int, tolerance: float) -> Tensor:
+    """The parts int64 [N] moved within all limits, and then to a smaller cut."""
+    indptr, indices, edge_weights = lists
     for share, sweeps in ((_BALANCING_SHARE, 0), (1.0, _SWEEPS)):
         limits = _load_limits(weights, num_parts, share * tolerance)
         assignment = ops.rebalance_parts(
-            indptr, indices, assignment, weights.table, limits, num_parts, sweeps, symmetric_weights
+            indptr, indices, assignment, weights.table, limits, num_parts, sweeps, edge_weights
         )
     return assignment

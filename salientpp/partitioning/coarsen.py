@@ -16,6 +16,7 @@ from salientpp import ops
 from salientpp.graph.csc import runs_of_vertices
 from salientpp.graph.mapped import releaser
 from salientpp.partitioning.parhip import Lists, write_parhip
+from salientpp.partitioning.undirected import Undirected
 
 #: Larger graphs are coarsened, and again until no more clusters are left than the second number.
 MOST_VERTICES = 2**22
@@ -38,16 +39,13 @@ _PIECE = 2**20
 _MOST_WEIGHT = 2**31 - 1
 
 
-def coarsen(
-    path: Path, lists: tuple[Tensor, Tensor, Tensor | None], vertex_weights: Tensor, num_parts: int, seed: int
-) -> tuple[Tensor, Path]:
+def coarsen(path: Path, lists: Undirected, vertex_weights: Tensor, num_parts: int, seed: int) -> tuple[Tensor, Path]:
     """Write a graph of clusters, unless this one is small or does not get smaller.
 
     Args:
         path: where the graph is written, as by :func:`~salientpp.partitioning.parhip.write_parhip`; files of other suffixes are made beside it.
-        lists: its ``indptr`` int64 [N + 1], ``indices`` and weights int32 (None: alike); undirected, without loops.
+        lists: the graph, int32.
         vertex_weights: int64 [N], each >= 1.
-        num_parts: that the clusters are for.
         seed: decides among equals.
 
     Returns:
@@ -77,9 +75,7 @@ def coarsen(
     return cluster, path
 
 
-def _write_contracted(
-    path: Path, lists: tuple[Tensor, Tensor, Tensor | None], cluster: Tensor, weight_of_cluster: Tensor
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def _write_contracted(path: Path, lists: Undirected, cluster: Tensor, weight_of_cluster: Tensor) -> Undirected:
     """Write the graph of the clusters, and return its lists."""
     indptr, indices, weights = lists
     num_clusters = weight_of_cluster.numel()

@@ -53,12 +53,7 @@ def partition_with_kaminpar(
     tolerance: float,
     seed: int,
 ) -> Tensor:
-    """Parts of the vertices, int64 [N], within the limits of all loads.
-
-    Raises:
-        ImportError: kaminpar is not there.
-        PartitionerError: KaMinPar failed, or memory ran out.
-    """
+    """Parts of the vertices, int64 [N], within the limits of all loads; errors as of :func:`~salientpp.partitioning.assign.assign_parts`."""
     if not has_kaminpar():
         raise ImportError(
             "method='kaminpar' needs the package kaminpar, which is not installed; `pip install salientpp[kaminpar]`, or use method='metis'"
@@ -81,15 +76,11 @@ def partition_with_kaminpar(
         assignment = _run_kaminpar(path, num_parts, tolerance / 2, seed)
         if cluster is not None:
             assignment = assignment.index_select(0, cluster)
-        return rebalanced(assignment, *symmetric, loads, num_parts, tolerance)
+        return rebalanced(assignment, symmetric, loads, num_parts, tolerance)
 
 
 def _run_kaminpar(path: Path, num_parts: int, tolerance: float, seed: int) -> Tensor:
-    """Parts of the vertices, int64 [N]. With one of torch's threads the same file and arguments give the same parts; with several they vary.
-
-    Raises:
-        PartitionerError: KaMinPar failed, or was killed.
-    """
+    """Parts of the vertices, int64 [N]. With one of torch's threads the same file and arguments give the same parts; with several they vary."""
     parts = path.with_suffix(".parts")
     given = {
         "path": [os.path.abspath(folder) for folder in sys.path],

@@ -20,6 +20,7 @@ from salientpp import ops
 from salientpp.graph.csc import Graph
 from salientpp.partitioning.balance import VertexLoads, rebalanced, weight_of_vertices
 from salientpp.partitioning.errors import PartitionerError, names_memory, out_of_memory
+from salientpp.partitioning.undirected import Undirected
 
 #: Graphs of more edge ends than this are thinned for METIS, to so many edges of every vertex. With 16 the cut of a generated graph grew by a third.
 _MOST_EDGE_ENDS = 2**26
@@ -38,24 +39,16 @@ def partition_with_metis(
     tolerance: float,
     seed: int,
 ) -> Tensor:
-    """Parts of the vertices, int64 [N], within the limits of all loads.
-
-    Raises:
-        ImportError: pymetis is not there, or too old.
-        ValueError: the graph or its weights are too large for this pymetis.
-        PartitionerError: METIS failed, or memory ran out.
-    """
+    """Parts of the vertices, int64 [N], within the limits of all loads; errors as of :func:`~salientpp.partitioning.assign.assign_parts`."""
     num_ends = min(2 * graph.num_edges, _MOST_EDGE_ENDS)  # in both directions, of which repeats are one
     what = f"{graph.num_vertices} vertices and up to {num_ends} edge ends"
     with names_memory("METIS", what, _metis_bytes(graph.num_vertices, num_ends), _LESS_THAN_METIS):
-        indptr, indices, symmetric_weights = _undirected(graph, edge_weights, weight_of_each)
-        assignment = _cut(indptr, indices, symmetric_weights, weight_of_vertices(graph), num_parts, tolerance, seed)
-        return rebalanced(assignment, indptr, indices, symmetric_weights, loads, num_parts, tolerance)
+        lists = _undirected(graph, edge_weights, weight_of_each)
+        assignment = _cut(lists, weight_of_vertices(graph), num_parts, tolerance, seed)
+        return rebalanced(assignment, lists, loads, num_parts, tolerance)
 
 
-def _undirected(
-    graph: Graph, edge_weights: Tensor | None, weight_of_each: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def _undirected(graph: Graph, edge_weights: Tensor | None, weight_of_each: Tensor | None) -> Undirected:
     """What METIS gets: as :func:`symmetrise` makes it, thinned where it is large."""
     idx_t = _import_pymetis().zero_copy_dtype()
     # METIS adds these up, and now and then multiplies them by a little. In floating point: sums may overflow here.
@@ -70,31 +63,22 @@ def _undirected(
             f"{edge_total / 2:.0f}, too many for the {idx_t} integers of this METIS; scale edge_weights down, install a "
             "pymetis built with 64-bit integers, use method='random' or give an assignment"
         )
-    indptr, indices, symmetric_weights = symmetrise(graph, edge_weights, weight_of_each)
-    if indices.numel() > _MOST_EDGE_ENDS:
-        return _thin(indptr, indices, symmetric_weights)
-    return indptr, indices, symmetric_weights
+    lists = symmetrise(graph, edge_weights, weight_of_each)
+    return _thin(*lists) if lists[1].numel() > _MOST_EDGE_ENDS else lists
 
 
-def _cut(
-    indptr: Tensor,
-    indices: Tensor,
-    symmetric_weights: Tensor | None,
-    vertex_weights: Tensor,
-    num_parts: int,
-    tolerance: float,
-    seed: int,
-) -> Tensor:
+def _cut(lists: Undirected, vertex_weights: Tensor, num_parts: int, tolerance: float, seed: int) -> Tensor:
     """METIS itself: parts of the vertices, int64 [N]."""
     pymetis = _import_pymetis()
     idx_t, num_vertices = pymetis.zero_copy_dtype(), vertex_weights.numel()
+    indptr, indices, edge_weights = lists
     try:
         result = pymetis.part_graph(
             num_parts,
             # Copies where METIS's integers are 64 bits wide, as in pymetis's wheels; METIS's own memory is several times that.
             pymetis.CSRAdjacency(*(ids.numpy().astype(idx_t, copy=False) for ids in (indptr, indices))),
             vweights=vertex_weights.numpy().astype(idx_t, copy=False),
-            eweights=None if symmetric_weights is None else symmetric_weights.numpy().astype(idx_t, copy=False),
+            eweights=None if edge_weights is None else edge_weights.numpy().astype(idx_t, copy=False),
             recursive=False,
             options=pymetis.Options(
                 seed=seed % (2**31 - 1),  # goes to C's srand
@@ -132,18 +116,13 @@ def _import_pymetis() -> Any:
     return pymetis
 
 
-def symmetrise(
-    graph: Graph, edge_weights: Tensor | None, weight_of_each: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The undirected graph that partitioners want: ``indptr``, ``indices`` and weights as of :func:`salientpp.ops.symmetrise`.
-
-    The weights are None where all are equal: METIS needs no array then, and 8 bytes per edge are many.
-    """
+def symmetrise(graph: Graph, edge_weights: Tensor | None, weight_of_each: Tensor | None = None) -> Undirected:
+    """The undirected graph of :func:`salientpp.ops.symmetrise`."""
     indptr, indices, weight = ops.symmetrise(graph.indptr, graph.indices, edge_weights, weight_of_each)
     return indptr, indices, weight if weight.numel() else None
 
 
-def _thin(indptr: Tensor, indices: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def _thin(indptr: Tensor, indices: Tensor, weight: Tensor | None) -> Undirected:
     """The undirected graph with those edges only that are among the heaviest of either end."""
     kept = ops.keep_heaviest_edges(indptr, indices, _EDGES_KEPT, weight)
     place = torch.zeros(indices.numel() + 1, dtype=torch.int64, device="cpu")

@@ -64,7 +64,14 @@ class PartitionOptions:
             )
         why = None
         if self.refine is None and num_parts > 1:
-            why = f"refinement needs {impossible[0]}" if impossible else _unwanted(method, is_large)
+            if impossible:
+                why = f"refinement needs {impossible[0]}"
+            elif not isinstance(method, str):
+                why = "the assignment is given"
+            elif method == "random":
+                why = "the assignment is random"
+            elif is_large:
+                why = "the graph has more than 2^26 edges"
         refine = num_parts > 1 and self.refine is not False and why is None
         return replace(self, method=method, refine=refine), why
 
@@ -84,15 +91,6 @@ class PartitionOptions:
         """What a dataset directory says about how it was partitioned, of options that are decided."""
         named = self.method if isinstance(self.method, str) else "given"
         return {"method": named, "edge_weights": self.weights_used, "refine": self.refine, "order": self.order}
-
-
-def _unwanted(method: Any, is_large: bool) -> str | None:
-    """Why parts are not refined unless that is asked for; None: they are."""
-    if not isinstance(method, str):
-        return "the assignment is given"
-    if method == "random":
-        return "the assignment is random"
-    return "the graph has more than 2^26 edges" if is_large else None
 
 
 def _check_name(option: str, given: Any, names: tuple[str, ...], more: str = "") -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from salientpp import ops
 from salientpp.graph.csc import Graph, runs_of_vertices
-from salientpp.partitioning.undirected import first_of_equals, split_keys
+from salientpp.partitioning.undirected import Undirected, first_of_equals, split_keys
 
 #: Edge ends that are merged, and entries that are written, at a time.
 _PIECE = 2**20
@@ -30,7 +30,7 @@ Lists = tuple[int, int, np.ndarray, np.ndarray, "np.ndarray | None"]
 
 def write_undirected(
     path: Path, graph: Graph, edge_weights: Tensor | None, weight_of_each: Tensor | None, vertex_weights: Tensor
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> Undirected:
     """Write the undirected graph without loops that partitioners want: as :func:`salientpp.ops.symmetrise` has it, whose words these are.
 
     Args:
@@ -39,8 +39,7 @@ def write_undirected(
         vertex_weights: int64 [N], each >= 1.
 
     Returns:
-        ``indptr`` int64 [N + 1], ``indices`` and weights (None: all alike), of which the latter two lie in the file, mapped: int32, or int64
-        where they do not fit.
+        The graph, whose ``indices`` and weights lie in the file, mapped: int32, or int64 where they do not fit.
 
     Raises:
         OSError: the folder does not hold the graph.
@@ -97,17 +96,13 @@ def _merged(graph: Graph, transposed: Graph, ends: Tensor, edge_weights: Tensor 
 
 def write_parhip(
     path: Path, num_vertices: int, lists: Iterable[Lists], vertex_weights: Tensor, most_weight: int, weighted: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> Undirected:
     """A header (which arrays are there, and the sizes), where in the file each list begins, the lists, weights of vertices, weights of edges.
 
     Args:
         lists: of all vertices, run by run.
-        vertex_weights: int64 [N].
         most_weight: no edge weighs more.
         weighted: write weights of edges even where all are alike.
-
-    Returns:
-        As :func:`write_undirected`.
     """
     # One width for all, so that all are aligned.
     narrow = max(num_vertices, most_weight, int(vertex_weights.max())) <= _MOST_NARROW
@@ -134,14 +129,10 @@ def write_parhip(
         absent = (not weighted) | (0b111000 if narrow else 0)
         file.write(np.array([absent, num_vertices, indptr[-1]], dtype=np.uint64).tobytes())
         _write(file, indptr, np.dtype(np.int64), width.itemsize, position)
-    num_entries = int(indptr[-1])
-    return (
-        torch.from_numpy(indptr),
-        _mapped(path, width, position, num_entries),
-        _mapped(path, width, position + width.itemsize * (num_entries + num_vertices), num_entries)
-        if weighted
-        else None,
-    )
+    num_entries, weights = int(indptr[-1]), None
+    if weighted:
+        weights = _mapped(path, width, position + width.itemsize * (num_entries + num_vertices), num_entries)
+    return torch.from_numpy(indptr), _mapped(path, width, position, num_entries), weights
 
 
 def _write(file: BinaryIO | Any, array: np.ndarray, width: np.dtype, times: int = 1, plus: int = 0) -> None:

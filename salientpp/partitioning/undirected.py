@@ -1,22 +1,16 @@
 """Finds the undirected edges of a directed graph.
 
-The edge u -> v is one integer, its **key** ``major * N + minor``; both directions of all edges are 2 E keys, which are sorted in place: no index
-arrays beside them, so that the edges of the largest graphs fit. N is below 2^31.5.
+The edge u -> v is one integer, its **key** ``major * N + minor``, which is sorted in place: no index arrays beside the keys, so that the edges of the largest
+graphs fit. N is below 2^31.5.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from torch import Tensor
 
-
-def both_directions(source: np.ndarray, target: np.ndarray, num_vertices: int) -> np.ndarray:
-    """Keys int64 [2 E] of E edges: first ``target * N + source``, then ``source * N + target``."""
-    num_edges = source.size
-    key = np.empty(2 * num_edges, dtype=np.int64)
-    for half, (major, minor) in ((key[:num_edges], (target, source)), (key[num_edges:], (source, target))):
-        np.multiply(major, num_vertices, out=half, dtype=np.int64)
-        half += minor
-    return key
+#: An undirected graph without loops: ``indptr`` int64 [N + 1], ``indices``, and the weights of these, None where all are alike.
+Undirected = tuple[Tensor, Tensor, Tensor | None]
 
 
 def sorted_unique(key: np.ndarray) -> np.ndarray:
@@ -46,7 +40,12 @@ def symmetric_closure(source: np.ndarray, target: np.ndarray, num_vertices: int)
     A self-loop stays single. The same graph as ``torch_geometric.utils.to_undirected``, which keeps several int64 arrays of the doubled edge list at
     a time; by count, ogbn-papers100M (1.6 billion edges) needs near 80 GB beside its input here.
     """
-    key = sorted_unique(both_directions(source, target, num_vertices))
+    num_edges = source.size
+    key = np.empty(2 * num_edges, dtype=np.int64)
+    for half, major, minor in ((key[:num_edges], target, source), (key[num_edges:], source, target)):
+        np.multiply(major, num_vertices, out=half, dtype=np.int64)
+        half += minor
+    key = sorted_unique(key)
     edge_index = np.empty((2, key.size), dtype=np.int64)
     split_keys(key, num_vertices, edge_index[0], edge_index[1])
     return edge_index

@@ -18,23 +18,11 @@ from salientpp.ids import as_tensor
 from salientpp.store.directory.description import EdgeName
 from salientpp.store.directory.files import numpy_dtype
 
+_TOPOLOGY = ("edge_index", "adj_t", "num_nodes")
+_OF_SEEDS = ("batch_size", "input_id", "seed_time")
+_OF_DRAWS = ("n_id", "e_id", "batch", "ptr", "num_sampled_nodes", "num_sampled_edges")
 #: What a batch calls its own: node and edge attributes cannot have these names beside them.
-OWN_NAMES = frozenset(
-    [
-        "n_id",
-        "e_id",
-        "batch",
-        "ptr",
-        "batch_size",
-        "input_id",
-        "seed_time",
-        "num_sampled_nodes",
-        "num_sampled_edges",
-        "num_nodes",
-        "edge_index",
-        "adj_t",
-    ]
-)
+OWN_NAMES = frozenset((*_TOPOLOGY, *_OF_SEEDS, *_OF_DRAWS))
 
 #: By these names PyG knows what has an entry per vertex, and per edge.
 _OF_VERTICES, _OF_EDGES = ("x", "pos"), ("edge_attr", "edge_weight", "edge_type")
@@ -74,9 +62,8 @@ def collect_attributes(
     for name, relation in zip(graph.edge_types, graph.relations):
         store, where = stores[name], place(name)
         if store.get("edge_index") is not None and store.get("adj_t") is not None:
-            positions_in(
-                store["adj_t"], store["edge_index"], words_for(name, "the edges")
-            )  # only one of them is stored
+            # Only one of them is stored, so they have to be the same.
+            positions_in(store["adj_t"], store["edge_index"], words_for(name, "the edges"))
         if store.get("adj_t") is not None and _has_weights(store["adj_t"]):
             raise ValueError(
                 f"{where}.adj_t has values other than 1, and only its topology is stored; give the graph as edge_index alone, and the "
@@ -101,7 +88,7 @@ def _columns(
     of, size = ("vertex", num_vertices) if wants_nodes else ("edge", num_edges)
     columns, left_out = {}, []
     for name, value in store.items():
-        if name in ("edge_index", "adj_t", "num_nodes") or any(name in names for names in SPLIT_ATTRIBUTES.values()):
+        if name in _TOPOLOGY or any(name in names for names in SPLIT_ATTRIBUTES.values()):
             continue
         if isinstance(value, np.ndarray):
             with contextlib.suppress(ValueError):  # it may be of the whole graph, which is left out

@@ -137,11 +137,7 @@ def read_contents(
 def _read_narrow(
     store_as: Any, columns: Mapping[str | None, Mapping[str, Tensor]], time_attr: str | None
 ) -> dict[str | None, dict[str, tuple[Narrow, Loss]]]:
-    """Per type, what is to be stored narrower, and what is lost by it.
-
-    Raises:
-        ValueError: a format does not fit the attribute, or values would be lost altogether.
-    """
+    """Per type, what is to be stored narrower, and what is lost by it."""
     known = {(type_, name): rows for type_, named in columns.items() for name, rows in named.items()}
     found: dict[str | None, dict[str, tuple[Narrow, Loss]]] = {type_: {} for type_ in columns}
     shapes = {column: (rows.dtype, rows.shape[1:]) for column, rows in known.items()}

@@ -6,15 +6,16 @@ Version 1 is the case of one type of vertices and one of edges, both named None,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from salientpp.graph.from_pyg import words_for
 from salientpp.ranks.partition_book import PartitionBook
+from salientpp.store.directory.files import numpy_dtype
 from salientpp.store.narrow import Narrow
 
 FORMAT = "salientpp-partitioned-graph"
@@ -30,31 +31,48 @@ EdgeName = tuple[str, str, str] | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class VertexType:
+class _Type:
+    """What types of vertices and of edges have in common.
+
+    Attributes:
+        prefix: of the names of its files.
+        attributes: what every vertex, or every edge in list order, has a row of.
+        splits: name -> the number of seeds in each part, or of edges whose target each part owns.
+        where: of its fields in the manifest, for errors.
+    """
+
+    kind: ClassVar[str]
+    prefix: str = ""
+    attributes: Columns
+    splits: Mapping[str, list[int]]
+    where: str = ""
+
+    @property
+    def attributes_field(self) -> str:
+        return f"{self.where}attributes" if self.where else f"{self.kind}_attributes"
+
+    def split_file(self, split: str, part_id: int) -> str:
+        return f"{part_folder(part_id)}/{self.prefix}split_{split}.npy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VertexType(_Type):
     """One type of vertices.
 
     Attributes:
         name: None in a homogeneous graph.
-        prefix: of the names of its files.
-        num_vertices: N of this type.
         offsets: K + 1 numbers; part p owns the ids from ``offsets[p]`` to ``offsets[p + 1] - 1``. Of a replicated type the part takes these as
             seeds, and has the rows of all.
-        attributes: what every vertex has a row of.
-        splits: name -> the number of seeds in each part.
         num_classes: of ``y``, as PyG's datasets count them; 0 without one.
         replicated: the rows are stored once, whole, rather than per part.
-        where: of its fields in the manifest, for errors.
     """
 
+    kind: ClassVar[str] = "node"
     name: str | None
-    prefix: str = ""
     num_vertices: int
     offsets: list[int]
-    attributes: Columns
-    splits: Mapping[str, list[int]]
     num_classes: int = 0
     replicated: bool = False
-    where: str = ""
 
     @property
     def book(self) -> PartitionBook:
@@ -65,10 +83,6 @@ class VertexType:
     def row_book(self) -> PartitionBook:
         """Which part's files have which row: of a replicated type one part has all."""
         return PartitionBook.trivial(self.num_vertices) if self.replicated else self.book
-
-    @property
-    def attributes_field(self) -> str:
-        return f"{self.where}attributes" if self.where else "node_attributes"
 
     def narrow(self, attribute: str) -> Narrow | None:
         """How the rows of an attribute are stored narrower, if they are."""
@@ -91,9 +105,6 @@ class VertexType:
         name = f"{self.prefix}node_{attribute}.npy"
         return name if self.replicated else f"{part_folder(part_id)}/{name}"
 
-    def split_file(self, split: str, part_id: int) -> str:
-        return f"{part_folder(part_id)}/{self.prefix}split_{split}.npy"
-
     def vip_file(self, part_id: int) -> str:
         return f"{part_folder(part_id)}/{self.prefix}vip.npy"
 
@@ -107,24 +118,12 @@ class VertexType:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EdgeType:
-    """One relation.
+class EdgeType(_Type):
+    """One relation; its name is that of source type, relation and target type, or None in a homogeneous graph."""
 
-    Attributes:
-        name: the names of source type, relation and target type; None in a homogeneous graph.
-        prefix: of the names of its files.
-        num_edges: E of this relation.
-        attributes: what every edge has a row of, in list order.
-        splits: name -> the number of edges whose target each part owns.
-        where: of its fields in the manifest, for errors.
-    """
-
+    kind: ClassVar[str] = "edge"
     name: EdgeName
-    prefix: str = ""
     num_edges: int
-    attributes: Columns
-    splits: Mapping[str, list[int]] = field(default_factory=dict)
-    where: str = ""
 
     @property
     def source(self) -> str | None:
@@ -142,15 +141,8 @@ class EdgeType:
     def indices_file(self) -> str:
         return f"{self.prefix}indices.npy"
 
-    @property
-    def attributes_field(self) -> str:
-        return f"{self.where}attributes" if self.where else "edge_attributes"
-
     def rows_file(self, attribute: str) -> str:
         return f"{self.prefix}edge_{attribute}.npy"
-
-    def split_file(self, split: str, part_id: int) -> str:
-        return f"{part_folder(part_id)}/{self.prefix}split_{split}.npy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,15 +150,11 @@ class Description:
     """What is in a dataset directory.
 
     Attributes:
-        version: of the format.
-        num_parts: K.
         node_types, edge_types: in the order of their numbers.
         time_attr: the name of the node or edge times that lists ascend by; None: lists are in the user's order.
         num_neighbors, batch_size, seeds: the workload that order and VIP are of: fanouts per edge type, seeds per batch, and
             the (type, split) that these come from; (None, 'all') is all vertices of all types.
-        quality: of the partition.
-        partitioning: "method" ('given' of a given assignment), "edge_weights" (null where none were used), "refine" and "order", as in
-            :class:`~salientpp.partitioning.options.PartitionOptions`; None: the writer did not say.
+        partitioning: what :meth:`~salientpp.partitioning.options.PartitionOptions.to_json` says; None: the writer did not say.
     """
 
     version: int
@@ -266,13 +254,9 @@ class Description:
         """The types whose times are stored whole."""
         return (type_ for type_ in self.node_types if self.time_attr is not None and self.time_attr in type_.attributes)
 
-    def files(self, stored: Callable[[str, str], str]) -> dict[str, tuple[tuple[str, ...], list[int]]]:
-        """Every file with the dtypes that it may have and its shape.
-
-        Args:
-            stored: the dtype that files have for columns of one of torch's, which is named, and whose it is, for errors.
-        """
-        int32, int64, float32 = (stored(name, name) for name in ("int32", "int64", "float32"))
+    def files(self) -> dict[str, tuple[tuple[str, ...], list[int]]]:
+        """Every file with the dtypes that it may have, as numpy names them, and its shape."""
+        int32, int64, float32 = (_stored_dtype(name) for name in ("int32", "int64", "float32"))
         expected: dict[str, tuple[tuple[str, ...], list[int]]] = {}
         sizes = {type_.name: type_.num_vertices for type_ in self.node_types}
         for type_ in self.edge_types:
@@ -280,31 +264,38 @@ class Description:
             narrow = sizes[type_.source] < 2**31
             expected[type_.indices_file] = ((int32, int64) if narrow else (int64,)), [type_.num_edges]
             for name, entry in type_.attributes.items():
-                dtype = stored(entry["dtype"], f"{type_.attributes_field}[{name!r}]")
+                dtype = _stored_dtype(entry["dtype"], f"{type_.attributes_field}[{name!r}]")
                 expected[type_.rows_file(name)] = (dtype,), [type_.num_edges, *entry["row_shape"]]
-            for name, counts in type_.splits.items():
+        for each in self.types:
+            for name, counts in each.splits.items():
                 for part_id, count in enumerate(counts):
-                    expected[type_.split_file(name, part_id)] = (int64,), [count]
+                    expected[each.split_file(name, part_id)] = (int64,), [count]
         for vertices in self.node_types:
             size = vertices.num_vertices
             expected[vertices.original_id_file] = (int64,), [size]
             for name, entry in vertices.attributes.items():
-                dtype = stored(entry["dtype"], f"{vertices.attributes_field}[{name!r}]")
+                dtype = _stored_dtype(entry["dtype"], f"{vertices.attributes_field}[{name!r}]")
                 row_shape, encoded = entry["row_shape"], vertices.narrow(name)
                 if encoded is not None:
-                    dtype, row_shape = stored("uint8", "uint8"), [encoded.row_bytes]
+                    dtype, row_shape = _stored_dtype("uint8"), [encoded.row_bytes]
                 for part_id, (begin, end) in enumerate(pairwise(vertices.offsets)):
                     rows = size if vertices.replicated else end - begin
                     expected[vertices.rows_file(name, part_id)] = (dtype,), [rows, *row_shape]
             for part_id in range(self.num_parts):
                 expected[vertices.vip_file(part_id)] = (float32,), [size]
-                for name, counts in vertices.splits.items():
-                    expected[vertices.split_file(name, part_id)] = (int64,), [counts[part_id]]
         for vertices in self.timed_vertices:
             name = str(self.time_attr)
-            dtype = stored(vertices.attributes[name]["dtype"], f"{vertices.attributes_field}[{name!r}]")
+            dtype = _stored_dtype(vertices.attributes[name]["dtype"])
             expected[vertices.time_file(name)] = (dtype,), [vertices.num_vertices]
         return expected
+
+
+def _stored_dtype(dtype: str, whose: str = "") -> str:
+    """The numpy dtype that files have for columns of one of torch's."""
+    try:
+        return numpy_dtype(getattr(torch, dtype)).str
+    except (TypeError, RuntimeError):
+        raise ValueError(f"{whose} must have a dtype that files can hold, got {dtype!r}") from None
 
 
 _FIELDS_OF_VERTICES = ("name", "num_vertices", "offsets", "attributes", "splits", "num_classes", "replicated")

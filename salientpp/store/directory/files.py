@@ -20,15 +20,9 @@ _QUICK_BLOCK = 64 * 1024
 _QUICK_BLOCKS = 64
 _READ_BYTES = 2**20
 
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu)
 #: torch dtypes that numpy lacks are stored as integers of their width; the manifest names the real one.
-STORED_AS = {
-    torch.bfloat16: torch.int16,
-    torch.float8_e4m3fn: torch.uint8,
-    torch.float8_e4m3fnuz: torch.uint8,
-    torch.float8_e5m2: torch.uint8,
-    torch.float8_e5m2fnuz: torch.uint8,
-    torch.float8_e8m0fnu: torch.uint8,
-}
+STORED_AS = {torch.bfloat16: torch.int16, **dict.fromkeys(_FLOAT8, torch.uint8)}
 
 
 class DatasetError(ValueError):

@@ -76,6 +76,11 @@ def _check_contents(part: PartitionedGraph, part_ids: Iterable[int]) -> None:
         if not holds:
             raise DatasetError(f"{part.root / name} must hold {words}; copy it again, or partition again")
 
+    def expect_inside(own: Tensor, name: str, ids: Tensor) -> None:
+        begin, end = (int(own[0]), int(own[-1]) + 1) if own.numel() else (0, 0)
+        inside = not ids.numel() or bool((ids[0] >= begin) & (ids[-1] < end) & (ids.diff() > 0).all())
+        expect(inside, name, f"ascending ids in [{begin}, {end})")
+
     described = part.description
     for edges in described.edge_types:
         try:
@@ -87,21 +92,16 @@ def _check_contents(part: PartitionedGraph, part_ids: Iterable[int]) -> None:
         for part_id in part_ids:
             own = part.edge_split("all", part_id, edges.name)
             for split in edges.splits:
-                inside = _ascends_in(part.edge_split(split, part_id, edges.name), own)
-                expect(inside, edges.split_file(split, part_id), f"ascending ids in {_range_of(own)}")
+                expect_inside(own, edges.split_file(split, part_id), part.edge_split(split, part_id, edges.name))
     for vertices in described.node_types:
         name, size = vertices.name, vertices.num_vertices
-        original = part.original_id(torch.arange(size, device="cpu"), name)
-        expect(
-            torch.equal(original.sort().values, torch.arange(size, device="cpu")),
-            vertices.original_id_file,
-            f"each of 0 to {size - 1} once" if size else "nothing",
-        )
+        ids = torch.arange(size, device="cpu")
+        is_renumbering = torch.equal(part.original_id(ids, name).sort().values, ids)
+        expect(is_renumbering, vertices.original_id_file, f"each of 0 to {size - 1} once" if size else "nothing")
         for part_id in part_ids:
             own = part.split("all", part_id, name)
             for split in vertices.splits:
-                inside = _ascends_in(part.split(split, part_id, name), own)
-                expect(inside, vertices.split_file(split, part_id), f"ascending ids in {_range_of(own)}")
+                expect_inside(own, vertices.split_file(split, part_id), part.split(split, part_id, name))
             vip = part.vip(part_id, name)
             expect(bool(((vip >= 0) & (vip <= 1)).all()), vertices.vip_file(part_id), "probabilities")
     if described.time_attr is not None:
@@ -109,12 +109,9 @@ def _check_contents(part: PartitionedGraph, part_ids: Iterable[int]) -> None:
             whole = part.arrays.open(vertices.time_file(described.time_attr))
             for part_id in part_ids:
                 begin, end = vertices.row_book.range_of(0 if vertices.replicated else part_id)
-                same = torch.equal(whole[begin:end], part.arrays.open(vertices.rows_file(described.time_attr, part_id)))
-                expect(
-                    same,
-                    vertices.time_file(described.time_attr),
-                    f"what {vertices.rows_file(described.time_attr, part_id)} holds",
-                )
+                file = vertices.rows_file(described.time_attr, part_id)
+                same = torch.equal(whole[begin:end], part.arrays.open(file))
+                expect(same, vertices.time_file(described.time_attr), f"what {file} holds")
         try:
             part.typed_graph(described.time_attr)
         except ValueError as error:
@@ -130,14 +127,3 @@ def _check_lists(indptr: Tensor, indices: Tensor, num_sources: int) -> None:
     at = first_outside(indices, num_sources)
     if at is not None:
         raise RuntimeError(f"indices[{at}] must be in [0, {num_sources}), got {int(indices[at])}")
-
-
-def _ascends_in(ids: Tensor, own: Tensor) -> bool:
-    """Whether ids ascend inside the range of ids that a part has."""
-    if not ids.numel():
-        return True
-    return own.numel() > 0 and bool(own[0] <= ids[0]) and bool(ids[-1] <= own[-1]) and bool((ids.diff() > 0).all())
-
-
-def _range_of(own: Tensor) -> str:
-    return f"[{int(own[0])}, {int(own[-1]) + 1})" if own.numel() else "[0, 0)"

@@ -1,8 +1,6 @@
 """Copies what a host needs of a dataset directory to a disk of its own: all files but the folders of parts that are not served there.
 
-The copy has the same manifest, and ``parts.json`` lists its parts. One process of a host copies at a time; the next adds what the copy lacks. A file is copied
-under another name, compared with its SHA-256 and renamed, and the manifest comes last, so a copy that was broken off is never taken for a whole one.
-
+One process of a host copies at a time; the next adds what the copy lacks. The manifest comes last, so a broken-off copy is never taken for a whole one.
 Others may write to a host's disk and guess these names. So nothing is written through a symbolic link under one of them, and the lock's file is never emptied.
 """
 

@@ -1,7 +1,7 @@
 """Reads the manifest of a dataset directory, and checks it against the format.
 
 After the check no field is missing, has another type or contradicts another, and every file is the directory's. Whether the files hold what the manifest says
-is checked when they are opened. The **schemas** are tables: field -> what it must be, in words, and the test of it.
+is checked when they are opened.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import math
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
 
 from salientpp.store.directory.description import FORMAT, VERSIONS, Description, EdgeType, VertexType
-from salientpp.store.directory.files import DatasetError, cannot_be_read, numpy_dtype
+from salientpp.store.directory.files import DatasetError, cannot_be_read
 from salientpp.store.narrow import Narrow
 
 #: In a copy for one host: {"parts": [...]}, the parts that are there.
@@ -29,15 +30,11 @@ Check = Callable[[Any], bool]
 
 
 def _whole(least: int = 0, end: int = 2**63) -> Check:
-    return lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value < end
+    return lambda value: type(value) is int and least <= value < end
 
 
-def _string(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _is(*types: type) -> Check:
+    return lambda value: type(value) in types
 
 
 def _list_of(check: Check) -> Check:
@@ -52,6 +49,16 @@ def _record(**fields: Check) -> Check:
     return lambda value: (
         isinstance(value, dict) and all(name in value and check(value[name]) for name, check in fields.items())
     )
+
+
+def _tuple_of(*checks: Check) -> Check:
+    return lambda value: (
+        isinstance(value, list) and len(value) == len(checks) and all(check(each) for check, each in zip(checks, value))
+    )
+
+
+def _at_least_zero(value: Any) -> bool:
+    return type(value) in (int, float) and value >= 0
 
 
 def _text(value: Any) -> bool:
@@ -89,29 +96,20 @@ _SHARED: Schema = {
     "num_parts": ("an integer >= 1", _whole(1)),
     "quality": (
         "edge_cut and edge_cut_fraction, numbers; balance, a map of names to numbers",
-        _record(edge_cut=_number, edge_cut_fraction=_number, balance=_map_of(_string, _number)),
+        _record(
+            edge_cut=_is(int, float), edge_cut_fraction=_is(int, float), balance=_map_of(_is(str), _is(int, float))
+        ),
     ),
     "files": (
         "a map of names to bytes and quick, integers >= 0; sha256, 64 hexadecimal digits; a dtype; and a shape, integers >= 0",
         _map_of(
-            _string,
-            _record(
-                bytes=_whole(),
-                quick=_whole(),
-                sha256=_hexadecimal,
-                dtype=_string,
-                shape=_list_of(_whole()),
-            ),
+            _is(str),
+            _record(bytes=_whole(), quick=_whole(), sha256=_hexadecimal, dtype=_is(str), shape=_list_of(_whole())),
         ),
     ),
     "partitioning": (
         "method and order, strings; edge_weights, null or a string; refine, true or false",
-        _record(
-            method=_string,
-            order=_string,
-            edge_weights=lambda value: value is None or isinstance(value, str),
-            refine=lambda value: isinstance(value, bool),
-        ),
+        _record(method=_is(str), order=_is(str), edge_weights=_is(str, NoneType), refine=_is(bool)),
     ),
 }
 #: Directories of earlier writers lack these.
@@ -121,18 +119,13 @@ _FANOUTS = _list_of(_whole(-1, 2**31))
 _VERSION_2: Schema = {
     "node_types": ("a list of at least one record", lambda value: _list_of(_record())(value) and len(value) > 0),
     "edge_types": ("a list of records", _list_of(_record())),
-    "time_attr": ("null or a string", lambda value: value is None or isinstance(value, str)),
+    "time_attr": ("null or a string", _is(str, NoneType)),
     "workload": (
         "num_neighbors, a list of fanouts for each of edge_types; batch_size, an integer >= 1; seeds, a type and a split",
         _record(
             num_neighbors=_list_of(_FANOUTS),
             batch_size=_whole(1),
-            seeds=lambda value: (
-                isinstance(value, list)
-                and len(value) == 2
-                and (value[0] is None or isinstance(value[0], str))
-                and isinstance(value[1], str)
-            ),
+            seeds=_tuple_of(_is(str, NoneType), _is(str)),
         ),
     ),
     **_SHARED,
@@ -149,7 +142,7 @@ _SCHEMAS: Mapping[int, Schema] = {
         "splits": _SPLITS,
         "workload": (
             "num_neighbors, a list of fanouts; batch_size, an integer >= 1; seeds, the name of a split",
-            _record(num_neighbors=_FANOUTS, batch_size=_whole(1), seeds=_string),
+            _record(num_neighbors=_FANOUTS, batch_size=_whole(1), seeds=_is(str)),
         ),
         **_SHARED,
     },
@@ -164,23 +157,18 @@ _VERTEX_TYPE: Schema = {
     "num_classes": _COUNT,
     "attributes": _ATTRIBUTES,
     "splits": _SPLITS,
-    "replicated": ("true or false", lambda value: isinstance(value, bool)),
+    "replicated": ("true or false", _is(bool)),
 }
 
 _STORED_AS = (
     "a format, row_bytes, an integer >= 0, and largest_error and relative_rms_error, numbers >= 0",
-    _record(
-        format=_string,
-        row_bytes=_whole(),
-        largest_error=lambda value: _number(value) and value >= 0,
-        relative_rms_error=lambda value: _number(value) and value >= 0,
-    ),
+    _record(format=_is(str), row_bytes=_whole(), largest_error=_at_least_zero, relative_rms_error=_at_least_zero),
 )
 
 _EDGE_TYPE: Schema = {
     "name": (
         "three strings, or null of a homogeneous graph",
-        lambda value: value is None or (isinstance(value, list) and len(value) == 3 and all(map(_text, value))),
+        lambda value: value is None or _tuple_of(_text, _text, _text)(value),
     ),
     "num_edges": _COUNT,
     "attributes": _ATTRIBUTES,
@@ -213,7 +201,7 @@ def read_manifest(root: Path) -> dict[str, Any]:
     try:
         if stated != manifest_checksum(manifest):
             raise DatasetError(f"{path} was altered: its checksum does not match its contents; partition again")
-        check_manifest(manifest, lambda dtype: numpy_dtype(dtype).str)
+        check_manifest(manifest)
     except RecursionError:
         raise DatasetError(f"{path} is nested too deeply; partition again") from None
     except DatasetError:
@@ -252,13 +240,8 @@ def check_is_there(root: Path, part_id: int) -> None:
         )
 
 
-def check_manifest(manifest: Mapping[str, Any], stored_dtype: Callable[[torch.dtype], str]) -> None:
-    """Raise ValueError, naming the field, unless the manifest describes a directory of this format.
-
-    Args:
-        manifest: parsed JSON.
-        stored_dtype: the dtype that files have for columns of one of torch's; TypeError where there is none.
-    """
+def check_manifest(manifest: Mapping[str, Any]) -> None:
+    """Raise ValueError, naming the field, unless the parsed JSON describes a directory of this format."""
     _check_fields(manifest, _SCHEMAS[manifest["version"]], "")
     for kind, schema in (("node_types", _VERTEX_TYPE), ("edge_types", _EDGE_TYPE)) if manifest["version"] > 1 else ():
         for number, entry in enumerate(manifest[kind]):
@@ -272,7 +255,7 @@ def check_manifest(manifest: Mapping[str, Any], stored_dtype: Callable[[torch.dt
     _check_workload(described)
     _check_time(described)
     _check_narrow(described)
-    _check_files(described, manifest["files"], stored_dtype)
+    _check_files(described, manifest["files"])
 
 
 def _check_fields(record: Mapping[str, Any], schema: Schema, where: str) -> None:
@@ -310,12 +293,10 @@ def _check_offsets(vertices: VertexType, num_parts: int) -> None:
 
 
 def _check_splits(type_: VertexType | EdgeType, num_parts: int) -> None:
-    most = (
-        [end - begin for begin, end in pairwise(type_.offsets)]
-        if isinstance(type_, VertexType)
-        else [type_.num_edges] * num_parts
-    )
-    whole = "part's vertices" if isinstance(type_, VertexType) else "number of edges"
+    if isinstance(type_, VertexType):
+        whole, most = "part's vertices", [end - begin for begin, end in pairwise(type_.offsets)]
+    else:
+        whole, most = "number of edges", [type_.num_edges] * num_parts
     for name, counts in type_.splits.items():
         if len(counts) != num_parts or any(count > size for count, size in zip(counts, most)):
             raise ValueError(
@@ -343,13 +324,8 @@ def _check_time(described: Description) -> None:
     name = described.time_attr
     if name is None:
         return
-    of = [type_.attributes[name] for type_ in described.types if name in type_.attributes]
-    kinds = {
-        kind
-        for kind, types in (("vertices", described.node_types), ("edges", described.edge_types))
-        if any(name in type_.attributes for type_ in types)
-    }
-    if len(kinds) != 1 or any(entry["row_shape"] for entry in of):
+    having = [type_ for type_ in described.types if name in type_.attributes]
+    if len({type_.kind for type_ in having}) != 1 or any(type_.attributes[name]["row_shape"] for type_ in having):
         raise ValueError(f"time_attr must be null or name one number of vertices, or of edges, got {_shown(name)}")
 
 
@@ -370,16 +346,9 @@ def _check_narrow(described: Description) -> None:
                 raise ValueError(f"{where}.row_bytes must be {narrow.row_bytes}, got {_shown(stored['row_bytes'])}")
 
 
-def _check_files(described: Description, files: Mapping[str, Any], stored_dtype: Callable[[torch.dtype], str]) -> None:
+def _check_files(described: Description, files: Mapping[str, Any]) -> None:
     """The files must be those that follow from the other fields, with those dtypes and shapes; so no name leads elsewhere."""
-
-    def stored(dtype: str, whose: str) -> str:
-        try:
-            return stored_dtype(getattr(torch, dtype))
-        except (TypeError, RuntimeError):
-            raise ValueError(f"{whose} must have a dtype that files can hold, got {dtype!r}") from None
-
-    expected = described.files(stored)
+    expected = described.files()
     for name in sorted(expected.keys() - files.keys()):
         raise ValueError(f"files must have {name!r}, and it is not there")
     for name in sorted(files.keys() - expected.keys()):

@@ -33,8 +33,7 @@ class PartitionedGraph:
     Made by :func:`load`. Arrays are memory maps, opened when first used; a copy, or a pickle in another process, opens its own. Any process may look at
     any part by its number. In a homogeneous graph the one type of vertices and the one of edges are named None.
 
-    Where there are fewer ranks than parts on disk, a rank serves several that follow one another, as one: :meth:`joined` gives the view in which these
-    are the parts. Views of a directory share topology and memory maps.
+    Where there are fewer ranks than parts on disk, a rank serves several as one, in the view of :meth:`joined`. Views share topology and memory maps.
 
     Attributes:
         root: the directory.
@@ -81,9 +80,7 @@ class PartitionedGraph:
         self.num_parts, self.part_id = len(self.offsets) - 1, part_id
         at = list(self.offsets)
         self.books = {type_.name: PartitionBook(type_.book.offsets[at]) for type_ in vertices}
-        self.row_books = {
-            type_.name: type_.row_book if type_.replicated else self.books[type_.name] for type_ in vertices
-        }
+        self.row_books = {**self.books, **{type_.name: type_.row_book for type_ in vertices if type_.replicated}}
         self._whole = whole
         self._is_made = True
 
@@ -142,11 +139,7 @@ class PartitionedGraph:
 
     @property
     def num_classes(self) -> int | dict[str | None, int]:
-        """Classes of ``y``, as PyG's datasets count them; per type if types have names.
-
-        One more than the largest integer label; the number of different real labels, with PyG's warning if they are more than 2; the number of labels per
-        vertex if that is several; 0 without ``y``.
-        """
+        """Classes of ``y``, as PyG's datasets count them, 0 without it; per type if types have names. PyG's warning comes with more than 2 real labels."""
         _warn_of_real_labels(self.description.node_types)
         classes = {type_.name: type_.num_classes for type_ in self.description.node_types}
         return classes if self.is_hetero else classes[None]

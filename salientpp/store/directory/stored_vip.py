@@ -7,8 +7,6 @@ contents, and a file that does not match it is computed again.
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -37,23 +35,34 @@ class StoredVip:
         """float32 [N] of one type, without seeds, for the part that joins these on disk; that of several is computed once."""
         if len(stored) == 1:
             return self._arrays.open(vertices.vip_file(stored[0]))
-        types = self._description.node_types
-        found = self._joined.get(stored)
-        if found is None:
-            found = self._joined[stored] = _kept(
-                self._arrays.root,
-                f"vip-{stored.start}-{stored.stop - 1}-{self._fingerprint[:16]}",
-                {f"n{number}": (each.num_vertices,) for number, each in enumerate(types)},
-                lambda: self._compute(stored),
-            )
-        return found[f"n{types.index(vertices)}"]
+        if stored not in self._joined:
+            self._joined[stored] = self._read_or_compute(stored)
+        return self._joined[stored][vertices.name]
 
     @lazy
-    def _joined(self) -> dict[range, dict[str, Tensor]]:
-        """Those in use, by parts on disk, then by the number of the type."""
+    def _joined(self) -> dict[range, dict[str | None, Tensor]]:
+        """Those in use, by parts on disk, then by type."""
         return {}
 
-    def _compute(self, stored: range) -> dict[str, Tensor]:
+    def _read_or_compute(self, stored: range) -> dict[str | None, Tensor]:
+        folder, types = self._arrays.root / _FOLDER, self._description.node_types
+        name = f"vip-{stored.start}-{stored.stop - 1}-{self._fingerprint}"
+        stems = {type_.name: f"{name}.n{number}" for number, type_ in enumerate(types)}
+        found = {type_.name: _read(folder, stems[type_.name], type_.num_vertices) for type_ in types}
+        there = {type_: vip for type_, vip in found.items() if vip is not None}
+        if len(there) == len(types):
+            return there
+        computed = self._compute(stored)
+        for type_, vip in computed.items():
+            try:
+                folder.mkdir(exist_ok=True)
+                path = folder / f"{stems[type_]}.{_digits(vip.numpy())}.npy"
+                replace_file(path, partial(np.save, arr=vip.numpy()))
+            except OSError:
+                pass  # a read-only or a full disk: the next run computes it again
+        return computed
+
+    def _compute(self, stored: range) -> dict[str | None, Tensor]:
         named, (seed_type, split) = self._description, self._description.seeds
         seeds = {
             type_.name: vertex_split(self._arrays, type_, split, stored)
@@ -62,46 +71,18 @@ class StoredVip:
         }
         if tuple(seeds) == (None,):
             vip = inclusion_probability(self._topology.graph, seeds[None], named.num_neighbors[0], named.batch_size)
-            return {"n0": vip}
+            return {None: vip}
         starts = uniform_starts(seeds, named.batch_size)
-        found = typed_inclusion_probability(self._topology.typed_graph(None, None), starts, named.num_neighbors)
-        return {f"n{number}": found[type_.name] for number, type_ in enumerate(named.node_types)}
+        return typed_inclusion_probability(self._topology.typed_graph(None, None), starts, named.num_neighbors)
 
 
-def _kept(
-    root: Path, name: str, shapes: Mapping[str, tuple[int, ...]], compute: Callable[[], Mapping[str, Tensor]]
-) -> dict[str, Tensor]:
-    """float32 arrays of these shapes by name, as they were kept under ``name``, or else computed now and kept if that can be done."""
-    folder = root / _FOLDER
-    found = {array: _read(folder, f"{name}.{array}", shape) for array, shape in shapes.items()}
-    there = {array: tensor for array, tensor in found.items() if tensor is not None}
-    if len(there) == len(shapes):
-        return there
-    computed = dict(compute())
-    for array, tensor in computed.items():
-        digits = _digits(tensor.numpy())
+def _read(folder: Path, stem: str, size: int) -> Tensor | None:
+    for path in sorted(folder.glob(f"{stem}.*.npy")):
         try:
-            folder.mkdir(exist_ok=True)
-            replace_file(folder / f"{name}.{array}.{digits}.npy", partial(np.save, arr=tensor.numpy()))
-        except OSError:
-            pass  # a read-only or a full disk: the next run computes it again
-    return computed
-
-
-def _read(folder: Path, stem: str, shape: tuple[int, ...]) -> Tensor | None:
-    try:
-        names = sorted(path.name for path in folder.iterdir())
-    except OSError:
-        return None
-    for name in names:
-        match = re.fullmatch(rf"{re.escape(stem)}\.([0-9a-f]{{{_DIGITS}}})\.npy", name)
-        if match is None:
-            continue
-        try:
-            array = np.load(folder / name, allow_pickle=False)
+            array = np.load(path, allow_pickle=False)
         except (OSError, ValueError, EOFError, MemoryError):
             continue
-        if array.dtype == np.float32 and array.shape == shape and _digits(array) == match[1]:
+        if array.dtype == np.float32 and array.shape == (size,) and path.name == f"{stem}.{_digits(array)}.npy":
             return torch.from_numpy(array)
     return None
 

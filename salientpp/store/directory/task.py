@@ -20,12 +20,7 @@ _PIECE_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A call of :func:`~salientpp.store.directory.writer.partition` whose data is read and whose options are decided.
-
-    Attributes:
-        why_not_refined: as :meth:`PartitionOptions.decided` says.
-        fanouts: per relation.
-    """
+    """A call of :func:`~salientpp.store.directory.writer.partition` whose data is read and whose options are decided; fanouts are per relation."""
 
     contents: Contents
     num_parts: int

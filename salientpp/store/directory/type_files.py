@@ -14,7 +14,6 @@ from salientpp.partitioning.numbering import Numbering, VipNumbering, relabeled_
 from salientpp.store.directory.contents import Contents
 from salientpp.store.directory.description import EdgeType, VertexType
 from salientpp.store.directory.step_writer import StepWriter, take_rows
-from salientpp.store.narrow import Narrow
 
 
 def write_numbering(writer: StepWriter, vertices: VertexType, numbering: VipNumbering) -> None:
@@ -70,21 +69,19 @@ def write_vertices(
     columns, narrow = contents.node_columns[vertices.name], contents.narrow[vertices.name]
     order = numbering.order
 
-    def write_rows(file: str, rows: Tensor, ids: Tensor, stored: Narrow | None = None) -> None:
-        pieces = take_rows(rows, ids)
-        if stored is None:
+    def write_rows(file: str, name: str, ids: Tensor) -> None:
+        rows, pieces = columns[name], take_rows(columns[name], ids)
+        if name not in narrow:
             writer.write(file, rows.dtype, (ids.numel(), *rows.shape[1:]), pieces)
         else:
+            stored, _ = narrow[name]
             writer.write(file, torch.uint8, (ids.numel(), stored.row_bytes), map(stored.encode, pieces))
 
-    def write_column(name: str, rows: Tensor, part_id: int, ids: Tensor) -> None:
-        write_rows(vertices.rows_file(name, part_id), rows, ids, narrow[name][0] if name in narrow else None)
-
+    whole = {vertices.rows_file(name, 0): name for name in columns if vertices.replicated}
     if time_attr in columns:
-        file = vertices.time_file(time_attr)
-        writer.step(file, partial(write_rows, file, columns[time_attr], order))
-    for name, rows in columns.items() if vertices.replicated else ():
-        writer.step(vertices.rows_file(name, 0), partial(write_column, name, rows, 0, order))
+        whole = {vertices.time_file(time_attr): time_attr, **whole}
+    for file, name in whole.items():
+        writer.step(file, partial(write_rows, file, name, order))
     in_split = {name: torch.zeros(vertices.num_vertices, dtype=torch.bool, device="cpu") for name in vertices.splits}
     for name, ids in contents.splits[vertices.name].items():
         in_split[name][ids] = True
@@ -92,8 +89,8 @@ def write_vertices(
     def write_part(part_id: int) -> None:
         begin, end = numbering.book.range_of(part_id)
         own = order[begin:end]
-        for name, rows in columns.items() if not vertices.replicated else ():
-            write_column(name, rows, part_id, own)
+        for name in columns if not vertices.replicated else ():
+            write_rows(vertices.rows_file(name, part_id), name, own)
         for name, mask in in_split.items():
             writer.write_tensor(vertices.split_file(name, part_id), mask[own].nonzero().flatten() + begin)
 

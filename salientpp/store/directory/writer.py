@@ -23,6 +23,7 @@ from torch_geometric.data import Data, HeteroData
 from salientpp.graph.csc import Graph
 from salientpp.graph.from_pyg import with_sizes
 from salientpp.graph.mapped import releaser
+from salientpp.graph.relation import Relation
 from salientpp.partitioning.assign import PartitionAssignment, check_num_parts
 from salientpp.partitioning.numbering import Numbering, VipNumbering, number_vertices
 from salientpp.partitioning.options import PartitionOptions
@@ -31,15 +32,16 @@ from salientpp.partitioning.workload import assign_for
 from salientpp.progress import Progress
 from salientpp.store.directory.attributes import check_types
 from salientpp.store.directory.contents import read_contents
-from salientpp.store.directory.describe import describe_directory
-from salientpp.store.directory.description import Description
+from salientpp.store.directory.description import Description, EdgeType, VertexType
 from salientpp.store.directory.journal import JOURNAL, Journal, says_what_to_do
+from salientpp.store.directory.labels import num_classes_of
 from salientpp.store.directory.manifest import manifest_checksum, read_manifest
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.directory.step_writer import StepWriter
 from salientpp.store.directory.task import Job
 from salientpp.store.directory.type_files import write_edges, write_numbering, write_vertices
 from salientpp.store.directory.unfinished import check_root_is_free, folder_beside, move_into_place
+from salientpp.store.narrow import Loss, Narrow
 from salientpp.vip.inclusion import check_batch_size
 
 #: The parts of all vertices, until it is known in what order they are written.
@@ -111,7 +113,11 @@ def partition(
     """
     progress = progress or Progress()
     options, root = PartitionOptions(method, edge_weights, order, refine, tolerance, seed), Path(root)
-    data, fanouts = _checked(data, num_parts, num_neighbors)
+    if isinstance(data, HeteroData):
+        data = with_sizes(data)
+        check_types(data)
+    fanouts = check_typed_fanouts(num_neighbors, data.edge_types if isinstance(data, HeteroData) else [None])
+    check_num_parts(num_parts)
     batch_size = check_batch_size(batch_size)
     check_root_is_free(root, overwrite)
     with folder_beside(root) as folder:
@@ -126,18 +132,6 @@ def partition(
         job = Job(contents, num_parts, options, why, fanouts, batch_size, time_attr, progress)
         _write_directory(job, folder, root, overwrite)
     return PartitionedGraph(root, read_manifest(root), 0 if num_parts == 1 else None)
-
-
-def _checked(
-    data: Data | HeteroData, num_parts: int, num_neighbors: Fanouts
-) -> tuple[Data | HeteroData, list[list[int]]]:
-    """The data, with the number of vertices of every type, and the fanouts of every relation."""
-    if isinstance(data, HeteroData):
-        data = with_sizes(data)
-        check_types(data)
-    fanouts = check_typed_fanouts(num_neighbors, data.edge_types if isinstance(data, HeteroData) else [None])
-    check_num_parts(num_parts)
-    return data, fanouts
 
 
 def _write_directory(job: Job, folder: Path, root: Path, overwrite: bool) -> None:
@@ -162,7 +156,7 @@ def _write_files(job: Job, writer: StepWriter, journal: Journal) -> dict[str, An
         assigned = _assigned(job, writer)
         job.progress.begin("computing inclusion probabilities")
         numberings = _number(job, assigned, writer.root)
-        described = describe_directory(job, numberings, assigned)
+        described = _described(job, numberings, assigned)
         for vertices in described.node_types:
             write_numbering(writer, vertices, numberings[vertices.name])
         return described.to_manifest({})
@@ -246,3 +240,81 @@ def _unnamed_table(folder: Path, *shape: int) -> Tensor:
     with says_what_to_do(folder), tempfile.TemporaryFile(dir=folder) as file:
         os.posix_fallocate(file.fileno(), 0, 4 * math.prod(shape))  # a disk that is full later ends the process
         return torch.from_numpy(np.memmap(file, np.float32, "r+", shape=shape))
+
+
+def _described(job: Job, numberings: Mapping[str | None, VipNumbering], assigned: PartitionAssignment) -> Description:
+    """The description, without the files; ``numberings`` are per type of vertices."""
+    contents, graph, time_attr = job.contents, job.contents.graph, job.time_attr
+    version = 2 if contents.is_hetero or any(contents.edge_splits.values()) or time_attr is not None else 1
+    version = 3 if any(contents.narrow.values()) else version
+    parts = dict(zip(graph.node_types, assigned.assignment.split(list(graph.num_vertices))))
+
+    def counts(splits: Mapping[str, Tensor], part: Tensor) -> dict[str, list[int]]:
+        return {name: torch.bincount(part[ids], minlength=assigned.num_parts).tolist() for name, ids in splits.items()}
+
+    node_types = tuple(
+        VertexType(
+            name=name,
+            prefix=f"n{number}." if version > 1 else "",
+            num_vertices=size,
+            offsets=numberings[name].book.offsets.tolist(),
+            attributes={
+                column: _describe(rows, contents.narrow[name].get(column))
+                for column, rows in contents.node_columns[name].items()
+            },
+            splits=counts(contents.splits[name], parts[name]),
+            num_classes=num_classes_of(contents.node_columns[name].get("y")),
+            replicated=name in contents.replicated,
+        )
+        for number, (name, size) in enumerate(zip(graph.node_types, graph.num_vertices))
+    )
+    edge_types = tuple(
+        EdgeType(
+            name=name,
+            prefix=f"e{number}." if version > 1 else "",
+            num_edges=relation.indices.numel(),
+            attributes={column: _describe(rows) for column, rows in contents.edge_columns[name].items()},
+            splits=counts(
+                contents.edge_splits[name], _part_of_edges(relation, parts[graph.node_types[relation.target]])
+            )
+            if contents.edge_splits[name]
+            else {},
+        )
+        for number, (name, relation) in enumerate(zip(graph.edge_types, graph.relations))
+    )
+    return Description(
+        version=version,
+        num_parts=assigned.num_parts,
+        node_types=node_types,
+        edge_types=edge_types,
+        time_attr=time_attr,
+        num_neighbors=job.fanouts,
+        batch_size=job.batch_size,
+        seeds=contents.seeds,
+        quality={name: getattr(assigned, name) for name in ("edge_cut", "edge_cut_fraction", "balance")},
+        partitioning=job.options.to_json(),
+    )
+
+
+def _part_of_edges(relation: Relation, part: Tensor) -> Tensor:
+    """int64 [E]: by the user's number of an edge, the part that owns its target."""
+    in_lists = torch.repeat_interleave(part, relation.indptr.diff())
+    if relation.edge_id is None:
+        return in_lists
+    of_user = torch.empty_like(in_lists)
+    of_user[relation.edge_id] = in_lists
+    return of_user
+
+
+def _describe(rows: Tensor, stored: tuple[Narrow, Loss] | None = None) -> dict[str, Any]:
+    """What the manifest says of an attribute, and of how it is ``stored`` narrower."""
+    entry: dict[str, Any] = {"dtype": str(rows.dtype).removeprefix("torch."), "row_shape": list(rows.shape[1:])}
+    if stored is not None:
+        narrow, loss = stored
+        entry["stored_as"] = {
+            "format": narrow.format,
+            "row_bytes": narrow.row_bytes,
+            "largest_error": loss.largest,
+            "relative_rms_error": loss.relative_rms,
+        }
+    return entry
