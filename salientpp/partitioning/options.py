@@ -44,11 +44,7 @@ class PartitionOptions:
     def decided(
         self, num_parts: int, num_edges: int, num_seeds: int, is_hetero: bool = False
     ) -> tuple[PartitionOptions, str | None]:
-        """The options with a method and a ``refine`` that are decided for a graph; and why parts are not refined, where nobody said whether they should be.
-
-        Raises:
-            ValueError: ``refine`` is True, and there is no refinement of such a graph.
-        """
+        """The options decided for a graph, and why parts are not refined if ``refine`` was unset. ValueError if it is True and impossible for the graph."""
         method: Any = self.method
         is_large = num_edges > MOST_EDGES_OF_METIS
         if isinstance(method, str) and method == "auto":

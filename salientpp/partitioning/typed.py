@@ -66,11 +66,7 @@ class JointGraph:
 
 
 def check_typed_fanouts(num_neighbors: Fanouts, edge_types: Sequence[tuple[str, str, str] | None]) -> list[list[int]]:
-    """Fanouts per relation, of one list for all or of a mapping from edge types.
-
-    Raises:
-        ValueError: they are none, an edge type is unknown or missing, or numbers of hops differ.
-    """
+    """Fanouts per relation, of one list for all or of a mapping from edge types. ValueError: an edge type is unknown or missing, or numbers of hops differ."""
     if not isinstance(num_neighbors, Mapping) or list(edge_types) == [None]:
         for_all = check_fanouts(num_neighbors)  # type: ignore[arg-type]  # checked there
         return [list(for_all) for _ in edge_types]

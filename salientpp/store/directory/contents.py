@@ -31,7 +31,6 @@ class Contents:
     """What of the user's data goes to disk, under the user's ids. The types of a homogeneous graph are named None.
 
     Attributes:
-        is_hetero: the data is a ``HeteroData``.
         graph: the topology; lists ascend by the times that were asked for.
         node_columns, edge_columns: per type, attribute name -> rows [N, ...] or [E, ...].
         splits, edge_splits: per type, name -> ascending ids.
@@ -92,11 +91,7 @@ def read_contents(
     time_attr: str | None = None,
     store_as: Mapping[Any, str] | None = None,
 ) -> Contents:
-    """Read and check what :func:`salientpp.partition` is given; arguments as there.
-
-    Raises:
-        ValueError, TypeError: something cannot be stored, or an argument is wrong.
-    """
+    """Read and check what :func:`salientpp.partition` is given; arguments and errors as there."""
     is_hetero = isinstance(data, HeteroData)
     if is_hetero or time_attr is not None:
         # The lists without the arrays that only sampling needs.

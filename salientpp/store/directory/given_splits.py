@@ -19,14 +19,9 @@ from salientpp.store.directory.labels import in_pieces, is_unlabelled, marks_unl
 def collect_splits(
     store: Any, split: Mapping[str, Tensor] | None, labels: Tensor | None, num_vertices: int, type_: str | None = None
 ) -> dict[str, Tensor]:
-    """Split name -> ascending vertex ids of one type.
+    """Split name -> ascending vertex ids of one type: from ``split``, name -> ids or mask, or else from PyG's storage.
 
-    Unlabelled vertices are left out of the storage's own splits, and a warning says how many. A ``split`` that is given keeps every vertex.
-
-    Args:
-        store: the ``Data``, or PyG's storage of the type.
-        split: name -> ids or mask; None: the storage's masks or ids.
-        labels: [N] or [N, labels per vertex]; None: there are none.
+    Unlabelled vertices are left out of the storage's own splits, and a warning says how many. Labels are [N] or [N, labels per vertex].
     """
     if split is not None:
         return read_splits(split, num_vertices, "split", "vertex", type_)
@@ -72,13 +67,7 @@ def _own_splits(store: Any, type_: str | None) -> dict[str, Any]:
 def read_splits(
     split: Mapping[str, Tensor], size: int, argument: str, of: str, type_: str | EdgeName = None
 ) -> dict[str, Tensor]:
-    """Split name -> ascending ids, from ids in any order or masks.
-
-    Args:
-        size: ids are in ``[0, size)``.
-        argument, of: for errors: what the user calls the splits, and 'vertex' or 'edge'.
-        type_: whose splits these are, if types have names.
-    """
+    """Split name -> ascending ids in ``[0, size)``, from ids in any order or masks. Errors name the ``argument``, 'vertex' or 'edge', and the type."""
     owner = "" if type_ is None else f" of {type_!r}"
     if not isinstance(split, Mapping):
         raise TypeError(
@@ -115,11 +104,7 @@ def by_type(given: Any, types: Sequence[Any], argument: str, kind: str) -> dict[
 def find_seeds(
     seeds: Any, splits: Mapping[str | None, Mapping[str, Tensor]], is_hetero: bool
 ) -> tuple[str | None, str]:
-    """The (type, split) that ``seeds`` names; (None, 'all') where no type has such a split.
-
-    Raises:
-        ValueError: several types have it, or there is no such type or split of the type.
-    """
+    """The (type, split) that ``seeds`` names; (None, 'all') where no type has such a split. ValueError where it is not clear which, or not there."""
     if not is_hetero:
         if not isinstance(seeds, str):
             raise ValueError(f"seeds must be the name of a split of a homogeneous graph, got {seeds!r}")

@@ -227,14 +227,7 @@ def _sync(folder: Path) -> None:
 
 @contextlib.contextmanager
 def alone(root: Path, name: Path | None = None) -> Iterator[None]:
-    """Hold a lock on a directory, where the system and its file system have locks.
-
-    Args:
-        name: what the user calls it.
-
-    Raises:
-        ValueError: another process has it.
-    """
+    """Hold a lock on a directory, where the system and its file system have locks. ValueError, with the user's ``name`` for it: another process has it."""
     try:
         import fcntl
     except ImportError:

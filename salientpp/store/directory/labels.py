@@ -32,12 +32,9 @@ def num_classes_of(labels: Tensor | None) -> int:
 
 
 def marks_unlabelled(labels: Iterable[Tensor]) -> bool:
-    """Whether the label -1 marks an unlabelled vertex.
+    """Whether -1 among the labels of all vertices, in pieces of any shape, marks an unlabelled one.
 
     This holds where labels are classes: integers, none below -1, and 0 among them. Labels of -1 and 1, temperatures and other numbers are values.
-
-    Args:
-        labels: the labels of all vertices, in pieces of any shape.
     """
     has_minus_one = has_zero = False
     for piece in labels:

@@ -72,8 +72,7 @@ def partition(
 ) -> PartitionedGraph:
     """Partition a graph, order each part by VIP, and write the dataset directory ``root``.
 
-    A run that was stopped, however, goes on where it was when it is called again with the same arguments and data: what it had done lies in
-    ``.<name>.writing`` beside ``root``. Data in memory is the same if its checksums are, mapped arrays if names, sizes and times of their files are.
+    A run that was stopped goes on where it was when it is called again with the same arguments and data; ``.<name>.writing`` beside ``root`` has what it did.
 
     Args:
         data: a ``Data`` or ``HeteroData`` with ``edge_index`` or ``adj_t``; its node and edge attributes that are tensors are stored with it. Vertices with
@@ -90,15 +89,12 @@ def partition(
             where METIS or KaMinPar assigned the vertices of a ``Data`` with at most 2^26 edges. True refines a given or random assignment too.
         split: name -> vertex ids or mask, of a ``HeteroData`` node type -> such a mapping. Every vertex that it names is kept, whatever its label.
             None takes ``train_mask``, ``train_idx`` or ``train_index`` of the data, and so for ``val`` and ``test``.
-        edge_split: name -> edge ids or mask, of a ``HeteroData`` edge type -> such a mapping; ids are positions in ``edge_index``. An edge belongs
-            to the part that owns its target.
+        edge_split: name -> edge ids (positions in ``edge_index``) or mask, of a ``HeteroData`` edge type -> such a mapping. An edge is in its target's part.
         seeds: the split that the VIP is computed for; without such a split, all vertices of the part. If several types have it, ``(type, split)``.
         replicate: node types whose rows every part is to have; None: those whose rows take at most 1 % of the bytes of all rows and 16 MiB.
-        time_attr: the name of node or edge times. Neighbour lists are then stored in their order, and node times whole, so that ranks draw by them
-            from memory maps, and from copies without the other parts.
-        store_as: name of a node attribute -> the format that its rows are stored in and travel in, ``{"x": "int8"}``: 'fp16', 'bf16', 'fp8', 'int8', 'int4',
-            or with blocks as 'int4/32', see :mod:`salientpp.store.narrow`. Batches have them as they were, but for what was lost, which ``salientpp info``
-            shows. With several types a name means this attribute of every type that has it, and (node type, name) that of one.
+        time_attr: the name of node or edge times. Neighbour lists are stored in their order, and node times whole, so that ranks draw from memory maps.
+        store_as: name of a node attribute -> the format that its rows are stored in and travel in: 'fp16', 'bf16', 'fp8', 'int8', 'int4', or with blocks as
+            'int4/32', see :mod:`salientpp.store.narrow`. With several types a name means this attribute of all that have it, and (type, name) that of one.
         tolerance: allowed excess of a part over the mean, per balanced quantity.
         seed: of METIS, KaMinPar or the random assignment.
         overwrite: replace an existing dataset directory (only once the new one is complete), or the work of another call that was stopped.
