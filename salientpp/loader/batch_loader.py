@@ -1,4 +1,4 @@
-"""What NeighborLoader and LinkNeighborLoader share: their arguments become an engine, and PyG's hooks make single batches."""
+"""The base of NeighborLoader and LinkNeighborLoader: their arguments become an engine, and PyG's hooks make single batches."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, NodeS
 from salientpp.arguments import as_integer
 from salientpp.engine.agreement import Facts
 from salientpp.engine.basis import Basis
+from salientpp.engine.connected import connect_part, placement_of
 from salientpp.engine.epochs import Epochs
 from salientpp.engine.producer import ByHand
 from salientpp.engine.seeds import Seeds
 from salientpp.engine.shares import Shares, check_units, seeds_by_part, seeds_of_parts
-from salientpp.engine.source import BatchSource, sources_in
+from salientpp.engine.source import BatchSource, open_partition, sources_in
 from salientpp.loader.bookmark import Bookmark
 from salientpp.loader.construction import connect, engine_together, facts_of, prepare_together, ways_of
 from salientpp.loader.engine_loader import EngineLoader
@@ -39,6 +40,7 @@ from salientpp.ranks.placement import Placement
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.schedule import BatchKeys
 from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.store.exchange import Message
 from salientpp.ways.cache import check_given
 from salientpp.ways.hosts import agree_on_hosts, checked_hosts
 from salientpp.ways.sums.check import check_partial
@@ -52,28 +54,16 @@ _batch_keys: contextvars.ContextVar[BatchKeys | None] = contextvars.ContextVar("
 
 @dataclass(frozen=True, eq=False)
 class _Prepared:
-    """What a rank has found out for its loader before it asks the others.
-
-    Attributes:
-        options: checked.
-        placement: which logical ranks draw from which parts; of processes that share an object, with it as the only part.
-    """
+    """What a rank has found out for its loader before it asks the others."""
 
     source: BatchSource
     facts: Facts
-    options: Options
-    placement: Placement
+    options: Options  # checked
+    placement: Placement  # of processes that share an object, with it as the only part
 
 
 class BatchLoader(EngineLoader):
-    """What :class:`NeighborLoader` and :class:`LinkNeighborLoader` have in common; they say which data they take and what their seeds are.
-
-    Args:
-        data: what the user gave.
-        sampling: how to draw.
-        options: the package's own arguments.
-        kwargs: torch's ``DataLoader``'s.
-    """
+    """The base of both loaders, which say what data they take and what their seeds are; ``kwargs`` are those of torch's ``DataLoader``."""
 
     #: What ``data`` may be, beside a pair of stores.
     _kinds_of_data: tuple[type, ...]
@@ -88,13 +78,8 @@ class BatchLoader(EngineLoader):
         comm, self.device = connect(data, self._kinds_of_data, self._kinds_in_words, options)
         self._hosts: tuple[int, ...] = ()
         if isinstance(data, PartitionedGraph):
-            self._hosts = agree_on_hosts(
-                comm,
-                data,
-                options.ranks_per_host,
-                as_integer(options.logical_ranks) or 0,
-                bool(sources_in(options.columns)),
-            )
+            given = options.ranks_per_host, as_integer(options.logical_ranks) or 0, bool(sources_in(options.columns))
+            self._hosts = agree_on_hosts(comm, data, *given)
         else:
             checked_hosts(options.ranks_per_host)
         # From here on a mistake on one rank is every rank's error, so that none waits for one that raised.
@@ -138,8 +123,8 @@ class BatchLoader(EngineLoader):
             )
         draws_seed = shuffle and options.seed is None and kwargs.get("generator") is None
         share = options.checked_share(partitioned, self._orders_itself, draws_seed)
-        options.check_logical_ranks(partitioned)
-        options.check_send_as(partitioned)
+        if not partitioned:
+            options.check_for_object()
         if options.partial_aggregation is not None:
             check_partial(self.data, source, options.partial_aggregation, options.partial_weight)
         if options.join_logical_ranks and self._has_hooks:
@@ -207,19 +192,24 @@ class BatchLoader(EngineLoader):
 
     def _settings(self) -> dict[str, Any]:
         """Arguments that batches depend on, beside those of ``options`` and of the sampler."""
-        return {
-            "time_attr": self.time_attr,
-            "weight_attr": self.weight_attr,
-            "batch_size": self.batch_size,
-            "shuffle": self._shuffle,
-            "drop_last": bool(self.drop_last),
-            "uneven": self.uneven,
-        }
+        same = {name: getattr(self, name) for name in ("time_attr", "weight_attr", "batch_size", "uneven")}
+        return {**same, "shuffle": self._shuffle, "drop_last": bool(self.drop_last)}
+
+    def _open_partition(
+        self, comm: Comm, sampling: SamplingOptions, make_seeds: Callable[..., Seeds], messages: Sequence[Message] = ()
+    ) -> BatchSource:
+        """The source of a partitioned graph, whose seeds ``make_seeds(connected, sampler)`` makes."""
+        sampler = sampling.sampler_of_part(self.data)
+        placement = placement_of(self.data, comm, self.logical_ranks, self._hosts)
+        messages = [*messages, *(message for way in self._own_ways for message in way.messages)]
+        connected = connect_part(self.data, comm, placement, messages)
+        own = {"columns": self.columns, "custom_cls": self.custom_cls, "send_as": self.send_as}
+        return open_partition(connected, sampler, make_seeds(connected, sampler), **own)
 
     # What loaders of vertices and of edges differ in.
 
     def _open_source(self, comm: Comm, sampling: SamplingOptions) -> BatchSource:
-        """What to draw from; called once, inside the construction that all ranks share."""
+        """What to draw from."""
         raise NotImplementedError
 
     def _with_facts_of_seeds(self, facts: Facts, source: BatchSource) -> Facts:
@@ -249,7 +239,7 @@ class BatchLoader(EngineLoader):
         return self._through_hooks(index, keys) if self._has_hooks else self._batch_of(index, keys)
 
     def collate_fn(self, index: Tensor | Sequence[int]) -> Any:
-        """Makes a batch of positions, as PyG's: for subclasses, and for libraries that make a ``DataLoader`` of the parts of this one.
+        """Makes a batch of positions, as PyG's, for subclasses and for libraries that make a ``DataLoader`` of the parts of this one.
 
         With ``filter_per_worker=False`` it gives what was sampled, for :meth:`filter_fn`.
         """
@@ -264,11 +254,7 @@ class BatchLoader(EngineLoader):
         return self._batch_of(index, keys)
 
     def filter_fn(self, out: Any) -> Data | HeteroData:
-        """The batch of what was sampled, as PyG's; a batch itself is given back.
-
-        Args:
-            out: what the sampler drew of some of the seeds.
-        """
+        """The batch of what the sampler drew of some of the seeds, as PyG's; a batch itself is given back."""
         if not isinstance(out, (SamplerOutput, HeteroSamplerOutput)):
             return out
         self._check_is_alone()
@@ -360,9 +346,8 @@ class BatchLoader(EngineLoader):
         return (None, self._through_hooks) if self._has_hooks else (self._finishing, None)
 
     def _values_of_fingerprint(self) -> dict[str, Any]:
-        found = fingerprint_of(
-            self.data, self.engine.basis.source, self._seeds_by_part, self._given_options, self._settings()
-        )
+        source, given = self.engine.basis.source, self._given_options
+        found = fingerprint_of(self.data, source, self._seeds_by_part, given, self._settings())
         return {**found, **self._fingerprint_of_seeds()}
 
 

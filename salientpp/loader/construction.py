@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch_geometric.sampler import EdgeSamplerInput
@@ -34,19 +34,16 @@ def connect(data: Any, kinds: tuple[type, ...], kinds_in_words: str, options: Op
     Raises:
         ValueError, TypeError: the data is something else, or the device or time-out is wrong.
     """
-    try:
-        if not isinstance(data, kinds) and not is_remote(data):
-            raise TypeError(f"data must be {kinds_in_words}, got {type(data).__name__}")
-    except TypeError as raised:
-        go_astray(raised)  # nobody can know which ranks would have made this loader
-        raise
-    error = None
+    error: Exception | None = None
     try:
         device, timeout = options.checked_device(), options.checked_timeout()
     except Exception as raised:
         device, timeout, error = torch.device("cpu"), DEFAULT_TIMEOUT, raised
     try:
-        if isinstance(data, PartitionedGraph):
+        if not isinstance(data, kinds) and not is_remote(data):
+            error = TypeError(f"data must be {kinds_in_words}, got {type(data).__name__}")
+            go_astray(error)  # nobody can know which ranks would have made this loader
+        elif isinstance(data, PartitionedGraph):
             return Comm.create(options.process_group, timeout, device, error), device
         if error is not None:
             raise error
@@ -55,23 +52,11 @@ def connect(data: Any, kinds: tuple[type, ...], kinds_in_words: str, options: Op
         error = None  # else this frame and the traceback would hold each other
 
 
-class HasFacts(Protocol):
-    @property
-    def facts(self) -> Facts: ...
-
-
-P = TypeVar("P", bound=HasFacts)
-
-
-def prepare_together(comm: Comm, prepare: Callable[[], P], action: str) -> tuple[P, list[Facts]]:
-    """What a rank finds out alone, and the facts of every rank. Collective: a mistake on one rank is an error on every rank.
+def prepare_together(comm: Comm, prepare: Callable[[], Any], action: str) -> tuple[Any, list[Facts]]:
+    """What ``prepare`` finds out on this rank, with its ``facts``, and those of every rank. Collective: a mistake on one rank is an error on every rank.
 
     Args:
-        prepare: finds out.
         action: what the rank is about to do, for errors.
-
-    Raises:
-        ValueError: see :func:`salientpp.engine.agreement.exchange_facts`.
     """
     prepared, error = None, None
     try:

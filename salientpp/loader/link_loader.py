@@ -9,16 +9,15 @@ from typing import Any
 import torch
 import torch_geometric.loader
 from torch import Tensor
-from torch_geometric.data import Data, GraphStore, HeteroData
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader.utils import get_edge_label_index
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NegativeSampling
 from torch_geometric.sampler.base import SubgraphType
 from typing_extensions import Unpack
 
 from salientpp.engine.agreement import Facts
-from salientpp.engine.connected import connect_part, placement_of
 from salientpp.engine.seeds import Seeds, edge_inputs, edge_seeds, edges_of_part
-from salientpp.engine.source import BatchSource, open_data, open_partition
+from salientpp.engine.source import BatchSource, open_data
 from salientpp.engine.state import digest
 from salientpp.graph.from_pyg import count_vertices
 from salientpp.loader.batch_loader import BatchLoader
@@ -111,39 +110,17 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
 
     def _open_source(self, comm: Comm, sampling: SamplingOptions) -> BatchSource:
         kind, ratio = self._negatives_given
-        by_ratio = ratio is not None and ratio != 0.0
-        negatives: NegativeSampling | None = NegativeSampling.cast(
-            NegativeSampling("binary", ratio) if by_ratio else kind
-        )
-        self.neg_sampling = negatives
+        if ratio is not None and ratio != 0.0:
+            kind = NegativeSampling("binary", ratio)
+        self.neg_sampling: NegativeSampling | None = NegativeSampling.cast(kind)
+        negatives = self.neg_sampling
         if (self.edge_label_time is not None) != (sampling.time_attr is not None):
-            one, other = (
-                ("edge_label_time", "time_attr") if sampling.time_attr is None else ("time_attr", "edge_label_time")
-            )
+            names = ("edge_label_time", "time_attr")
+            one, other = names if sampling.time_attr is None else reversed(names)
             raise ValueError(f"'{other}' is not set but '{one}' is: temporal sampling needs both")
         if isinstance(self.data, PartitionedGraph):
-            messages = [message for way in self._own_ways for message in way.messages]
-            connected = connect_part(
-                self.data, comm, placement_of(self.data, comm, self.logical_ranks, self._hosts), messages
-            )
-            of_part = sampling.sampler_of_part(self.data)
-            seeds = edges_of_part(
-                connected,
-                of_part,
-                self.edge_label_index,
-                self.edge_label,
-                self.edge_label_time,
-                self.input_id,
-                negatives,
-            )
-            return open_partition(
-                connected,
-                of_part,
-                seeds,
-                columns=self.columns,
-                custom_cls=self.custom_cls,
-                send_as=self.send_as,
-            )
+            given = self.edge_label_index, self.edge_label, self.edge_label_time, self.input_id, negatives
+            return self._open_partition(comm, sampling, lambda part, sampler: edges_of_part(part, sampler, *given))
         sampler = sampling.sampler(self.data, "sample_from_edges")
         type_, ends = self._given_edges(self.data)
         inputs = edge_inputs(type_, ends, self.edge_label, self.edge_label_time, self.input_id, negatives)
@@ -164,7 +141,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
                 f"edge_label_index of a graph with several types must be an edge type or (edge type, [2, M]), got {given!r}"
             )
         if None in sizes and is_remote(data) and (given is None or isinstance(given, Tensor)):
-            given = (None, _all_edges(data[1]) if given is None else given)  # PyG's function asserts a pair
+            given = (None, torch.stack(data[1].coo()[:2]) if given is None else given)  # PyG's function asserts a pair
         if isinstance(data, HeteroData):
             # PyG's function would add a type that is not there to the user's data.
             named = given if isinstance(given[0], str) else given[0]
@@ -180,9 +157,8 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         inputs, negatives = source.seeds.inputs, self.neg_sampling
         assert isinstance(inputs, EdgeSamplerInput)
         kind = None if negatives is None else [negatives.mode.value, negatives.amount]
-        return dataclasses.replace(
-            facts, same={**facts.same, "neg_sampling": kind}, least_label=_sign_of_least(inputs.label)
-        )
+        same = {**facts.same, "neg_sampling": kind}
+        return dataclasses.replace(facts, same=same, least_label=_sign_of_least(inputs.label))
 
     def _adapt_seeds(self, seeds: Seeds, everyone: Sequence[Facts]) -> None:
         """Let 0 mean "negative" with binary negatives: if the least label of all ranks is 0, labels move up by one on every rank."""
@@ -194,13 +170,11 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
 
     def _fingerprint_of_seeds(self) -> dict[str, Any]:
         negatives = self.neg_sampling
-        plain = None
-        if negatives is not None:
-            weights = [
-                None if weight is None else digest(weight) for weight in (negatives.src_weight, negatives.dst_weight)
-            ]
-            plain = [negatives.mode.value, negatives.amount, *weights]
-        return {"neg_sampling": plain}
+        if negatives is None:
+            return {"neg_sampling": None}
+        weights = negatives.src_weight, negatives.dst_weight
+        digests = [None if weight is None else digest(weight) for weight in weights]
+        return {"neg_sampling": [negatives.mode.value, negatives.amount, *digests]}
 
 
 def _sign_of_least(label: Tensor | None) -> int | None:
@@ -209,9 +183,3 @@ def _sign_of_least(label: Tensor | None) -> int | None:
         return None
     least = label.min()
     return 0 if bool(least == 0) else 1 if bool(least > 0) else -1
-
-
-def _all_edges(graph_store: GraphStore) -> Tensor:
-    """int64 [2, E] of a graph of one type."""
-    row, col, _ = graph_store.coo()
-    return torch.stack([row, col])

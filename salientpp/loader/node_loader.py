@@ -13,9 +13,8 @@ from torch_geometric.sampler import BaseSampler, NodeSamplerInput
 from torch_geometric.sampler.base import SubgraphType
 from typing_extensions import Unpack
 
-from salientpp.engine.connected import connect_part, placement_of
 from salientpp.engine.seeds import vertex_seeds, vertices_of_part
-from salientpp.engine.source import BatchSource, open_data, open_partition
+from salientpp.engine.source import BatchSource, open_data
 from salientpp.graph.from_pyg import count_vertices
 from salientpp.loader.batch_loader import BatchLoader
 from salientpp.loader.options import NeighborLoaderOptions
@@ -100,36 +99,20 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         super().__init__(data, sampling, given, kwargs)
 
     def _open_source(self, comm: Comm, sampling: SamplingOptions) -> BatchSource:
-        data = self.data
+        data, given = self.data, (self.input_nodes, self.input_time, self.input_id)
+        if self.input_time is not None and sampling.time_attr is None:
+            raise ValueError(
+                "Received conflicting 'input_time' and 'time_attr' arguments: 'input_time' is set while 'time_attr' is not set."
+            )
         if isinstance(data, PartitionedGraph):
-            return self._open_partition(data, comm, sampling)
-        _check_times(self.input_time, sampling)
+            messages = messages_of(self.partial_aggregation, self.partial_weight)
+            return self._open_partition(
+                comm, sampling, lambda part, sampler: vertices_of_part(part, sampler, *given), messages
+            )
         sampler = sampling.sampler(data, "sample_from_nodes")
-        inputs = _node_inputs(data, self.input_nodes, self.input_time, self.input_id)
+        inputs = _node_inputs(data, *given)
         seeds = vertex_seeds(sampler, inputs)
         return open_data(data, comm, sampler, seeds, columns=self.columns, custom_cls=self.custom_cls)
-
-    def _open_partition(self, part: PartitionedGraph, comm: Comm, sampling: SamplingOptions) -> BatchSource:
-        _check_times(self.input_time, sampling)
-        sampler = sampling.sampler_of_part(part)
-        connected = connect_part(
-            part,
-            comm,
-            placement_of(part, comm, self.logical_ranks, self._hosts),
-            [
-                *messages_of(self.partial_aggregation, self.partial_weight),
-                *(message for way in self._own_ways for message in way.messages),
-            ],
-        )
-        seeds = vertices_of_part(connected, sampler, self.input_nodes, self.input_time, self.input_id)
-        return open_partition(
-            connected,
-            sampler,
-            seeds,
-            columns=self.columns,
-            custom_cls=self.custom_cls,
-            send_as=self.send_as,
-        )
 
     @property
     def node_sampler(self) -> BaseSampler:
@@ -137,22 +120,14 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         return self.engine.basis.source.sampler
 
 
-def _check_times(input_time: Tensor | None, sampling: SamplingOptions) -> None:
-    if input_time is not None and sampling.time_attr is None:
-        raise ValueError(
-            "Received conflicting 'input_time' and 'time_attr' arguments: 'input_time' is set while 'time_attr' is not set."
-        )
-
-
 def _node_inputs(data: Any, nodes: Any, time: Tensor | None, input_id: Tensor | None) -> NodeSamplerInput:
     """All seeds of what one process holds, with PyG's meaning of ``input_nodes``."""
     sizes = count_vertices(data)
-    type_ = None
-    if None not in sizes:
-        type_, nodes = split_type(nodes, sizes)
-    ids, is_mask = (
-        (torch.arange(sizes[type_], device="cpu"), False) if nodes is None else read_seeds(nodes, sizes[type_], type_)
-    )
+    type_, nodes = (None, nodes) if None in sizes else split_type(nodes, sizes)
+    if nodes is None:
+        ids, is_mask = torch.arange(sizes[type_], device="cpu"), False
+    else:
+        ids, is_mask = read_seeds(nodes, sizes[type_], type_)
     if is_mask and input_id is None:
         input_id = ids
     check_one_per_seed(ids, input_time=time, input_id=input_id)

@@ -1,7 +1,4 @@
-"""The package's own options of the loaders, each declared once.
-
-:data:`OPTIONS` has them by name. Their values in one loader are :class:`salientpp.loader.values.Options`.
-"""
+"""The package's own options of the loaders, each declared once."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import torch
 from torch import Tensor
 
 from salientpp.arguments import as_amount, as_integer
-from salientpp.engine.option import Option, amount, declared_in, flag, integer
+from salientpp.engine.option import Check, Option, amount, declared_in, flag, integer
 from salientpp.engine.way import Way
 from salientpp.loader.pyg_arguments import TorchArguments
 from salientpp.ranks.comm import DEFAULT_TIMEOUT
@@ -61,16 +58,15 @@ def _check_dtype(name: str, value: Any) -> torch.dtype | None:
     return value
 
 
-def _check_reduction(name: str, value: Any) -> PartialAggregation:
-    if value not in (None, "auto", *REDUCTIONS):
-        raise ValueError(f"{name} must be 'auto', 'sum', 'mean', 'max' or None, got {value!r}")
-    return value
+def _one_of(expected: str, *words: str) -> Check:
+    """A check for one of these words, or None; ``expected`` is for the error."""
 
+    def check(name: str, value: Any) -> Any:
+        if value is not None and (not isinstance(value, str) or value not in words):
+            raise ValueError(f"{name} must be {expected}, got {value!r}")
+        return value
 
-def _check_pad(name: str, value: Any) -> Pad:
-    if value not in (None, "bucket"):
-        raise ValueError(f"{name} must be 'bucket' or None, got {value!r}")
-    return value
+    return check
 
 
 def _check_seed(name: str, value: Any) -> int | None:
@@ -79,29 +75,11 @@ def _check_seed(name: str, value: Any) -> int | None:
     return None if value is None else as_integer(value)
 
 
-def _check_uneven(name: str, value: Any) -> Any:
-    if value is not None and (not isinstance(value, str) or value not in UNEVEN):
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, UNEVEN))}, got {value!r}")
-    return value
-
-
 def _check_ways(name: str, value: Any) -> Sequence[Way]:
     wrong = next((way for way in value if not isinstance(way, Way)), None)
     if wrong is not None:
         raise TypeError(f"{name} must be objects of salientpp.engine.way.Way, got {type(wrong).__name__}")
     return value
-
-
-def _name_of_policy(policy: Policy) -> str:
-    return policy if isinstance(policy, str) else getattr(policy, "__qualname__", "a function")
-
-
-def _formats(send_as: Mapping[Any, str] | None) -> dict[str, str]:
-    return {str(key): str(format) for key, format in (send_as or {}).items()}
-
-
-def _names_of_ways(ways: Sequence[Way]) -> list[str]:
-    return [way.name for way in ways]
 
 
 class Memory(TypedDict, total=False):
@@ -124,7 +102,7 @@ class Memory(TypedDict, total=False):
             default="vip",
             check=_check_policy,
             agree="hosts",
-            plain=_name_of_policy,
+            plain=lambda policy: policy if isinstance(policy, str) else getattr(policy, "__qualname__", "a function"),
             help="how cached rows are chosen: `vip`, `vip-hop`, `degree`, `halo`, `wpr`, `paths`, `simulation`, `random`, or [a "
             "function](#a-cache-policy-of-your-own)",
         ),
@@ -202,7 +180,7 @@ class Columns(TypedDict, total=False):
         Pad,
         Option(
             default=None,
-            check=_check_pad,
+            check=_one_of("'bucket' or None", "bucket"),
             help="`'bucket'`: fill batches up to few sizes, for [compiled models](#compiled-models)",
         ),
     ]
@@ -252,7 +230,7 @@ class Sampling(TypedDict, total=False):
         Uneven,
         Option(
             default=None,
-            check=_check_uneven,
+            check=_one_of(f"one of {', '.join(map(repr, UNEVEN))}", *UNEVEN),
             agree="yes",
             identifies=True,
             plain=None,
@@ -353,7 +331,7 @@ class FewerBytes(TypedDict, total=False):
         Option(
             default=None,
             agree="yes",
-            plain=_formats,
+            plain=lambda send_as: {str(key): str(format) for key, format in (send_as or {}).items()},
             help='on a partitioned graph, attribute → the format that its rows travel in and are cached in: `{"x": "int8"}`, see '
             "[concepts.md](concepts.md#narrower-rows). Of the attributes in `columns`; refused for those that the directory stores narrower already",
         ),
@@ -378,7 +356,7 @@ class FewerBytes(TypedDict, total=False):
             default=(),
             check=_check_ways,
             agree="yes",
-            plain=_names_of_ways,
+            plain=lambda ways: [way.name for way in ways],
             help="further methods that move fewer bytes for the same batches, as objects of `salientpp.engine.way.Way`; the same on all ranks",
         ),
     ]
@@ -391,7 +369,7 @@ class Sums(TypedDict, total=False):
         PartialAggregation,
         Option(
             default=None,
-            check=_check_reduction,
+            check=_one_of("'auto', 'sum', 'mean', 'max' or None", "auto", *REDUCTIONS),
             agree="yes",
             help="on a partitioned graph with one type of vertices: `'sum'`, `'mean'` or `'max'` of what other ranks have of a vertex's neighbours in the "
             "last hop come in place of their rows, where that is fewer bytes, and for a `device` also of what its host has; `'auto'`: `'mean'`, "

@@ -1,27 +1,14 @@
-"""How do batches of many sizes become batches of few, for models that are compiled for fixed shapes?
+"""Fills batches up to few classes of sizes, for models that are compiled for fixed shapes (``pad='bucket'``).
 
-``pad='bucket'``: a compiled model (``torch.compile(model, dynamic=False)``) and a captured CUDA graph are made anew for every shape
-that they meet, and no two sampled batches have as many vertices. So each batch is filled up to the smallest of a few classes of sizes,
-with vertices that no real one is joined to:
+docs/loader.md says what a padded batch holds. Padding vertices come after the real ones, at least one of each type; padding edges join them alone, in the
+order of their targets. So no message from padding reaches a real vertex, and real degrees stay.
 
-* padding vertices come after the real ones, at least one of each type; their attributes are zeros, their ``n_id`` is -1;
-* padding edges come after the real ones and join padding vertices alone, in the order of their targets; their attributes are zeros,
-  their ``e_id`` is -1.
-
-So no message from padding reaches a real vertex, real degrees stay, and the first ``batch_size`` vertices are the seeds as before.
-``node_mask`` and ``edge_mask`` say what is real. What normalises over all vertices of a batch (batch norm, global pooling) must look at
-them. ``num_sampled_nodes`` and ``num_sampled_edges`` count what was sampled. PyG's ``trim_to_layer``, which counts them from the end, is not for
-padded batches; its shapes would differ from batch to batch in any case.
-
-The classes come from a trial: :data:`TRIAL` batches of the loader's seeds are drawn, with keys of their own, when the first batch is
-given. The first class holds the median of their sizes and the second the largest, of every type and rounded up to a fine grid; a batch
-that is larger still gets the first that fits of the second class times 1.25, 1.25², ... So an epoch has two classes and now and then a
-third, also with a smaller last batch, which keeps its own ``batch_size``.
+The classes come from a trial: :data:`TRIAL` batches of the loader's seeds are drawn, with keys of their own, when the first batch is given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,18 +79,9 @@ def _fits(sizes: Sizes, of_class: Sizes) -> bool:
 
 @dataclass(eq=False)
 class Padding:
-    """Fills the batches of one loader up.
+    """Fills the batches of one loader up."""
 
-    Attributes:
-        data: what the loader was given.
-        source: what it draws from.
-        classes: of sizes.
-
-    Raises:
-        ValueError, NotImplementedError: batches of this source cannot be filled up.
-    """
-
-    data: Any
+    data: Any  # what the loader was given
     source: BatchSource
     classes: Classes
     _buffers: BufferPool = field(default_factory=BufferPool)
@@ -117,23 +95,25 @@ class Padding:
         typed = isinstance(batch, HeteroData)
         nodes = {type_: batch[type_] for type_ in batch.node_types} if typed else {None: batch._store}
         edges = {type_: batch[type_] for type_ in batch.edge_types} if typed else {_EDGES: batch._store}
-        num_vertices = {type_: _num_vertices(store) for type_, store in nodes.items()}
-        num_edges = {type_: _num_edges(store) for type_, store in edges.items()}
+        # Without n_id nothing of the type can be reached; without edge_index the data has no edges of it.
+        num_vertices = {type_: store.n_id.numel() if "n_id" in store else 0 for type_, store in nodes.items()}
+        ends_of = {type_: store.get("edge_index") for type_, store in edges.items()}
+        num_edges = {type_: 0 if of is None else of.size(1) for type_, of in ends_of.items()}
         # One more of every type, for edges to join.
         sizes = self.classes.fitting({**{type_: number + 1 for type_, number in num_vertices.items()}, **num_edges})
         for type_, store in edges.items():
-            if typed and store.get("edge_index") is None:
-                continue  # a type without edges in the data
-            ends = (type_[0], type_[2]) if typed else (None, None)
-            self._fill_edges(
-                batch, store, num_edges[type_], sizes[type_], [(num_vertices[end], sizes[end]) for end in ends]
-            )
+            if typed and ends_of[type_] is None:
+                continue
+            ends = [(num_vertices[end], sizes[end]) for end in ((type_[0], type_[2]) if typed else (None, None))]
+            self._fill_edges(batch, store, num_edges[type_], sizes[type_], ends)
         for type_, store in nodes.items():
             self._fill_vertices(batch, store, num_vertices[type_], sizes[type_])
         return batch
 
     def _fill_edges(self, batch: Any, store: BaseStorage, number: int, size: int, ends: list[tuple[int, int]]) -> None:
-        for name in self._edge_attributes(store):
+        template = self.source.template
+        stored = template.edge_rows[store._key] if isinstance(template, PartitionTemplate) else ()
+        for name in self._attributes(store, {"e_id", *stored}, "edge"):
             self._fill(batch, store, name, number, size)
         edge_index = store.edge_index
         place = torch.arange(size - number, device=edge_index.device)
@@ -142,36 +122,21 @@ class Padding:
         store.edge_mask = _mask(number, size, edge_index.device)
 
     def _fill_vertices(self, batch: Any, store: BaseStorage, number: int, size: int) -> None:
-        for name in self._node_attributes(store):
+        exchanged = [name for owner, name in self.source.exchanged if owner == store._key]
+        for name in self._attributes(store, {"n_id", *exchanged}, "node"):
             self._fill(batch, store, name, number, size)
         device = next((store[name].device for name in store if isinstance(store[name], Tensor)), None)
         store.node_mask = _mask(number, size, device)
         if "num_nodes" in store:
             store.num_nodes = size
 
-    def _node_attributes(self, store: BaseStorage) -> list[str]:
-        """Of a batch: those with an entry per vertex, as the data has them, and its own."""
-        type_ = store._key
-        names = {"n_id", *(name for owner, name in self.source.exchanged if owner == type_)}
-        whole = self._whole(type_)
-        if whole is not None:
-            names |= {name for name in list(whole) if whole.is_node_attr(name)}
-        return [name for name in list(store) if name in names and name != "num_nodes" and store[name] is not None]
-
-    def _edge_attributes(self, store: BaseStorage) -> list[str]:
-        names = {"e_id"}
-        whole, template = self._whole(store._key), self.source.template
-        if isinstance(template, PartitionTemplate):
-            names |= set(template.edge_rows[store._key])
-        if whole is not None:
-            names |= {name for name in list(whole) if whole.is_edge_attr(name)}
-        return [name for name in list(store) if name in names and name != "edge_index" and store[name] is not None]
-
-    def _whole(self, type_: Any) -> BaseStorage | None:
-        """What the batch's storage was cut from; None of a partitioned graph."""
-        if not isinstance(self.data, (Data, HeteroData)):
-            return None
-        return self.data._store if type_ is None else self.data[type_]
+    def _attributes(self, store: BaseStorage, names: set[str], kind: str) -> list[str]:
+        """Of a batch: ``names``, and what has an entry per vertex (``kind`` 'node') or per edge ('edge') in the data that it was cut from."""
+        if isinstance(self.data, (Data, HeteroData)):
+            whole = self.data._store if store._key is None else self.data[store._key]
+            names |= {name for name in list(whole) if getattr(whole, f"is_{kind}_attr")(name)}
+        names -= {"num_nodes", "edge_index"}
+        return [name for name in list(store) if name in names and store[name] is not None]
 
     def _fill(self, batch: Any, store: BaseStorage, name: str, number: int, size: int) -> None:
         value = store[name]
@@ -204,37 +169,21 @@ class Padding:
 _EDGES = "edges"
 
 
-def _num_vertices(store: BaseStorage) -> int:
-    return store.n_id.numel() if "n_id" in store else 0  # nothing of this type can be reached
-
-
-def _num_edges(store: BaseStorage) -> int:
-    edge_index = store.get("edge_index")
-    return 0 if edge_index is None else edge_index.size(1)
-
-
 def _mask(number: int, size: int, device: torch.device | None) -> Tensor:
     return torch.arange(size, device=device) < number
 
 
 def padding_of(data: Any, basis: Basis, turns: Sequence[Turn]) -> Padding:
-    """With classes of sizes from a trial, which is a function of the seed.
-
-    Args:
-        turns: of an epoch.
-    """
+    """With classes of sizes from a trial of some of these turns of an epoch, which is a function of the seed."""
     turns = turns[:-1] or turns  # the last may be smaller
     chosen = turns[:: -(-len(turns) // TRIAL) or 1]
     keys = basis.epochs.keys
     trial = (
-        sizes_of(
-            basis.source.draw_joined(
-                [(positions, keys(TRIAL_EPOCH, number, logical_rank)) for logical_rank, positions in turn.pieces]
-            )
-        )
+        [(positions, keys(TRIAL_EPOCH, number, logical_rank)) for logical_rank, positions in turn.pieces]
         for number, turn in enumerate(chosen)
     )
-    return Padding(data, basis.source, Classes.of(trial, types_of(data)))
+    sizes = (sizes_of(basis.source.draw_joined(pieces)) for pieces in trial)
+    return Padding(data, basis.source, Classes.of(sizes, types_of(data)))
 
 
 def sizes_of(mfg: SamplerOutput | HeteroSamplerOutput) -> Sizes:
@@ -255,23 +204,18 @@ def types_of(data: Any) -> list[Any]:
 
 def check_padding(data: Any, source: BatchSource, custom_cls: type | None) -> None:
     """Raise where batches cannot be filled up."""
-    sampler = source.sampler
-    if not isinstance(sampler, NeighborSampler):
-        raise NotImplementedError(
-            "pad='bucket' is not available with neighbor_sampler=: sizes come from a trial, whose draws would change yours; leave pad out"
-        )
-    if isinstance(data, tuple) or custom_cls is not None:
-        raise NotImplementedError(
-            "pad='bucket' is for a Data, a HeteroData or a partitioned graph, not for a FeatureStore and GraphStore; leave pad out"
-        )
-    if sampler.disjoint:
-        raise NotImplementedError(
-            "pad='bucket' is not available with disjoint trees or times: padding vertices belong to no tree; leave pad out"
-        )
+    why = None
+    if not isinstance(source.sampler, NeighborSampler):
+        why = "is not available with neighbor_sampler=: sizes come from a trial, whose draws would change yours"
+    elif isinstance(data, tuple) or custom_cls is not None:
+        why = "is for a Data, a HeteroData or a partitioned graph, not for a FeatureStore and GraphStore"
+    elif source.sampler.disjoint:
+        why = "is not available with disjoint trees or times: padding vertices belong to no tree"
+    if why is not None:
+        raise NotImplementedError(f"pad='bucket' {why}; leave pad out")
     if isinstance(data, (Data, HeteroData)):
-        stores: Mapping[Any, BaseStorage] = {store._key: store for store in data.stores}
-        for key, store in stores.items():
-            owner = "data" if key is None else f"data[{key!r}]"
+        for store in data.stores:
+            owner = "data" if store._key is None else f"data[{store._key!r}]"
             if store.get("adj_t") is not None:
                 raise NotImplementedError(
                     f"pad='bucket' is for edges as edge_index, and {owner} has adj_t; convert it (torch_geometric.utils.to_edge_index), or leave pad out"

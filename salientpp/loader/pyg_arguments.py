@@ -54,12 +54,7 @@ class SamplingOptions:
     shared_draws: SharedDraws = None
 
     def sampler_of_part(self, part: PartitionedGraph) -> NeighborSampler:
-        """The given sampler, or one over the topology of a partitioned graph, which every rank has whole.
-
-        Raises:
-            ValueError: the arguments do not fit the graph, or the sampler given is not this package's: the cache is planned by knowing how batches
-                are drawn.
-        """
+        """The given sampler, or one over the topology of a partitioned graph, which every rank has whole."""
         own = self.neighbor_sampler
         if own is not None and not isinstance(own, NeighborSampler):
             raise ValueError(
@@ -73,17 +68,9 @@ class SamplingOptions:
                     f"the topology of neighbor_sampler has {own.topology.num_vertices} vertices, and {part.root} has {sizes}; pass one of the same graph"
                 )
             return own
-        return sampler_of_part(
-            part,
-            self.num_neighbors,
-            self.time_attr,
-            self.weight_attr,
-            subgraph_type=self.subgraph_type if self.directed else SubgraphType.induced,
-            replace=self.replace,
-            disjoint=self.disjoint,
-            temporal_strategy=self.temporal_strategy,
-            shared_draws=self.shared_draws,
-        )
+        draws = {name: getattr(self, name) for name in ("replace", "disjoint", "temporal_strategy", "shared_draws")}
+        draws["subgraph_type"] = self.subgraph_type if self.directed else SubgraphType.induced
+        return sampler_of_part(part, self.num_neighbors, self.time_attr, self.weight_attr, **draws)
 
     def sampler(self, data: Any, method: str) -> BaseSampler:
         """The user's own sampler, which must have ``method``, or one over ``data``."""
@@ -94,19 +81,7 @@ class SamplingOptions:
             )
         if own is not None:
             return own
-        return NeighborSampler(
-            data,
-            self.num_neighbors,
-            replace=self.replace,
-            subgraph_type=self.subgraph_type,
-            disjoint=self.disjoint,
-            temporal_strategy=self.temporal_strategy,
-            time_attr=self.time_attr,
-            weight_attr=self.weight_attr,
-            is_sorted=self.is_sorted,
-            directed=self.directed,
-            shared_draws=self.shared_draws,
-        )
+        return NeighborSampler(data, **{name: of for name, of in vars(self).items() if name != "neighbor_sampler"})
 
 
 def normalise_numbers(kwargs: dict[str, Any]) -> None:

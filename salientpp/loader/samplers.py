@@ -7,38 +7,29 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.utils.data
-from torch import Tensor
-
-
-class _Loader(Protocol):
-    """What these need of their loader."""
-
-    def set_next_epoch(self, epoch: int) -> None: ...
-
-    def next_positions(self) -> list[Tensor]: ...
 
 
 class OfLoader:
     """A stand-in for the sampler of a loader.
 
     Args:
-        loader: whose it is.
+        loader: an :class:`~salientpp.loader.engine_loader.EngineLoader`.
         *args: of torch's class.
     """
 
-    def __init__(self, loader: _Loader, *args: Any) -> None:
+    def __init__(self, loader: Any, *args: Any) -> None:
         super().__init__(*args)
         self.belong_to(loader)
 
-    def belong_to(self, loader: _Loader) -> None:
+    def belong_to(self, loader: Any) -> None:
         """A copy of a loader has a copy of its sampler."""
         self._loader = weakref.ref(loader)  # a strong reference would be a cycle
 
-    def _living_loader(self) -> _Loader:
+    def _living_loader(self) -> Any:
         loader = self._loader()
         if loader is None:
             raise ReferenceError("the loader whose seeds these are is gone")
@@ -66,7 +57,7 @@ class RanksSampler(OfLoader, torch.utils.data.DistributedSampler):
     It is torch's ``DistributedSampler`` so that Lightning sees that the ranks have shared the seeds already.
     """
 
-    def __init__(self, loader: _Loader) -> None:
+    def __init__(self, loader: Any) -> None:
         self.belong_to(loader)  # torch's has sizes of its own
 
     def __iter__(self) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""The signature and docstring of the loaders, and the tables of options in the docs, made of the declarations of the options."""
+"""The signature and docstring of the loaders, made of the declarations of their options."""
 
 from __future__ import annotations
 
@@ -73,17 +73,3 @@ def _refresh(loader: Any, groups: list[type], doc: str, signature: inspect.Signa
 def _in_docstring(name: str, option: Option) -> str:
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", option.help)
     return textwrap.fill(f"{name}: {plain}", 150, initial_indent=" " * 8, subsequent_indent=" " * 12) + "\n"
-
-
-def tables_of_options() -> str:
-    """Markdown: for each group of options a table with defaults, whether ranks must agree, and help."""
-    agree = {"yes": "alike", "no": "", "hosts": "alike on a host"}
-    blocks = []
-    for group in GROUPS:
-        title = (group.__doc__ or group.__name__).splitlines()[0].rstrip(".")
-        lines = [f"**{title}**\n", "| argument | default | ranks | meaning |", "|---|---|---|---|"]
-        for name, (_, option) in declared_in(group).items():
-            default = f"`{option.default!r}`" if option.shown is None else option.shown
-            lines.append(f"| `{name}` | {default} | {agree[option.agree]} | {option.help} |")
-        blocks.append("\n".join(lines))
-    return "\n\n".join(blocks) + "\n"

@@ -7,6 +7,7 @@ Everything else (:meth:`Options.checked`) is checked after, so that a mistake on
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -18,15 +19,19 @@ from salientpp.loader.options import OPTIONS
 from salientpp.ranks.comm import DEFAULT_TIMEOUT
 from salientpp.store.assembly import has_kernel
 from salientpp.vip.policies import PROBABILITIES
-from salientpp.ways.exclusions import check_together
+
+#: (an option, one that it excludes) -> why.
+EXCLUDED: Mapping[tuple[str, str], str] = {
+    ("lookahead", "transform_sampler_output"): "it may change the vertices that a batch needs after they were foreseen",
+    ("partial_aggregation", "lookahead"): "a cache that looks ahead decides after the sums which rows it has",
+    ("partial_aggregation", "pad"): "its sums would be as many as before",
+    ("partial_aggregation", "transform_sampler_output"): "it may change what was sampled, and sums are of that",
+    ("partial_aggregation", "send_as"): "it sums rows as they are",
+}
 
 
 class Options(Values):
-    """The values of the package's options of one loader, first as the user gave them, and PyG's ``transform`` and ``transform_sampler_output``.
-
-    Args:
-        **given: what the user gave.
-    """
+    """The values of the package's options of one loader, first as the user gave them, and PyG's ``transform`` and ``transform_sampler_output``."""
 
     declared = OPTIONS
 
@@ -40,7 +45,11 @@ class Options(Values):
             ValueError, TypeError: an argument is wrong, whatever the data is.
         """
         found = self.checked_alone()
-        check_together(found.by_name)
+        for one, other in EXCLUDED:
+            value = getattr(found, one)
+            if _is_given(value) and _is_given(getattr(found, other)):
+                given = f"={value!r}" if isinstance(value, (int, float, str)) else "="
+                raise ValueError(f"{one}{given} excludes {other}=: {EXCLUDED[one, other]}; leave one of them out")
         if found.zero_copy and device.type == "cuda" and not has_kernel():
             raise ValueError(
                 "zero_copy needs Triton, which is not installed; `pip install triton`, or leave zero_copy out"
@@ -94,15 +103,12 @@ class Options(Values):
             )
         return found
 
-    def check_logical_ranks(self, partitioned: bool) -> None:
-        """Raise ValueError where logical ranks are asked for on an object that one process holds."""
-        if not partitioned and (self.logical_ranks is not None or self.join_logical_ranks):
+    def check_for_object(self) -> None:
+        """Raise ValueError where an option is given that is for partitioned graphs, and the data is an object that one process holds."""
+        if self.logical_ranks is not None or self.join_logical_ranks:
             name = "join_logical_ranks" if self.logical_ranks is None else "logical_ranks"
             raise ValueError(f"{name}= is for a partitioned graph, whose ranks share an epoch's batches; leave it out")
-
-    def check_send_as(self, partitioned: bool) -> None:
-        """Raise ValueError where rows of an object that one process holds are to be sent."""
-        if not partitioned and self.send_as is not None:
+        if self.send_as is not None:
             raise ValueError(
                 "send_as is for a partitioned graph, whose rows travel between ranks; rows of an object in memory do not, so leave it out"
             )
@@ -111,7 +117,6 @@ class Options(Values):
         """Place and number of places of ``share``, or None without one.
 
         Args:
-            partitioned: the data is a partitioned graph.
             orders_itself: the loader says in which order seeds come, and not a sampler of the user's.
             draws_seed: the order follows from a seed that each process draws for itself.
         """
@@ -140,3 +145,7 @@ class Options(Values):
                 "same seed= (or a generator= in the same state) in all of them"
             )
         return share[0], share[1]
+
+
+def _is_given(value: Any) -> bool:
+    return bool(value) if isinstance(value, (bool, int, float, str, Mapping)) else value is not None

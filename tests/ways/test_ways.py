@@ -14,9 +14,9 @@ import salientpp
 from salientpp import NeighborLoader
 from salientpp.engine.basis import Basis
 from salientpp.engine.way import TiersByType, Way
+from salientpp.loader.values import EXCLUDED
 from salientpp.store.cache import FeatureCache
 from salientpp.store.tiers import IdSet
-from salientpp.ways.exclusions import EXCLUDED
 from tests.laws.way import RANKS, WayLaws, compare, directory
 
 
