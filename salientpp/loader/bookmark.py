@@ -13,29 +13,17 @@ from salientpp.engine.state import Position, Reached, Resume, check_state, make_
 
 @dataclass(eq=False)
 class Bookmark:
-    """The place of one loader.
+    """The place of one loader."""
 
-    Attributes:
-        epochs: of the engine; loading a state changes them.
-        shares: of the seeds.
-        partitioned: the data is a partitioned graph, whose ranks agree on their places.
-        joined: the batches of a round are given as one.
-        adopts: a state may come from another number of logical ranks, which this loader takes.
-        seed_is_given: so a state must have the same seed.
-        epoch: the number of the next epoch.
-        resume: where that epoch goes on, by a loaded state; None: at its beginning.
-        reached: of the epoch that was begun last.
-    """
-
-    epochs: Epochs
+    epochs: Epochs  # of the engine; loading a state changes them
     shares: Shares
-    partitioned: bool
-    joined: bool
-    adopts: bool
-    seed_is_given: bool
-    epoch: int = 0
-    resume: Resume | None = None
-    reached: Reached | None = None
+    partitioned: bool  # the data is a partitioned graph, whose ranks agree on their places
+    joined: bool  # the batches of a round are given as one
+    adopts: bool  # a state may come from another number of logical ranks, which this loader takes
+    seed_is_given: bool  # so a state must have the same seed
+    epoch: int = 0  # the next
+    resume: Resume | None = None  # where that epoch goes on, by a loaded state
+    reached: Reached | None = None  # of the epoch that was begun last
 
     def set_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:
@@ -49,8 +37,7 @@ class Bookmark:
 
     def copy(self, epochs: Epochs) -> Bookmark:
         """The same place for a copy of the loader."""
-        reached = None if self.reached is None else replace(self.reached)
-        return replace(self, epochs=epochs, reached=reached)
+        return replace(self, epochs=epochs, reached=self.reached and replace(self.reached))
 
     @property
     def _identity(self) -> tuple[int, int, int, bool]:

@@ -114,6 +114,7 @@ def facts_of(
         settings: what all ranks must have the same, beside ``options``.
         generator: draws the seed, where none is given.
     """
+    delivered = {column: source.delivered(column) for column in source.exchanged}
     seed = options.seed
     draws = source.sampler.settings() if isinstance(source.sampler, NeighborSampler) else {}
     return Facts(
@@ -132,11 +133,11 @@ def facts_of(
             "columns": [
                 [
                     *(word for word in column if word is not None),
-                    str(source.delivered(column).dtype),
-                    list(source.delivered(column).shape[1:]),
+                    str(rows.dtype),
+                    list(rows.shape[1:]),
                     *([source.narrow[column].format] if column in source.narrow else []),
                 ]
-                for column in source.exchanged
+                for column, rows in delivered.items()
             ],
         },
     )

@@ -30,12 +30,7 @@ from salientpp.ways.cache import Cache, GivenCache
 
 
 class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixin, LogMemoryMixin):
-    """Epochs of an engine. A subclass makes the engine and the bookmark, and says what becomes of finished batches.
-
-    Attributes:
-        data: what the user gave.
-        engine: makes the batches.
-    """
+    """Epochs of an engine. A subclass makes the engine and the bookmark, and says what becomes of finished batches."""
 
     data: Any
     engine: Engine

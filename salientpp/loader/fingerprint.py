@@ -29,22 +29,14 @@ def settings_of(sampler: Any) -> list[Any]:
     """What the order of a sampler of torch depends on beside its epoch."""
     # Not its rank: Lightning keeps rank 0's state for all.
     fields = ("num_replicas", "shuffle", "seed", "drop_last")
-    return [
-        type(sampler).__name__,
-        len(sampler),
-        *(getattr(sampler, name) for name in fields if hasattr(sampler, name)),
-    ]
+    values = [getattr(sampler, name) for name in fields if hasattr(sampler, name)]
+    return [type(sampler).__name__, len(sampler), *values]
 
 
 def fingerprint_of(
     data: Any, source: BatchSource, seeds: SeedsByPart, options: Options, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """Plain values; batches depend on them.
-
-    Args:
-        seeds: of all ranks.
-        settings: of the loader, beside ``options``.
-    """
+    """Plain values that batches depend on; ``seeds`` are those of all ranks."""
     sampler = source.sampler
     ours = isinstance(sampler, NeighborSampler)
     partitioned, own = isinstance(data, PartitionedGraph), sources_in(options.columns)
@@ -70,8 +62,5 @@ def _seeds_digest(source: BatchSource, seeds: SeedsByPart) -> str:
 
 def _describe(source: BatchSource, names: Iterable[Any], first: int) -> list[Any]:
     """Plain values: dtype and shape, from dimension ``first`` on, of the rows of these attributes."""
-    columns = {name: name if isinstance(name, tuple) else (None, name) for name in names}
-    return [
-        [str(name), str(source.delivered(column).dtype), list(source.delivered(column).shape[first:])]
-        for name, column in columns.items()
-    ]
+    rows = {name: source.delivered(name if isinstance(name, tuple) else (None, name)) for name in names}
+    return [[str(name), str(of_name.dtype), list(of_name.shape[first:])] for name, of_name in rows.items()]

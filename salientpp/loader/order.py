@@ -13,12 +13,7 @@ from salientpp.sampling.schedule import Turn
 
 
 class GivenOrder:
-    """The order of the user's ``batch_sampler``, or of torch's over the user's ``sampler``; see :class:`~salientpp.engine.epochs.Order`.
-
-    Args:
-        batches: gives positions of seeds, or masks of them; has a length.
-        num_seeds: of the loader.
-    """
+    """The order of the user's ``batch_sampler``, or of torch's over the user's ``sampler``; see :class:`~salientpp.engine.epochs.Order`."""
 
     num_rounds = num_ticks = None
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from salientpp.engine.basis import Basis
 from salientpp.engine.source import BatchSource
 from salientpp.engine.way import TiersByType, Way
+from salientpp.ranks.comm import Comm
+from salientpp.ranks.shared_memory import shared_tensors
 from salientpp.sampling.seeds import scores_of_part
 from salientpp.store.cache import FeatureCache, TypedFeatureCache, on_device
 from salientpp.store.rows import RowSource
 from salientpp.store.tiers import NO_IDS, IdSet
-from salientpp.vip.policies import Policy, cache_bytes, plan_caches
-from salientpp.ways.host import in_memory_of_host, pooled
+from salientpp.vip.policies import Policy, add_scores, cache_bytes, plan_caches
+
+#: By vertex type, attribute name -> this part's own rows.
+HomeRows = Mapping["str | None", Mapping[str, RowSource]]
 
 
 class Cache(Way):
@@ -26,9 +31,6 @@ class Cache(Way):
             that no way before this one has copies of.
         policy: which rows.
         on_device: the cached rows that have a second copy on the device: a fraction of them as a float, or as many as fit into bytes as an int.
-
-    Attributes:
-        cache: the cached rows.
     """
 
     name = "cache"
@@ -69,7 +71,7 @@ class Cache(Way):
         """The ids to cache, by vertex type, ascending int64."""
         source = basis.source
         if basis.ranks_by_host:
-            scores = pooled(basis.host, self._policy, {type_: scores[type_] for type_ in source.travelling})
+            scores = _pooled(basis.host, self._policy, {type_: scores[type_] for type_ in source.travelling})
         books, alpha = {type_: source.books[type_] for type_ in source.travelling}, self._factor
         if isinstance(alpha, int):
             whole = cache_bytes(1.0, books, source.row_bytes)
@@ -77,12 +79,9 @@ class Cache(Way):
         return plan_caches(scores, books, source.row_bytes, source.exchange.part_id, alpha)
 
     def _fetched(
-        self,
-        basis: Basis,
-        home: Mapping[str | None, Mapping[str, RowSource]],
-        members: Mapping[str | None, Tensor],
+        self, basis: Basis, home: HomeRows, members: Mapping[str | None, Tensor]
     ) -> dict[str | None, FeatureCache]:
-        """The rows of ``members``, from their owners; ``home`` has the rows of this part. Collective.
+        """The rows of ``members``, from their owners. Collective.
 
         Rows that stay are in the memory of the host, where it has several ranks; each of them fetches its share.
         """
@@ -91,7 +90,7 @@ class Cache(Way):
         shared: dict[str | None, FeatureCache] = {}
         if basis.ranks_by_host:
             stay = {type_: of_type for type_, of_type in sets.items() if self._stays(type_)}
-            shared = in_memory_of_host(basis.host, home, stay)
+            shared = _in_memory_of_host(basis.host, home, stay)
         caches = {}
         for type_, rows in home.items():  # in the same order on all ranks
             if type_ in shared:
@@ -106,11 +105,7 @@ class Cache(Way):
 
 
 class GivenCache(Way):
-    """The cache of another loader.
-
-    Attributes:
-        cache: its rows.
-    """
+    """The cache of another loader."""
 
     name = "given cache"
 
@@ -121,6 +116,36 @@ class GivenCache(Way):
         if basis.zero_copy:
             self.cache = self.cache.pinned()
         return with_copies(basis, tiers, self.cache)
+
+
+def _pooled(host: Comm, policy: Policy, scores: Mapping[str | None, Tensor]) -> dict[str | None, Tensor]:
+    """The scores by which a host's cache is planned, per vertex type float64 [N] in shared memory. Collective among its ranks, each of which gives its own."""
+    pool = dict(zip(scores, shared_tensors(host, [(tuple(of.shape), torch.float64) for of in scores.values()])))
+    for rank in range(host.size):  # in this order, so that rounding is the same on every host and in every run
+        if rank == host.rank:
+            for type_, of_type in scores.items():
+                add_scores(policy, pool[type_], of_type)
+        host.gather_numbers([0])
+    return pool
+
+
+def _in_memory_of_host(
+    host: Comm, home: HomeRows, members: Mapping[str | None, IdSet]
+) -> dict[str | None, FeatureCache]:
+    """The cache of these ids in a block of memory that the ranks of a host share; its rows are yet to be fetched. Collective among them."""
+    shapes: list[tuple[Sequence[int], torch.dtype]] = []
+    for type_, own in members.items():
+        shapes += [(own.ids.shape, own.ids.dtype), (own.words.shape, own.words.dtype)]
+        shapes += [((len(own), *rows.shape[1:]), rows.dtype) for rows in home[type_].values()]
+    tensors = iter(shared_tensors(host, shapes))
+    caches = {}
+    for type_, own in members.items():
+        in_common = IdSet(next(tensors), next(tensors))
+        if host.rank == 0:
+            in_common.ids.copy_(own.ids)
+            in_common.words.copy_(own.words)
+        caches[type_] = FeatureCache(in_common, {name: next(tensors) for name in home[type_]})
+    return caches
 
 
 def with_copies(

@@ -21,7 +21,10 @@ class DeviceRows(Way):
         self._amount = amount
 
     def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
-        fraction = self._fraction(basis, tiers)
+        fraction, row_bytes = self._amount, basis.source.row_bytes
+        if not isinstance(fraction, float):
+            whole = sum(row_bytes[type_] * of_type.book.size_of(of_type.part_id) for type_, of_type in tiers.items())
+            fraction = min(1.0, fraction / max(1, whole))
         number = {type_: int(fraction * of_type.book.size_of(of_type.part_id)) for type_, of_type in tiers.items()}
         if not any(number.values()):
             return tiers
@@ -36,10 +39,3 @@ class DeviceRows(Way):
             type_: of_type.with_near(hottest[type_], basis.device, basis.seeds_only(type_))
             for type_, of_type in tiers.items()
         }
-
-    def _fraction(self, basis: Basis, tiers: TiersByType) -> float:
-        if isinstance(self._amount, float):
-            return self._amount
-        row_bytes = basis.source.row_bytes
-        whole = sum(row_bytes[type_] * of_type.book.size_of(of_type.part_id) for type_, of_type in tiers.items())
-        return min(1.0, self._amount / max(1, whole))

@@ -1,7 +1,7 @@
-"""Which ranks are on one host, so that they can share its memory, and do all say the same?
+"""Agrees on which ranks are on one host, so that they can share its memory.
 
-A user says it (``ranks_per_host=``), or whoever started the ranks: torchrun, or SLURM's srun. Ranks that another launcher has started are taken for hosts
-of their own. What is only believed may be wrong; so ranks tell each other, and those of a host try to share memory, before anything is built on it.
+A user says it (``ranks_per_host=``), or torchrun, or SLURM's srun. What a launcher says may be wrong, so ranks compare it, and those of a host try to share
+memory, before anything is built on it.
 """
 
 from __future__ import annotations
@@ -85,32 +85,31 @@ def agree_on_hosts(
     if comm.size == 1:
         checked_hosts(given)
         return ()
-    facts: dict[str, Any] = {"given": None, "believed": None, "own_rows": own_rows, "logical_ranks": num_logical_ranks}
+    facts: dict[str, Any] = {"own_rows": own_rows, "logical_ranks": num_logical_ranks}
     error = None
     try:
-        facts["given"] = checked_hosts(given)
-        facts["believed"] = host_by_launcher(*group_rank())
+        facts |= {"given": checked_hosts(given), "believed": host_by_launcher(*group_rank())}
     except ValueError as wrong:
         error = wrong
     try:
         everyone = comm.gather_facts(facts, error)
     finally:
         error = None  # else this frame and the traceback would hold each other
-    for rank, theirs in enumerate(everyone):
-        if theirs["given"] != everyone[0]["given"]:
-            raise ValueError(
-                f"all ranks must have the same ranks_per_host, got {everyone[0]['given']} on rank 0 and {theirs['given']} on rank {rank}{comm.of}"
-            )
     asked = everyone[0]["given"]
+    for rank, theirs in enumerate(everyone):
+        if theirs["given"] != asked:
+            raise ValueError(
+                f"all ranks must have the same ranks_per_host, got {asked} on rank 0 and {theirs['given']} on rank {rank}{comm.of}"
+            )
     sizes = _sizes(comm, asked, [theirs["believed"] for theirs in everyone])
-    if (
-        max(sizes) == 1 or len({theirs["logical_ranks"] for theirs in everyone}) > 1
-    ):  # all hear of the latter when arguments are compared
+    differ = len({theirs["logical_ranks"] for theirs in everyone}) > 1  # an error when arguments are compared
+    if max(sizes) == 1 or differ:
         return ()
     # Not before: now every rank is here, and a host's copy on a disk of its own has what each of its ranks has added.
     there = parts_there(part.root)
     copies = [facts["there"] for facts in comm.gather_facts({"there": None if there is None else sorted(there)})]
-    trouble = _trouble(comm, part, sizes, num_logical_ranks, [theirs["own_rows"] for theirs in everyone], copies)
+    owning = [theirs["own_rows"] for theirs in everyone]
+    trouble = _trouble(comm, part.whole.num_parts, sizes, num_logical_ranks, owning, copies)
     if trouble is not None and asked is not None:
         raise ValueError(trouble)
     if trouble is None:
@@ -118,7 +117,7 @@ def agree_on_hosts(
         trouble = sharing(comm, hosts)
     if trouble is None:
         return sizes
-    if not any(theirs["own_rows"] for theirs in everyone):
+    if not any(owning):
         warnings.warn(
             f"the ranks of a host do not share its memory: {trouble}. Each has a cache of its own; pass ranks_per_host=1 if that is meant",
             UserWarning,
@@ -148,7 +147,7 @@ def _sizes(comm: Comm, asked: int | list[int] | None, believed: Sequence[str | N
 
 def _trouble(
     comm: Comm,
-    part: PartitionedGraph,
+    num_parts: int,
     sizes: tuple[int, ...],
     num_logical_ranks: int,
     own_rows: Sequence[bool],
@@ -158,7 +157,6 @@ def _trouble(
     for rank, has_own in enumerate(own_rows):
         if has_own:
             return f"rank {rank}{comm.of} has columns= with own rows, which the other ranks of its host cannot read; leave them out, or pass ranks_per_host=1"
-    num_parts = part.whole.num_parts
     try:
         placements = [Placement(rank, comm.size, num_parts, num_logical_ranks, sizes) for rank in range(comm.size)]
     except ValueError as error:

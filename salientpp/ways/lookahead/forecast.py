@@ -1,4 +1,4 @@
-"""Says without sampling how many rows a cache fetches whose rank knows its next batches."""
+"""Forecasts, without sampling, how many rows a cache fetches whose rank knows its next batches; docs/concepts.md has the formulas."""
 
 from __future__ import annotations
 
@@ -61,12 +61,7 @@ class Blocks:
 
     @classmethod
     def of(cls, workload: Workload, draw_block: int, num_batches: int, shared: bool) -> Blocks | None:
-        """Of a part's batches; None if every batch draws by itself.
-
-        Args:
-            draw_block: batches that draw alike, of the ``num_batches`` of an epoch.
-            shared: vertices of a batch draw alike too.
-        """
+        """Of a part's batches; None if every batch draws by itself. ``shared``: vertices of a batch draw alike too."""
         size = min(draw_block, num_batches)
         if size <= 1:
             return None
@@ -75,11 +70,7 @@ class Blocks:
 
 
 def _as_counted(probability: Tensor, trial: Trial) -> Tensor:
-    """The same rows, as many of them in a batch as those that were tried have.
-
-    Batches of a clustered graph have fewer than the formula says. Blocks of them have as many as it says of blocks, so without this a row would come again
-    too soon.
-    """
+    """The same rows, as many of them in a batch as those that were tried have: batches of a clustered graph have fewer than the formula says."""
     expected = float(probability.sum(dtype=torch.float64))
     return probability * (trial.num_ids / expected) if expected > 0 else probability
 
@@ -93,7 +84,6 @@ class Spread:
     where the former fill the slots.
 
     Attributes:
-        chance, count: those.
         in_block: of the same rows, how probably a block has them; each of its batches then needs them with ``chance / in_block``, independently. None:
             every batch draws by itself.
         block: batches of a block.
@@ -106,12 +96,7 @@ class Spread:
 
     @classmethod
     def of(cls, probability: Tensor, blocks: Blocks | None = None, trial: Trial | None = None) -> Spread:
-        """Of float [N], how probably a batch needs each remote row; those that are 0 do not count.
-
-        Args:
-            blocks: where the draws of batches agree.
-            trial: with ``blocks``, how many rows a batch has; None: as many as expected.
-        """
+        """Of float [N], how probably a batch needs each remote row; ``trial`` says, with ``blocks``, how many rows a batch has."""
         if blocks is not None and trial is not None:
             probability = _as_counted(probability, trial)
         bins_per_factor = 64 if blocks is None else 16

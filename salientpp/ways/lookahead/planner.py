@@ -1,16 +1,10 @@
 """Decides which remote rows a rank keeps that knows what its next batches need.
 
-A batch is a pure function of (seed, epoch, slot, index), so a rank can know which rows its next W batches need. Then a cache need not stay as it is: after
-each batch it keeps, of the rows that it has and those that arrive, the C that are needed next. When that is, is known inside the **window** of the next W
-batches (as in Belady, *A study of replacement algorithms for a virtual-storage computer*, IBM Systems Journal 5(2), 1966), and expected beyond it: a row that
-a batch needs with probability p comes 1 / p batches later. So what the window does not show is kept by its inclusion probability, as the static cache
-keeps all. A row may go by without entering. Where rows are needed equally late, those that are there stay, then those with the lower slot leave first, and the
-lower id enters first; probabilities that differ by less than a 16th of a factor of two count as equal.
+docs/concepts.md (a cache that knows the next batches) has the method, which is that of Belady, *A study of replacement algorithms for a virtual-storage
+computer*, IBM Systems Journal 5(2), 1966, inside the window. Where rows are needed equally late, those that are there stay, then those with the lower slot
+leave first, and the lower id enters first; probabilities that differ by less than a 16th of a factor of two count as equal.
 
-**Groups.** To find out when each row of a batch comes next, all lists of the window are read, a few nanoseconds an id. With a long window this is done for G
-batches at once, the window then being W + G - 1 batches long at the first of them and W at the last.
-
-:class:`Planner` does this for one rank and one type of vertices, in the order of its batches; loaders and analyses have the very same.
+With a long window its lists are read for G batches at once. The window is then W + G - 1 batches long at the first of them and W at the last.
 """
 
 from __future__ import annotations

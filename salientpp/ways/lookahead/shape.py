@@ -1,8 +1,4 @@
-"""Chooses how long a window and how large a cache fit into the memory of a static cache.
-
-That memory is for rows and what it takes to find them, the ids of the window included. Ids of a batch are kept as gaps of 5 to 7 bits each, or as a bit for
-every vertex, whichever is shorter.
-"""
+"""Chooses how long a window and how large a cache fit into the memory of a static cache, with the ids of the window and what finds rows."""
 
 from __future__ import annotations
 
@@ -29,11 +25,7 @@ _MOST_FOR_IDS = 0.5
 
 
 def check_lookahead(lookahead: Any) -> Window:
-    """It as 'auto' or a Python integer.
-
-    Raises:
-        ValueError: it is neither, or out of range.
-    """
+    """It as 'auto' or a Python integer."""
     if isinstance(lookahead, str) and lookahead == "auto":
         return "auto"
     number = as_integer(lookahead)
@@ -65,13 +57,7 @@ class Shape:
 
     @classmethod
     def of(cls, window: int, budget: int, row_bytes: int, trial: Trial, most_rows: int) -> Shape:
-        """The largest cache inside ``budget`` bytes.
-
-        Args:
-            window: >= 1.
-            row_bytes: of a row.
-            most_rows: that there are to keep.
-        """
+        """The largest cache of at most ``most_rows`` inside ``budget`` bytes, with a window of at least one batch."""
         lists = math.ceil(window * trial.list_bytes + (group_of(window) - 1) * 2 * trial.num_ids)
         for entry_bytes in (2, 4):
             # A slot has an id of 4 bytes, a key of 2 and 5/3 entries of a table, which has one more.
@@ -170,16 +156,11 @@ def plan_rows(
     Args:
         scores: float [N], how probably a batch needs each row.
         num_static: rows of the static cache; their place takes the set of their ids too.
-        row_bytes: of a row.
         trial: called if there is something to gain.
-        blocks: called for 'auto', where the draws of batches agree; of all rows.
-        num_sharing: ranks that would share the static cache; each has a part of its memory.
+        blocks, num_sharing: as of :func:`choose_shape`, which also says what is raised.
 
     Returns:
         None where nothing is to be gained: there is no cache, it holds all that may be needed, or no window is worth its memory.
-
-    Raises:
-        ValueError: as :func:`choose_shape`.
     """
     begin, end = book.range_of(part_id)
     remote = scores.to(torch.float32, copy=True)

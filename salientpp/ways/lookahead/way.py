@@ -1,16 +1,11 @@
 """Keep the remote rows that the next batches need: how a rank knows them, and when it decides what to keep.
 
-A batch is a pure function of (seed, epoch, logical rank, index). So beside the batches that are made, those that come W later are drawn for their ids alone
-(:class:`Scouts`), in the same sampling threads; later they are drawn again, whole. To keep what was drawn would take more memory than the cache has.
+Batches that come W later are drawn for their ids alone (:class:`Scouts`), in the sampling threads. What is kept is decided by a thread of its own where there
+are sampling threads (:mod:`salientpp.ways.lookahead.planner`), begun in ``sample`` and awaited in the stage after it. What was only asked for may be
+cancelled; what has entered the pipeline is put together, also when the epoch is left. So nothing that was decided has to be undone.
 
-What is kept is decided (:mod:`salientpp.ways.lookahead.planner`) when a batch enters the pipeline, in the order of the batches: begun in ``sample`` and
-awaited in the stage after it, by a thread of its own where there are sampling threads. What was only asked for may be cancelled; what has entered is put
-together, also when the epoch is left. So nothing that was decided has to be undone.
-
-Rows move when batches are put together (:mod:`salientpp.store.fetch`), up to ten batches later and in the same order: first what the batch needs is read, then
-what it has fetched is written. So a row may be found that a batch before it has yet to bring, and a slot is written to when all who were to read it have.
-
-Epochs join: near the end of one the first batches of the next are drawn. If something else comes then, the window is forgotten and the rows stay.
+Rows move in the order of the batches when these are put together (:mod:`salientpp.store.fetch`). Each reads before it writes what it has fetched, so a slot is
+written to when all who were to read it have.
 """
 
 from __future__ import annotations
@@ -54,7 +49,7 @@ class Scouts:
     """The remote ids of batches to come, in order, through all epochs.
 
     Args:
-        turns: of an epoch: its batches.
+        turns: the batches of an epoch.
         submit: (epoch, turn) -> what gives the batch's lists, from a thread or from the one that asks.
         ahead: how many are drawn before they are asked for.
     """
@@ -118,9 +113,8 @@ class Lookahead(Cache):
     def __init__(self, window: Window, replication_factor: float, policy: Policy, on_device: float | int = 0.0) -> None:
         super().__init__(replication_factor, policy, on_device)
         self._window = window
-        self._moves: dict[
-            str | None, tuple[Shape, Tensor]
-        ] = {}  # by type, how its memory splits, and the scores of rows
+        # By type, how its memory splits, and the scores of rows.
+        self._moves: dict[str | None, tuple[Shape, Tensor]] = {}
         self.planners: dict[str | None, Planner] = {}
         self._decision: Task | Future | None = None  # the last
         self.under_way = 0
@@ -170,10 +164,8 @@ class Lookahead(Cache):
                 sizes = book.num_vertices, *book.range_of(part_id)
                 return Trial.of([ops.code_ids(ids.get(type_, NO_IDS), *sizes) for ids in tried()], book.num_vertices)
 
-            width = source.row_bytes[type_]
-            return plan_rows(
-                self._window, scores[type_], book, part_id, static.numel(), width, trial, blocks, num_sharing
-            )
+            own = scores[type_], book, part_id, static.numel(), source.row_bytes[type_]
+            return plan_rows(self._window, *own, trial, blocks, num_sharing)
 
         return {type_: plan(type_, static) for type_, static in members.items()}
 
@@ -270,11 +262,7 @@ class Lookahead(Cache):
 
 
 def _with_kept(places: Places, moves: Moves, book: PartitionBook) -> Places:
-    """These places where some of the remote rows are not fetched but found in the cache.
-
-    Args:
-        moves: of ``places.remote_id``, in its order.
-    """
+    """These places where some of the remote rows are not fetched but found in the cache; ``moves`` are those of ``places.remote_id``."""
     if places.remote_row is None:
         taken = ops.take_hits(places.remote_position, places.remote_id, book.offsets, moves.hit_place)
         kept_position, remote_position, remote_id, counts = taken

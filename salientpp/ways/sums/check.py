@@ -24,38 +24,9 @@ def edge_rows_of(source: BatchSource) -> Mapping[str, Tensor]:
 
 def check_partial(data: Any, source: BatchSource, given: Any, weight: Any) -> None:
     """Raise ValueError where a loader's batches cannot have sums, or not with these weights."""
-    words = f"partial_aggregation={given!r}"
-    if not isinstance(data, PartitionedGraph):
-        raise ValueError(
-            f"{words} is for a partitioned graph, whose rows travel between ranks; rows of an object in memory do not, so leave it out"
-        )
-    sampler = source.sampler
-    assert isinstance(sampler, NeighborSampler)  # a partitioned graph takes no other
-    if sampler.is_hetero or data.is_hetero:
-        raise ValueError(f"{words} is for graphs with one type of vertices, and {data.root} has several; leave it out")
-    if sampler.subgraph_type != SubgraphType.directional:
-        raise ValueError(
-            f"{words} replaces edges of the last hop by sums, which batches with subgraph_type={sampler.subgraph_type.value!r} need; leave one of them out"
-        )
-    if sampler.disjoint:
-        raise ValueError(
-            f"{words} excludes disjoint trees and times: there the last hop's vertices are many trees'; leave one of them out"
-        )
-    if len(source.exchanged) != 1:
-        names = [name for _, name in source.exchanged]
-        raise ValueError(
-            f"{words} sums one attribute that every sampled vertex gets, got columns={names}; pass one name"
-        )
-    (column,) = source.exchanged
-    if column in source.narrow:
-        raise ValueError(
-            f"{words} sums rows as they are, and those of {column[1]!r} travel as {source.narrow[column].format} (store_as, send_as); leave one of them out"
-        )
-    if source.rows_of(column).dtype not in WIDE:
-        dtype = str(source.rows_of(column).dtype).removeprefix("torch.")
-        raise ValueError(
-            f"{words} sums floating-point rows (float64, float32, float16, bfloat16), and those of {column[1]!r} are {dtype}; leave it out"
-        )
+    why = _why_not(data, source)
+    if why is not None:
+        raise ValueError(f"partial_aggregation={given!r} {why}")
     if weight is not None:
         edge_rows = edge_rows_of(source)
         if not isinstance(weight, str) or weight not in edge_rows:
@@ -69,3 +40,29 @@ def check_partial(data: Any, source: BatchSource, given: Any, weight: Any) -> No
             raise ValueError(
                 f"partial_weight={weight!r} must be one real number per edge, [{rows.size(0)}], got {dtype} {list(rows.shape)}"
             )
+
+
+def _why_not(data: Any, source: BatchSource) -> str | None:
+    """Why batches cannot have sums of rows."""
+    if not isinstance(data, PartitionedGraph):
+        return "is for a partitioned graph, whose rows travel between ranks; rows of an object in memory do not, so leave it out"
+    sampler = source.sampler
+    assert isinstance(sampler, NeighborSampler)  # a partitioned graph takes no other
+    if sampler.is_hetero or data.is_hetero:
+        return f"is for graphs with one type of vertices, and {data.root} has several; leave it out"
+    if sampler.subgraph_type != SubgraphType.directional:
+        needing = f"batches with subgraph_type={sampler.subgraph_type.value!r}"
+        return f"replaces edges of the last hop by sums, which {needing} need; leave one of them out"
+    if sampler.disjoint:
+        return "excludes disjoint trees and times: there the last hop's vertices are many trees'; leave one of them out"
+    if len(source.exchanged) != 1:
+        names = [name for _, name in source.exchanged]
+        return f"sums one attribute that every sampled vertex gets, got columns={names}; pass one name"
+    (column,) = source.exchanged
+    if column in source.narrow:
+        travel = f"those of {column[1]!r} travel as {source.narrow[column].format} (store_as, send_as)"
+        return f"sums rows as they are, and {travel}; leave one of them out"
+    if source.rows_of(column).dtype not in WIDE:
+        are = f"those of {column[1]!r} are {str(source.rows_of(column).dtype).removeprefix('torch.')}"
+        return f"sums floating-point rows (float64, float32, float16, bfloat16), and {are}; leave it out"
+    return None

@@ -4,9 +4,8 @@
 wanted sum, :data:`SOURCES` the rows that they sum up, one sum's after the other's, and :data:`WEIGHTS` what each of these rows is multiplied by. Only the
 asking rank looks up the weights of edges. :mod:`salientpp.ways.sums.plan` says which sums a batch asks for.
 
-**The host** sums rows for its device beside the rows that are packed and copied: one group of threads packs rows, another makes the sums, of rows of one
-tier each, into pinned memory (:mod:`salientpp.store.thread_groups`). The same plan chooses them, with the tiers of the host in the place of owners. What is
-saved there is rows copied, and ids cost nothing. Rows that a device reads where they are stay in the batch, whose model sums them on the device.
+**The host** sums rows for its device while other threads pack rows (:mod:`salientpp.store.thread_groups`). The same plan chooses these sums, with the tiers
+of the host in the place of owners. Rows that a device reads where they are stay in the batch.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -50,15 +48,9 @@ def put_sums(rows: RowSource, index: Tensor, size: Tensor, weight: Tensor | None
     end = torch.cat([size.new_zeros(1), size.cumsum(0)])
 
     def put(first: int, last: int) -> None:
-        of = slice(int(end[first]), int(end[last]))
-        kernel(
-            rows.tensor,
-            index[of],
-            size[first:last],
-            None if weight is None else weight[of],
-            out[first:last],
-            parallel=False,
-        )
+        of, groups = slice(int(end[first]), int(end[last])), slice(first, last)
+        own = None if weight is None else weight[of]
+        kernel(rows.tensor, index[of], size[groups], own, out[groups], parallel=False)
 
     in_pieces(put, size.numel(), index.numel() * rows.tensor[:1].nbytes)
 
@@ -142,19 +134,8 @@ class Moved:
         return Moved(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
 
     def bytes(self, wire: Wire) -> int:
-        """Of requests and answers, without the messages that say how many there are."""
         return wire.bytes_of(self.rows, self.sums, self.sources)
 
     def is_worth_it(self, wire: Wire) -> bool:
         """Whether this is markedly less than without sums."""
         return self.bytes(wire) < WORTH_IT * wire.bytes_of(self.whole_rows)
-
-
-def are_fetches_worth_it(mfgs: Iterable[SamplerOutput], tiers: Tiers, wire: Wire) -> bool:
-    """Whether ranks take markedly fewer bytes with sums for batches like these."""
-    return sum((Moved.between_ranks(mfg, tiers, wire) for mfg in mfgs), Moved()).is_worth_it(wire)
-
-
-def are_copies_worth_it(mfgs: Iterable[SamplerOutput], tiers: Tiers, wire: Wire) -> bool:
-    """Whether a device takes markedly fewer with sums that its host makes."""
-    return sum((Moved.to_device(mfg, tiers, wire) for mfg in mfgs), Moved()).is_worth_it(wire.of_copies)

@@ -1,17 +1,8 @@
-"""Which rows that a batch lacks come whole, and which as sums that their owners make?
+"""Decides which rows that a batch lacks come whole, and which as sums that their owners make.
 
-The first layer of most models adds up the rows of a vertex's neighbours, or takes their mean or maximum. So the owner of several neighbours of one vertex
-can do that and send one row in place of many: near-data partial aggregation, between machines. Only vertices that were first found in a batch's deepest hop are
-never expanded, and no layer needs their rows but for those of their neighbours; the rows of all others come whole. So do those that the rank has: its
-own, and those of its cache.
-
-Of what remains, every edge is served by its source's row or by a sum of its target's, whichever way is fewer bytes in all: a vertex cover of the
-bipartite graph of rows and sums. ``csrc/ways/plan_sums.cpp`` says how it is chosen. Each rank does so alone, batch by batch.
-
-The same plan says what a host sums up for its device, with the kinds of the host's memory in the place of owners; then ids cost nothing, and rows that the
-device has come whole.
-
-The idea is that of *Accelerating GNN training with locality-aware partial execution* (APSys 2021), for the sums of one machine's host for its devices.
+Only rows of vertices that were first found in the last hop may be summed up, since no layer needs these rows but for those of their neighbours. Every edge to
+one that this rank lacks is served by its source's row or by a sum of its target's: a vertex cover of least bytes of the bipartite graph of rows and sums.
+``csrc/ways/plan_sums.cpp`` says how it is chosen. docs/concepts.md (sums in the place of rows) has the method and its source.
 """
 
 from __future__ import annotations

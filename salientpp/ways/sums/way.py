@@ -31,16 +31,7 @@ from salientpp.store.rows import empty_rows, take_rows
 from salientpp.store.thread_groups import Balance
 from salientpp.ways.sums.check import edge_rows_of
 from salientpp.ways.sums.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, mark
-from salientpp.ways.sums.moved import (
-    SOURCES,
-    SUMS,
-    WEIGHTS,
-    are_copies_worth_it,
-    are_fetches_worth_it,
-    host_sums_of,
-    put_sums,
-    sums_of,
-)
+from salientpp.ways.sums.moved import SOURCES, SUMS, WEIGHTS, Moved, host_sums_of, put_sums, sums_of
 from salientpp.ways.sums.plan import PartialAggregation, Sums, Wire
 
 #: In the place of a vertex type, of the sums that a host makes for its own device.
@@ -68,19 +59,12 @@ class Partial(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Note:
-    """What was decided of one batch.
+    """What was decided of one batch."""
 
-    Attributes:
-        sums: what other ranks are asked for beside rows.
-        weight: of the rows in them, as words that travel, so many for each; None: they have none.
-        here: what the host sums up for the device, by tier and slot; None: nothing.
-        here_weight: of the rows in those; None: they have none.
-    """
-
-    sums: Sums
-    weight: Tensor | None
-    here: Sums | None
-    here_weight: Tensor | None
+    sums: Sums  # what other ranks are asked for beside rows
+    weight: Tensor | None  # of the rows in them, as words that travel, so many for each
+    here: Sums | None  # what the host sums up for the device, by tier and slot
+    here_weight: Tensor | None  # of the rows in those
 
 
 def messages_of(reduction: Any, weight: Any) -> Sequence[Message]:
@@ -128,8 +112,12 @@ class SumsOfRows(Way):
         self.sums_here = not basis.on_host
         if self._is_tried:
             tried = [mfg for pieces in basis.trial() for mfg in pieces]
-            self.asks = are_fetches_worth_it(tried, fetch.tiers[None], self._wire)
-            self.sums_here = self.sums_here and are_copies_worth_it(tried, fetch.tiers[None], self._wire)
+            tiers, wire = fetch.tiers[None], self._wire
+            fetched = sum((Moved.between_ranks(mfg, tiers, wire) for mfg in tried), Moved())
+            self.asks = fetched.is_worth_it(wire)
+            if self.sums_here:
+                copied = sum((Moved.to_device(mfg, tiers, wire) for mfg in tried), Moved())
+                self.sums_here = copied.is_worth_it(wire.of_copies)
         num_threads = torch.get_num_threads()
         self._balance = Balance(num_threads, Threads(max(1, num_threads - 1), "salientpp-groups").submit)
 
@@ -145,10 +133,8 @@ class SumsOfRows(Way):
 
     def wanted(self, note: Note) -> dict[str | None, Wanted]:
         sums = note.sums
-        wanted: dict[str | None, Wanted] = {
-            SUMS.name: Wanted(sums.size, sums.groups),
-            SOURCES.name: Wanted(sums.source, sums.sources),
-        }
+        wanted: dict[str | None, Wanted] = {SUMS.name: Wanted(sums.size, sums.groups)}
+        wanted[SOURCES.name] = Wanted(sums.source, sums.sources)
         if note.weight is not None:
             words = note.weight.numel() // max(1, sums.source.numel())
             wanted[WEIGHTS.name] = Wanted(note.weight, sums.sources * words)
