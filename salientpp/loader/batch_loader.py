@@ -191,9 +191,9 @@ class BatchLoader(EngineLoader):
         )  # fmt: skip
 
     def _settings(self) -> dict[str, Any]:
-        """Arguments that batches depend on, beside those of ``options`` and of the sampler."""
-        same = {name: getattr(self, name) for name in ("time_attr", "weight_attr", "batch_size", "uneven")}
-        return {**same, "shuffle": self._shuffle, "drop_last": bool(self.drop_last)}
+        """Arguments that batches depend on, beside those of ``options`` and of the sampler, in the order in which ranks compare them."""
+        same = {name: getattr(self, name) for name in ("time_attr", "weight_attr", "batch_size")}
+        return {**same, "shuffle": self._shuffle, "drop_last": bool(self.drop_last), "uneven": self.uneven}
 
     def _open_partition(
         self, comm: Comm, sampling: SamplingOptions, make_seeds: Callable[..., Seeds], messages: Sequence[Message] = ()
