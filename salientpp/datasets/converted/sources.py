@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from salientpp.datasets.ogb import listed, ogb_meta, provide_ogb_files
 from salientpp.datasets.own_objects import read_pyg, says_damaged
 from salientpp.datasets.spec import did_you_mean, with_spec
 from salientpp.datasets.torch_files import is_archive
-from salientpp.store.directory.attributes import node_stores
+from salientpp.store.directory.attributes import edge_stores, node_stores
 
 _TEXT = (".txt", ".tsv", ".csv", ".el", ".edges")
 
@@ -77,15 +77,11 @@ def _open_npz(name: str, file: Path, undirected: bool | None) -> Source:
     edge_index = arrays["edge_index"]
     if edge_index.shape[:1] != (2,) or len(edge_index.shape) != 2:
         raise ValueError(f"{edge_index.name} must have shape [2, E], got {list(edge_index.shape)}")
+    num_vertices = int(_scalar(arrays["num_nodes"], "iu")) if "num_nodes" in arrays else None
+    splits = {split: Split(_ids(arrays[key])) for split, key in split_keys.items()}
     return Source(
         name,
-        {
-            None: Vertices(
-                int(_scalar(arrays["num_nodes"], "iu")) if "num_nodes" in arrays else None,
-                columns,
-                {split: Split(_ids(arrays[key])) for split, key in split_keys.items()},
-            )
-        },
+        {None: Vertices(num_vertices, columns, splits)},
         {None: array_edges([edge_index])},
         undirected=not directed if undirected is None else undirected,
         files=(file,),
@@ -121,8 +117,13 @@ def _scalar(array: StoredArray, kinds: str) -> Any:
 def _open_edges(name: str, rest: str, undirected: bool | None) -> Source:
     pattern, _, spec = rest.partition(",")
     given = with_spec(name, spec, {}, as_text=True)
-    numbers = {key: _count_of(name, key, given.pop(key)) for key in ("num_vertices", "skip") if key in given}
-    skip = numbers.get("skip", 0)
+    numbers = {}
+    for key in ("num_vertices", "skip"):
+        text = given.pop(key, "")
+        if text and not text.isdecimal():
+            raise ValueError(f"{name}: {key} must be an integer >= 0, got {text!r}")
+        numbers[key] = int(text) if text else None
+    skip = numbers["skip"] or 0
     known = ("x", "y", *SPLITS)
     for key in given:
         if key not in known:
@@ -135,25 +136,19 @@ def _open_edges(name: str, rest: str, undirected: bool | None) -> Source:
         columns["x"] = _rows_of(files["x"], float, skip)
     if "y" in files:
         columns["y"] = _labels(_rows_of(files["y"], int, skip))
+    splits = {key: Split(_rows_of(files[key], int, skip)) for key in SPLITS if key in files}
+    kind, paths = _kind(files["edges"][0]), files["edges"]
+    if kind == "npy":
+        edges = array_edges([StoredArray.of(path) for path in paths])
+    else:
+        edges = parquet_edges(paths) if kind == "parquet" else text_edges(paths, skip)
     return Source(
         name,
-        {
-            None: Vertices(
-                numbers.get("num_vertices"),
-                columns,
-                {key: Split(_rows_of(files[key], int, skip)) for key in SPLITS if key in files},
-            )
-        },
-        {None: _edges_of(files["edges"], skip)},
+        {None: Vertices(numbers["num_vertices"], columns, splits)},
+        {None: edges},
         undirected=bool(undirected),
         files=tuple(path for paths in files.values() for path in paths),
     )
-
-
-def _count_of(name: str, key: str, text: str) -> int:
-    if not text.isdecimal():
-        raise ValueError(f"{name}: {key} must be an integer >= 0, got {text!r}")
-    return int(text)
 
 
 def _files(name: str, pattern: str) -> list[Path]:
@@ -183,14 +178,7 @@ def _kind(path: Path) -> str:
     raise ValueError(f"{path} must be text ({', '.join(_TEXT)}, or these with .gz), .npy or .parquet, by its name")
 
 
-def _edges_of(paths: Sequence[Path], skip: int) -> Edges:
-    kind = _kind(paths[0])
-    if kind == "npy":
-        return array_edges([StoredArray.of(path) for path in paths])
-    return parquet_edges(paths) if kind == "parquet" else text_edges(paths, skip)
-
-
-def _rows_of(paths: Sequence[Path], dtype: type, skip: int = 0) -> Rows:
+def _rows_of(paths: Sequence[Path], dtype: type, skip: int) -> Rows:
     kind = _kind(paths[0])
     if kind == "npy":
         return array_rows([StoredArray.of(path) for path in paths])
@@ -201,21 +189,20 @@ def _rows_of(paths: Sequence[Path], dtype: type, skip: int = 0) -> Rows:
 
 
 def _labels(rows: Rows, are_classes: bool = False) -> Rows:
-    """Labels [n] or [n, labels per vertex]; a single column becomes [n]. Integers become int64. Real numbers keep their dtype.
-
-    Args:
-        rows: the labels as they are stored.
-        are_classes: real numbers stand for classes, as in the Open Graph Benchmark: NaN becomes -1 and all others int64.
-    """
-
-    def pieces(most_bytes: int) -> Iterator[RowPiece]:
-        for piece in rows.pieces(most_bytes):
-            yield RowPiece(_read_labels(piece, are_classes), piece.where, piece.done)
-
-    return replace(rows, pieces=pieces)
+    """Labels as `_read_labels` reads them."""
+    return replace(
+        rows,
+        pieces=lambda most_bytes: (
+            replace(piece, values=_read_labels(piece, are_classes)) for piece in rows.pieces(most_bytes)
+        ),
+    )
 
 
 def _read_labels(piece: RowPiece, are_classes: bool) -> Tensor:
+    """Labels [n] or [n, labels per vertex]; a single column becomes [n]. Integers become int64. Real numbers keep their dtype.
+
+    With ``are_classes`` real numbers stand for classes, as in the Open Graph Benchmark: NaN becomes -1, others int64.
+    """
     values = piece.values
     if values.dim() == 2 and values.size(1) == 1:
         values = values[:, 0]
@@ -251,8 +238,8 @@ def _open_ogb(name: str, root: Path, undirected: bool | None = None, download: b
         files = [raw / "data.npz", raw / "node-label.npz"]
         held = members_of(files[0])
         num_vertices = int(_scalar(StoredArray.of(files[0], "num_nodes_list"), "iu"))
-        edges: Edges = array_edges([StoredArray.of(files[0], "edge_index")])
-        columns: dict[str, Rows] = {
+        edges = array_edges([StoredArray.of(files[0], "edge_index")])
+        columns = {
             "x" if key == "node_feat" else key: array_rows([StoredArray.of(files[0], key)])
             for key in held
             if key.startswith("node_")
@@ -316,8 +303,7 @@ def _source_of(name: str, file: Path, data: Data | HeteroData, undirected: bool 
         vertices[type_], more = _vertices_of(store, str(file) if type_ is None else f"{file}: {type_!r}", data)
         left_out += more
     relations: dict[EdgeName, Edges] = {}
-    for edge_type in data.edge_types if isinstance(data, HeteroData) else [None]:
-        store = data._store if edge_type is None else data[edge_type]
+    for edge_type, store in edge_stores(data).items():
         where = str(file) if edge_type is None else f"{file}: {edge_type!r}"
         if not isinstance(store.get("edge_index"), Tensor):
             raise ValueError(
@@ -338,7 +324,7 @@ def _vertices_of(store: Any, where: str, data: Data | HeteroData) -> tuple[Verti
     num_vertices = _num_vertices(store, where)
     columns: dict[str, Rows] = {}
     splits: dict[str, Split] = {}
-    left_out: list[str] = []
+    left_out = []
     for key, value in store.items():
         split, _, kind = key.rpartition("_")
         if key in ("num_nodes", "edge_index"):

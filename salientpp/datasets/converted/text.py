@@ -10,13 +10,13 @@ import gzip
 import os
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from salientpp.datasets.arrays import check_file, unreadable
 from salientpp.datasets.converted.pieces import EdgePiece, Edges, RowPiece, Rows, counted
@@ -28,23 +28,8 @@ _BYTES_PER_BYTE = 16
 _LEAST_BLOCK = 2**12
 
 
-@dataclass(frozen=True)
-class Table:
-    """Some lines of a file as numbers.
-
-    Attributes:
-        values: [lines, columns], int64 or float64.
-        where: the file and the number of a line in it, from 1, by the row in ``values``.
-        done: bytes of the file that have been read.
-    """
-
-    values: np.ndarray
-    where: Callable[[int], str]
-    done: int
-
-
-def tables(path: Path, most_bytes: int, dtype: type, columns: int | None, skip: int = 0) -> Iterator[Table]:
-    """A file in pieces of whole lines.
+def tables(path: Path, most_bytes: int, dtype: type, columns: int | None, skip: int = 0) -> Iterator[RowPiece]:
+    """A file in pieces of whole lines, int64 or float64 [lines, columns]; ``done`` counts bytes of the file.
 
     Args:
         most_bytes: of memory for a piece.
@@ -82,8 +67,8 @@ def tables(path: Path, most_bytes: int, dtype: type, columns: int | None, skip: 
             text, rest = whole[:cut], whole[cut:]
             del whole
             number = text.count(b"\n") + (bool(text) and not text.endswith(b"\n"))
-            table = _parse(path, text, line, raw.tell(), dtype, columns, skip) if text else None
-            if table is not None and len(table.values):
+            table = _parse(path, text, line, raw.tell(), dtype, columns, skip)
+            if table is not None:
                 columns = table.values.shape[1]
                 yield table
             line += number
@@ -91,12 +76,14 @@ def tables(path: Path, most_bytes: int, dtype: type, columns: int | None, skip: 
                 return
 
 
-def _parse(path: Path, text: bytes, line: int, done: int, dtype: type, columns: int | None, skip: int) -> Table | None:
+def _parse(
+    path: Path, text: bytes, line: int, done: int, dtype: type, columns: int | None, skip: int
+) -> RowPiece | None:
     """The numbers of whole lines, of which the first has this number."""
     if line > skip and not any(mark in text for mark in _COMMENTS):
         values = _numbers(text, dtype, columns)
         if values is not None:
-            return Table(values, counted(f"{path}, line ", line), done)
+            return RowPiece(values, counted(f"{path}, line ", line), done)
     # Comments, empty lines or mistakes.
     lines = text.splitlines()
     stripped = [one.translate(_SEPARATORS).strip() for one in lines]
@@ -105,7 +92,7 @@ def _parse(path: Path, text: bytes, line: int, done: int, dtype: type, columns: 
         return None
     columns = columns or len(stripped[kept[0]].split())
 
-    def read(first: int, last: int) -> np.ndarray | None:
+    def read(first: int, last: int) -> Tensor | None:
         return _numbers(b"\n".join(stripped[at] for at in kept[first:last]), dtype, columns)
 
     values = read(0, len(kept))
@@ -121,10 +108,10 @@ def _parse(path: Path, text: bytes, line: int, done: int, dtype: type, columns: 
             "with skip="
         )
     numbers = [line + at for at in (*kept, kept[-1] + 1)]
-    return Table(values, lambda row: f"{path}, line {numbers[row]}", done)
+    return RowPiece(values, lambda row: f"{path}, line {numbers[row]}", done)
 
 
-def _numbers(text: bytes, dtype: type, columns: int | None) -> np.ndarray | None:
+def _numbers(text: bytes, dtype: type, columns: int | None) -> Tensor | None:
     """[lines, columns] of text in which every line has so many numbers and nothing else; None: it is not so."""
     letters = np.frombuffer(text.translate(_SEPARATORS), np.uint8)
     is_token = letters > ord(" ")
@@ -145,7 +132,7 @@ def _numbers(text: bytes, dtype: type, columns: int | None) -> np.ndarray | None
             values = np.fromstring(letters.tobytes(), dtype=np.int64 if dtype is int else np.float64, sep=" ")
     except ValueError:
         return None
-    return values.reshape(-1, columns) if values.size == begins.size else None
+    return torch.from_numpy(values.reshape(-1, columns)) if values.size == begins.size else None
 
 
 def text_edges(paths: Sequence[Path], skip: int = 0) -> Edges:
@@ -156,7 +143,7 @@ def text_edges(paths: Sequence[Path], skip: int = 0) -> Edges:
         for path, before in zip(paths, accumulate(sizes, initial=0)):
             # A line has four bytes or more.
             for table in tables(path, 4 * most * _BYTES_PER_BYTE, int, 2, skip):
-                source, target = table.values[:, 0], table.values[:, 1]
+                source, target = table.values.numpy().T
                 yield EdgePiece(source, target, table.where, before + table.done)
 
     return Edges(pieces, sum(sizes), unit="bytes")
@@ -165,21 +152,19 @@ def text_edges(paths: Sequence[Path], skip: int = 0) -> Edges:
 def text_rows(paths: Sequence[Path], dtype: type, num_rows: int | None = None, skip: int = 0) -> Rows:
     """Rows of numbers, one a line: int64, or float32 where ``dtype`` is float."""
     sizes = _sizes_of(paths)
+    stored = torch.int64 if dtype is int else torch.float32
 
     def pieces(most_bytes: int) -> Iterator[RowPiece]:
         columns = None
         for path, before in zip(paths, accumulate(sizes, initial=0)):
             for table in tables(path, most_bytes, dtype, columns, skip):
                 columns = table.values.shape[1]
-                yield RowPiece(_tensor(table.values, dtype), table.where, before + table.done)
+                yield RowPiece(table.values.to(stored), table.where, before + table.done)
         if columns is None:
-            yield RowPiece(_tensor(np.empty((0, 1)), dtype), lambda row: f"{paths[-1]}, line 1", sum(sizes))
+            empty = torch.empty(0, 1, dtype=stored, device="cpu")
+            yield RowPiece(empty, lambda row: f"{paths[-1]}, line 1", sum(sizes))
 
     return Rows(pieces, sum(sizes), num_rows, "bytes")
-
-
-def _tensor(values: np.ndarray, dtype: type) -> torch.Tensor:
-    return torch.from_numpy(values.astype(np.int64 if dtype is int else np.float32))
 
 
 def _sizes_of(paths: Sequence[Path]) -> list[int]:
