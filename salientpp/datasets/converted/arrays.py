@@ -28,13 +28,7 @@ Read = Callable[[int], np.ndarray]
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array in a file.
-
-    Attributes:
-        path: a .npy file, or an .npz archive.
-        member: of the archive, without .npy; None of a .npy file.
-        name: for errors.
-    """
+    """An array in a .npy file, or a member (its name without .npy) of an .npz archive; ``name`` is for errors."""
 
     path: Path
     member: str | None
@@ -84,10 +78,8 @@ class StoredArray:
             def read(count: int) -> np.ndarray:
                 nonlocal at
                 data = bytearray(count * self.dtype.itemsize)
-                view, done = memoryview(data), 0
                 with _said(self.name):
-                    while done < len(data) and (got := file.readinto(view[done:])):  # type: ignore[attr-defined]
-                        done += got
+                    done = file.readinto(data)  # type: ignore[attr-defined]
                 at += done
                 if done < len(data):
                     raise ValueError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,7 @@ class Runs:
     def slices(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """(begin, end) in words of buckets [first, last) in each run, in the order of runs."""
         flat = self.ends.reshape(-1)
-        num_buckets = self.ends.shape[1]
-        for run in range(self.ends.shape[0]):
-            at = run * num_buckets + first
+        for at in range(first, flat.size, self.ends.shape[1]):
             begin = int(flat[at - 1]) if at else 0
             end = int(flat[at + last - first - 1])
             if end > begin:
@@ -147,15 +146,9 @@ def in_order(runs: Runs, capacity: int, unique: bool, scratch: Path) -> Iterator
             if count:
                 yield _sorted(_read(runs, first, last, count), unique)
         elif runs.shift > floor:
-            finer = spread(
-                _chunks(runs, first, capacity),
-                scratch / f"{runs.shift}.runs",
-                low,
-                low + (1 << runs.shift),
-                1 + 4 * count // capacity,
-                floor,
-                to_disk=False,
-            )
+            path, end = scratch / f"{runs.shift}.runs", low + (1 << runs.shift)
+            words = _chunks(runs, first, capacity)
+            finer = spread(words, path, low, end, 1 + 4 * count // capacity, floor, to_disk=False)
             yield from in_order(finer, capacity, unique, scratch)
             finer.path.unlink()
         elif unique:  # one word, again and again
@@ -168,7 +161,7 @@ def in_order(runs: Runs, capacity: int, unique: bool, scratch: Path) -> Iterator
 def _read(runs: Runs, first: int, last: int, count: int) -> np.ndarray:
     words = np.empty(count, dtype=np.uint64)
     done = 0
-    with runs.path.open("rb", buffering=0) as file:
+    with runs.path.open("rb") as file:
         for begin, end in runs.slices(first, last):
             _fill(file, begin, words[done : done + end - begin], runs.path)
             done += end - begin
@@ -178,7 +171,7 @@ def _read(runs: Runs, first: int, last: int, count: int) -> np.ndarray:
 def _chunks(runs: Runs, bucket: int, most: int) -> Iterator[np.ndarray]:
     """The words of one bucket in the order of the runs, so many at a time."""
     words, done = np.empty(most, dtype=np.uint64), 0
-    with runs.path.open("rb", buffering=0) as file:
+    with runs.path.open("rb") as file:
         for begin, end in runs.slices(bucket, bucket + 1):
             while begin < end:
                 count = min(most - done, end - begin)
@@ -191,16 +184,13 @@ def _chunks(runs: Runs, bucket: int, most: int) -> Iterator[np.ndarray]:
         yield words[:done]
 
 
-def _fill(file, begin: int, words: np.ndarray, path: Path) -> None:  # type: ignore[no-untyped-def]  # a raw file
+def _fill(file: BufferedReader, begin: int, words: np.ndarray, path: Path) -> None:
     file.seek(begin * _WORD)
-    view, done = words.data.cast("B"), 0
-    while done < len(view):
-        count = file.readinto(view[done:])
-        if not count:
-            raise ValueError(
-                f"{path} ends at byte {begin * _WORD + done}, and was written longer; remove it, and begin again"
-            )
-        done += count
+    done = file.readinto(words.data)
+    if done < words.nbytes:
+        raise ValueError(
+            f"{path} ends at byte {begin * _WORD + done}, and was written longer; remove it, and begin again"
+        )
 
 
 def _sorted(words: np.ndarray, unique: bool) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""How much memory may a step of a conversion take?"""
+"""Divides the memory that a conversion may take."""
 
 from __future__ import annotations
 
@@ -18,12 +18,7 @@ _LEAST = 8 * 2**20
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes for the arrays of a step, of the memory that was asked for.
-
-    Attributes:
-        memory: what the process may have resident in all; 0: only ``working`` was said.
-        working: of these, for arrays.
-    """
+    """Bytes that the process may have resident (0: only ``working`` was said), and bytes of these for the arrays of a step."""
 
     memory: int
     working: int
@@ -56,11 +51,7 @@ class Budget:
 
 
 def read_bytes(memory: int | str) -> int:
-    """Bytes, from a number or a text such as 4GB, 512MiB.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Bytes, from a number or a text such as 4GB, 512MiB; ValueError where it is neither."""
     if isinstance(memory, int) and not isinstance(memory, bool) and memory > 0:
         return memory
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?\s*", memory.upper()) if isinstance(memory, str) else None

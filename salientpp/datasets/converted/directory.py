@@ -32,17 +32,14 @@ def load_converted(root: Path, verify: bool = False) -> Data | HeteroData:
         raise ValueError(f"converted:{root}: verify must be True or False, got {verify!r}")
     manifest = read_converted(root)
     try:
+        arrays = {}
         for name, entry in manifest["files"].items():
             verify_file(root, name, entry, full=verify)
-        return _graph_of(root, manifest)
+        for name, entry in manifest["files"].items():
+            array, _ = open_array(root, name, entry)
+            arrays[name] = torch.from_numpy(array).view(getattr(torch, entry["torch_dtype"]))
     except DatasetError as error:
         raise DatasetError(str(error).replace("partition again", _AGAIN)) from None
-
-
-def _graph_of(root: Path, manifest: dict[str, Any]) -> Data | HeteroData:
-    def array(name: str) -> Tensor:
-        entry = manifest["files"][name]
-        return torch.from_numpy(open_array(root, name, entry)[0]).view(getattr(torch, entry["torch_dtype"]))
 
     sizes = {vertices["name"]: vertices["num_vertices"] for vertices in manifest["node_types"]}
     data = Data() if list(sizes) == [None] else HeteroData()
@@ -50,10 +47,10 @@ def _graph_of(root: Path, manifest: dict[str, Any]) -> Data | HeteroData:
         store = data if isinstance(data, Data) else data[vertices["name"]]
         store.num_nodes = vertices["num_vertices"]
         for name in vertices["columns"]:
-            store[name] = array(f"n{number}.{name}.npy")
+            store[name] = arrays[f"n{number}.{name}.npy"]
     for number, edges in enumerate(manifest["edge_types"]):
         name = None if edges["name"] is None else tuple(edges["name"])
-        indptr, indices = (array(f"e{number}.{part}.npy") for part in ("indptr", "indices"))
+        indptr, indices = (arrays[f"e{number}.{part}.npy"] for part in ("indptr", "indices"))
         adj_t = _matrix(indptr, indices, (sizes[name and name[2]], sizes[name and name[0]]))
         (data if isinstance(data, Data) else data[name]).adj_t = adj_t
     return data

@@ -55,12 +55,7 @@ def written(path: Path, to_disk: bool = True) -> Iterator[_File]:
 
 
 class ArrayWriter:
-    """Writes rows as they come to an .npy file, whose number is known at the end.
-
-    Args:
-        dtype: torch's; what numpy lacks is stored as integers of its width.
-        row_shape: of a row.
-    """
+    """Writes rows as they come to an .npy file, whose number is known at the end. A dtype that numpy lacks is stored as integers of its width."""
 
     def __init__(self, file: _File, dtype: torch.dtype, row_shape: Sequence[int]) -> None:
         self._file, self._row_shape = file, tuple(row_shape)
@@ -72,14 +67,8 @@ class ArrayWriter:
     def _header(self) -> bytes:
         # numpy keeps room in the header for an array that grows.
         header = io.BytesIO()
-        np.lib.format.write_array_header_1_0(
-            header,
-            {
-                "descr": np.lib.format.dtype_to_descr(self._on_disk),
-                "fortran_order": False,
-                "shape": (self.num_rows, *self._row_shape),
-            },
-        )
+        shape, descr = (self.num_rows, *self._row_shape), np.lib.format.dtype_to_descr(self._on_disk)
+        np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
         return header.getvalue()
 
     def write(self, rows: Tensor | np.ndarray) -> None:

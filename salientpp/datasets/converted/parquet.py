@@ -74,10 +74,8 @@ class _Files:
                         yield path, first, before + first + batch.num_rows, batch
                         first += batch.num_rows
                 self._release()
-            except MemoryError as error:
-                raise unreadable(f"{path}, after row {first}:", error) from error
             except Exception as error:  # pyarrow has many
-                if isinstance(error, OSError) and error.errno is not None:
+                if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
                     raise unreadable(f"{path}, after row {first}:", error) from error
                 raise ValueError(f"{path}: damaged after row {first} ({first_line(error)}); copy it again") from error
 

@@ -82,7 +82,6 @@ def _features(kind: str, of: Type, folder: Path, name: str) -> Iterator[Piece]:
         ids_of, rows_of = read_pickles(folder / "ids.pkl"), read_pickles(folder / "feats.pkl")
     else:
         ids_of, rows_of = iter([read(folder / "ids.pt")]), iter([read(folder / "feats.pt")])
-    nothing: Any = object()
-    while (rows := next(rows_of, nothing)) is not nothing:
+    for rows in rows_of:
         ids = integers(next(ids_of, None), folder, "ids")
         yield Piece(kind, of, folder, ids, {name: tensor(rows, folder, "feats")})

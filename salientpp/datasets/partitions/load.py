@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from torch_geometric.data import Data, HeteroData
 
 from salientpp.datasets.arrays import SPLITS, check_features, form
 from salientpp.datasets.partitions import glt, pyg
-from salientpp.datasets.partitions.pieces import Book, Files, Piece, Type, named, read, tensor
+from salientpp.datasets.partitions.pieces import COPY_AGAIN, Book, Files, Piece, Type, named, read, tensor
 from salientpp.datasets.spec import did_you_mean
 from salientpp.ids import first_outside, read_ids
 
@@ -62,11 +63,9 @@ def load_partition(
     """
     root = Path(root)
     files = _recognised(root)
-    books: dict[tuple[str, Type], Book] = {
-        **{("vertex", of): book for of, book in files.vertices.items()},
-        **{("edge", of): book for of, book in files.edges.items()},
-    }
-    tables = {(kind, of): _Table(root, kind, of, book) for (kind, of), book in books.items()}
+    tables: dict[tuple[str, Type], _Table] = {}
+    for kind, books in (("vertex", files.vertices), ("edge", files.edges)):
+        tables |= {(kind, of): _Table(root, kind, of, book) for of, book in books.items()}
     for part in range(files.num_parts):
         for piece in files.pieces(part):
             tables[piece.kind, piece.type].put(part, piece)
@@ -121,13 +120,15 @@ class _Table:
         self._columns: dict[str, Tensor] = {}
         self._stored_whole: set[str] = set()
         # By the names of attributes that come together: bool [size], and how many rows.
-        self._seen: dict[tuple[str, ...], Tensor] = {}
-        self._rows: dict[tuple[str, ...], int] = {}
+        self._seen: dict[tuple[str, ...], Tensor] = defaultdict(
+            lambda: torch.zeros(self.size, dtype=torch.bool, device="cpu")
+        )
+        self._rows: Counter[tuple[str, ...]] = Counter()
         self.edge_index: Tensor | None = None
         if kind == "edge":
             self.edge_index = torch.empty(2, self.size, dtype=torch.int64, device="cpu")
             self._columns = {"row": self.edge_index[0], "col": self.edge_index[1]}
-            self._seen[_ENDS], self._rows[_ENDS] = torch.zeros(self.size, dtype=torch.bool, device="cpu"), 0
+            self._seen[_ENDS]  # every edge must have ends, also where no part has a file of them
 
     def put(self, part: int, piece: Piece) -> None:
         """Copy the rows of a piece."""
@@ -138,23 +139,21 @@ class _Table:
         for name, rows in piece.values.items():
             if rows.size(0) != ids.numel():
                 raise ValueError(
-                    f"{piece.file}: {name} must have a row for each of the {ids.numel()} ids beside it, got {rows.size(0)}{_COPY_AGAIN}"
+                    f"{piece.file}: {name} must have a row for each of the {ids.numel()} ids beside it, got {rows.size(0)}{COPY_AGAIN}"
                 )
         at = first_outside(ids, self.size)
         if at is not None:
             raise ValueError(
-                f"{piece.file}: expected ids in [0, {self.size}), as {self._book.file.name} has as many, got {self._of} {int(ids[at])}{_COPY_AGAIN}"
+                f"{piece.file}: expected ids in [0, {self.size}), as {self._book.file.name} has as many, got {self._of} {int(ids[at])}{COPY_AGAIN}"
             )
         elsewhere = self._book.parts[ids] != part
         if bool(elsewhere.any()):
             wrong = int(ids[elsewhere.nonzero()[0]])
             raise ValueError(
                 f"{piece.file}: {self._of} {wrong} is in part {part} here, but {self._book.file} puts it in part "
-                f"{int(self._book.parts[wrong])}{_COPY_AGAIN}"
+                f"{int(self._book.parts[wrong])}{COPY_AGAIN}"
             )
         names = tuple(sorted(piece.values))  # none: the part lists its ids alone, which have to be right all the same
-        if names not in self._seen:
-            self._seen[names], self._rows[names] = torch.zeros(self.size, dtype=torch.bool, device="cpu"), 0
         self._seen[names][ids] = True
         self._rows[names] += ids.numel()
         for name, rows in piece.values.items():
@@ -164,7 +163,7 @@ class _Table:
             if (column.dtype, column.shape[1:]) != (rows.dtype, rows.shape[1:]):
                 raise ValueError(
                     f"{piece.file}: expected {name} as in the parts before, {form(column[:0])} but for the number of rows, got {form(rows)}"
-                    f"{_COPY_AGAIN}"
+                    f"{COPY_AGAIN}"
                 )
             column[ids] = rows
 
@@ -172,13 +171,13 @@ class _Table:
         for name, rows in piece.values.items():
             if rows.size(0) != self.size:
                 raise ValueError(
-                    f"{piece.file}: expected {name} of all {self.size}, as {self._book.file.name} has as many, got {form(rows)}{_COPY_AGAIN}"
+                    f"{piece.file}: expected {name} of all {self.size}, as {self._book.file.name} has as many, got {form(rows)}{COPY_AGAIN}"
                 )
             if name not in self._columns:
                 self._columns[name] = rows.clone()
                 self._stored_whole.add(name)
             elif not torch.equal(self._columns[name], rows):
-                raise ValueError(f"{piece.file}: expected {name} as in the parts before, got other values{_COPY_AGAIN}")
+                raise ValueError(f"{piece.file}: expected {name} as in the parts before, got other values{COPY_AGAIN}")
 
     def whole(self) -> dict[str, Tensor]:
         """The attributes, of which each row must be there; the ends of edges as ``edge_index``, which is the first."""
@@ -188,12 +187,12 @@ class _Table:
                 missing = int((~seen).nonzero()[0])
                 raise ValueError(
                     f"{self._root}: expected {spoken} of each {self._of}, got none of {missing} in the files of part "
-                    f"{int(self._book.parts[missing])}{_COPY_AGAIN}"
+                    f"{int(self._book.parts[missing])}{COPY_AGAIN}"
                 )
             if self._rows[names] != self.size:
                 raise ValueError(
                     f"{self._root}: expected {spoken} of each {self._of} once, got {self._rows[names]} for {self.size}: "
-                    f"some are there twice{_COPY_AGAIN}"
+                    f"some are there twice{COPY_AGAIN}"
                 )
         if self.edge_index is None:
             return self._columns
@@ -201,7 +200,6 @@ class _Table:
         return {"edge_index": self.edge_index, **attributes}
 
 
-_COPY_AGAIN = "; the files are of different partitions, or damaged: copy them again, or partition again"
 _ENDS = ("col", "row")
 
 
@@ -211,14 +209,12 @@ def _check_ends(root: Path, of: Type, edge_index: Tensor, books: tuple[Book, Boo
         if at is not None:
             raise ValueError(
                 f"{root}: {named('edge', of)} {at} must have a {end} in [0, {book.parts.numel()}), as {book.file.name} has as many, got "
-                f"{int(ids[at])}{_COPY_AGAIN}"
+                f"{int(ids[at])}{COPY_AGAIN}"
             )
 
 
 def _all_nan(rows: Tensor) -> bool:
-    if not rows.is_floating_point() or not rows.numel() or not bool(rows[:1].isnan().all()):
-        return False
-    return bool(rows.isnan().all())
+    return rows.is_floating_point() and rows.numel() > 0 and bool(rows[:1].isnan().all() and rows.isnan().all())
 
 
 # --- labels and splits -----------------------------------------------------------------------------------

@@ -20,6 +20,9 @@ from salientpp.datasets.arrays import check_file, first_line, form, unreadable
 from salientpp.datasets.torch_files import read_torch_file
 from salientpp.ids import first_outside
 
+#: What an error about files that do not fit each other advises.
+COPY_AGAIN = "; the files are of different partitions, or damaged: copy them again, or partition again"
+
 #: A type of vertices or of edges; None in a homogeneous graph.
 Type: TypeAlias = "str | tuple[str, str, str] | None"
 
@@ -141,25 +144,20 @@ def integers(value: object, file: Path, name: str = "") -> Tensor:
     return given.to(torch.int64)
 
 
-def read_book(file: Path, num_parts: int) -> Book:
-    """A part for each vertex, or each edge."""
-    parts = integers(read(file), file)
-    at = first_outside(parts, num_parts)
-    if at is not None:
-        raise ValueError(
-            f"{file}: expected a part in [0, {num_parts}) for every id, got {int(parts[at])} for {at}; the files are of "
-            "different partitions, or damaged: copy them again, or partition again"
-        )
-    return Book(file, parts.clone())  # it outlives the file
-
-
 def read_books(stem: Path, types: Sequence[Any], num_parts: int) -> dict[Any, Book]:
     """The books of all types, of which each has a file in the folder ``stem``; ``stem.pt`` is that of a homogeneous graph, whose type is None."""
-    names = {of: "__".join(of) if isinstance(of, tuple) else of for of in types}
-    return {
-        of: read_book(stem.with_suffix(".pt") if of is None else stem / f"{name}.pt", num_parts)
-        for of, name in names.items()
-    }
+    books = {}
+    for of in types:
+        name = "__".join(of) if isinstance(of, tuple) else of
+        file = stem.with_suffix(".pt") if of is None else stem / f"{name}.pt"
+        parts = integers(read(file), file)
+        at = first_outside(parts, num_parts)
+        if at is not None:
+            raise ValueError(
+                f"{file}: expected a part in [0, {num_parts}) for every id, got {int(parts[at])} for {at}{COPY_AGAIN}"
+            )
+        books[of] = Book(file, parts.clone())  # it outlives the file
+    return books
 
 
 # --- pickles ---------------------------------------------------------------------------------------------
