@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from torch_geometric.data import Data, HeteroData
 from salientpp.files import what_to_do
 from salientpp.ids import first_outside
 from salientpp.partitioning.undirected import symmetric_closure
+from salientpp.store.directory.attributes import edge_stores, node_stores, place
 from salientpp.store.directory.labels import is_unlabelled, marks_unlabelled, warn_of_unlabelled
 
 SPLITS = ("train", "val", "test")
@@ -21,67 +21,52 @@ SPLITS = ("train", "val", "test")
 
 def check_data(data: Data | HeteroData, where: str | None = None) -> None:
     """Raise ValueError unless these are the arrays of a graph; ``where`` they come from is for errors."""
-    if isinstance(data, HeteroData):
-        _check_hetero(data, where or "HeteroData object")
-        return
-    where = where or "Data object"
-    edge_index, adj_t = data.get("edge_index"), data.get("adj_t")
-    if edge_index is None and adj_t is None:
+    where = where or ("HeteroData object" if isinstance(data, HeteroData) else "Data object")
+    stores = node_stores(data)
+    edge_indices = {name: store.get("edge_index") for name, store in edge_stores(data).items()}
+    if not stores:
+        raise ValueError(f"{where}: expected at least one node type, got none")
+    if isinstance(data, Data) and edge_indices[None] is None and data.get("adj_t") is None:
         raise ValueError(f"{where}: expected edge_index or adj_t, got only {', '.join(data.keys()) or 'nothing'}")
-    if edge_index is not None:
+    for name, edge_index in edge_indices.items():
         # Before num_nodes, which PyG may have to infer from it.
-        _check_edge_index_form(edge_index, where)
-    num_vertices = data.num_nodes
-    if num_vertices is None:
-        raise ValueError(f"{where}: the number of vertices is unknown; set data.num_nodes")
-    if edge_index is not None:
-        _check_id_range(edge_index, "edge_index", num_vertices, where)
+        if edge_index is not None:
+            _check_edge_index_form(edge_index, where if name is None else f"{where}: {name!r}")
+    sizes = {name: store.num_nodes for name, store in stores.items()}
+    for type_, size in sizes.items():
+        if size is None:
+            of = "" if type_ is None else f" of {type_!r}"
+            raise ValueError(f"{where}: the number of vertices{of} is unknown; set {place(type_)}.num_nodes")
+    for name, edge_index in edge_indices.items():
+        ends = (None, None) if name is None else (name[0], name[2])
+        for end in ends:
+            if end not in sizes:
+                raise ValueError(
+                    f"{where}: edge type {name!r} must join node types ({', '.join(map(str, sizes))}), got {end!r}"
+                )
+        if name is None and edge_index is not None:
+            _check_id_range(edge_index, "edge_index", sizes[None], where)
+        elif edge_index is not None:
+            for row, end in enumerate(ends):
+                _check_id_range(edge_index[row], f"edge_index[{row}] of {name!r}", sizes[end], where)
+    adj_t = data.get("adj_t") if isinstance(data, Data) else None
     if adj_t is not None:
         if not (isinstance(adj_t, Tensor) or hasattr(adj_t, "sparse_sizes")):
             raise ValueError(f"{where}: adj_t must be a sparse matrix, got {form(adj_t)}")
         # torch_sparse.SparseTensor and torch's own sparse tensors name their shape differently.
         shape = adj_t.sparse_sizes() if hasattr(adj_t, "sparse_sizes") else adj_t.size()
-        if tuple(shape) != (num_vertices, num_vertices):
-            raise ValueError(f"{where}: adj_t must have shape {[num_vertices] * 2}, got {list(shape)}")
-    _check_vertices(data, num_vertices, where)
-
-
-def _check_vertices(store: Any, num_vertices: int, where: str) -> None:
-    """Features and masks of one type of vertices."""
-    if isinstance(store.get("x"), Tensor):
-        check_features(store["x"], num_vertices, where)
-    for split in SPLITS:
-        mask = store.get(f"{split}_mask")
-        if mask is None:
-            continue
-        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != (num_vertices,):
-            raise ValueError(f"{where}: {split}_mask must be bool [{num_vertices}], got {form(mask)}")
-
-
-def _check_hetero(data: HeteroData, where: str) -> None:
-    if not data.node_types:
-        raise ValueError(f"{where}: expected at least one node type, got none")
-    for name in data.edge_types:
-        # Before num_nodes, which PyG may have to infer from it.
-        if data[name].get("edge_index") is not None:
-            _check_edge_index_form(data[name].edge_index, f"{where}: {name!r}")
-    sizes = {}
-    for name in data.node_types:
-        sizes[name] = data[name].num_nodes
-        if sizes[name] is None:
-            raise ValueError(f"{where}: the number of vertices of {name!r} is unknown; set data[{name!r}].num_nodes")
-        _check_vertices(data[name], sizes[name], f"{where}: {name!r}")
-    for name in data.edge_types:
-        for end in (name[0], name[2]):
-            if end not in sizes:
-                raise ValueError(f"{where}: edge type {name!r} must join node types ({', '.join(sizes)}), got {end!r}")
-        edge_index = data[name].get("edge_index")
-        for row, end in ((0, name[0]), (1, name[2])) if edge_index is not None else ():
-            at = first_outside(edge_index[row], sizes[end])
-            if at is not None:
-                raise ValueError(
-                    f"{where}: edge_index[{row}] of {name!r} must hold vertex ids in [0, {sizes[end]}), got {int(edge_index[row, at])}"
-                )
+        if tuple(shape) != (sizes[None], sizes[None]):
+            raise ValueError(f"{where}: adj_t must have shape {[sizes[None]] * 2}, got {list(shape)}")
+    for type_, store in stores.items():
+        num_vertices = sizes[type_]
+        at = where if type_ is None else f"{where}: {type_!r}"
+        if isinstance(store.get("x"), Tensor):
+            check_features(store["x"], num_vertices, at)
+        for split in SPLITS:
+            mask = store.get(f"{split}_mask")
+            is_mask = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == (num_vertices,)
+            if mask is not None and not is_mask:
+                raise ValueError(f"{at}: {split}_mask must be bool [{num_vertices}], got {form(mask)}")
 
 
 def form(value: object) -> str:
@@ -143,13 +128,8 @@ def assemble(
 ) -> Data:
     """Check arrays that came from a file and join them.
 
-    Args:
-        where: the file or folder, for errors.
-        edge_index: integer [2, E].
-        x: floating [N, F], or None.
-        y: integer [N] or [N, labels per vertex], or None. Where labels are classes from 0, -1 means "unlabelled".
-        split_ids: for train, val and test the name of its array in the file and the array, vertex ids [*].
-        symmetrise: whether to add the inverse of each edge.
+    ``edge_index`` is integer [2, E], ``x`` floating [N, F], ``y`` integer [N] or [N, labels per vertex]. ``split_ids`` has for each split the
+    name of its array in the file and the array, vertex ids [*].
     """
     data = Data(num_nodes=num_vertices)
     if x is not None:

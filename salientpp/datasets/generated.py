@@ -1,4 +1,4 @@
-"""A generated graph, for a first run without any download."""
+"""Generates a graph with hubs, communities and classes."""
 
 from __future__ import annotations
 
@@ -46,14 +46,12 @@ def synthetic(
 
     A degree-corrected stochastic block model (Karrer and Newman, Phys. Rev. E 83, 016107, 2011) with two nested levels. Each vertex v has an expected
     degree w(v) from a power law; vertices form communities, communities form classes. An edge takes its first end in proportion to w among all vertices,
-    and its second in proportion to w among the first one's community, class, or everything, by fixed shares; so the expected degree of v is w(v) whatever
-    the shares. Pairs that come up again and self-loops are discarded and drawn anew until exactly `num_vertices * average_degree / 2` distinct pairs are
-    there.
+    and its second in proportion to w among the first one's community, class, or everything, by fixed shares; so the expected degree of v is w(v).
+    Repeated pairs and self-loops are drawn anew.
 
     The label is the class, with noise. Features are a point of the class in Gaussian noise, too much noise to tell the class from one vertex; averaging
-    over neighbours, most of whom share the class, takes the noise away. Ids are shuffled: they say nothing about community or class.
+    over neighbours takes the noise away. Ids are shuffled: they say nothing about community or class.
 
-    The default sizes are meant to let a 3-layer GraphSAGE with fanouts (15, 10, 5) train on two CPU processes in minutes.
     `synthetic(num_vertices=2_400_000, average_degree=44, num_features=100)` comes close to the size of ogbn-products.
 
     Args:
@@ -65,13 +63,11 @@ def synthetic(
         homophily: share of edges drawn within a class; the others go anywhere (by chance also within).
         locality: share of those that is drawn within the community. A partition can keep these local.
         exponent: of the power law of degrees, P(w) ~ w^-exponent; above 2, so that the mean exists.
-        degree_cap: largest expected degree. Default sqrt(N * average_degree), up to which a random graph
-            with given expected degrees has few repeated pairs (Chung and Lu, PNAS 99, 15879, 2002).
+        degree_cap: largest expected degree. Default sqrt(N * average_degree): few pairs repeat (Chung and Lu, PNAS 99, 15879, 2002).
         signal: distance of a class's point from the origin, in standard deviations of the noise.
         label_noise: share of vertices whose label is drawn at random instead.
         train_fraction, val_fraction, test_fraction: shares of the vertices in the splits.
-        seed: same seed, same arrays (with the same NumPy: NEP 19 lets a release change a stream). Graph, features, labels and splits have streams of their
-            own: other features leave the graph as it is.
+        seed: same seed, same arrays with the same NumPy. Graph, features, labels and splits have streams of their own.
 
     Returns:
         `Data` with edge_index int64 [2, N * average_degree] (symmetric, sorted, no duplicates, no
@@ -102,22 +98,14 @@ def synthetic(
     random_labels = label_rng.integers(num_classes, size=num_vertices)
     y = np.where(label_rng.random(num_vertices) < label_noise, random_labels, classes)
     arrays = {"x": x, "edge_index": edge_index, "y": y}
-    arrays |= _draw_masks(split_rng, num_vertices, (train_fraction, val_fraction, test_fraction))
-    return Data(num_nodes=num_vertices, **{name: torch.from_numpy(array) for name, array in arrays.items()})
-
-
-def _draw_masks(
-    rng: np.random.Generator, num_vertices: int, fractions: tuple[float, float, float]
-) -> dict[str, np.ndarray]:
-    """The masks of disjoint splits, bool [N], by attribute."""
-    order = rng.permutation(num_vertices)
+    order = split_rng.permutation(num_vertices)
     # Cumulative, so that fractions that add up to one use every vertex despite the rounding.
-    bounds = [0, *(round(num_vertices * fraction) for fraction in accumulate(fractions))]
-    masks = {}
+    shares = accumulate((train_fraction, val_fraction, test_fraction))
+    bounds = [0, *(round(num_vertices * share) for share in shares)]
     for split, start, end in zip(SPLITS, bounds, bounds[1:]):
-        mask = masks[f"{split}_mask"] = np.zeros(num_vertices, dtype=bool)
+        mask = arrays[f"{split}_mask"] = np.zeros(num_vertices, dtype=bool)
         mask[order[start:end]] = True
-    return masks
+    return Data(num_nodes=num_vertices, **{name: torch.from_numpy(array) for name, array in arrays.items()})
 
 
 #: The least and the largest that integers among the parameters may be.
@@ -191,17 +179,11 @@ def random_streams(seed: int, number: int) -> list[np.random.Generator]:
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Communities nested in classes. A vertex's position is its place before ids are shuffled; each group is a range of positions.
+    """Communities nested in classes. A vertex's position is its place before ids are shuffled; each group is a range of positions."""
 
-    Attributes:
-        start: int64 [C + 1], the bounds of the communities.
-        class_of_community: int64 [C], ascending.
-        shares: of edges within a community, and of edges within a class; the rest lies anywhere.
-    """
-
-    start: np.ndarray
-    class_of_community: np.ndarray
-    shares: tuple[float, float]
+    start: np.ndarray  # int64 [C + 1], the bounds of the communities
+    class_of_community: np.ndarray  # int64 [C], ascending
+    shares: tuple[float, float]  # of edges within a community, and of edges within a class; the rest lies anywhere
 
     @classmethod
     def draw(
@@ -258,14 +240,9 @@ def power_law_weights(
 def draw_distinct_pairs(
     rng: np.random.Generator, num_pairs: int, weights: np.ndarray, groups: Groups, id_of_position: np.ndarray
 ) -> np.ndarray:
-    """Exactly `num_pairs` distinct pairs of two different vertices.
+    """Exactly `num_pairs` distinct pairs of two different vertices, int64 [2, num_pairs], the smaller and the larger id; pairs ascend.
 
-    Args:
-        weights: float64 [N] by position.
-        id_of_position: int64 [N].
-
-    Returns:
-        int64 [2, num_pairs], the smaller and the larger id; pairs ascend.
+    ``weights`` are float64 [N] by position, ``id_of_position`` is int64 [N].
     """
     community_start, class_of_community, shares = groups.start, groups.class_of_community, groups.shares
     num_vertices = weights.size
@@ -293,11 +270,8 @@ def draw_distinct_pairs(
         at = rng.random(count)
         near = level < shares[0]
         within_class = ~near & (level < shares[0] + shares[1])
-        at = np.where(
-            near,
-            low[0][community] + at * width[0][community],
-            np.where(within_class, low[1][community] + at * width[1][community], at * total),
-        )
+        in_community, in_class = low[:, community] + at * width[:, community]
+        at = np.where(near, in_community, np.where(within_class, in_class, at * total))
         a, b = id_of_position[first], id_of_position[position_at(at)]
         return (np.minimum(a, b) * num_vertices + np.maximum(a, b))[a != b]
 

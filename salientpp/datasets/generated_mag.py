@@ -138,7 +138,9 @@ def _draw_citations(
     cap = np.sqrt(2 * num_papers * citations_per_paper)
     weights = power_law_weights(rng, num_papers, 2 * citations_per_paper, exponent, cap)
     ends = draw_distinct_pairs(rng, round(num_papers * citations_per_paper), weights, groups, paper_id)
-    year = _draw_years(rng, num_papers)
+    years = np.arange(_FIRST_YEAR, _LAST_YEAR + 1)
+    share = _GROWTH ** (years - _FIRST_YEAR)
+    year = rng.choice(years, size=num_papers, p=share / share.sum())
     newer = year[ends[0]] > year[ends[1]]  # of one year, the higher id cites
     return np.where(newer, ends, ends[::-1]), year
 
@@ -151,12 +153,11 @@ def _assemble(
     edges: dict[tuple[str, str, str], tuple[np.ndarray, np.ndarray]],
 ) -> HeteroData:
     data = HeteroData()
-    data["paper"].x = torch.from_numpy(x)
-    data["paper"].y = torch.from_numpy(y)
-    data["paper"].year = torch.from_numpy(year)
+    columns = {"x": x, "y": y, "year": year}
     of_split = (year < _LAST_YEAR - 1, year == _LAST_YEAR - 1, year == _LAST_YEAR)
-    for split, mask in zip(SPLITS, of_split):
-        data["paper"][f"{split}_mask"] = torch.from_numpy(mask & (y >= 0))
+    columns |= {f"{split}_mask": mask & (y >= 0) for split, mask in zip(SPLITS, of_split)}
+    for name, column in columns.items():
+        data["paper"][name] = torch.from_numpy(column)
     for name, size in sizes.items():
         data[name].num_nodes = size
     for (source, relation, target), ends in edges.items():
@@ -165,13 +166,6 @@ def _assemble(
         reverse = _sorted_edges(edge_index[1].numpy(), edge_index[0].numpy(), sizes[source])
         data[target, f"rev_{relation}", source].edge_index = reverse
     return data
-
-
-def _draw_years(rng: np.random.Generator, num_papers: int) -> np.ndarray:
-    """int64 [P]: every year has more papers than the one before."""
-    years = np.arange(_FIRST_YEAR, _LAST_YEAR + 1)
-    share = _GROWTH ** (years - _FIRST_YEAR)
-    return rng.choice(years, size=num_papers, p=share / share.sum())
 
 
 def _draw_links(
@@ -183,10 +177,7 @@ def _draw_links(
 ) -> np.ndarray:
     """Exactly ``num_links`` distinct (source, target) by position, int64 [2, n]: sources in proportion to their weights, targets near them.
 
-    Sources and targets have a place among the communities where their position is, as a share of all.
-
-    Args:
-        weights: float64 [S].
+    Sources and targets have a place among the communities where their position is, as a share of all. ``weights`` are float64 [S].
     """
     num_sources = weights.size
     if num_links > num_sources * num_targets:

@@ -40,9 +40,8 @@ def load_dataset(
     Args:
         dataset: one of
 
-            * a `Data` object with `edge_index` or `adj_t`: checked (shape [2, E] and integer dtype of
-              `edge_index`, ids in [0, N), N rows and finite values in `x`, masks bool [N]) and returned as
-              is, the same object; or a `HeteroData`, of which every type is checked so;
+            * a `Data` object with `edge_index` or `adj_t`, or a `HeteroData`: checked, also for N rows and finite values in
+              `x`, and returned as is, the same object;
             * ``"npz:FILE"`` with the keys `edge_index` [2, E] and, optionally, `x` [N, F], `y` [N], the splits `train_idx`,
               `val_idx` and `test_idx` (all three or none), `num_nodes` (needed without `x` and `y`) and `directed` (default
               true; false means that each undirected edge is stored once). Other keys are ignored;
@@ -50,14 +49,12 @@ def load_dataset(
               `InMemoryDataset.save` wrote of a single graph. Read with ``weights_only=True``: a file that needs more than
               tensors and the classes that PyG registers is refused;
             * ``"python:MODULE:FUNCTION"``: what the function returns, called without arguments. The module is looked for
-              in the current directory, then on `sys.path`. It runs as any code does; what it prints goes to stderr;
+              in the current directory, then on `sys.path`. What it prints goes to stderr;
             * ``"converted:DIR"``: what `convert` wrote. Its arrays are mapped copy-on-write, `adj_t` (torch's CSR) in place of `edge_index`; sizes and
               sampled checksums are checked, with `verify=True` every byte;
-            * the name of a homogeneous OGB node-property dataset. Besides the usual arrays the result
-              carries what OGB's own PyG loader sets (`edge_attr`, `node_year`, `node_species`, where there
-              are any); `y` of the multi-label ogbn-proteins is int64 [N, 112]. The raw files are read anew
-              each time (about a minute for ogbn-products, which are text files): a partitioned dataset
-              directory is this package's cache;
+            * the name of a homogeneous OGB node-property dataset. The result also carries what OGB's own PyG loader sets
+              (`edge_attr`, `node_year`, `node_species`, where there are any); `y` of the multi-label ogbn-proteins is
+              int64 [N, 112]. The raw files are read anew each time (about a minute for ogbn-products);
             * ``"pyg-partition:DIR"`` and ``"glt-partition:DIR"``: the graph that another partitioner took apart, see `load_partition`, which gives
               its assignment too. Files of labels and splits follow: ``"pyg-partition:DIR,y=label.pt,train=train_idx.pt"``;
             * ``"synthetic"``, see `synthetic`, and ``"synthetic-mag"``, see `synthetic_mag`.
@@ -112,11 +109,7 @@ def is_partition(dataset: str) -> bool:
 
 
 def load_given(dataset: str, num_parts: int) -> tuple[Data | HeteroData, Tensor | dict[str, Tensor]]:
-    """The graph and the assignment of ``"pyg-partition:DIR"`` or ``"glt-partition:DIR"``, see `load_dataset`.
-
-    Raises:
-        ValueError: it has another number of parts, and what `load_dataset` raises.
-    """
+    """The graph and the assignment of ``"pyg-partition:DIR"`` or ``"glt-partition:DIR"``; ValueError if it has another number of parts."""
     given = _named_partition(dataset, {})
     if given.num_parts != num_parts:
         raise ValueError(

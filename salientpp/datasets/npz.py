@@ -42,26 +42,20 @@ def load_npz(file: Path, undirected: bool | None = None) -> Data:
         split_keys = npz_split_keys(file, archive.files)
         x, y = (read(key) if key in archive else None for key in ("x", "y"))
         directed = bool(scalar(f"{file}: directed", read("directed"), "biu").item()) if "directed" in archive else True
+        rows = y if x is None else x
         if "num_nodes" in archive:
             num_vertices = int(scalar(f"{file}: num_nodes", read("num_nodes"), "iu").item())
-        else:
-            rows = y if x is None else x
-            if rows is None:
-                raise ValueError(
-                    f"{file}: the number of vertices is unknown: give num_nodes, x or y; it holds {', '.join(archive.files)}"
-                )
+        elif rows is not None:
             num_vertices = rows.shape[0] if rows.ndim else 0
+        else:
+            raise ValueError(
+                f"{file}: the number of vertices is unknown: give num_nodes, x or y; it holds {', '.join(archive.files)}"
+            )
         if y is not None and y.ndim != 1:
             raise ValueError(f"{file}: y must have shape [N], got {list(y.shape)}")
-        return assemble(
-            str(file),
-            read("edge_index"),
-            num_vertices,
-            x,
-            y,
-            {split: (key, read(key)) for split, key in split_keys.items()},
-            symmetrise=not directed if undirected is None else undirected,
-        )
+        splits = {split: (key, read(key)) for split, key in split_keys.items()}
+        symmetrise = not directed if undirected is None else undirected
+        return assemble(str(file), read("edge_index"), num_vertices, x, y, splits, symmetrise)
 
 
 def npz_split_keys(file: Path, held: Sequence[str]) -> dict[str, str]:

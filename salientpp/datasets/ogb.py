@@ -20,10 +20,8 @@ from salientpp.datasets.spec import did_you_mean
 def load_ogb(name: str, root: Path, undirected: bool | None = None, download: bool = False) -> Data:
     """See `load_dataset`.
 
-    The raw files are read by ogb's own readers, but not by `ogb.nodeproppred.NodePropPredDataset` around
-    them. That class (ogb 1.3.6) asks on standard input before a large download and when a version file is
-    missing, and it keeps a copy of the dataset, pickled with protocol 4, that its next run opens by
-    `torch.load`, which since torch 2.6 refuses such a file ("Unsupported operand 149").
+    Not `NodePropPredDataset` but ogb's readers below it read the raw files. That class (ogb 1.3.6) asks on standard input,
+    and keeps a pickled copy that `torch.load` refuses since torch 2.6.
     """
     check_undirected(undirected, name)
     if not isinstance(download, bool):
@@ -60,17 +58,10 @@ def load_ogb(name: str, root: Path, undirected: bool | None = None, download: bo
     symmetrise = bool(undirected) and not add_inverse_edge
     if symmetrise and graph["edge_feat"] is not None:
         raise ValueError(f"{name}: undirected=True would merge edges, but this dataset has edge features")
-    node_feat = graph["node_feat"]
-    # The arrays are taken out of `graph`, so that the edges as stored can go while they are being doubled.
-    data = assemble(
-        str(folder),
-        graph.pop("edge_index"),
-        int(graph["num_nodes"]),
-        None if node_feat is None else _writable(node_feat),
-        labels,
-        split_ids,
-        symmetrise,
-    )
+    x = None if graph["node_feat"] is None else _writable(graph["node_feat"])
+    # The edges are taken out of `graph`, so that they can go while they are being doubled.
+    num_vertices = int(graph["num_nodes"])
+    data = assemble(str(folder), graph.pop("edge_index"), num_vertices, x, labels, split_ids, symmetrise)
     if graph["edge_feat"] is not None:
         data.edge_attr = torch.from_numpy(_writable(graph["edge_feat"]))
     for key, value in graph.items():
@@ -145,15 +136,14 @@ def provide_ogb_files(name: str, meta: dict[str, str], folder: Path, download: b
     if meta["binary"] == "True":
         needed = ["raw/data.npz", "raw/node-label.npz"]
     else:
-        needed = [f"raw/{part}.csv.gz" for part in ("edge", "num-node-list", "num-edge-list", "node-label")]
-        needed += ["raw/node-feat.csv.gz"] if meta["has_node_attr"] == "True" else []
-        needed += ["raw/edge-feat.csv.gz"] if meta["has_edge_attr"] == "True" else []
+        attributes = [end for end in ("node", "edge") if meta[f"has_{end}_attr"] == "True"]
+        parts = ["edge", "num-node-list", "num-edge-list", "node-label", *(f"{end}-feat" for end in attributes)]
+        needed = [f"raw/{part}.csv.gz" for part in parts]
     needed += [f"split/{meta['split']}/{part}.csv.gz" for part in ("train", "valid", "test")]
     missing = [part for part in needed if not (folder / part).exists()]
     if missing and folder.exists():
         raise FileNotFoundError(
-            f"{name}: {folder} lacks {', '.join(missing)}. Complete it from {url}, or remove the folder and "
-            f"pass download=True"
+            f"{name}: {folder} lacks {', '.join(missing)}. Complete it from {url}, or remove the folder and pass download=True"
         )
     if missing:
         raise FileNotFoundError(
@@ -164,6 +154,5 @@ def provide_ogb_files(name: str, meta: dict[str, str], folder: Path, download: b
     expected = f"RELEASE_v{meta['version']}.txt"
     if releases and expected not in releases:
         raise ValueError(
-            f"{name}: {folder} is of another version: expected {expected}, got {', '.join(releases)}. Remove "
-            f"the folder and pass download=True"
+            f"{name}: {folder} is of another version: expected {expected}, got {', '.join(releases)}. Remove the folder and pass download=True"
         )

@@ -21,11 +21,7 @@ from salientpp.datasets.torch_files import read_torch_file
 
 
 def read_pyg(file: Path, map_tensors: bool = False) -> Data | HeteroData:
-    """The graph that `torch.save` wrote; with `map_tensors` its tensors stay in the file and are not looked at.
-
-    Raises:
-        ValueError: it cannot be read, or holds something else.
-    """
+    """The graph that `torch.save` wrote; with `map_tensors` its tensors stay in the file and are not looked at."""
     stored = read_torch_file(
         file,
         map_tensors=map_tensors,
@@ -68,7 +64,13 @@ def _graph_in(stored: object, where: str) -> Data | HeteroData:
             )
     if isinstance(stored, dict):
         if "_global_store" in stored:  # HeteroData.to_dict()
-            _check_stores(stored, where)
+            for key, store in stored.items():
+                type_ = key if isinstance(key, tuple) and len(key) == 3 else (key,)
+                names = store if isinstance(store, dict) else [None]
+                if not all(isinstance(name, str) for name in (*type_, *names)):
+                    raise ValueError(
+                        f"{where}: expected the attributes of a HeteroData by type and name, got a dict with other keys"
+                    )
             return HeteroData.from_dict(stored)
         if not all(isinstance(key, str) for key in stored):
             raise ValueError(f"{where}: expected the attributes of a Data by name, got a dict with other keys")
@@ -76,17 +78,6 @@ def _graph_in(stored: object, where: str) -> Data | HeteroData:
     if isinstance(stored, (Data, HeteroData)):
         return stored
     raise ValueError(f"{where}: expected a torch_geometric Data or HeteroData, got {form(stored)}")
-
-
-def _check_stores(stored: dict[Any, Any], where: str) -> None:
-    for key, store in stored.items():
-        is_edge_type = isinstance(key, tuple) and len(key) == 3 and all(isinstance(part, str) for part in key)
-        if not (isinstance(key, str) or is_edge_type) or not (
-            isinstance(store, dict) and all(isinstance(name, str) for name in store)
-        ):
-            raise ValueError(
-                f"{where}: expected the attributes of a HeteroData by type and name, got a dict with other keys"
-            )
 
 
 def load_python(where: str, source: str) -> Data | HeteroData:
@@ -103,11 +94,8 @@ def load_python(where: str, source: str) -> Data | HeteroData:
             module = _run_users(where, f"importing {name}", lambda: importlib.import_module(name))
             function = getattr(module, function_name, None)
             if not callable(function):
-                known = sorted(
-                    key
-                    for key, value in vars(module).items()
-                    if callable(value) and getattr(value, "__module__", None) == name
-                )
+                functions = [key for key, value in vars(module).items() if callable(value)]
+                known = sorted(key for key in functions if getattr(vars(module)[key], "__module__", None) == name)
                 raise ValueError(
                     f"{where}: {getattr(module, '__file__', name)} has no function {function_name!r}; it has {', '.join(known) or 'none'}"
                     f"{did_you_mean(function_name, known)}"
@@ -126,13 +114,9 @@ def _run_users(where: str, what: str, call: Callable[[], Any]) -> Any:
     try:
         return call()
     except (Exception, SystemExit) as error:
-        here = {__file__, importlib.__file__}
-        frames = [
-            f
-            for f in traceback.extract_tb(error.__traceback__)
-            if f.filename not in here and "<frozen" not in f.filename
-        ]
-        at = ", called from ".join(f"{f.filename}, line {f.lineno}, in {f.name}" for f in reversed(frames))
+        frames = reversed(traceback.extract_tb(error.__traceback__))
+        theirs = [f for f in frames if f.filename not in (__file__, importlib.__file__) and "<frozen" not in f.filename]
+        at = ", called from ".join(f"{f.filename}, line {f.lineno}, in {f.name}" for f in theirs)
         raise ValueError(
             f"{where}: {what} raised {type(error).__name__}: {first_line(error)}{f' ({at})' if at else ''}"
         ) from error

@@ -1,4 +1,4 @@
-"""What does a name with parameters say? ``NAME:key=value,key=value``."""
+"""Reads a dataset's name with parameters, ``NAME:key=value,key=value``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-#: What a dataset's name stands for.
 Made = TypeVar("Made")
 
 
@@ -16,8 +15,8 @@ def with_spec(dataset: str, spec: str, parameters: dict[str, Any], as_text: bool
     """`parameters` joined by those that `spec`, "key=value,key=value", holds, its values as numbers, true, false and none, or as text."""
     merged = dict(parameters)
     for item in filter(None, spec.split(",")):
-        key, equals, text = (part.strip() for part in item.partition("="))
-        if not (key and equals and text):
+        key, _, text = (part.strip() for part in item.partition("="))
+        if not (key and text):
             raise ValueError(f"{dataset}: expected key=value after the colon, separated by commas, got {item!r}")
         if key in merged:
             raise ValueError(f"{dataset}: parameter {key} is given twice")

@@ -1,4 +1,4 @@
-"""What does a file hold that `torch.save` wrote, read so that it cannot run code?"""
+"""Reads files that `torch.save` wrote so that they cannot run code."""
 
 from __future__ import annotations
 
@@ -25,12 +25,10 @@ def is_archive(file: Path) -> bool:
 def read_torch_file(
     file: Path, *, more: Sequence[Any] = (), refused: Callable[[str], str], map_tensors: bool = False
 ) -> Any:
-    """What `file` holds: tensors, plain values and the classes that torch knows, by ``weights_only=True``.
+    """What `file` holds: tensors, plain values and the classes that torch knows and ``more``; by ``weights_only=True``.
 
-    Args:
-        more: classes that may be there as well, as `torch.serialization.safe_globals` takes them.
-        refused: what to say of a file that needs something else, given its name.
-        map_tensors: leave the tensors in the file, of which only what is used comes into memory. Such a file must not be written to while they live.
+    ``refused`` says what to do with a file that needs something else, given its name. With ``map_tensors`` the tensors stay in the file, of which
+    only what is used comes into memory. Such a file must not be written to while they live.
 
     Raises:
         FileNotFoundError: it is not there.

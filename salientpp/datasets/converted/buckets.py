@@ -43,15 +43,10 @@ _OFFSETS_AT_ONCE = 2**17
 
 @dataclass(frozen=True)
 class Runs:
-    """A file of words, in runs of which each is sorted by bucket.
-
-    Attributes:
-        ends: int64 [runs, B], in words from the beginning of the file, where each bucket of each run ends.
-        base, shift: a word's bucket is ``(word - base) >> shift``.
-    """
+    """A file of words, in runs of which each is sorted by bucket. A word's bucket is ``(word - base) >> shift``."""
 
     path: Path
-    ends: np.ndarray
+    ends: np.ndarray  # int64 [runs, B], in words from the beginning of the file, where each bucket of each run ends
     base: int
     shift: int
 
@@ -77,11 +72,7 @@ def edge_words(
     both_directions: bool,
     progress: Progress,
 ) -> Iterator[np.ndarray]:
-    """The edges as words, uint64 [n], each edge's opposite right behind it if asked for.
-
-    Raises:
-        ValueError: an id is out of range; names where.
-    """
+    """The edges as words, uint64 [n], each edge's opposite right behind it if asked for. ValueError names where an id is out of range."""
     for piece in pieces:
         _check_ids(piece, "source", piece.source, num_sources)
         _check_ids(piece, "target", piece.target, num_targets)

@@ -42,8 +42,7 @@ def write_column(
 ) -> dict[str, Any]:
     """Write the rows of an attribute in their order; what a manifest says of the array.
 
-    Raises:
-        ValueError: there are not ``num_rows``, a row does not fit ``dtype`` (a key of ``DTYPES``), or is not finite though that is asked for; names where.
+    ValueError names where there are not ``num_rows``, or a row does not fit ``dtype`` (a key of ``DTYPES``) or is not ``finite``.
     """
     writer: ArrayWriter | None = None
     budget.needs(rows.held_bytes, f"reading all columns of {name} at once")
@@ -100,13 +99,9 @@ def write_mask(
     budget: Budget,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Write the mask of a split, bool [N], without unlabelled vertices. A warning says how many are left out.
+    """Write the mask of a split, bool [N], without vertices that have -1 in ``labels``. A warning says how many are left out.
 
-    Args:
-        labels: ``y``, where -1 in it means unlabelled; None: all vertices stay.
-
-    Raises:
-        ValueError: an id is out of range, or the mask of another size; the budget does not hold it.
+    ValueError: an id is out of range, or the mask of another size; the budget does not hold it.
     """
     budget.needs(2 * num_vertices, f"the mask of {name!r}, a byte per vertex and as much for ids,")
     mask = torch.zeros(num_vertices, dtype=torch.bool, device="cpu")
@@ -115,19 +110,13 @@ def write_mask(
         values = piece.values
         if values.dim() == 2 and values.size(1) == 1:
             values = values[:, 0]
-        if (
-            values.dim() != 1
-            or values.is_floating_point()
-            or values.dtype.is_complex
-            or (values.dtype == torch.bool) != split.is_mask
-        ):
+        is_whole = not values.is_floating_point() and not values.dtype.is_complex
+        if values.dim() != 1 or not is_whole or (values.dtype == torch.bool) != split.is_mask:
             expected = "a bool per vertex" if split.is_mask else "vertex ids, one after another"
             raise ValueError(f"{piece.where(0)}: the split {name!r} must be {expected}, got {form(values)}")
+        if split.is_mask and first + len(values) > num_vertices:
+            raise ValueError(f"{piece.where(0)}: the mask of {name!r} must have {num_vertices} entries, and has more")
         if split.is_mask:
-            if first + len(values) > num_vertices:
-                raise ValueError(
-                    f"{piece.where(0)}: the mask of {name!r} must have {num_vertices} entries, and has more"
-                )
             mask[first : first + len(values)] = values
         else:
             ids = values.numpy()

@@ -1,7 +1,6 @@
-"""Converts a source to a converted graph, within a budget of memory and step by step.
+"""Converts a source to a converted graph, within a budget of memory, in steps that the journal notes.
 
-Steps, each noted in the journal when its result is whole: the attributes of every type of vertices, the masks of splits, and for every relation the two
-passes of :mod:`salientpp.datasets.converted.buckets`. The result depends on the source and on what is asked for, never on the budget.
+The result depends on the source and on what is asked for, never on the budget.
 """
 
 from __future__ import annotations
@@ -75,14 +74,9 @@ def convert(
         OSError: the directory cannot be written; what was done stays for the next run.
     """
     opened = open_source(source, Path(data), undirected)
-    return write_converted(
-        opened,
-        Path(root),
-        Budget.of(memory),
-        Options(_flag("deduplicate", deduplicate), _dtypes(dtype, opened), _flag("finite", finite)),
-        overwrite=overwrite,
-        progress=progress,
-    )
+    budget = Budget.of(memory)
+    options = Options(_flag("deduplicate", deduplicate), _dtypes(dtype, opened), _flag("finite", finite))
+    return write_converted(opened, Path(root), budget, options, overwrite=overwrite, progress=progress)
 
 
 def _flag(name: str, value: object) -> bool:
@@ -187,21 +181,17 @@ class _Conversion:
     def _columns(self, number: int, type_: str | None, vertices: Vertices) -> int:
         """Attributes and splits; N."""
         num_vertices = vertices.num_vertices
+        of = "" if type_ is None else f" of {type_}"
         for name, rows in vertices.columns.items():
             step = f"n{number}.{name}"
             facts = self.journal.facts(step)
             if facts is None:
-                self.progress.begin(f"reading {_of(name, type_)}", rows.total, rows.unit)
-                file = f"{step}.npy"
+                self.progress.begin(f"reading {name}{of}", rows.total, rows.unit)
+                file, dtype = f"{step}.npy", self.options.dtype.get(name)
+                size = rows.num_rows if num_vertices is None else num_vertices
+                path = self.journal.work / file
                 entry = write_column(
-                    name,
-                    rows,
-                    num_vertices if rows.num_rows is None or num_vertices is not None else rows.num_rows,
-                    self.journal.work / file,
-                    self.budget,
-                    dtype=self.options.dtype.get(name),
-                    finite=self.options.finite,
-                    progress=self.progress,
+                    name, rows, size, path, self.budget, dtype=dtype, finite=self.options.finite, progress=self.progress
                 )
                 facts = self.journal.note(step, {file: entry}, {"num_rows": entry["shape"][0]})
             num_vertices = facts["num_rows"]
@@ -217,7 +207,7 @@ class _Conversion:
         for name, split in vertices.splits.items():
             step = f"n{number}.{name}_mask"
             if self.journal.facts(step) is None:
-                self.progress.begin(f"reading the split {_of(name, type_)}", split.rows.total, split.rows.unit)
+                self.progress.begin(f"reading the split {name}{of}", split.rows.total, split.rows.unit)
                 file = f"{step}.npy"
                 entry = write_mask(
                     name, split, num_vertices, labels, self.journal.work / file, self.budget, self.progress
@@ -227,8 +217,7 @@ class _Conversion:
 
     def _count(self, type_: str | None) -> int:
         """How many vertices of a type the edges name: the largest id and one."""
-        step = "count"
-        facts = self.journal.facts(step)
+        facts = self.journal.facts("count")
         if facts is None:
             most = 0
             for name, edges in self.source.edges.items():
@@ -238,7 +227,7 @@ class _Conversion:
                         if ids.size and (name is None or name[is_end] == type_):
                             most = max(most, int(ids.max()) + 1)
                     self.progress.reach(piece.done)
-            facts = self.journal.note(step, {}, {"num_vertices": most})
+            facts = self.journal.note("count", {}, {"num_vertices": most})
         return facts["num_vertices"]
 
     # --- edges --------------------------------------------------------------------------------------------
@@ -278,10 +267,6 @@ class _Conversion:
             np.save(self.journal.work / ends, runs.ends)
             facts = self.journal.note(step, {file: {}, ends: {}}, {"shift": runs.shift})
         return buckets.Runs(self.journal.root / file, np.load(self.journal.root / ends), 0, facts["shift"])
-
-
-def _of(name: str, type_: str | None) -> str:
-    return name if type_ is None else f"{name} of {type_}"
 
 
 def _edges_of(name: EdgeName) -> str:

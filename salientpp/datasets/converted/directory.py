@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from salientpp.store.directory.files import DatasetError, cannot_be_read, numpy_dtype, open_array, verify_file
@@ -51,17 +50,18 @@ def load_converted(root: Path, verify: bool = False) -> Data | HeteroData:
     for number, edges in enumerate(manifest["edge_types"]):
         name = None if edges["name"] is None else tuple(edges["name"])
         indptr, indices = (arrays[f"e{number}.{part}.npy"] for part in ("indptr", "indices"))
-        adj_t = _matrix(indptr, indices, (sizes[name and name[2]], sizes[name and name[0]]))
+        ones = torch.ones(1, device="cpu").expand(indices.numel())  # all values are one and the same 1
+        size = sizes[name and name[2]], sizes[name and name[0]]
+        # torch wants ids of one width, and reads those of two as well: widening would bring them into memory. They were checked when they were written.
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+            adj_t = torch.sparse_csr_tensor(indptr, indices, ones, size=size, check_invariants=False, device="cpu")
         (data if isinstance(data, Data) else data[name]).adj_t = adj_t
     return data
 
 
 def read_converted(root: Path) -> dict[str, Any]:
-    """The manifest.
-
-    Raises:
-        DatasetError: it is not there, was altered, or describes something else.
-    """
+    """The manifest; DatasetError if it is not there, was altered, or describes something else."""
     path = root / MANIFEST
     try:
         manifest = json.loads(path.read_text())
@@ -136,12 +136,3 @@ def manifest_text(body: dict[str, Any]) -> str:
     manifest = {"format": FORMAT, "version": VERSION, **body}
     manifest["checksum"] = manifest_checksum(manifest)
     return json.dumps(manifest, indent=1, sort_keys=True)
-
-
-def _matrix(indptr: Tensor, indices: Tensor, size: tuple[int, int]) -> Tensor:
-    """The lists as torch's CSR tensor of targets by sources, which shares the arrays; all values are one and the same 1."""
-    ones = torch.ones(1, device="cpu").expand(indices.numel())
-    # torch wants ids of one width, and reads those of two as well: widening would bring them into memory. They were checked when they were written.
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(indptr, indices, ones, size=size, check_invariants=False, device="cpu")

@@ -34,11 +34,7 @@ class _File:
 
 @contextlib.contextmanager
 def written(path: Path, to_disk: bool = True) -> Iterator[_File]:
-    """A new file, which is on the disk once the block has ended, if asked for; where it fails the file is as far as it came.
-
-    Raises:
-        OSError: it cannot be written; the text says what to do.
-    """
+    """A new file, which is on the disk once the block has ended, if asked for; where it fails the file is as far as it came."""
     with says_what_to_do(path):
         file = path.open("wb")
     try:

@@ -42,16 +42,14 @@ class _Files:
         for path in paths:
             check_file(path)
             try:
-                about = parquet.read_schema(path), parquet.read_metadata(path)
+                names, about = parquet.read_schema(path).names, parquet.read_metadata(path)
             except Exception as error:  # pyarrow has many
                 raise ValueError(f"{path}: damaged, or not a Parquet file ({first_line(error)})") from error
-            if self.names and about[0].names != self.names:
-                raise ValueError(
-                    f"{path} must have the columns {', '.join(self.names)}, got {', '.join(about[0].names)}"
-                )
-            self.names = about[0].names
-            self.sizes.append(about[1].num_rows)
-            for group in map(about[1].row_group, range(about[1].num_row_groups)):
+            if self.names and names != self.names:
+                raise ValueError(f"{path} must have the columns {', '.join(self.names)}, got {', '.join(names)}")
+            self.names = names
+            self.sizes.append(about.num_rows)
+            for group in map(about.row_group, range(about.num_row_groups)):
                 size, columns = group.total_byte_size, group.num_columns
                 self.held_bytes = max(self.held_bytes, min(_BUFFER * columns, size) + 2 * min(_PAGE * columns, size))
                 self.row_bytes = max(self.row_bytes, 2 * size // max(1, group.num_rows))

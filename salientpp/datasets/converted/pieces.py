@@ -14,18 +14,12 @@ EdgeName = tuple[str, str, str] | None
 
 @dataclass(frozen=True)
 class EdgePiece:
-    """Some edges that follow one another in a source.
+    """Some edges that follow one another in a source."""
 
-    Attributes:
-        source, target: integers of any type, [n].
-        where: file and line or position of an edge of the piece, for errors.
-        done: how much of the source's ``total`` has been read with it.
-    """
-
-    source: np.ndarray
+    source: np.ndarray  # integers of any type, [n]
     target: np.ndarray
-    where: Callable[[int], str]
-    done: int
+    where: Callable[[int], str]  # file and line or position of an edge of the piece, for errors
+    done: int  # how much of the source's ``total`` has been read with it
 
 
 @dataclass(frozen=True)
@@ -51,16 +45,12 @@ def first_row(wrong: Tensor) -> int:
 class Edges:
     """The edges of one relation.
 
-    Attributes:
-        pieces: called with a number, gives all edges in their order, at most so many at a time; ValueError, with file and line or position, where the
-            source is damaged.
-        total, unit: what progress is counted in, edges or bytes of a file.
-        num_edges: E, or None where only reading tells.
+    ``pieces``, called with a number, gives all edges in their order, at most so many at a time; ValueError where the source is damaged.
     """
 
     pieces: Callable[[int], Iterator[EdgePiece]]
-    total: int
-    num_edges: int | None = None
+    total: int  # in ``unit``, for progress
+    num_edges: int | None = None  # None where only reading tells
     unit: str = "edges"
 
 
@@ -68,19 +58,15 @@ class Edges:
 class Rows:
     """The rows of one attribute, or the ids of a split.
 
-    Attributes:
-        pieces: called with a number of bytes, gives all rows in their order, in pieces of at most so many bytes or of one row; at least one piece, which may
-            be empty. ValueError where the source is damaged, or rows differ in their number of entries.
-        total, unit: as of edges.
-        num_rows: or None where only reading tells.
-        held_bytes: the memory that reading holds beside the pieces.
+    ``pieces``, called with a number of bytes, gives all rows in their order, in pieces of at most so many bytes or of one row; at least one piece, which
+    may be empty. ValueError where the source is damaged, or rows differ in their number of entries.
     """
 
     pieces: Callable[[int], Iterator[RowPiece]]
-    total: int
-    num_rows: int | None = None
+    total: int  # in ``unit``, for progress
+    num_rows: int | None = None  # None where only reading tells
     unit: str = "rows"
-    held_bytes: int = 0
+    held_bytes: int = 0  # memory that reading holds beside the pieces
 
 
 @dataclass(frozen=True)
@@ -93,41 +79,23 @@ class Split:
 
 @dataclass(frozen=True)
 class Vertices:
-    """What a source has of one type of vertices.
+    """What a source has of one type of vertices."""
 
-    Attributes:
-        num_vertices: or None: as many as the attributes have rows, or the largest id and one.
-        columns: name -> rows. Labels are called ``y``.
-        splits: name -> which vertices.
-        keeps_unlabelled: splits are stored as they are. Else vertices that ``y`` marks as unlabelled are left out of them.
-    """
-
-    num_vertices: int | None
-    columns: Mapping[str, Rows] = field(default_factory=dict)
+    num_vertices: int | None  # None: as many as the attributes have rows, or the largest id and one
+    columns: Mapping[str, Rows] = field(default_factory=dict)  # labels are called ``y``
     splits: Mapping[str, Split] = field(default_factory=dict)
-    keeps_unlabelled: bool = False
+    keeps_unlabelled: bool = False  # else splits leave out the vertices that ``y`` marks as unlabelled
 
 
 @dataclass(frozen=True)
 class Source:
-    """A graph that can be read in pieces.
-
-    Attributes:
-        name: for errors.
-        vertices: type -> what there is of it; the type of a homogeneous graph is None.
-        edges: relation -> its edges; that of a homogeneous graph is None.
-        both_directions: every edge stands for two, one after the other.
-        undirected: every edge stands for two, and pairs that come up again are one.
-        files: what it is read from, to tell whether it has changed.
-        made_of: what stands for it where there are no files.
-        left_out: names of attributes that are not converted.
-    """
+    """A graph that can be read in pieces. The type and the relation of a homogeneous graph are None."""
 
     name: str
     vertices: Mapping[str | None, Vertices]
     edges: Mapping[EdgeName, Edges]
-    both_directions: bool = False
-    undirected: bool = False
-    files: tuple[Path, ...] = ()
-    made_of: Mapping[str, object] = field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
+    both_directions: bool = False  # every edge stands for two, one after the other
+    undirected: bool = False  # every edge stands for two, and pairs that come up again are one
+    files: tuple[Path, ...] = ()  # their sizes and times tell whether the source has changed
+    made_of: Mapping[str, object] = field(default_factory=dict)  # tells it where there are no files
+    left_out: tuple[str, ...] = ()  # attributes that are not converted

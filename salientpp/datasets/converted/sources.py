@@ -37,13 +37,7 @@ _TEXT = (".txt", ".tsv", ".csv", ".el", ".edges")
 
 
 def open_source(source: str, data: Path, undirected: bool | None) -> Source:
-    """The source that a name stands for, of which only headers have been read.
-
-    Raises:
-        ValueError: it is none, or what it names is not as it must be.
-        FileNotFoundError: a file is not there.
-        ImportError: it needs a package that is not installed.
-    """
+    """The source that a name stands for, of which only headers have been read."""
     check_undirected(undirected, str(source))
     name, _, rest = source.partition(":") if isinstance(source, str) else ("", "", "")
     if name == "npz" and rest:

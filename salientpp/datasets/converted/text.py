@@ -31,14 +31,8 @@ _LEAST_BLOCK = 2**12
 def tables(path: Path, most_bytes: int, dtype: type, columns: int | None, skip: int = 0) -> Iterator[RowPiece]:
     """A file in pieces of whole lines, int64 or float64 [lines, columns]; ``done`` counts bytes of the file.
 
-    Args:
-        most_bytes: of memory for a piece.
-        dtype: int or float.
-        columns: numbers in a line; None: as many as the first has.
-        skip: lines to leave out at the beginning.
-
-    Raises:
-        ValueError: the file ends in the middle of a compressed stream, or a line is not what it must be; names the line.
+    A piece takes at most ``most_bytes`` of memory. ``columns`` is the number of numbers in a line; None: as many as the first has. ``skip`` lines are
+    left out at the beginning. ValueError names the line that is not what it must be, or where a compressed stream breaks off.
     """
     check_file(path)
     block_bytes = max(_LEAST_BLOCK, most_bytes // _BYTES_PER_BYTE)

@@ -1,8 +1,7 @@
 """Reads the part that DGL gave every vertex, from the JSON file of `dgl.distributed.partition_graph`; DGL need not be installed.
 
-The graph and its features lie in files of DGL's own, which are not read: the graph comes from where DGL had it. DGL numbers vertices anew unless it is told
-not to, those of each part after those of the part before, and the file has these ranges; which vertex had which number is what
-``return_mapping=True`` gives. A graph that keeps its numbers (``reshuffle=False``) has a file of part ids instead.
+DGL numbers vertices anew, those of each part after those of the part before, and the file has these ranges. A graph that keeps its numbers
+(``reshuffle=False``) has a file of part ids instead.
 
 Source: https://www.dgl.ai/dgl_docs/generated/dgl.distributed.partition_graph.html.
 """
@@ -56,8 +55,7 @@ def load_dgl_assignment(
         raise ValueError(
             f"{path}: expected node_map, ranges by node type or the path of a file, as DGL writes it, got {node_map!r}"
         )
-    _check_ranges(path, node_map, num_parts, meta.get("num_nodes"))
-    assignment = {name: _by_ranges(path, name, ranges, num_parts) for name, ranges in node_map.items()}
+    assignment = _by_ranges(path, node_map, num_parts, meta.get("num_nodes"))
     if len(assignment) == 1 and not isinstance(original_id, Mapping):
         (parts,) = assignment.values()
         return (parts if original_id is None else _in_order(parts, original_id, "original_id")), num_parts
@@ -87,37 +85,32 @@ def _part_ids(path: Path, name: str, num_parts: int) -> Tensor:
     return parts
 
 
-def _check_ranges(path: Path, node_map: Mapping[str, Any], num_parts: int, num_vertices: Any) -> None:
-    """Raise ValueError unless each type has a range for every part, and the ranges have as many vertices as the file says, if it does."""
+def _by_ranges(path: Path, node_map: Mapping[str, Any], num_parts: int, num_vertices: Any) -> dict[str, Tensor]:
+    """Part ids by type, whose vertices are numbered part by part; between those of two parts there may be numbers of other types."""
+    where = {name: "node_map" if name == _ONLY_TYPE else f"node_map of {name!r}" for name in node_map}
     for name, ranges in node_map.items():
-        where = _of(name)
         is_list = isinstance(ranges, list) and len(ranges) == num_parts
         if not is_list or not all(_is_range(each) for each in ranges):
             raise ValueError(
-                f"{path}: expected node_map{where} to have {num_parts} pairs of a first number and one past the last, got {ranges!r:.200}"
+                f"{path}: expected {where[name]} to have {num_parts} pairs of a first number and one past the last, got {ranges!r:.200}"
             )
         if any(begin < end for (_, end), (begin, _) in pairwise(ranges)):
-            raise ValueError(f"{path}: expected the ranges of node_map{where} to ascend, got {ranges!r:.200}")
+            raise ValueError(f"{path}: expected the ranges of {where[name]} to ascend, got {ranges!r:.200}")
     found = sum(end - begin for ranges in node_map.values() for begin, end in ranges)
     if num_vertices is not None and found != num_vertices:
         raise ValueError(
             f"{path}: expected the ranges of node_map to have num_nodes = {num_vertices!r} vertices, got {found}; copy it again, or partition again"
         )
-
-
-def _of(name: str) -> str:
-    return "" if name == _ONLY_TYPE else f" of {name!r}"
-
-
-def _by_ranges(path: Path, name: str, ranges: list[list[int]], num_parts: int) -> Tensor:
-    """Vertices of a type are numbered part by part; between those of two parts there may be numbers of other types."""
-    try:
-        sizes = torch.tensor([end - begin for begin, end in ranges], device="cpu")
-        return torch.arange(num_parts, device="cpu").repeat_interleave(sizes)
-    except (RuntimeError, MemoryError, OverflowError) as error:
-        raise ValueError(
-            f"{path}: node_map{_of(name)} has more vertices than fit into memory, got {ranges!r:.200}; copy it again, or partition again"
-        ) from error
+    assignment = {}
+    for name, ranges in node_map.items():
+        try:
+            sizes = torch.tensor([end - begin for begin, end in ranges], device="cpu")
+            assignment[name] = torch.arange(num_parts, device="cpu").repeat_interleave(sizes)
+        except (RuntimeError, MemoryError, OverflowError) as error:
+            raise ValueError(
+                f"{path}: {where[name]} has more vertices than fit into memory, got {ranges!r:.200}; copy it again, or partition again"
+            ) from error
+    return assignment
 
 
 def _is_range(value: Any) -> bool:

@@ -25,41 +25,34 @@ from salientpp.datasets.partitions.pieces import (
 META = "META"
 
 
-class GltFiles(Files):
+def open_glt(root: Path) -> Files:
     """A directory that one of GLT's partitioners wrote."""
+    file = root / META
+    meta: Any = next(read_pickles(file), None)
+    try:
+        num_parts, kind = int(meta["num_parts"]), meta["data_cls"]
+        is_hetero = {"hetero": True, "homo": False}[kind]
+        node_types = [str(t) for t in meta["node_types"]] if is_hetero else []
+        edge_types = [(str(s), str(r), str(t)) for s, r, t in meta["edge_types"]] if is_hetero else []
+        if num_parts < 1 or not {t for edge_type in edge_types for t in edge_type[::2]} <= {*node_types}:
+            raise ValueError
+    except (TypeError, KeyError, ValueError, IndexError):
+        raise ValueError(
+            f"{file}: expected num_parts above 0, data_cls 'homo' or 'hetero', node_types and edge_types among them, as GLT's partitioners "
+            f"write them, got {meta!r}; copy it again, or partition again"
+        ) from None
+    check_folders(root, "part", num_parts, META)
+    if (root / "graph").is_dir():
+        raise ValueError(
+            f"{root}: written with graph_caching=True, which keeps no order of the edges; partition again without it, or give the graph "
+            "itself to salientpp.partition, with method=torch.load('node_pb.pt')"
+        )
+    vertices = read_books(root / "node_pb", node_types if is_hetero else [None], num_parts)
+    edges = read_books(root / "edge_pb", edge_types if is_hetero else [None], num_parts)
 
-    fills_with_nan = False
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        file = root / META
-        meta: Any = next(read_pickles(file), None)
-        try:
-            num_parts, kind = int(meta["num_parts"]), meta["data_cls"]
-            is_hetero = {"hetero": True, "homo": False}[kind]
-            node_types = [str(t) for t in meta["node_types"]] if is_hetero else []
-            edge_types = [(str(s), str(r), str(t)) for s, r, t in meta["edge_types"]] if is_hetero else []
-            if num_parts < 1 or not {t for edge_type in edge_types for t in edge_type[::2]} <= {*node_types}:
-                raise ValueError
-        except (TypeError, KeyError, ValueError, IndexError):
-            raise ValueError(
-                f"{file}: expected num_parts above 0, data_cls 'homo' or 'hetero', node_types and edge_types among them, as GLT's partitioners "
-                f"write them, got {meta!r}; copy it again, or partition again"
-            ) from None
-        self.num_parts = num_parts
-        check_folders(root, "part", num_parts, META)
-        if (root / "graph").is_dir():
-            raise ValueError(
-                f"{root}: written with graph_caching=True, which keeps no order of the edges; partition again without it, or give the graph "
-                "itself to salientpp.partition, with method=torch.load('node_pb.pt')"
-            )
-        self.vertices = read_books(root / "node_pb", node_types if is_hetero else [None], num_parts)
-        self.edges = read_books(root / "edge_pb", edge_types if is_hetero else [None], num_parts)
-
-    def pieces(self, part: int) -> Iterator[Piece]:
-        """See `Files`."""
-        folder = self._root / f"part{part}"
-        for edge_type in self.edges:
+    def pieces(part: int) -> Iterator[Piece]:
+        folder = root / f"part{part}"
+        for edge_type in edges:
             graph = _folder(folder / "graph", edge_type)
             row, col, ids = (integers(read(graph / name), graph / name) for name in ("rows.pt", "cols.pt", "eids.pt"))
             yield Piece("edge", edge_type, graph, ids, {"row": row, "col": col})
@@ -67,8 +60,10 @@ class GltFiles(Files):
             if weights.exists():
                 yield Piece("edge", edge_type, weights, ids, {"edge_weight": tensor(read(weights), weights)})
             yield from _features("edge", edge_type, _folder(folder / "edge_feat", edge_type), "edge_attr")
-        for node_type in self.vertices:
+        for node_type in vertices:
             yield from _features("vertex", node_type, _folder(folder / "node_feat", node_type), "x")
+
+    return Files(num_parts, vertices, edges, pieces)
 
 
 def _folder(folder: Path, of: Type) -> Path:

@@ -42,10 +42,9 @@ def load_partition(
 ) -> GivenPartition:
     """Put together what `torch_geometric.distributed.Partitioner` or one of GLT's partitioners took apart.
 
-    What they store comes back: edges, features, times, weights. They store neither labels nor splits, which are kept beside, and given here.
-    Vertices that a file of features names in no part, twice, or in another part than the assignment are refused. Files are read with
-    ``weights_only=True``, and pickles of GLT by a reader that takes tensors and plain values alone: none can run code. The rows of
-    an attribute are put together part by part, in one tensor.
+    Edges, features, times and weights come back. Labels and splits, which these partitioners do not store, are given here. Every vertex must
+    be in the files once, in the part that the assignment says. Files are read with ``weights_only=True``, and pickles of GLT by a
+    reader that takes tensors and plain values alone: none can run code.
 
     Args:
         root: the partitioner's output directory, with the folders of all parts in it.
@@ -94,9 +93,9 @@ def _recognised(root: Path) -> Files:
     if not root.exists():
         raise FileNotFoundError(f"{root}: no such directory")
     if (root / pyg.META).is_file():
-        return pyg.PygFiles(root)
+        return pyg.open_pyg(root)
     if (root / glt.META).is_file():
-        return glt.GltFiles(root)
+        return glt.open_glt(root)
     if not root.is_dir():
         raise ValueError(f"{root}: expected a directory that a partitioner wrote, got a file")
     there = sorted(path.name for path in root.iterdir())

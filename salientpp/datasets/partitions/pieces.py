@@ -8,10 +8,10 @@ import json
 import pickle
 import re
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -46,18 +46,15 @@ class Piece:
     values: Mapping[str, Tensor]  # name -> [n, ...]; the edges themselves are the values "row" and "col", int64 [n]
 
 
-class Files(Protocol):
-    """A partition on disk, in the format of one partitioner."""
+@dataclass(frozen=True)
+class Files:
+    """A partition on disk."""
 
     num_parts: int
-    #: By type, in the order of the graph that was partitioned.
-    vertices: Mapping[str | None, Book]
+    vertices: Mapping[str | None, Book]  # by type, in the order of the graph that was partitioned
     edges: Mapping[tuple[str, str, str] | None, Book]
-    #: Whether types without an attribute that others have were given rows of NaN for it.
-    fills_with_nan: bool
-
-    def pieces(self, part: int) -> Iterator[Piece]:
-        """All that the files of a part hold."""
+    pieces: Callable[[int], Iterator[Piece]]  # all that the files of a part hold
+    fills_with_nan: bool = False  # types without an attribute that others have were given rows of NaN for it
 
 
 def named(kind: str, of: Type) -> str:
@@ -109,16 +106,12 @@ def _dicts_for_defaultdicts() -> Iterator[None]:
     registered = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()  # of a name, one alone can be registered
     others = [allowed for allowed in registered if allowed is not defaultdict]
-    torch.serialization.add_safe_globals([*others, dict, (_as_dict, "collections.defaultdict")])
+    torch.serialization.add_safe_globals([*others, dict, (lambda *_: {}, "collections.defaultdict")])
     try:
         yield
     finally:
         torch.serialization.clear_safe_globals()
         torch.serialization.add_safe_globals(registered)
-
-
-def _as_dict(*default: Any) -> dict[Any, Any]:
-    return {}
 
 
 def read_dict(file: Path) -> dict[Any, Any]:

@@ -30,77 +30,71 @@ from salientpp.datasets.partitions.pieces import (
 META = "META.json"
 
 
-class PygFiles(Files):
+def open_pyg(root: Path) -> Files:
     """A directory that PyG's partitioner wrote."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        file = root / META
-        meta = read_json(file)
-        is_hetero = meta.get("is_hetero") if isinstance(meta, dict) else None
-        if not isinstance(is_hetero, bool) or not _whole(meta.get("num_parts")):
-            raise ValueError(
-                f"{file}: expected num_parts, an integer above 0, and is_hetero, true or false, as PyG's partitioner writes them, got {meta!r}"
-            )
-        self.num_parts: int = meta["num_parts"]
-        self.fills_with_nan = is_hetero
-        check_folders(root, "part_", self.num_parts, META)
-        node_types, edge_types = _types(meta, file) if is_hetero else ([None], [None])
-        self.vertices = read_books(root / "node_map", node_types, self.num_parts)
-        self.edges = read_books(root / "edge_map", edge_types, self.num_parts)
-        self._first_vertex = _offsets(self.vertices)
-        self._first_edge = _offsets(self.edges)
-
-    def pieces(self, part: int) -> Iterator[Piece]:
-        """See `Files`."""
-        folder = self._root / f"part_{part}"
-        topology, vertices, edges = (
-            (folder / name, read_dict(folder / name)) for name in ("graph.pt", "node_feats.pt", "edge_feats.pt")
+    file = root / META
+    meta = read_json(file)
+    is_hetero = meta.get("is_hetero") if isinstance(meta, dict) else None
+    num_parts = meta.get("num_parts") if isinstance(is_hetero, bool) else None
+    if isinstance(num_parts, bool) or not isinstance(num_parts, int) or num_parts < 1:
+        raise ValueError(
+            f"{file}: expected num_parts, an integer above 0, and is_hetero, true or false, as PyG's partitioner writes them, got {meta!r}"
         )
-        for edge_type in self.edges:
-            yield from self._edges(edge_type, *topology, *edges)
-        for node_type in self.vertices:
-            file, stored = vertices
+    check_folders(root, "part_", num_parts, META)
+    node_types, edge_types = _types(meta, file) if is_hetero else ([None], [None])
+    vertices = read_books(root / "node_map", node_types, num_parts)
+    edges = read_books(root / "edge_map", edge_types, num_parts)
+    first_vertex, first_edge = _offsets(vertices), _offsets(edges)
+
+    def pieces(part: int) -> Iterator[Piece]:
+        folder = root / f"part_{part}"
+        names = ("graph.pt", "node_feats.pt", "edge_feats.pt")
+        topology, features, edge_features = ((folder / name, read_dict(folder / name)) for name in names)
+        for edge_type in edges:
+            source, target = (None, None) if edge_type is None else (edge_type[0], edge_type[2])
+            size = [vertices[of].parts.numel() for of in (source, target)]
+            yield from _edges(edge_type, size, first_edge[edge_type], topology, edge_features)
+        for node_type in vertices:
+            file, stored = features
             entry = _entry(stored, node_type, file)
-            ids = integers(_member(entry, "global_id", file), file, "global_id") - self._first_vertex[node_type]
+            ids = integers(_member(entry, "global_id", file), file, "global_id") - first_vertex[node_type]
             yield Piece("vertex", node_type, file, ids, _features(entry, file))
             if entry.get("time") is not None:
                 yield Piece("vertex", node_type, file, None, {"time": tensor(entry["time"], file, "time")})
 
-    def _edges(
-        self, edge_type: Any, file: Path, stored: dict[Any, Any], attributes_file: Path, attributes: dict[Any, Any]
-    ) -> Iterator[Piece]:
-        entry = _entry(stored, edge_type, file)
-        row, col, ids = (integers(_member(entry, name, file), file, name) for name in ("row", "col", "edge_id"))
-        first = self._first_edge[edge_type]
-        source, target = (None, None) if edge_type is None else (edge_type[0], edge_type[2])
-        expected = [self.vertices[of].parts.numel() for of in (source, target)]
-        if list(entry.get("size", expected)) != expected:
+    return Files(num_parts, vertices, edges, pieces, fills_with_nan=bool(is_hetero))
+
+
+def _edges(
+    edge_type: Any, size: list[int], first: int, topology: tuple[Path, Any], attributes: tuple[Path, Any]
+) -> Iterator[Piece]:
+    """The edges of a type, between ``size`` vertices, from (file, what it holds); ``first`` is the id of the type's first edge."""
+    file, stored = topology
+    attributes_file, of_edges = attributes
+    entry = _entry(stored, edge_type, file)
+    row, col, ids = (integers(_member(entry, name, file), file, name) for name in ("row", "col", "edge_id"))
+    if list(entry.get("size", size)) != size:
+        raise ValueError(
+            f"{file}: expected edges between {size[0]} and {size[1]} vertices, as node_map has them, got size "
+            f"{entry['size']!r}; the files are of different partitions: copy them again, or partition again"
+        )
+    yield Piece("edge", edge_type, file, ids - first, {"row": row, "col": col})
+
+    entry = of_edges if edge_type is None else of_edges.get(edge_type, {})
+    if not isinstance(entry, dict):
+        raise ValueError(f"{attributes_file}: expected a dict for {edge_type!r}, got {form(entry)}")
+    values = _features(entry, attributes_file)
+    if entry.get("edge_time") is not None:
+        values["edge_time"] = tensor(entry["edge_time"], attributes_file, "edge_time")
+    if "global_id" in entry:  # here it is the type's own numbering, and where there are only times it is left out
+        own = integers(entry["global_id"], attributes_file, "global_id")
+        if own.shape != ids.shape or not bool((own == ids - first).all()):
             raise ValueError(
-                f"{file}: expected edges between {expected[0]} and {expected[1]} vertices, as node_map has them, got size "
-                f"{entry['size']!r}; the files are of different partitions: copy them again, or partition again"
+                f"{attributes_file}: expected the edges of graph.pt beside it, in their order, got others under global_id; the "
+                "files are of different partitions: copy them again, or partition again"
             )
-        yield Piece("edge", edge_type, file, ids - first, {"row": row, "col": col})
-
-        entry = attributes if edge_type is None else attributes.get(edge_type, {})
-        if not isinstance(entry, dict):
-            raise ValueError(f"{attributes_file}: expected a dict for {edge_type!r}, got {form(entry)}")
-        values = _features(entry, attributes_file)
-        if entry.get("edge_time") is not None:
-            values["edge_time"] = tensor(entry["edge_time"], attributes_file, "edge_time")
-        if "global_id" in entry:  # here it is the type's own numbering, and where there are only times it is left out
-            own = integers(entry["global_id"], attributes_file, "global_id")
-            if own.shape != ids.shape or not bool((own == ids - first).all()):
-                raise ValueError(
-                    f"{attributes_file}: expected the edges of graph.pt beside it, in their order, got others under global_id; the "
-                    "files are of different partitions: copy them again, or partition again"
-                )
-        if values:
-            yield Piece("edge", edge_type, attributes_file, ids - first, values)
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    if values:
+        yield Piece("edge", edge_type, attributes_file, ids - first, values)
 
 
 def _types(meta: dict[str, Any], file: Path) -> tuple[list[str], list[tuple[str, str, str]]]:
