@@ -52,10 +52,8 @@ def synthetic(
     The label is the class, with noise. Features are a point of the class in Gaussian noise, too much noise to tell the class from one vertex; averaging
     over neighbours takes the noise away. Ids are shuffled: they say nothing about community or class.
 
-    `synthetic(num_vertices=2_400_000, average_degree=44, num_features=100)` comes close to the size of ogbn-products.
-
     Args:
-        num_vertices: N.
+        num_vertices: N. With 2_400_000, average_degree=44 and num_features=100 the graph comes close to the size of ogbn-products.
         average_degree: directed edges per vertex, that is E / N with both directions counted.
         num_classes: number of classes; each has at least one community.
         num_features: F.
@@ -100,8 +98,8 @@ def synthetic(
     arrays = {"x": x, "edge_index": edge_index, "y": y}
     order = split_rng.permutation(num_vertices)
     # Cumulative, so that fractions that add up to one use every vertex despite the rounding.
-    shares = accumulate((train_fraction, val_fraction, test_fraction))
-    bounds = [0, *(round(num_vertices * share) for share in shares)]
+    fractions = (train_fraction, val_fraction, test_fraction)
+    bounds = [0, *(round(num_vertices * share) for share in accumulate(fractions))]
     for split, start, end in zip(SPLITS, bounds, bounds[1:]):
         mask = arrays[f"{split}_mask"] = np.zeros(num_vertices, dtype=bool)
         mask[order[start:end]] = True
