@@ -151,7 +151,7 @@ def cpu_per_batch(loader: NeighborLoader) -> tuple[float, int]:
     """CPU seconds of this process over an epoch, and its batches; what answers the other rank to the end of its epoch counts."""
     started = time.process_time()
     number = sum(1 for _ in loader)
-    loader.engine.finish()
+    loader.engine.close()
     return time.process_time() - started, number
 
 

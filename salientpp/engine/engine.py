@@ -73,7 +73,7 @@ class Engine:
             by_hand: makes whole batches in place of the stages; on one rank.
         """
         with self.lock:
-            self.finish()
+            self.close()
             self.producer.drive(self.read_anew)
             for way in self.ways:
                 way.begin_epoch()
@@ -123,7 +123,7 @@ class Engine:
         """Let the epoch that was begun last be another one, if it was not asked for a batch yet; whether it is."""
         return self._run is not None and self._run.move_to(epoch)
 
-    def finish(self) -> None:
+    def close(self) -> None:
         """On several ranks, leave an unfinished epoch and wait until all ranks have.
 
         Raises:

@@ -345,7 +345,7 @@ class LayerRun:
         call = self._call
         for _ in Epoch(self.engine.run(0, finish=call)):
             pass
-        self.engine.finish()  # others may still ask for present rows
+        self.engine.close()  # others may still ask for present rows
         self._together(self._share_within_the_part)
         if call.is_last and call.out is not None:
             self._together(partial(self._write, call.out))

@@ -92,7 +92,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         comm, place = self.engine.basis.comm, self._bookmark
         comm.check_process()
         if isinstance(self.data, PartitionedGraph):
-            self.engine.finish()
+            self.engine.close()
             try:
                 self.data.check_sizes()
             except DatasetError as error:
@@ -202,7 +202,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
 
     def reset_stats(self) -> None:
         """Start counting anew; between epochs."""
-        self.engine.finish()
+        self.engine.close()
         self.engine.reset()
 
     @contextlib.contextmanager

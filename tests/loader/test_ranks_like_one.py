@@ -525,7 +525,7 @@ def live_typed_rows(
     )
     for _ in loader:
         pass
-    loader.engine.finish()
+    loader.engine.close()
     return {type_: of_type["remote"] for type_, of_type in loader.stats().by_type.items()}
 
 
