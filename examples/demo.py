@@ -36,7 +36,7 @@ FANOUTS, BATCH_SIZE, ALPHA, EPOCHS, PARTS, SEED = [15, 10, 5], 128, 0.16, 5, 2, 
 def training_arguments(dataset: str, batch_size: int) -> argparse.Namespace:
     return argparse.Namespace(
         dataset=dataset,
-        fanouts=FANOUTS,
+        num_neighbors=FANOUTS,
         batch_size=batch_size,
         alpha=ALPHA,
         beta=0.0,
