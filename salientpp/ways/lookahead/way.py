@@ -113,8 +113,6 @@ class Lookahead(Cache):
     def __init__(self, window: Window, replication_factor: float, policy: Policy, on_device: float | int = 0.0) -> None:
         super().__init__(replication_factor, policy, on_device)
         self._window = window
-        # By type, how its memory splits, and the scores of rows.
-        self._moves: dict[str | None, tuple[Shape, Tensor]] = {}
         self.planners: dict[str | None, Planner] = {}
         self._decision: Task | Future | None = None  # the last
         self.under_way = 0
@@ -124,14 +122,15 @@ class Lookahead(Cache):
         return bool(self.planners)
 
     def _stays(self, type_: str | None) -> bool:
-        return type_ not in self._moves
+        return type_ not in self.planners
 
     def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
         placed = super().place(basis, tiers)
-        for type_, (shape, scores) in self._moves.items():
-            cache, prior = self.cache.by_type[type_], scores.to(torch.float32, copy=True)
-            prior[cache.device_members.ids] = 0  # nobody asks for them here
-            self.planners[type_] = Planner(shape, prior, cache.members.ids)
+        for type_, planner in self.planners.items():
+            cache = self.cache.by_type[type_]
+            if len(cache.device_members):  # nobody asks for them here
+                prior = planner.prior.index_fill(0, cache.device_members.ids, 0)
+                self.planners[type_] = Planner(planner.shape, prior, cache.members.ids)
         return placed
 
     def _members(self, basis: Basis, scores: Mapping[str | None, Tensor]) -> dict[str | None, Tensor]:
@@ -143,7 +142,8 @@ class Lookahead(Cache):
         for (type_, plan), does in zip(planned.items(), moves):
             if plan is not None and does:
                 shape, members[type_] = plan
-                self._moves[type_] = shape, scores[type_]
+                # Not a copy: the probabilities may be memory-mapped.
+                self.planners[type_] = Planner(shape, scores[type_].to(torch.float32), members[type_])
         return members
 
     def _planned(

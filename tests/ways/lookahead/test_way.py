@@ -17,6 +17,7 @@ import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader, NeighborSampler
 from salientpp.analysis.analyze import Ways, analyze
 from salientpp.analysis.batches import Batches
+from salientpp.graph.mapped import mapped_from
 from salientpp.store.fetch import Packed
 from salientpp.ways.lookahead.way import Lookahead
 
@@ -45,7 +46,7 @@ def _loader(part: Any, **options: Any) -> NeighborLoader:
     options = {
         "input_nodes": "train", "shuffle": True, "seed": 3, "batch_size": BATCH, "replication_factor": 0.3, "lookahead": 5, **options
     }  # fmt: skip
-    return NeighborLoader(part, FANOUTS, **options)
+    return NeighborLoader(part, **{"num_neighbors": FANOUTS, **options})
 
 
 def _check(loader: Any) -> None:
@@ -430,6 +431,16 @@ def _beside(rank: int, root: str) -> dict[str, int]:
 def test_rows_with_other_copies_leave_their_slots_to_others(root):
     for remote in distributed.run(_beside, 2, root):
         assert 0 < remote["device"] < remote["none"] and 0 < remote["given"] < remote["none"]
+
+
+def _mapped(rank: int, root: str, options: dict[str, Any]) -> bool:
+    ahead = ahead_of(_loader(salientpp.load(root), **options))
+    return ahead is not None and mapped_from(ahead.planners[None].prior) is not None
+
+
+def test_the_probabilities_of_the_directorys_own_workload_stay_in_its_file(root):
+    assert all(distributed.run(_mapped, 2, root, {}))
+    assert not any(distributed.run(_mapped, 2, root, {"num_neighbors": [2, 2]}))
 
 
 def _on_hosts(rank: int, root: str, window: Any, alpha: float) -> tuple[Any, ...]:
