@@ -186,6 +186,7 @@ class Run:
 
     def _transformed(self, finished: Finished, batch: Data) -> Data:
         """The batch after the user's ``transform``, whose time and errors count as those of the last stage."""
+        # It is no stage, because whoever answers the other ranks runs none of the user's code.
         if self._finish is None:
             return batch
         stage, started = LAST_STAGE, time.perf_counter()
