@@ -45,6 +45,22 @@ STABLE_TORCH_LIBRARY(salientpp, m) {
   m.def("note_uses(Tensor list, int batch, int num_ids, Tensor slot_id, Tensor(a!) slot_key, Tensor table) -> ()");
   m.def("plan_batch(Tensor remote_id, Tensor links, int batch, Tensor prior, Tensor(a!) slot_id, Tensor(b!) slot_key, Tensor(c!) table) -> (Tensor hit_place, Tensor hit_slot, Tensor fetched_place, Tensor admitted_row, Tensor admitted_slot)");
   m.def("plan_sums(Tensor row, Tensor col, Tensor owner, int first, int num_parts, int row_bytes, int id_bytes, int source_bytes) -> (Tensor kept_vertex, Tensor kept_edge, Tensor kept_row, Tensor target, Tensor size, Tensor summed_edge, Tensor groups, Tensor sources)");
+  // nn
+  m.def("group_by_target(Tensor source, Tensor target, int num_sources, int num_targets) -> Tensor");
+  m.def("group_by_source(Tensor indptr, Tensor source, int num_sources) -> (Tensor indptr, Tensor target, Tensor place)");
+  m.def("add_self_loops(Tensor indptr, Tensor source, Tensor? edge) -> (Tensor indptr, Tensor source, Tensor edge)");
+  m.def("sum_listed_rows(Tensor indptr, Tensor? index, Tensor? place, Tensor x, Tensor? weight, bool mean=False, bool prefix=False) -> Tensor");
+  m.def("extreme_listed_rows(Tensor indptr, Tensor? index, Tensor x, bool largest) -> Tensor");
+  m.def("share_ties(Tensor indptr, Tensor? index, Tensor x, Tensor extreme, Tensor grad) -> Tensor");
+  m.def("pass_ties(Tensor indptr, Tensor target, Tensor x, Tensor extreme, Tensor share) -> Tensor");
+  m.def("pass_ties_to_entries(Tensor indptr, Tensor values, Tensor extreme, Tensor share) -> Tensor");
+  m.def("spread_rows(Tensor indptr, Tensor x) -> Tensor");
+  m.def("dot_listed_rows(Tensor indptr, Tensor index, Tensor target_rows, Tensor source_rows, int heads) -> Tensor");
+  m.def("softmax_of_lists(Tensor indptr, Tensor scores) -> Tensor");
+  m.def("softmax_of_lists_backward(Tensor indptr, Tensor out, Tensor grad) -> Tensor");
+  m.def("additive_scores(Tensor indptr, Tensor index, Tensor target_rows, Tensor source_rows, Tensor att, float negative_slope) -> Tensor");
+  m.def("additive_scores_by_target(Tensor indptr, Tensor index, Tensor target_rows, Tensor source_rows, Tensor att, float negative_slope, Tensor grad) -> (Tensor grad_target_rows, Tensor grad_att)");
+  m.def("additive_scores_by_source(Tensor indptr, Tensor target, Tensor place, Tensor target_rows, Tensor source_rows, Tensor att, float negative_slope, Tensor grad) -> Tensor");
   // memory
   m.def("use_huge_pages(Tensor tensor) -> ()");
 }

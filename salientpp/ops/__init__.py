@@ -10,6 +10,23 @@ Suffixes of shapes: N vertices, E edges, K parts, n ids at hand.
 # ruff: noqa: F401 (every function can be imported from here)
 from salientpp.ops.graph import check_csc, csc_from_coo, is_symmetric, transpose_csc
 from salientpp.ops.memory import bytes_of, use_huge_pages
+from salientpp.ops.nn import (
+    add_self_loops,
+    additive_scores,
+    additive_scores_by_source,
+    additive_scores_by_target,
+    dot_listed_rows,
+    extreme_listed_rows,
+    group_by_source,
+    group_by_target,
+    pass_ties,
+    pass_ties_to_entries,
+    share_ties,
+    softmax_of_lists,
+    softmax_of_lists_backward,
+    spread_rows,
+    sum_listed_rows,
+)
 from salientpp.ops.partitioning import (
     cluster_vertices,
     contract_lists,

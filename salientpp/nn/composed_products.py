@@ -1,0 +1,140 @@
+"""Provides the products of :mod:`salientpp.nn.products` by torch's own operations, for any device and dtype.
+
+Shapes and arguments are those of the public functions, which check them. Narrow floats are added up in float32. Sums without a weight per head are
+sparse products, whose backward runs over the lists by source. All else is differentiated by torch, one value per edge and column.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from salientpp.sampling.edge_lists import EdgeLists
+
+
+def reduce_sources(lists: EdgeLists, x: Tensor, num_targets: int, reduction: str, weight: Tensor | None) -> Tensor:
+    per_head = weight is not None and weight.dim() == 2
+    if reduction in ("max", "min") or per_head or not x.is_floating_point():
+        messages = _rows_of_sources(lists, x, num_targets)
+        if weight is not None:
+            messages = messages * weight.reshape(*weight.shape, *[1] * (x.dim() - weight.dim()))
+        return reduce_edges(lists, messages, num_targets, reduction)
+    wide = _wide(x)
+    flat = wide.reshape(x.size(0), x[0].numel() if x.size(0) else 0)
+    out = _SparseSum.apply(lists, flat, None if weight is None else weight.to(wide.dtype), num_targets)
+    if reduction == "mean":
+        out = out / _counts(lists, num_targets, out)
+    return out.reshape(num_targets, *x.shape[1:]).to(x.dtype)
+
+
+def take_sources(lists: EdgeLists, x: Tensor, num_targets: int) -> Tensor:
+    return _rows_of_sources(lists, x, num_targets)
+
+
+def take_targets(lists: EdgeLists, x: Tensor, num_targets: int) -> Tensor:
+    return x.index_select(0, _target(lists, num_targets))
+
+
+def reduce_edges(lists: EdgeLists, values: Tensor, num_targets: int, reduction: str) -> Tensor:
+    target, shape = _target(lists, num_targets), (num_targets, *values.shape[1:])
+    if reduction in ("max", "min"):
+        where = target.reshape(-1, *[1] * (values.dim() - 1)).expand_as(values)
+        return values.new_zeros(shape).scatter_reduce(0, where, values, f"a{reduction}", include_self=False)
+    wide = _wide(values)
+    out = wide.new_zeros(shape).index_add(0, target, wide)
+    if reduction == "mean":
+        out = out / _counts(lists, num_targets, out)
+    return out.to(values.dtype) if values.is_floating_point() else out
+
+
+def softmax_by_target(lists: EdgeLists, scores: Tensor, num_targets: int) -> Tensor:
+    wide, target = _wide(scores), _target(lists, num_targets)
+    most = reduce_edges(lists, wide.detach(), num_targets, "max")
+    out = (wide - most.index_select(0, target)).exp()
+    total = reduce_edges(lists, out, num_targets, "sum") + 1e-16
+    return (out / total.index_select(0, target)).to(scores.dtype)
+
+
+def dot_edges(lists: EdgeLists, target_rows: Tensor, source_rows: Tensor, num_targets: int) -> Tensor:
+    source, target = _rows_of_sources(lists, source_rows, num_targets), take_targets(lists, target_rows, num_targets)
+    return (_wide(source) * _wide(target)).sum(-1).to(source_rows.dtype)
+
+
+def additive_scores(
+    lists: EdgeLists, target_rows: Tensor, source_rows: Tensor, att: Tensor, negative_slope: float, num_targets: int
+) -> Tensor:
+    source, target = _rows_of_sources(lists, source_rows, num_targets), take_targets(lists, target_rows, num_targets)
+    joined = torch.nn.functional.leaky_relu(_wide(source) + _wide(target), negative_slope)
+    return (joined * _wide(att)).sum(-1).to(source_rows.dtype)
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+
+
+def _target(lists: EdgeLists, num_targets: int) -> Tensor:
+    """The target of each place, int64 [E']."""
+    sizes = lists.indptr[1 : num_targets + 1] - lists.indptr[:num_targets]
+    targets = torch.arange(num_targets, device=sizes.device)
+    return torch.repeat_interleave(targets, sizes, output_size=lists.num_places(num_targets))
+
+
+def _rows_of_sources(lists: EdgeLists, x: Tensor, num_targets: int) -> Tensor:
+    return x.index_select(0, lists.source[: lists.num_places(num_targets)])
+
+
+def _counts(lists: EdgeLists, num_targets: int, out: Tensor) -> Tensor:
+    sizes = lists.indptr[1 : num_targets + 1] - lists.indptr[:num_targets]
+    return sizes.clamp(min=1).reshape(-1, *[1] * (out.dim() - 1))
+
+
+class _SparseSum(torch.autograd.Function):
+    """Sums of rows [S', F] times weights [E'], as products of CSR matrices and rows."""
+
+    @staticmethod
+    def forward(ctx: Any, lists: EdgeLists, x: Tensor, weight: Tensor | None, num_targets: int) -> Tensor:
+        ctx.lists, ctx.num_targets, ctx.num_sources = lists, num_targets, x.size(0)
+        ctx.save_for_backward(x if weight is not None else None, weight)
+        source = lists.source[: lists.num_places(num_targets)]
+        values = x.new_ones(source.numel()) if weight is None else weight
+        return _product(lists.indptr[: num_targets + 1], source, values, x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None, None]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        grad_x = grad_weight = None
+        if ctx.needs_input_grad[1]:
+            indptr, target, place = _by_source(ctx.lists, ctx.num_targets, ctx.num_sources)
+            values = grad.new_ones(target.numel()) if weight is None else weight.index_select(0, place)
+            grad_x = _product(indptr, target, values, grad.contiguous())
+        if ctx.needs_input_grad[2]:
+            rows = _rows_of_sources(ctx.lists, x, ctx.num_targets)
+            grad_weight = (rows * take_targets(ctx.lists, grad, ctx.num_targets)).sum(-1)
+        return None, grad_x, grad_weight, None
+
+
+def _by_source(lists: EdgeLists, num_targets: int, num_sources: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The lists by source, of the first sources, with only the first targets."""
+    indptr, target, place = lists.by_source
+    if (num_targets, num_sources) == (lists.num_targets, lists.num_sources):
+        return indptr, target, place
+    kept = target < num_targets
+    before = torch.zeros(kept.numel() + 1, dtype=torch.int64, device=kept.device)
+    torch.cumsum(kept, 0, out=before[1:])
+    # Sources of the kept edges are the first ones, so nothing follows them.
+    return before[indptr[: num_sources + 1]], target[kept], place[kept]
+
+
+def _product(indptr: Tensor, index: Tensor, values: Tensor, rows: Tensor) -> Tensor:
+    shape = (indptr.numel() - 1, rows.size(0))
+    if not values.numel() or not rows.numel():
+        return rows.new_zeros(shape[0], rows.size(1))
+    with warnings.catch_warnings(), torch.autocast(rows.device.type, enabled=False):
+        warnings.simplefilter("ignore")  # that CSR is in beta
+        matrix = torch.sparse_csr_tensor(indptr, index.long(), values, shape, check_invariants=False)
+        return matrix @ rows

@@ -1,0 +1,110 @@
+"""Provides the edges of a sampled batch as lists by target, and the same edges as lists by source.
+
+A sampler gives edges in ascending order of their targets, so row pointers are enough to group them. Products over the lists write one row
+for each list; their gradients run over the lists by source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from salientpp import ops
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeLists:
+    """Edges of one relation, grouped by target.
+
+    Attributes:
+        indptr: int64 [T + 1]. The edges into target t are at the places indptr[t] .. indptr[t + 1].
+        source: int32 or int64 [E], the source of the edge at each place, in [0, num_sources).
+        edge: int32 [E], the column of the batch's ``edge_index`` at each place, -1 for an added self-loop. None: the place itself.
+        num_sources: S.
+    """
+
+    indptr: Tensor
+    source: Tensor
+    edge: Tensor | None
+    num_sources: int
+
+    @property
+    def num_targets(self) -> int:
+        return self.indptr.numel() - 1
+
+    @property
+    def by_source(self) -> tuple[Tensor, Tensor, Tensor]:
+        """``indptr`` int64 [S + 1], ``target`` int32 [E] and ``place`` int32 [E]: the places of each source, ascending.
+
+        Made on first use. Two threads that ask at the same time may both make it.
+        """
+        made = self.__dict__.get("_by_source")
+        if made is None:
+            group = ops.group_by_source if self.indptr.device.type == "cpu" else group_by_source_composed
+            made = group(self.indptr, self.source, self.num_sources)
+            self.__dict__["_by_source"] = made
+        return made
+
+    def num_places(self, num_targets: int) -> int:
+        """The number of edges into the first ``num_targets`` targets; does not wait for a device if :meth:`to` moved the lists."""
+        return int(self.__dict__.get("_host_indptr", self.indptr)[num_targets])
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> EdgeLists:
+        """The lists on a device. They are moved once per device; lists by source that are made already move too."""
+        device = torch.device(device)
+        if device == self.indptr.device:
+            return self
+        moved: dict[torch.device, EdgeLists] = self.__dict__.setdefault("_moved", {})
+        if device not in moved:
+            arrays = (self.indptr, self.source, self.edge, *self.__dict__.get("_by_source", ()))
+            there = [None if array is None else array.to(device, non_blocking=non_blocking) for array in arrays]
+            lists = EdgeLists(there[0], there[1], there[2], self.num_sources)  # type: ignore[arg-type]
+            lists.__dict__["_host_indptr"] = self.__dict__.get("_host_indptr", self.indptr)
+            if there[3:]:
+                lists.__dict__["_by_source"] = tuple(there[3:])
+            moved[device] = lists
+        return moved[device]
+
+
+def group_edges(edge_index: Tensor, num_sources: int, num_targets: int) -> EdgeLists | None:
+    """Group edges by target without a copy of their sources.
+
+    Args:
+        edge_index: int64 [2, E] on the CPU, sources and targets.
+        num_sources: sources are in [0, num_sources).
+        num_targets: targets are in [0, num_targets).
+
+    Returns:
+        The lists, or None if targets do not ascend or a number is out of range.
+    """
+    source, target = edge_index[0].contiguous(), edge_index[1].contiguous()
+    indptr = ops.group_by_target(source, target, num_sources, num_targets)
+    return EdgeLists(indptr, source, None, num_sources) if indptr.numel() else None
+
+
+def with_self_loops(lists: EdgeLists) -> EdgeLists:
+    """The lists with one self-loop for each target, at the end of its list; loops that are there already are taken out.
+
+    The targets must be the first T sources. ``edge`` of a loop is the last one of the loops that were taken out there, else -1.
+
+    Raises:
+        ValueError: there are more targets than sources.
+    """
+    if lists.num_targets > lists.num_sources:
+        raise ValueError(
+            f"self-loops need each target to be a source, got {lists.num_targets} targets and {lists.num_sources} sources"
+        )
+    return EdgeLists(*ops.add_self_loops(lists.indptr, lists.source, lists.edge), lists.num_sources)
+
+
+def group_by_source_composed(indptr: Tensor, source: Tensor, num_sources: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The result of :func:`salientpp.ops.group_by_source` by torch's operations, for tensors on any device."""
+    sizes = indptr[1:] - indptr[:-1]
+    target = torch.repeat_interleave(
+        torch.arange(sizes.numel(), device=indptr.device, dtype=torch.int32), sizes, output_size=source.numel()
+    )
+    sorted_source, place = torch.sort(source, stable=True)
+    every = torch.arange(num_sources + 1, device=indptr.device, dtype=source.dtype)
+    return torch.searchsorted(sorted_source, every), target[place], place.int()
