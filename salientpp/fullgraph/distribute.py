@@ -16,7 +16,7 @@ from torch_geometric.nn.conv import APPNP, MessagePassing
 from salientpp.fullgraph.agreement import RanksDiffer, facts_of
 from salientpp.fullgraph.covers import covers_of
 from salientpp.fullgraph.exchange import Flight, Ranks, width_of
-from salientpp.fullgraph.layers import linear_form, name_of, pair_of, refusals, source_names, with_helpers
+from salientpp.fullgraph.layers import refusals
 from salientpp.fullgraph.layouts import DistAdjacency, Layout, check_plan, words_of_product
 from salientpp.fullgraph.local import Hop, LocalGraph, local
 from salientpp.fullgraph.measure import calibrate
@@ -24,6 +24,7 @@ from salientpp.fullgraph.normalise import Helpers, batch_norm
 from salientpp.fullgraph.outputs import mapped
 from salientpp.fullgraph.parameters import Substituted, check_gradients
 from salientpp.graph.quantiles import corrected
+from salientpp.nn.layers import linear_form, name_of, pair_of, source_names, with_helpers
 from salientpp.ranks.failure import RankFailure
 from salientpp.store.directory.opened import PartitionedGraph
 

@@ -21,6 +21,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from salientpp.graph.csc import Graph
 from salientpp.graph.quantiles import corrected
 from salientpp.layerwise.normalisation import Edges, Normalisation
+from salientpp.nn.layers import LAYERS
 from salientpp.ops import bytes_of
 from salientpp.sampling.stored import GraphTopology
 from salientpp.sampling.topology import DrawOptions
@@ -41,13 +42,14 @@ _HANDLED = ("GCNConv", "LGConv")
 
 #: What is known of modules that fail the trial.
 _REASONS = {
+    **{name: _DEGREES for name, layer in LAYERS.items() if layer.degrees},
+    "HypergraphConv": _DEGREES,
     **dict.fromkeys(["APPNP", "ChebConv", "SGConv", "SSGConv", "TAGConv", "MixHopConv", "ARMAConv"], _SEVERAL_HOPS),
     **dict.fromkeys(["GatedGraphConv", "SignedConv", "AntiSymmetricConv"], _SEVERAL_HOPS),
     **dict.fromkeys(
         ["GraphNorm", "PairNorm", "InstanceNorm", "MeanSubtraction", "GraphSizeNorm", "GPSConv"], _ALL_VERTICES
     ),
     "LayerNorm": f"{_ALL_VERTICES} unless mode='node'",
-    **dict.fromkeys(["EGConv", "PDNConv", "HypergraphConv"], _DEGREES),
     **dict.fromkeys(_HANDLED, f"{_DEGREES}, unless it stands in the list itself"),
     **dict.fromkeys(["FAConv", "GCN2Conv", "DNAConv"], _FIRST_ROWS),
     **dict.fromkeys(["LSTMAggregation", "GRUAggregation", "MLPAggregation"], "depends on the order of edges"),

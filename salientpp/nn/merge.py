@@ -6,20 +6,17 @@ layers of a model add them where they aggregate. Outputs and gradients are those
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, MessagePassing, SAGEConv
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, MessagePassing
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, SumAggregation
 
+from salientpp.nn.layers import LINEAR_MESSAGES
 from salientpp.ways.sums.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, Marked, mark, marked_in
-
-#: Layers whose messages are the rows of their sources, times an edge's weight if there is one.
-_LINEAR = (SAGEConv, GINConv, GraphConv, GCNConv, MessagePassing)
 
 #: Which of the loader's reductions an aggregation can go on with.
 _REDUCTIONS: dict[type, tuple[str, ...]] = {
@@ -280,7 +277,7 @@ def _check_first(conv: MessagePassing, edges: Marked, kwargs: dict[str, Any]) ->
 
 
 def _check_weight(conv: MessagePassing, name: str, expected: str | None, kwargs: dict[str, Any]) -> None:
-    takes = "edge_weight" in inspect.signature(type(conv).message).parameters
+    takes = LINEAR_MESSAGES[type(conv).message].weight is not None
     weight = kwargs.get("edge_weight") if takes else None
     if expected is None:
         if weight is not None:
@@ -309,15 +306,16 @@ def _check_weight(conv: MessagePassing, name: str, expected: str | None, kwargs:
 def _why_not(conv: MessagePassing) -> str | None:
     """Why sums cannot stand for what this layer does with its messages; None: they can."""
     name = type(conv).__name__
-    own = next((known for known in _LINEAR if type(conv).message is known.message), None)
-    if own is None:
+    message = type(conv).message
+    if message not in LINEAR_MESSAGES or not LINEAR_MESSAGES[message].merges:
         why = "weighs them by attention" if hasattr(conv, "heads") else "has a message() of its own"
         return f"{name} {why}, so its messages are not known to be the rows of their sources, and a sum of rows cannot stand for them"
     if getattr(conv, "project", False):
         return f"{name} with project=True sends relu(lin(x_j)), which is not linear in x_j; make it without project"
-    if own is GCNConv and not (isinstance(conv, GCNConv) and type(conv).forward is GCNConv.forward):
+    is_gcn = message is GCNConv.message
+    if is_gcn and not (isinstance(conv, GCNConv) and type(conv).forward is GCNConv.forward):
         return f"{name} sends messages as a GCNConv does, and has a forward() of its own"
-    if own is GCNConv and conv.normalize:
+    if is_gcn and conv.normalize:
         return (
             f"{name} normalises by the degrees of the batch, of which sums have no edges; make it with normalize=False"
         )
@@ -325,7 +323,7 @@ def _why_not(conv: MessagePassing) -> str | None:
     if aggregation not in _REDUCTIONS or type(conv).aggregate is not MessagePassing.aggregate:
         kind = aggregation.__name__ if aggregation not in _REDUCTIONS else "an aggregate() of its own"
         return f"{name} aggregates with {kind}, {_WHY_NOT.get(kind, 'which is no plain sum, mean or maximum')}"
-    if own is GCNConv and aggregation is MaxAggregation:
+    if is_gcn and aggregation is MaxAggregation:
         return f"{name} takes the maximum of lin(x_j), which does not follow from that of x_j; use a sum or mean"
     if conv.flow != "source_to_target" or conv.decomposed_layers != 1 or conv.node_dim not in (-2, 0):
         return (

@@ -5,7 +5,6 @@ The table of layers is complete: every class of ``torch_geometric.nn.conv`` eith
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import distributed
@@ -13,15 +12,16 @@ import pytest
 import torch
 import torch_geometric
 import torch_geometric.nn as pyg
+from pyg_layers import CASES, Case, with_columns
 from torch import Tensor
-from torch.nn import Linear, ReLU, Sequential
+from torch.nn import Linear, Sequential
 from torch_geometric.data import Data
-from torch_geometric.utils import degree
 
 from salientpp.fullgraph import distribute, local, loss_mean
-from salientpp.fullgraph.layers import REFUSED, WORKS, refusals
+from salientpp.fullgraph.layers import REFUSED, refusals
+from salientpp.nn.layers import LAYERS
 
-F, H, D, R = 6, 4, 3, 3  # columns of x, of a layer's output, of an edge's attributes; types of edges
+F, H = 6, 12  # columns of x and of a layer's output
 N = 41
 
 #: Very uneven blocks, with empty ones; on several ranks some have no training vertices.
@@ -36,158 +36,25 @@ def graph() -> Data:
     edge_index = torch.stack([source, target])
     edge_index[:, :5] = edge_index[:1, :5]
     edge_index[:, 5:9] = edge_index[:, 9:13]
-    normal = torch.randn(N, 3, generator=draw).double()
-    return Data(
-        edge_index=edge_index,
-        x=torch.randn(N, F, generator=draw).double(),
-        x_0=torch.randn(N, F, generator=draw).double(),
-        pos=torch.randn(N, 3, generator=draw).double(),
-        normal=normal / normal.norm(dim=1, keepdim=True),
-        node_type=torch.randint(2, (N,), generator=draw),
-        edge_attr=torch.rand(170, D, generator=draw).double(),
-        edge_weight=torch.rand(170, generator=draw).double() + 0.1,
-        edge_type=torch.randint(R, (170,), generator=draw),
-        # None on rank 0, and on the last rank of four.
-        train_mask=(torch.rand(N, generator=draw) < 0.5) & (torch.arange(N) >= 8) & (torch.arange(N) < 30),
-    )
-
-
-def plain(conv: torch.nn.Module, x: Tensor, g: Any) -> Tensor:
-    return conv(x, g.edge_index)
-
-
-def weighted(conv: torch.nn.Module, x: Tensor, g: Any) -> Tensor:
-    return conv(x, g.edge_index, g.edge_weight)
-
-
-def attributed(conv: torch.nn.Module, x: Tensor, g: Any) -> Tensor:
-    return conv(x, g.edge_index, g.edge_attr)
-
-
-def typed(conv: torch.nn.Module, x: Tensor, g: Any) -> Tensor:
-    return conv(x, g.edge_index, g.edge_type)
-
-
-def first_rows(conv: torch.nn.Module, x: Tensor, g: Any) -> Tensor:
-    return conv(x, g.x_0, g.edge_index)
-
-
-def placed(conv: torch.nn.Module, x: Tensor, g: Any) -> Tensor:
-    return conv(x, g.pos, g.edge_index)
-
-
-def ends(conv: torch.nn.Module, x: Tensor, g: Any) -> Tensor:
-    return conv(x, g.pos, g.normal, g.edge_index)
-
-
-def halves(conv: torch.nn.Module, x: Tensor, g: Any) -> Tensor:
-    return conv(x, g.edge_index[:, g.edge_type == 0], g.edge_index[:, g.edge_type != 0])
-
-
-def layered(conv: torch.nn.Module, x: Tensor, g: Any) -> Tensor:
-    return conv(torch.stack([x, x.sin()], 1), g.edge_index)
-
-
-def heterogeneous(conv: torch.nn.Module, x: Tensor, g: Any) -> Tensor:
-    return conv(x, g.edge_index, g.node_type, g.edge_type, g.edge_attr)
-
-
-def both(conv: torch.nn.Module, x: Tensor, g: Any) -> Tensor:
-    return conv(x, g.edge_index, g.edge_type, g.edge_attr)
-
-
-def mlp(columns: int, out: int = H) -> Sequential:
-    return Sequential(Linear(columns, 8), ReLU(), Linear(8, out))
-
-
-def in_degrees() -> Tensor:
-    return torch.bincount(degree(graph().edge_index[1], N).long())
-
-
-Call = Callable[[torch.nn.Module, Tensor, Any], Tensor]
-
-#: Name -> (layer, how it is called); a layer stands here once for each way that it has of looking at other vertices.
-LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], Call]] = {
-    "AGNNConv": (lambda: pyg.AGNNConv(), plain),
-    "ARMAConv": (lambda: pyg.ARMAConv(F, H, num_stacks=2, num_layers=2), weighted),
-    "AntiSymmetricConv": (lambda: pyg.AntiSymmetricConv(F, num_iters=2), plain),
-    "APPNP": (lambda: pyg.APPNP(3, 0.1), plain),
-    "APPNP weighted": (lambda: pyg.APPNP(2, 0.1, add_self_loops=False), weighted),
-    "CGConv": (lambda: pyg.CGConv(F, D), attributed),
-    "ClusterGCNConv": (lambda: pyg.ClusterGCNConv(F, H, diag_lambda=0.5), plain),
-    "DNAConv": (lambda: pyg.DNAConv(F, heads=2), layered),
-    "EGConv": (lambda: pyg.EGConv(F, 8, ["symnorm", "max"]), plain),
-    "EGConv mean": (lambda: pyg.EGConv(F, 8, ["mean", "std"]), plain),
-    "EdgeConv": (lambda: pyg.EdgeConv(mlp(2 * F)), plain),
-    "FAConv": (lambda: pyg.FAConv(F), first_rows),
-    "FastRGCNConv": (lambda: pyg.FastRGCNConv(F, H, R), typed),
-    "FeaStConv": (lambda: pyg.FeaStConv(F, H, heads=2), plain),
-    "FiLMConv": (lambda: pyg.FiLMConv(F, H, R), typed),
-    "GATConv": (lambda: pyg.GATConv(F, H, heads=2, residual=True), plain),
-    "GATConv with attributes": (lambda: pyg.GATConv(F, H, edge_dim=D), attributed),
-    "GATv2Conv": (lambda: pyg.GATv2Conv(F, H, heads=2, share_weights=True), plain),
-    "GATv2Conv with attributes": (lambda: pyg.GATv2Conv(F, H, edge_dim=D, concat=False), attributed),
-    "GCN2Conv": (lambda: pyg.GCN2Conv(F, 0.2), first_rows),
-    "GCNConv": (lambda: pyg.GCNConv(F, H), plain),
-    "GCNConv weighted": (lambda: pyg.GCNConv(F, H, improved=True), weighted),
-    "GCNConv without normalisation": (lambda: pyg.GCNConv(F, H, normalize=False), weighted),
-    "GCNConv cached": (lambda: pyg.GCNConv(F, H, cached=True), plain),
-    "GENConv": (lambda: pyg.GENConv(F, H, edge_dim=D), attributed),
-    "GINConv": (lambda: pyg.GINConv(mlp(F), train_eps=True), plain),
-    "GINEConv": (lambda: pyg.GINEConv(mlp(F), edge_dim=D), attributed),
-    "GMMConv": (lambda: pyg.GMMConv(F, H, D, 2), attributed),
-    "GMMConv separate": (lambda: pyg.GMMConv(F, H, D, 2, separate_gaussians=True), attributed),
-    "GatedGraphConv": (lambda: pyg.GatedGraphConv(8, 2), weighted),
-    "GeneralConv": (lambda: pyg.GeneralConv(F, H, in_edge_channels=D, attention=True), attributed),
-    "GraphConv": (lambda: pyg.GraphConv(F, H), weighted),
-    "GraphConv mean": (lambda: pyg.GraphConv(F, H, aggr="mean"), weighted),
-    "GraphConv max": (lambda: pyg.GraphConv(F, H, aggr="max"), plain),
-    "HEATConv": (lambda: pyg.HEATConv(F, H, 2, R, 3, D, 4), heterogeneous),
-    "LEConv": (lambda: pyg.LEConv(F, H), weighted),
-    "LGConv": (lambda: pyg.LGConv(), weighted),
-    "MFConv": (lambda: pyg.MFConv(F, H, 4), plain),
-    "MixHopConv": (lambda: pyg.MixHopConv(F, H, [0, 1, 2]), plain),
-    "NNConv": (lambda: pyg.NNConv(F, H, mlp(D, F * H)), attributed),
-    "PDNConv": (lambda: pyg.PDNConv(F, H, D, 5), attributed),
-    "PNAConv": (lambda: pyg.PNAConv(F, H, ["mean", "max", "std"], ["identity", "amplification"], in_degrees(), edge_dim=D), attributed),
-    "PPFConv": (lambda: pyg.PPFConv(mlp(F + 4), mlp(H)), ends),
-    "PointGNNConv": (lambda: pyg.PointGNNConv(mlp(F, 3), mlp(F + 3), mlp(H, F)), placed),
-    "PointNetConv": (lambda: pyg.PointNetConv(mlp(F + 3), mlp(H)), placed),
-    "PointTransformerConv": (lambda: pyg.PointTransformerConv(F, H), placed),
-    "RGATConv": (lambda: pyg.RGATConv(F, H, R, edge_dim=D), both),
-    "RGCNConv": (lambda: pyg.RGCNConv(F, H, R), typed),
-    "RGCNConv of blocks": (lambda: pyg.RGCNConv(F, 6, R, num_blocks=2, aggr="sum"), typed),
-    "ResGatedGraphConv": (lambda: pyg.ResGatedGraphConv(F, H, edge_dim=D), attributed),
-    "SAGEConv": (lambda: pyg.SAGEConv(F, H), plain),
-    "SAGEConv max, projected": (lambda: pyg.SAGEConv(F, H, "max", project=True, normalize=True), plain),
-    "SAGEConv of several": (lambda: pyg.SAGEConv(F, H, ["mean", "max", "softmax"]), plain),
-    "SAGEConv median": (lambda: pyg.SAGEConv(F, H, "median"), plain),
-    "SAGEConv of more": (lambda: pyg.SAGEConv(F, H, ["std", "powermean", "mul", "median"]), plain),
-    "SGConv": (lambda: pyg.SGConv(F, H, K=2), plain),
-    "SSGConv": (lambda: pyg.SSGConv(F, H, 0.1, K=2), plain),
-    "SignedConv": (lambda: pyg.SignedConv(F, H, True), halves),
-    "SimpleConv": (lambda: pyg.SimpleConv(), weighted),
-    "SimpleConv with loops": (lambda: pyg.SimpleConv("mean", "self_loop"), plain),
-    "SuperGATConv": (lambda: pyg.SuperGATConv(F, H, heads=2).eval(), plain),
-    "TAGConv": (lambda: pyg.TAGConv(F, H, K=2), weighted),
-    "TransformerConv": (lambda: pyg.TransformerConv(F, H, heads=2, beta=True, edge_dim=D), attributed),
-    "WLConvContinuous": (lambda: pyg.WLConvContinuous(), weighted),
-}  # fmt: skip
+    data = with_columns(edge_index, N, F, draw)
+    # None on rank 0, and on the last rank of four.
+    data.train_mask = (torch.rand(N, generator=draw) < 0.5) & (torch.arange(N) >= 8) & (torch.arange(N) < 30)
+    return data
 
 
 class Called(torch.nn.Module):
-    """A layer with its way of being called, twice over rows of one width where it gives these, so that gradients pass between ranks."""
+    """A layer with its way of being called, after one of single rows, so that gradients pass between ranks."""
 
-    def __init__(self, make: Callable[[], torch.nn.Module], call: Call) -> None:
+    def __init__(self, case: Case) -> None:
         super().__init__()
         torch.manual_seed(3)
         self.before = Linear(F, F)
-        self.conv = make()
-        self.call = call
+        self.conv = case.make(F, H)
+        self.case = case
         self.double()
 
     def forward(self, x: Tensor, g: Any) -> Tensor:
-        return self.call(self.conv, self.before(x), g)
+        return self.case.call(self.conv, self.before(x), g)
 
 
 def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
@@ -201,16 +68,16 @@ def compare(rank: int, size: int, names: list[str]) -> list[str]:
     part = local(data, offsets=OFFSETS[size])
     begin, end = OFFSETS[size][rank : rank + 2]
     for name in names:
-        make, call = LAYERS[name]
+        case = CASES[name]
         try:
-            whole = Called(make, call)
+            whole = Called(case)
             whole.conv.train(whole.conv.training)
             x = data.x.clone().requires_grad_()
             expected = whole(x, data)
             target = torch.linspace(-1, 1, expected[0].numel(), dtype=torch.float64).view(expected[0].shape)
             (expected[data.train_mask] - target).square().flatten(1).sum(1).mean().backward()
             torch.manual_seed(rank)  # other values on other ranks, but for rank 0's
-            mine = Called(make, call)
+            mine = Called(case)
             if rank:
                 with torch.no_grad():
                     for parameter in mine.parameters():
@@ -238,13 +105,13 @@ def compare(rank: int, size: int, names: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_each_layer_gives_what_it_gives_on_the_whole_graph(size):
-    wrong = distributed.run(compare, size, size, sorted(LAYERS))
+    wrong = distributed.run(compare, size, size, sorted(CASES))
     assert [words for each in wrong for words in each] == []
 
 
 def test_every_layer_of_pyg_is_compared_or_refused():
-    known = {name.split()[0] for name in LAYERS}
-    assert known == set(WORKS)
+    known = {name.split()[0] for name in CASES}
+    assert known == LAYERS.keys()
     assert set(pyg.conv.classes) - {"MessagePassing"} == known | set(REFUSED)
 
 

@@ -1,0 +1,174 @@
+"""The table of PyG's layers that full-graph training, layer-wise inference, ``merge_partial`` and trimming share, and functions that look into a layer.
+
+:data:`LAYERS` says which rows and edges a layer of ``torch_geometric.nn.conv`` looks at. ``tests/nn/test_layers.py`` shows each fact by experiment.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch_geometric.nn as pyg
+from torch_geometric.nn.conv import MessagePassing
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Facts of one class of message-passing layers. They hold for all options of its constructor unless a fact says otherwise.
+
+    Below, a graph has its edges into the first n vertices from the first m, and ``x`` has a row for each vertex.
+
+    Attributes:
+        linear: a message is the row of its source, or that times ``weight``.
+        weight: of a linear layer, the argument of ``propagate`` with a number for each edge, or None. It is no function of the layer's parameters.
+        merges: of a linear layer, :func:`~salientpp.nn.merge_partial` takes it for a first one.
+        pairs: arguments of ``forward`` that may be pairs, all together: rows of the sources [m, ...], and their first n, those of the targets. The layer
+            then gives rows of the n targets alone, the first n of what it gives without pairs. Empty if it takes no pairs.
+        degrees: global functions that the layer's methods call, and that count degrees of sources in the edges which they are given. Where none is
+            called, or each counts in all edges of the graph (:func:`with_helpers`), ``layer(x[:m], edges into the first n)[:n]`` is ``layer(x, edges)[:n]``.
+            A layer of several hops needs the edges and the rows of all its hops.
+        needs_all: why ``degrees`` is not all that keeps edges from being left out; None if it is.
+    """
+
+    linear: bool = False
+    weight: str | None = None
+    merges: bool = False
+    pairs: tuple[str, ...] = ()
+    degrees: tuple[str, ...] = ()
+    needs_all: str | None = None
+
+
+_X, _PLACED = ("x",), ("x", "pos")
+_NORM = ("gcn_norm",)
+_W = "edge_weight"
+
+#: Layers by their names in ``torch_geometric.nn.conv``.
+LAYERS: Mapping[str, Layer] = {
+    "AGNNConv": Layer(),
+    "ARMAConv": Layer(linear=True, weight=_W, degrees=_NORM),
+    "AntiSymmetricConv": Layer(),  # holds a GCNConv
+    "APPNP": Layer(linear=True, weight=_W, degrees=_NORM),
+    "CGConv": Layer(pairs=_X),
+    "ClusterGCNConv": Layer(linear=True, weight=_W),  # divides by degrees of targets
+    "DNAConv": Layer(degrees=_NORM),
+    "EGConv": Layer(degrees=_NORM),
+    "EdgeConv": Layer(pairs=_X),
+    "FAConv": Layer(degrees=_NORM),
+    "FastRGCNConv": Layer(pairs=_X),
+    "FeaStConv": Layer(pairs=_X),
+    "FiLMConv": Layer(pairs=_X),
+    "GATConv": Layer(pairs=_X),
+    "GATv2Conv": Layer(pairs=_X),
+    "GCN2Conv": Layer(linear=True, weight=_W, degrees=_NORM),
+    "GCNConv": Layer(linear=True, weight=_W, merges=True, degrees=_NORM),
+    "GENConv": Layer(pairs=_X),
+    "GINConv": Layer(linear=True, merges=True, pairs=_X),
+    "GINEConv": Layer(pairs=_X),
+    "GMMConv": Layer(pairs=_X),
+    "GatedGraphConv": Layer(linear=True, weight=_W),
+    "GeneralConv": Layer(pairs=_X),
+    "GraphConv": Layer(linear=True, weight=_W, merges=True, pairs=_X),
+    "HEATConv": Layer(),
+    "LEConv": Layer(pairs=_X),
+    "LGConv": Layer(linear=True, weight=_W, degrees=_NORM),
+    "MFConv": Layer(linear=True, pairs=_X),
+    "MixHopConv": Layer(linear=True, weight=_W, degrees=_NORM),
+    "NNConv": Layer(pairs=_X),
+    "PDNConv": Layer(degrees=_NORM, needs_all="its degrees add up what it computes of the attributes of edges"),
+    "PNAConv": Layer(),
+    "PPFConv": Layer(pairs=("x", "pos", "normal")),
+    "PointGNNConv": Layer(),
+    "PointNetConv": Layer(pairs=_PLACED),
+    "PointTransformerConv": Layer(pairs=_PLACED),
+    "RGATConv": Layer(pairs=_X),
+    "RGCNConv": Layer(pairs=_X),
+    "ResGatedGraphConv": Layer(pairs=_X),
+    "SAGEConv": Layer(linear=True, merges=True, pairs=_X),
+    "SGConv": Layer(linear=True, weight=_W, degrees=_NORM),
+    "SSGConv": Layer(linear=True, weight=_W, degrees=_NORM),
+    "SignedConv": Layer(linear=True, pairs=_X),
+    "SimpleConv": Layer(linear=True, weight=_W),  # takes pairs unless combine_root='self_loop'
+    "SuperGATConv": Layer(needs_all="it draws pairs of vertices of the whole graph in training"),
+    "TAGConv": Layer(linear=True, weight=_W, degrees=_NORM),
+    "TransformerConv": Layer(pairs=_X),
+    "WLConvContinuous": Layer(linear=True, weight=_W, pairs=_X),
+}
+
+
+def layer_of(module: torch.nn.Module) -> Layer | None:
+    """The facts of a layer of PyG's, or None for any other module; a subclass outside PyG is another one."""
+    kind = type(module)
+    return LAYERS.get(kind.__name__) if kind.__module__.startswith("torch_geometric.nn.conv.") else None
+
+
+def name_of(module: torch.nn.Module, path: str) -> str:
+    """What errors call a module: its class, and its place in the model."""
+    kind = type(module).__name__
+    return f"{kind} ({path})" if path else kind
+
+
+# --- linear layers ------------------------------------------------------------------------------------------
+
+#: ``message`` of a linear layer, which subclasses may inherit -> its facts.
+LINEAR_MESSAGES: Mapping[Any, Layer] = {
+    MessagePassing.message: Layer(linear=True, merges=True),
+    **{getattr(pyg, name).message: layer for name, layer in LAYERS.items() if layer.linear},
+}
+
+
+def linear_form(conv: MessagePassing) -> tuple[str | None, str] | None:
+    """The layer's aggregation as a sparse product: the name of the edges' weights among the arguments of ``propagate`` or None, and 'sum', 'mean' or 'max'.
+
+    None where it is no such product.
+    """
+    kind = type(conv)
+    if kind.message not in LINEAR_MESSAGES or kind.aggregate is not MessagePassing.aggregate:
+        return None
+    if kind.update is not MessagePassing.update or conv.explain:
+        return None
+    hooks = (conv._message_forward_pre_hooks, conv._message_forward_hooks, conv._aggregate_forward_pre_hooks)
+    if any(hooks) or conv._aggregate_forward_hooks or conv.decomposed_layers != 1:
+        return None
+    reduce = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max"}.get(
+        type(conv.aggr_module).__name__
+    )
+    return None if reduce is None else (LINEAR_MESSAGES[kind.message].weight, reduce)
+
+
+# --- what runs in a layer's place ---------------------------------------------------------------------------
+
+
+def source_names(conv: MessagePassing, edge_level: bool) -> list[str]:
+    """The arguments of ``propagate`` (or of ``edge_updater``) that the layer looks up by the edges' sources, in alphabetical order."""
+    names = conv._edge_user_args if edge_level else conv._user_args
+    return sorted({name[:-2] for name in names if name.endswith("_j")})
+
+
+def with_helpers(module: torch.nn.Module, helpers: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """The module's methods that call one of some global functions, as copies that call ``helpers`` instead, by name.
+
+    PyG's functions stay as they are for everything else in the process.
+    """
+    found: dict[str, Callable[..., Any]] = {}
+    for kind in type(module).__mro__:
+        if kind is MessagePassing or not kind.__module__.startswith("torch_geometric.nn."):
+            continue
+        for name, method in vars(kind).items():
+            if isinstance(method, types.FunctionType) and name not in found and name != "__init__":
+                called = {each: helpers[each] for each in method.__code__.co_names if each in helpers}
+                called = {each: mine for each, mine in called.items() if each in method.__globals__}
+                if called:
+                    copy = types.FunctionType(
+                        method.__code__, {**method.__globals__, **called}, name, method.__defaults__, method.__closure__
+                    )
+                    copy.__kwdefaults__ = method.__kwdefaults__
+                    found[name] = types.MethodType(copy, module)
+    return found
+
+
+def pair_of(value: Any) -> tuple[Any, Any]:
+    """(of sources, of targets) of an argument of ``propagate``."""
+    return (value[0], value[1]) if isinstance(value, (tuple, list)) else (value, value)
