@@ -17,9 +17,10 @@ from torch_geometric.nn.conv import MessagePassing
 
 @dataclass(frozen=True)
 class Layer:
-    """Facts of one class of message-passing layers. They hold for all options of its constructor unless a fact says otherwise.
+    """Facts of one class of message-passing layers, for all options of its constructor but ``flow="target_to_source"``.
 
-    Below, a graph has its edges into the first n vertices from the first m, and ``x`` has a row for each vertex.
+    Normalisations over all rows that a layer holds (``BatchNorm`` in ``GENConv``) are no part of them. Below, a graph has its edges into the first n vertices
+    from the first m, and ``x`` has a row for each vertex.
 
     Attributes:
         linear: a message is the row of its source, or that times ``weight``.
@@ -30,7 +31,7 @@ class Layer:
         degrees: global functions that the layer's methods call, and that count degrees of sources in the edges which they are given. Where none is
             called, or each counts in all edges of the graph (:func:`with_helpers`), ``layer(x[:m], edges into the first n)[:n]`` is ``layer(x, edges)[:n]``.
             A layer of several hops needs the edges and the rows of all its hops.
-        needs_all: why ``degrees`` is not all that keeps edges from being left out; None if it is.
+        needs_all: why edges and rows cannot be left out even so; None if they can.
     """
 
     linear: bool = False
