@@ -15,7 +15,9 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from salientpp.batch.contents import Contents
+from salientpp.batch.edges import mark_edges
 from salientpp.batch.template import DataTemplate, PartitionTemplate, StoreTemplate
+from salientpp.sampling.hops import demand
 from salientpp.sampling.topology import Mfg
 from salientpp.store.fetch import Column, Fetch
 
@@ -65,6 +67,8 @@ class BatchBuilder:
         """The batch, with these rows and everything else of what the data held at that time. For any thread."""
         batch = self.template.build(mfg, rows, contents)
         self.add_batch_attributes(batch, mfg)
+        if demand.hops:
+            mark_edges(batch, mfg)
         return batch
 
     def build_anew(self, mfg: Mfg, rows: Mapping[Column, Tensor], contents: Contents | None) -> Data | HeteroData:

@@ -1,5 +1,6 @@
-"""Layers of PyG's that know what the loader knows."""
+"""Models of PyG's that use what the loader knows."""
 
 from salientpp.nn.merge import merge_partial
+from salientpp.nn.trim import trim
 
-__all__ = ["merge_partial"]
+__all__ = ["merge_partial", "trim"]

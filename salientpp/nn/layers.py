@@ -32,6 +32,8 @@ class Layer:
             called, or each counts in all edges of the graph (:func:`with_helpers`), ``layer(x[:m], edges into the first n)[:n]`` is ``layer(x, edges)[:n]``.
             A layer of several hops needs the edges and the rows of all its hops.
         needs_all: why edges and rows cannot be left out even so; None if they can.
+        is_typed: takes dictionaries of rows and of edges, by type.
+        hops: how far a call reaches, where its operations do not show it: a number, or the attribute that has it.
     """
 
     linear: bool = False
@@ -39,6 +41,8 @@ class Layer:
     merges: bool = False
     pairs: tuple[str, ...] = ()
     degrees: tuple[str, ...] = ()
+    is_typed: bool = False
+    hops: int | str | None = None
     needs_all: str | None = None
 
 
@@ -49,7 +53,7 @@ _W = "edge_weight"
 #: Layers by their names in ``torch_geometric.nn.conv``.
 LAYERS: Mapping[str, Layer] = {
     "AGNNConv": Layer(),
-    "ARMAConv": Layer(linear=True, weight=_W, degrees=_NORM),
+    "ARMAConv": Layer(linear=True, weight=_W, degrees=_NORM, hops="num_layers"),
     "AntiSymmetricConv": Layer(),  # holds a GCNConv
     "APPNP": Layer(linear=True, weight=_W, degrees=_NORM),
     "CGConv": Layer(pairs=_X),
@@ -75,7 +79,7 @@ LAYERS: Mapping[str, Layer] = {
     "HEATConv": Layer(),
     "LEConv": Layer(pairs=_X),
     "LGConv": Layer(linear=True, weight=_W, degrees=_NORM),
-    "MFConv": Layer(linear=True, pairs=_X),
+    "MFConv": Layer(linear=True, pairs=_X, hops=1),
     "MixHopConv": Layer(linear=True, weight=_W, degrees=_NORM),
     "NNConv": Layer(pairs=_X),
     "PDNConv": Layer(degrees=_NORM, needs_all="its degrees add up what it computes of the attributes of edges"),
@@ -99,10 +103,18 @@ LAYERS: Mapping[str, Layer] = {
 }
 
 
+#: Layers for graphs of several types, which take dictionaries. They do not train over ranks.
+TYPED_LAYERS: Mapping[str, Layer] = {"HGTConv": Layer(is_typed=True, hops=1)}
+
+
 def layer_of(module: torch.nn.Module) -> Layer | None:
     """The facts of a layer of PyG's, or None for any other module; a subclass outside PyG is another one."""
     kind = type(module)
-    return LAYERS.get(kind.__name__) if kind.__module__.startswith("torch_geometric.nn.conv.") else None
+    return (
+        {**LAYERS, **TYPED_LAYERS}.get(kind.__name__)
+        if kind.__module__.startswith("torch_geometric.nn.conv.")
+        else None
+    )
 
 
 def name_of(module: torch.nn.Module, path: str) -> str:

@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "engine": ROWS | {"sampling", "batch"},
     "ways": ENGINE,
     "loader": ENGINE | {"ways"},
-    "nn": {"ops", "sampling.edge_lists", "ways.sums.marked"},
+    "nn": {"batch", "ops", "sampling", "ways.sums.marked"},
     "lightning": LOADERS,
     "analysis": (LOADERS - {"loader"}) | {"partitioning"},
     "layerwise": LOADERS | {"nn.layers"},

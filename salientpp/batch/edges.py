@@ -1,0 +1,105 @@
+"""``edge_index`` of a batch, as a tensor that knows the hops of its batch.
+
+Models of :func:`salientpp.nn.trim` find there which rows the seeds need. The tensor computes as any other: results of operations are plain tensors. Copies and
+moves to another device know the hops too. A tensor that was written to does not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from salientpp.batch.attributes import storage_of
+from salientpp.sampling.hops import Hops, Relation, hops_of
+from salientpp.sampling.topology import Mfg
+
+
+class BatchEdges(Tensor):
+    """int64 [2, e].
+
+    Attributes:
+        hops: of the batch.
+        relation: which of its edges these are.
+    """
+
+    # Operations do not ask for the class of a subclass, and give plain tensors.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    hops: Hops
+    relation: Relation
+    _version_given: int
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the edges are those that were sampled."""
+        return self._version_given == _version_of(self)
+
+    def _with_mark(self, out: Tensor) -> Tensor:
+        return mark(out, self.hops, self.relation) if self.is_given and out.dtype == self.dtype else out
+
+    def to(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._with_mark(super().to(*args, **kwargs))
+
+    def cpu(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._with_mark(super().cpu(*args, **kwargs))
+
+    def cuda(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._with_mark(super().cuda(*args, **kwargs))
+
+    def clone(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._with_mark(super().clone(*args, **kwargs))
+
+    def detach(self) -> Tensor:
+        return self._with_mark(super().detach())
+
+    def contiguous(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._with_mark(super().contiguous(*args, **kwargs))
+
+    def pin_memory(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._with_mark(super().pin_memory(*args, **kwargs))
+
+    def plain(self) -> Tensor:
+        """The same tensor without the mark."""
+        return torch.Tensor.detach(self)
+
+    def __copy__(self) -> Tensor:
+        return self._with_mark(self.plain())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        memo[id(self)] = copied = self.clone()
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        plain = self.plain()
+        return (mark, (plain, self.hops, self.relation)) if self.is_given else plain.__reduce_ex__(protocol)
+
+
+def mark(edge_index: Tensor, hops: Hops, relation: Relation) -> BatchEdges:
+    """The same edges, which know the hops."""
+    marked = edge_index if isinstance(edge_index, BatchEdges) else edge_index.as_subclass(BatchEdges)
+    marked.hops, marked.relation, marked._version_given = hops, relation, _version_of(marked)
+    return marked
+
+
+def mark_edges(batch: Data | HeteroData, mfg: Mfg) -> None:
+    """Let the edges of a batch know its hops, where they are those of hops."""
+    hops = hops_of(mfg)
+    if hops is None:
+        return
+    edge_index = {}
+    for relation, counts in hops.num_edges.items():
+        store = storage_of(batch, relation)
+        edges = store.get("edge_index")
+        if type(edges) is Tensor and edges.size(1) == counts[-1]:
+            edge_index[relation] = edges
+            store._mapping["edge_index"] = mark(edges, hops, relation)
+    hops.edge_index = edge_index
+    hops.make_used_lists()
+
+
+def _version_of(edges: Tensor) -> int:
+    """Counts changes in place; tensors of inference mode have no version."""
+    return -1 if edges.is_inference() else edges._version

@@ -1,0 +1,376 @@
+"""One call of a layer on the rows that are needed of it: cut arguments, products over lists of edges, and helpers that see the whole batch."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric import nn as pyg
+from torch_geometric.nn.conv import MessagePassing
+
+from salientpp.batch.edges import BatchEdges
+from salientpp.nn import products
+from salientpp.nn.layers import layer_of, linear_form, pair_of, with_helpers
+from salientpp.nn.trace import ALL, Call
+from salientpp.sampling.edge_lists import EdgeLists
+from salientpp.sampling.hops import Hops, Relation, demand
+
+#: Ends of the names of PyG's own dictionaries of hooks.
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_HOOKED = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+
+
+@functools.cache
+def _signature(kind: Any) -> inspect.Signature:
+    return inspect.signature(kind.forward)
+
+
+def arguments_of(conv: MessagePassing, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The arguments of a call by name; None where they do not fit, which the layer itself will say."""
+    try:
+        bound = _signature(cast(Any, type(conv))).bind(conv, *args, **kwargs)
+    except TypeError:
+        return None
+    named = dict(bound.arguments)
+    named.pop("self", None)
+    return named
+
+
+def edges_in(value: Any) -> list[BatchEdges]:
+    """All edges of batches in lists, tuples and dictionaries, whose hops are known."""
+    if isinstance(value, BatchEdges):
+        return [value] if value.is_given else []
+    if isinstance(value, (list, tuple)):
+        return [edges for each in value for edges in edges_in(each)]
+    return edges_in(list(value.values())) if isinstance(value, dict) else []
+
+
+def can_cut(conv: MessagePassing, forward: Callable[..., Any], arguments: Mapping[str, Any] | None, hops: Hops) -> bool:
+    """Whether a layer gives the same rows of targets when it gets the rows and edges that these need."""
+    kind = type(conv)
+    facts = layer_of(conv)
+    if arguments is None or facts is None or facts.needs_all is not None:
+        return False
+    if conv.flow != "source_to_target" or conv.explain or conv.decomposed_layers != 1:
+        return False
+    if getattr(forward, "__func__", None) is not kind.forward:
+        return False
+    if any(getattr(conv, f"_{name}{end}") for name in _HOOKED for end in _HOOKS):
+        return False
+    if getattr(conv, "cached", False) or any(arguments.get(name) is not None for name in _EXCLUDING):
+        return False
+    edges = [each for value in arguments.values() for each in _edge_indices(value)]
+    if not edges or not all(isinstance(each, BatchEdges) and each.is_given and each.hops is hops for each in edges):
+        return False
+    relations = {each.relation for each in edges}
+    return (len(relations) == 1 or facts.is_typed) and all(hops.lists(relation) is not None for relation in relations)
+
+
+#: Multiplications of a dense product that take as long as one of a sum over edges.
+_SUM = 10
+
+#: Arguments with which a layer says more than the rows of targets, or looks at other rows.
+_EXCLUDING = ("return_attention_weights", "return_attention", "size", "batch")
+
+
+def _edge_indices(value: Any) -> list[Any]:
+    values = list(value.values()) if isinstance(value, dict) else [value]
+    return [each for each in values if _is_edge_index(each)]
+
+
+def _is_edge_index(value: Any) -> bool:
+    """Whether an argument says between which vertices the edges are."""
+    if not isinstance(value, Tensor):
+        return hasattr(value, "storage") and hasattr(value, "csr")  # a SparseTensor
+    return value.layout != torch.strided or (value.dtype == torch.int64 and value.dim() == 2 and value.size(0) == 2)
+
+
+class LayerCall:
+    """One call of a layer with its arguments cut.
+
+    Args:
+        conv: the layer; :func:`can_cut` holds.
+        call: what is needed of it.
+        arguments: by name.
+        hops: of the batch.
+    """
+
+    def __init__(self, conv: MessagePassing, call: Call, arguments: dict[str, Any], hops: Hops) -> None:
+        self.conv, self.call, self.hops = conv, call, hops
+        given = edges_in(list(arguments.values()))[0]
+        self.relation: Relation = given.relation
+        self._types = (None, None) if given.relation is None else (given.relation[0], given.relation[-1])
+        self._whole = arguments  # as the model gave them
+        self._lists: dict[int, EdgeLists] = {}  # by the id of an edge_index, kept in `_tensors`
+        self._tensors: list[Tensor] = []
+        self._cut(arguments)
+
+    # --- arguments ------------------------------------------------------------------------------------------
+
+    def _cut(self, arguments: dict[str, Any]) -> None:
+        source, target = self._types
+        hops, call = self.hops, self.call
+        self.num_out = hops.nodes_within(target, call.out_hops)
+        self.num_in = hops.nodes_within(source, call.in_hops)
+        num_edges = hops.edges_into(self.relation, call.in_hops - 1)
+        total = hops.num_edges[self.relation][-1]
+        facts = layer_of(self.conv)
+        is_one_hop = call.in_hops == min(ALL, call.out_hops + 1)
+        pairs = facts.pairs if facts is not None and is_one_hop else ()
+        self.arguments: dict[str, Any] = {}
+        for name, value in arguments.items():
+            if isinstance(value, dict):
+                value = {key: self._of_type(key, each) for key, each in value.items()}
+            elif isinstance(value, BatchEdges):
+                value = value.plain()[:, :num_edges]
+                self._know(value, hops.lists(self.relation))
+            elif isinstance(value, (tuple, list)) and len(value) == 2:
+                value = tuple(
+                    each if each is None else each[: hops.nodes_within(type_, within)]
+                    for each, type_, within in zip(value, self._types, (call.in_hops, call.out_hops))
+                )
+            elif isinstance(value, Tensor) and value.dim():
+                if name.startswith("edge") or (value.size(0) == total and name not in ("x", "pos", "x_0")):
+                    value = value[:num_edges]
+                else:
+                    value = self._rows(name, value)
+                    if name in pairs:
+                        value = (value, value[: self.num_out])
+            self.arguments[name] = value
+
+    def _of_type(self, key: Any, value: Tensor) -> Tensor:
+        """Of a layer that takes dictionaries, the edges of a relation or the rows of a type that are needed."""
+        if isinstance(value, BatchEdges):
+            return value.plain()[:, : self.hops.edges_into(value.relation, self.call.in_hops - 1)]
+        return value[: self.hops.nodes_within(key, self.call.in_hops)]
+
+    def _rows(self, name: str, value: Tensor) -> Tensor:
+        if value.size(0) < self.num_in:
+            raise RuntimeError(
+                f"{type(self.conv).__name__} ({self.call.layer}) needs {self.num_in} rows of {name} for the seeds of this batch, got {value.size(0)}; "
+                "a model of salientpp.nn.trim must pass on the rows that its layers gave, or all of them"
+            )
+        return value[: self.num_in]
+
+    def _know(self, edge_index: Tensor, lists: EdgeLists | None) -> Tensor:
+        if lists is not None:
+            self._lists[id(edge_index)] = lists
+            self._tensors.append(edge_index)  # else its id could be another's
+        return edge_index
+
+    # --- the call -------------------------------------------------------------------------------------------
+
+    def run(self, forward: Callable[..., Any]) -> Any:
+        """What the layer gives for the rows of targets that are needed."""
+        conv, own = self.conv, vars(self.conv)
+        placed = {
+            "propagate": self._propagate,
+            "edge_updater": self._edge_updater,
+            **with_helpers(conv, self._helpers()),
+        }
+        forward = placed.pop("forward", forward)
+        if self._sums_first():
+            forward = self._gcn
+        before = {name: own[name] for name in placed if name in own}
+        own.update(placed)
+        try:
+            out = forward(**self.arguments)
+        finally:
+            for name in placed:
+                del own[name]
+            own.update(before)
+        if isinstance(out, dict):
+            return {type_: rows[: self.hops.nodes_within(type_, self.call.out_hops)] for type_, rows in out.items()}
+        return out[: self.num_out]
+
+    def _sums_first(self) -> bool:
+        """Whether a GCNConv costs less where its linear map follows the sum: it has fewer rows then."""
+        conv, x = self.conv, self.arguments.get("x")
+        form = linear_form(conv)
+        if (
+            type(conv) is not pyg.GCNConv
+            or not isinstance(x, Tensor)
+            or x.dim() != 2
+            or form is None
+            or form[1] == "max"
+        ):
+            return False
+        columns, out = x.size(1), conv.out_channels
+        num_edges = self.hops.edges_into(self.relation, self.call.out_hops)
+        return (self.num_in - self.num_out) * columns * out > _SUM * num_edges * (columns - out)
+
+    def _gcn(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        """GCNConv's forward in another order: (A x) W in place of A (x W)."""
+        conv = self.conv
+        if conv.normalize:
+            edge_index, edge_weight = self._gcn_norm(
+                edge_index, edge_weight, None, conv.improved, conv.add_self_loops, conv.flow, x.dtype
+            )
+        out = conv.lin(self._propagate(edge_index, x=x, edge_weight=edge_weight))
+        return out if conv.bias is None else out + conv.bias
+
+    def _helpers(self) -> dict[str, Callable[..., Any]]:
+        helpers: dict[str, Callable[..., Any]] = {"gcn_norm": self._gcn_norm}
+        if type(self.conv).edge_update in _SCORES and self._whole.get("edge_attr") is None:
+            helpers |= {"remove_self_loops": lambda edge_index, edge_attr=None: (edge_index, edge_attr)}
+            helpers |= {"add_self_loops": lambda edge_index, edge_attr=None, **_: (self._looped(), edge_attr)}
+        return helpers
+
+    def _looped(self) -> Tensor:
+        """An ``edge_index`` that stands for the edges with self-loops; only products look at it."""
+        lists = self._of_batch(self_loops=True)
+        return self._know(torch.empty((2, 0), dtype=torch.int64, device=self._device), lists)
+
+    def _of_batch(self, self_loops: bool) -> EdgeLists:
+        lists = self.hops.lists(self.relation, self_loops)
+        assert lists is not None  # else the layer is not cut
+        return lists.to(self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        return self._tensors[0].device
+
+    def _gcn_norm(
+        self,
+        edge_index: Tensor,
+        edge_weight: Tensor | None = None,
+        num_nodes: int | None = None,
+        improved: bool = False,
+        add_self_loops: bool = True,
+        flow: str = "source_to_target",
+        dtype: torch.dtype | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """As PyG's, by the degrees of the whole batch."""
+        lists = self._of_batch(add_self_loops)
+        weight = self._whole.get("edge_weight")
+        fill = 2.0 if improved else 1.0
+        key = ("gcn_norm", self.relation, add_self_loops, fill, dtype, self._device)
+        norm = self.hops.kept.get(key) if weight is None else None
+        if norm is None:
+            norm = _symmetric(lists, weight, fill, dtype)
+        if weight is None:
+            self.hops.kept[key] = norm
+        if linear_form(self.conv) is not None:
+            return (self._looped() if add_self_loops else edge_index), norm
+        number = self.hops.nodes_within(self._types[1], self.call.in_hops - 1)
+        counts = lists.indptr[: number + 1].diff()
+        target = torch.repeat_interleave(torch.arange(number, device=self._device), counts)
+        return torch.stack([lists.source[: target.numel()].to(torch.int64), target]), norm[: target.numel()]
+
+    # --- propagate ------------------------------------------------------------------------------------------
+
+    def _num_targets(self, rows: Any) -> int:
+        """For how many targets a hop from these rows can be made: those of a pair, or those whose edges come from the rows that are there."""
+        source, target = pair_of(rows)
+        if source is not target:
+            return target.size(self.conv.node_dim) if isinstance(target, Tensor) else self.num_out
+        counts, number = self.hops.num_nodes[self._types[0]], source.size(self.conv.node_dim)
+        if self.call.in_hops >= len(counts) and number == counts[-1]:
+            return self.hops.num_nodes[self._types[1]][-1]
+        hop = bisect.bisect_right(counts, number) - 1
+        return max(self.num_out, self.hops.nodes_within(self._types[1], hop - 1) if hop else 0)
+
+    def _propagate(self, edge_index: Any, size: Any = None, **given: Any) -> Any:
+        lists = self._lists.get(id(edge_index))
+        out = None if lists is None else self._product(lists.to(self._device), given)
+        if out is not None:
+            return out
+        return type(self.conv).propagate(self.conv, edge_index, size=size, **given)
+
+    def _product(self, lists: EdgeLists, given: dict[str, Any]) -> Tensor | None:
+        conv = self.conv
+        fused = _FUSED.get(type(conv).message)
+        if fused is not None:
+            return fused(self, lists, given)
+        form = linear_form(conv)
+        source = pair_of(given.get("x"))[0]
+        if form is None or not isinstance(source, Tensor) or not source.is_floating_point():
+            return None
+        name, reduction = form
+        weight = None if name is None else given.get(name)
+        if weight is not None and (weight.dim() != 1 or reduction in ("max", "min")):
+            return None
+        number = self._num_targets(given["x"])
+        if weight is not None:
+            weight = weight[: lists.num_places(number)]
+        rows = source.movedim(conv.node_dim, 0)
+        if source.requires_grad:
+            demand.lists.add((self.relation, lists.edge is not None, True))
+        out = products.reduce_sources(lists, rows.flatten(1), number, reduction, weight).view(number, *rows.shape[1:])
+        if conv.node_dim % source.dim():  # the layer goes on with the rows that it gave
+            out = torch.cat([out, rows.new_zeros(rows.size(0) - number, *rows.shape[1:])])
+        return out.movedim(0, conv.node_dim)
+
+    def _edge_updater(self, edge_index: Any, size: Any = None, **given: Any) -> Any:
+        lists, score = self._lists.get(id(edge_index)), _SCORES.get(type(self.conv).edge_update)
+        if lists is None or score is None or given.get("edge_attr") is not None:
+            return type(self.conv).edge_updater(self.conv, edge_index, size=size, **given)
+        alpha = score(self, lists.to(self._device), given)
+        return F.dropout(alpha, p=self.conv.dropout, training=self.conv.training)
+
+    # --- attention: scores of edges [e, H], and what is weighted by them [n, H, C] ---------------------------------
+
+    def _weighted(self, lists: EdgeLists, given: dict[str, Any]) -> Tensor | None:
+        rows, alpha = given["x"], given["alpha"]
+        if given.get("alpha") is None or pair_of(rows)[0].dim() != 3:
+            return None
+        return products.reduce_sources(lists, pair_of(rows)[0], self._num_targets(rows), "sum", alpha)
+
+    def _gat(self, lists: EdgeLists, given: dict[str, Any]) -> Tensor:
+        source, target = given["alpha"]
+        number = self._num_targets((source, target))
+        scores = products.take_sources(lists, source, number)
+        if target is not None:
+            scores = scores + products.take_targets(lists, target, number)
+        return products.softmax_by_target(lists, F.leaky_relu(scores, self.conv.negative_slope), number)
+
+    def _gatv2(self, lists: EdgeLists, given: dict[str, Any]) -> Tensor:
+        source, target = given["x"]
+        conv, number = self.conv, self._num_targets(given["x"])
+        scores = products.additive_scores(lists, target, source, conv.att.squeeze(0), conv.negative_slope, number)
+        return products.softmax_by_target(lists, scores, number)
+
+    def _transformer(self, lists: EdgeLists, given: dict[str, Any]) -> Tensor | None:
+        if given.get("edge_attr") is not None:
+            return None
+        conv, query, key, value = self.conv, given["query"], given["key"], given["value"]
+        number = query.size(0)
+        scores = products.dot_edges(lists, query, key, number) / math.sqrt(conv.out_channels)
+        alpha = products.softmax_by_target(lists, scores, number)
+        conv._alpha = alpha
+        alpha = F.dropout(alpha, p=conv.dropout, training=conv.training)
+        return products.reduce_sources(lists, value, number, "sum", alpha)
+
+
+def _symmetric(lists: EdgeLists, weight: Tensor | None, fill: float, dtype: torch.dtype | None) -> Tensor:
+    """Weights 1/sqrt(degree of source * degree of target) of all edges, times their own; [places]."""
+    number = lists.indptr.numel() - 1
+    if weight is None:
+        own = torch.ones(lists.source.numel(), dtype=dtype, device=lists.indptr.device)
+        if fill != 1 and lists.edge is not None:
+            own = own.masked_fill(lists.edge < 0, fill)
+    elif lists.edge is None:
+        own = weight
+    else:
+        own = torch.where(lists.edge >= 0, weight[lists.edge.clamp(min=0)], torch.as_tensor(fill, dtype=weight.dtype))
+    root = products.reduce_edges(lists, own, number, "sum").pow(-0.5)
+    root = root.masked_fill(root == float("inf"), 0)
+    return products.take_sources(lists, root, number) * own * products.take_targets(lists, root, number)
+
+
+_SCORES: Mapping[Any, Callable[[LayerCall, EdgeLists, dict[str, Any]], Tensor]] = {
+    pyg.GATConv.edge_update: LayerCall._gat,
+    pyg.GATv2Conv.edge_update: LayerCall._gatv2,
+}
+_FUSED: Mapping[Any, Callable[[LayerCall, EdgeLists, dict[str, Any]], Tensor | None]] = {
+    pyg.GATConv.message: LayerCall._weighted,
+    pyg.GATv2Conv.message: LayerCall._weighted,
+    pyg.TransformerConv.message: LayerCall._transformer,
+}

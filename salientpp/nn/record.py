@@ -1,0 +1,107 @@
+"""Records the plan of a model: one forward pass on a whole batch that leaves the model and the random number generators as they were."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch_geometric.nn.conv import MessagePassing
+
+from salientpp.nn.layer_call import arguments_of, can_cut
+from salientpp.nn.layers import layer_of
+from salientpp.nn.trace import Plan, Recorder, tensors_of
+from salientpp.sampling.hops import Hops
+
+#: Beginnings of the names of modules whose statistics are those of all rows that they get.
+_NORMS = (
+    "BatchNorm",
+    "SyncBatchNorm",
+    "GraphNorm",
+    "PairNorm",
+    "DiffGroupNorm",
+    "InstanceNorm",
+    "MeanSubtraction",
+    "GraphSizeNorm",
+    "LayerNorm",
+)
+
+
+def record(
+    model: torch.nn.Module, hops: Hops, norms_are_row_wise: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Plan:
+    """The plan of a model for the batches of a loader, by a call with these arguments."""
+    recorder = Recorder(min(counts[0] for counts in hops.num_nodes.values()))
+    values: dict[torch.nn.Module, dict[str, Any]] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, MessagePassing):
+            values[module] = {
+                "forward": functools.partial(_call, recorder, module, path, hops, module.forward),
+                "propagate": functools.partial(_seen, recorder.propagate, module.propagate),
+                "edge_updater": functools.partial(_seen, recorder.edge_updater, module.edge_updater),
+            }
+        elif _is_row_wise(module) or (norms_are_row_wise and type(module).__name__.startswith(_NORMS)):
+            values[module] = {"forward": functools.partial(_seen, recorder.edge_updater, module.forward)}
+    buffers = [(value, value.clone()) for value in model.buffers()]
+    devices = {value.device for value in tensors_of([args, kwargs]) if value.device.type != "cpu"}
+    forked = torch.random.fork_rng(devices, device_type=next(iter(devices)).type if devices else "cuda")
+    with forked, torch.no_grad():
+        with attributes(values), recorder:
+            out = model.forward(*args, **kwargs)
+        for value, before in buffers:
+            value.copy_(before)
+    return recorder.plan(out)
+
+
+@contextmanager
+def attributes(values: Mapping[torch.nn.Module, Mapping[str, Any]]) -> Iterator[None]:
+    """Set attributes of modules, and put back what was there."""
+    before = {
+        module: {name: vars(module)[name] for name in given if name in vars(module)} for module, given in values.items()
+    }
+    for module, given in values.items():
+        vars(module).update(given)
+    try:
+        yield
+    finally:
+        for module, given in values.items():
+            for name in given:
+                vars(module).pop(name, None)
+            vars(module).update(before[module])
+
+
+def _is_row_wise(module: torch.nn.Module) -> bool:
+    """Whether a module works on each row by itself, though the operations that it is made of do not show it."""
+    return isinstance(module, (torch.nn.RNNBase, torch.nn.MultiheadAttention)) and module.batch_first
+
+
+def _seen(seen: Callable[..., Any], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return seen([args, kwargs], lambda: original(*args, **kwargs))
+
+
+def _call(
+    recorder: Recorder,
+    conv: MessagePassing,
+    path: str,
+    hops: Hops,
+    forward: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """A layer's call, as the recorder sees it."""
+    if recorder.is_inside:
+        return forward(*args, **kwargs)
+    facts = layer_of(conv)
+    cuts = recorder.unseen(lambda: can_cut(conv, forward, arguments_of(conv, args, kwargs), hops))
+    if facts is None or not cuts:
+        return recorder.whole_call(path, [args, kwargs], lambda: forward(*args, **kwargs))
+    number = recorder.begin_call(path, [args, kwargs])
+    if facts.hops is None:
+        out = forward(*args, **kwargs)
+    else:
+        length = facts.hops if isinstance(facts.hops, int) else getattr(conv, facts.hops)
+        out = recorder.propagate([args, kwargs], lambda: forward(*args, **kwargs), length)
+    recorder.end_call(number, [args, kwargs], out)
+    return out

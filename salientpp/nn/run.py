@@ -1,0 +1,104 @@
+"""A forward pass of a model whose layers get only the rows that are needed of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch_geometric.nn.conv import MessagePassing
+
+from salientpp.nn.layer_call import LayerCall, arguments_of, can_cut
+from salientpp.nn.record import attributes
+from salientpp.nn.trace import Plan, tensors_of
+from salientpp.sampling.hops import Hops
+
+#: Functions of several tensors that work on each row by itself, without the underscores of methods and of operations in place.
+_ALIGNED = frozenset(
+    [
+        *("add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul"),
+        *("div", "true_divide", "truediv", "rtruediv", "itruediv", "pow", "maximum", "minimum"),
+        *("lerp", "addcmul", "addcdiv", "where", "stack", "bmm"),
+    ]
+)
+_JOINS = frozenset(["cat", "concat", "concatenate"])
+
+
+class Run(TorchFunctionMode):
+    """A forward pass on a batch whose hops are known.
+
+    Tensors of more and of fewer rows of one batch meet between layers, as in skip connections. What works on each row by itself gets the rows that all have.
+    """
+
+    def __init__(self, model: torch.nn.Module, plan: Plan, hops: Hops) -> None:
+        super().__init__()
+        self.model = model
+        self._plan = plan
+        self._hops = hops
+        self._next = 0
+        self._is_inside = False
+        self._numbers = {count for counts in hops.num_nodes.values() for count in counts}
+        calls = {
+            module: {"forward": functools.partial(self._call, module, path, module.forward)}
+            for path, module in model.named_modules()
+            if isinstance(module, MessagePassing)
+        }
+        self._calls = attributes(calls)
+
+    def __enter__(self) -> Run:
+        self._calls.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self._calls.__exit__(None, None, None)
+
+    def _call(self, conv: MessagePassing, path: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._is_inside:  # a layer of a layer
+            return forward(*args, **kwargs)
+        name, call = type(self.model).__name__, self._plan[self._next] if self._next < len(self._plan) else None
+        if call is None or call.layer != path:
+            raise RuntimeError(
+                f"{name} called layer {path!r} where it called {'none' if call is None else repr(call.layer)} before; a model that is trimmed must call the "
+                "same layers in the same order for every batch: leave salientpp.nn.trim out"
+            )
+        self._next += 1
+        arguments = arguments_of(conv, args, kwargs)
+        self._is_inside = True
+        try:
+            if call.is_whole:
+                return forward(*args, **kwargs)
+            if arguments is None or not can_cut(conv, forward, arguments, self._hops):
+                raise RuntimeError(
+                    f"{type(conv).__name__} ({path}) was given the batch's edges when {name} was first called, and others or further arguments now; a model "
+                    "that is trimmed must use the same edges in every call: leave salientpp.nn.trim out"
+                )
+            return LayerCall(conv, call, arguments, self._hops).run(forward)
+        finally:
+            self._is_inside = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "").strip("_")
+        joins_columns = name in _JOINS and kwargs.get("dim", args[1] if len(args) > 1 else 0) != 0
+        if joins_columns or name in _ALIGNED:
+            numbers = {each.size(0) for each in tensors_of([args, kwargs]) if each.dim()}
+            if len(numbers & self._numbers) > 1:
+                args, kwargs = self._aligned(args, kwargs)
+        return func(*args, **kwargs)
+
+    def _aligned(self, args: Any, kwargs: Any) -> Any:
+        """The arguments with as many rows as the one with the fewest; other tensors stay."""
+        rows = [each for each in tensors_of([args, kwargs]) if each.dim() and each.size(0) in self._numbers]
+        ndim = max(each.dim() for each in rows)
+        least = min(each.size(0) for each in rows if each.dim() == ndim)
+
+        def cut(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return value[:least] if value.dim() == ndim and value.size(0) in self._numbers else value
+            return type(value)(map(cut, value)) if isinstance(value, (list, tuple)) else value
+
+        return cut(tuple(args)), {name: cut(value) for name, value in kwargs.items()}

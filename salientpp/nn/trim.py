@@ -1,0 +1,110 @@
+"""Models that compute, of each layer, only the rows that the seeds of a batch need."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch_geometric.nn.conv import MessagePassing
+
+from salientpp.nn.layer_call import edges_in
+from salientpp.nn.record import record
+from salientpp.nn.run import Run
+from salientpp.nn.trace import Plan
+from salientpp.sampling.hops import Hops, demand
+
+Model = TypeVar("Model", bound=torch.nn.Module)
+Norms = Literal["all rows", "needed rows"]
+
+#: Attribute of a model: its :class:`_Trimmed`.
+_ATTRIBUTE = "_salientpp_trimmed"
+
+#: ``run``: the forward pass of a trimmed model that is under way in this thread.
+_thread = threading.local()
+
+
+def trim(model: Model, norms: Norms = "all rows") -> Model:
+    """Let a model compute only what the seeds of a batch need. The training loop stays as it is.
+
+    On a batch of one of this package's loaders, each message-passing layer computes the rows that later layers need for the seeds, by a product over the edges
+    grouped by target. ``out[:batch_size]`` and all gradients equal those of the plain model up to rounding. ``out`` has fewer rows than the batch has vertices:
+    those of the seeds, or more. On any other graph (the whole one, a batch of another loader, edges that a transform has changed) the model runs as before.
+
+    The first batch of each mode (training, evaluation) is computed once more beforehand, without gradients, to find out what the layers need. Buffers and the
+    state of the random number generators are put back. Dropout draws other numbers than the plain model, because it draws for fewer rows.
+
+    Call it on the whole model that is given ``batch.x`` and ``batch.edge_index``, before or after it is moved, copied, loaded or wrapped in
+    ``DistributedDataParallel``. Layers that it does not know, layers that get other edges, and operations over all rows of a batch get all rows. Under
+    ``torch.compile`` the model runs untrimmed; compile the parts between the layers instead.
+
+    Args:
+        model: made of PyG's layers; for one type of vertices or several. It must call the same layers in the same order for every batch.
+        norms: what normalisations over rows, such as ``BatchNorm`` in training, compute their statistics of. 'all rows': of all vertices of the batch, as in
+            the plain model; the layers before them compute all rows. 'needed rows': of the rows that the seeds need. This is faster, and results differ.
+
+    Returns:
+        The model. Its parameters, buffers and their names are unchanged.
+
+    Raises:
+        TypeError: ``model`` is no module.
+        ValueError: it has no message-passing layer, or ``norms`` is another word.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"trim takes a torch.nn.Module, got {type(model).__name__}")
+    if not any(isinstance(module, MessagePassing) for module in model.modules()):
+        raise ValueError(
+            f"trim takes a model with layers of PyG's MessagePassing, got {type(model).__name__} without any"
+        )
+    if norms not in ("all rows", "needed rows"):
+        raise ValueError(f"norms must be 'all rows' or 'needed rows', got {norms!r}")
+    demand.hops = True
+    if getattr(model, _ATTRIBUTE, None) is None:
+        model.register_forward_pre_hook(_before_forward, with_kwargs=True)
+        model.register_forward_hook(_after_forward, always_call=True)
+    setattr(model, _ATTRIBUTE, _Trimmed(norms))
+    return model
+
+
+class _Trimmed:
+    """What a model keeps: its plans, by what the order of its layers may depend on."""
+
+    def __init__(self, norms: Norms) -> None:
+        self.norms = norms
+        self.plans: dict[Any, Plan] = {}
+
+
+# --- hooks: functions of the module, so that copies of a model have them too -----------------------------------
+
+
+def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if (
+        torch.compiler.is_compiling() or getattr(_thread, "run", None) is not None
+    ):  # part of a model that is trimmed as a whole
+        return
+    demand.hops = True  # in a process that loaded the model
+    hops = _hops_of(args, kwargs)
+    if hops is None:
+        return
+    trimmed: _Trimmed = getattr(model, _ATTRIBUTE)
+    modes = tuple(module.training for module in model.modules())
+    key = (modes, *(each is None for each in args), *((name, each is None) for name, each in kwargs.items()))
+    if key not in trimmed.plans:
+        trimmed.plans[key] = record(model, hops, trimmed.norms == "needed rows", args, kwargs)
+    run = Run(model, trimmed.plans[key], hops)
+    run.__enter__()
+    _thread.run = run
+
+
+def _after_forward(model: torch.nn.Module, args: Any, out: Any) -> None:
+    run: Run | None = getattr(_thread, "run", None)
+    if run is not None and run.model is model:
+        _thread.run = None
+        run.__exit__(None, None, None)
+
+
+def _hops_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hops | None:
+    """The hops of the batch whose edges a model was given; None where there are none, or of two batches."""
+    batches = [dict(store.items()) for value in args if hasattr(value, "stores") for store in value.stores]
+    found = {id(edges.hops): edges.hops for edges in edges_in([args, kwargs, batches])}
+    return next(iter(found.values())) if len(found) == 1 else None

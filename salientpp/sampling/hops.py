@@ -1,0 +1,121 @@
+"""The hops of a sampled batch: how many of its first vertices and edges lie within a number of hops of the seeds, and its edges as lists.
+
+A layer whose outputs are needed within d hops of the seeds needs the edges into those vertices, and inputs within d + 1 hops. Vertices are numbered, and edges
+ordered, in the order of discovery, so each of these sets is a prefix.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.sampler import HeteroSamplerOutput
+
+from salientpp.sampling.edge_lists import EdgeLists, group_edges, with_self_loops
+from salientpp.sampling.topology import Mfg
+
+#: A relation as the batch names it; None in a batch of one type.
+Relation = tuple[str, str, str] | None
+
+
+@dataclass
+class Demand:
+    """What models of this process want of batches.
+
+    Attributes:
+        hops: the edges of batches shall know their hops.
+        lists: (relation, with self-loops, by source too): lists that were used of earlier batches. The loader's threads make these ahead.
+    """
+
+    hops: bool = False
+    lists: set[tuple[Relation, bool, bool]] = field(default_factory=set)
+
+
+demand = Demand()
+
+
+@dataclass(eq=False)
+class Hops:
+    """What one batch is known to be.
+
+    Attributes:
+        num_nodes: by vertex type, the number of vertices within 0, 1, 2, ... hops of the seeds.
+        num_edges: by relation, the number of edges of the first 0, 1, 2, ... hops.
+        edge_index: by relation int64 [2, e] on the CPU, as sampled.
+    """
+
+    num_nodes: Mapping[str | None, list[int]]
+    num_edges: Mapping[Relation, list[int]]
+    edge_index: Mapping[Relation, Tensor]
+    kept: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def depth(self) -> int:
+        """Hops that were sampled."""
+        return max(map(len, self.num_nodes.values())) - 1
+
+    def nodes_within(self, type_: str | None, hops: int) -> int:
+        """Vertices of a type within so many hops of the seeds."""
+        counts = self.num_nodes[type_]
+        return counts[min(hops, len(counts) - 1)]
+
+    def edges_into(self, relation: Relation, hops: int) -> int:
+        """Edges of a relation that lead to vertices within so many hops of the seeds."""
+        counts = self.num_edges[relation]
+        return counts[min(hops + 1, len(counts) - 1)]
+
+    def lists(self, relation: Relation, self_loops: bool = False) -> EdgeLists | None:
+        """The edges of a relation, grouped by target; None where they are not ordered as this class says.
+
+        Args:
+            self_loops: see :func:`~salientpp.sampling.edge_lists.with_self_loops`.
+        """
+        key = (relation, self_loops)
+        if key not in self.kept:
+            demand.lists.add((relation, self_loops, False))
+            plain = self.lists(relation) if self_loops else self._grouped(relation)
+            self.kept[key] = with_self_loops(plain) if self_loops and plain is not None else plain
+        return self.kept[key]
+
+    def _grouped(self, relation: Relation) -> EdgeLists | None:
+        source, target = (None, None) if relation is None else (relation[0], relation[-1])
+        edges = self.edge_index[relation]
+        lists = group_edges(edges, self.num_nodes[source][-1], self.num_nodes[target][-1])
+        if lists is None:
+            return None
+        for hop, (first, last) in enumerate(itertools.pairwise(self.num_edges[relation])):
+            if lists.indptr[self.nodes_within(target, hop)] != last:
+                return None
+            if last > first and edges[0, first:last].max() >= self.nodes_within(source, hop + 1):
+                return None
+        return lists
+
+    def make_used_lists(self) -> None:
+        """Make the lists that models have used of earlier batches. For sampling threads."""
+        for relation, self_loops, by_source in sorted(demand.lists, key=str):
+            if relation in self.edge_index:
+                lists = self.lists(relation, self_loops)
+                if by_source and lists is not None:
+                    lists.by_source  # noqa: B018 (made on first use)
+
+    def __reduce__(self) -> Any:
+        """Come out of a file or another process without lists, which are made again."""
+        return Hops, (self.num_nodes, self.num_edges, self.edge_index)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Hops:
+        return self  # nothing of it changes
+
+
+def hops_of(mfg: Mfg) -> Hops | None:
+    """The hops of a sampled batch; None where its edges are not those of hops, as in an induced subgraph."""
+    nodes, edges = mfg.num_sampled_nodes, mfg.num_sampled_edges
+    if nodes is None or edges is None or mfg.orig_row is not None or mfg.row is None:
+        return None
+    if not isinstance(mfg, HeteroSamplerOutput):
+        nodes, edges = {None: nodes}, {None: edges}
+    num_nodes = {name: list(itertools.accumulate(counts)) for name, counts in nodes.items()}
+    num_edges = {name: list(itertools.accumulate(counts, initial=0)) for name, counts in edges.items()}
+    return Hops(num_nodes, num_edges, {})
