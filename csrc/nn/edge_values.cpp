@@ -40,7 +40,7 @@ Tensor dot_listed_rows(const Tensor& indptr, const Tensor& index, const Tensor& 
       Faults faults;
       const Value *targets = data_of<Value>(target_rows), *sources = data_of<Value>(source_rows);
       Value* scores = mutable_data_of<Value>(out);
-      for_each_whole_list(lists, size * static_cast<int64_t>(sizeof(Value)), [&](int64_t i) {
+      for_each_whole_list<Wide>(lists, size, sizeof(Value), [&](int64_t i, Wide*) {
         const int64_t first = lists.begin[i];
         const int64_t last = usable_end(number, first, lists.begin[i + 1], rows.count, false, faults);
         const Value* a = targets + i * size;

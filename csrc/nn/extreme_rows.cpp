@@ -96,8 +96,10 @@ Tensor share_ties(const Tensor& indptr, const std::optional<Tensor>& index, cons
 template <class Wide, class Value>
 void add_shares(Wide* __restrict acc, const Value* __restrict row, const Value* __restrict extreme,
                 const Value* __restrict share, int64_t from, int64_t to) {
-  for (int64_t c = from; c < to; ++c)
-    acc[c] += static_cast<Wide>(row[c]) == static_cast<Wide>(extreme[c]) ? static_cast<Wide>(share[c]) : Wide{0};
+  for (int64_t c = from; c < to; ++c) {
+    const auto part = static_cast<Wide>(share[c]);  // loaded always, so that the loop has no branch
+    acc[c] += static_cast<Wide>(row[c]) == static_cast<Wide>(extreme[c]) ? part : Wide{0};
+  }
 }
 
 // The gradient of each row of x: the shares of the targets in its list where its value is the extreme.
@@ -147,10 +149,11 @@ Tensor pass_ties_to_entries(const Tensor& indptr, const Tensor& values, const Te
     Value* to_rows = mutable_data_of<Value>(out);
     for_each_list<Wide>(lists, size, sizeof(Value), [&](int64_t i, int64_t from, int64_t to, Wide*) {
       for (int64_t k = lists.begin[i]; k < lists.begin[i + 1]; ++k)
-        for (int64_t c = from; c < to; ++c)
-          to_rows[k * size + c] = static_cast<Wide>(value[k * size + c]) == static_cast<Wide>(extremes[i * size + c])
-                                      ? shares[i * size + c]
-                                      : Value{};
+        for (int64_t c = from; c < to; ++c) {
+          const Value part = shares[i * size + c];
+          const bool same = static_cast<Wide>(value[k * size + c]) == static_cast<Wide>(extremes[i * size + c]);
+          to_rows[k * size + c] = same ? part : Value{};
+        }
     });
   });
   return out;

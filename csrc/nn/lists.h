@@ -247,13 +247,14 @@ void for_each_list(const Lists& lists, int64_t size, int64_t value_bytes, F&& f)
     });
 }
 
-// Calls f(list) for every list. Threads share the lists by their entries.
-template <class F>
-void for_each_whole_list(const Lists& lists, int64_t row_bytes, F&& f) {
-  const int64_t pieces = num_pieces(lists, row_bytes);
+// Calls f(list, scratch) for every list. Threads share the lists by their entries.
+template <class Scratch, class F>
+void for_each_whole_list(const Lists& lists, int64_t size, int64_t value_bytes, F&& f) {
+  const int64_t pieces = num_pieces(lists, size * value_bytes);
   const std::vector<int64_t> ends = cut_lists(lists, pieces);
   torch::stable::parallel_for(0, pieces, 1, [&](int64_t first, int64_t last) {
-    for (int64_t i = ends[static_cast<size_t>(first)]; i < ends[static_cast<size_t>(last)]; ++i) f(i);
+    std::vector<Scratch> scratch(static_cast<size_t>(size));
+    for (int64_t i = ends[static_cast<size_t>(first)]; i < ends[static_cast<size_t>(last)]; ++i) f(i, scratch.data());
   });
 }
 

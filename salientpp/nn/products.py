@@ -202,8 +202,8 @@ def _padded(rows: Tensor, count: int) -> Tensor:
 def _sum_by_source(lists: EdgeLists, num_sources: int, rows: Tensor, weight: Tensor | None = None) -> Tensor:
     """Sums over the lists by source of the rows of targets [T', ...], times the weights of the edges."""
     indptr, target, place = lists.by_source
-    place = place if weight is not None else None
-    return ops.sum_listed_rows(indptr[: num_sources + 1], target, place, rows, weight, prefix=True)
+    places = None if weight is None else place
+    return ops.sum_listed_rows(indptr[: num_sources + 1], target, places, rows, weight, prefix=True)
 
 
 class _SumOfSources(torch.autograd.Function):
@@ -216,7 +216,7 @@ class _SumOfSources(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         lists, num_targets, mean, num_sources = ctx.given
         x, weight = ctx.saved_tensors
         grad = (_divided(grad, lists, num_targets) if mean else grad).contiguous()
@@ -239,7 +239,7 @@ class _ExtremeOfSources(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         lists, num_targets = ctx.given
         x, out = ctx.saved_tensors
         share = ops.share_ties(_indptr(lists, num_targets), lists.source, x, out, grad.contiguous())
@@ -258,7 +258,7 @@ class _TakeSources(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         lists, num_sources = ctx.given
         indptr, _, place = lists.by_source
         grad_x = ops.sum_listed_rows(indptr[: num_sources + 1], place, None, grad.contiguous(), None, prefix=True)
@@ -273,7 +273,7 @@ class _TakeTargets(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         lists, num_targets, count = ctx.given
         sums = ops.sum_listed_rows(_indptr(lists, num_targets), None, None, grad.contiguous(), None)
         return None, _padded(sums, count), None
@@ -287,7 +287,7 @@ class _SumOfEdges(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         lists, num_targets, mean = ctx.given
         grad = _divided(grad, lists, num_targets) if mean else grad
         return None, ops.spread_rows(_indptr(lists, num_targets), grad.contiguous()), None, None
@@ -304,7 +304,7 @@ class _ExtremeOfEdges(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         lists, num_targets = ctx.given
         values, out = ctx.saved_tensors
         indptr = _indptr(lists, num_targets)
@@ -322,7 +322,7 @@ class _Softmax(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         lists, num_targets = ctx.given
         (out,) = ctx.saved_tensors
         return None, ops.softmax_of_lists_backward(_indptr(lists, num_targets), out, grad.contiguous()), None
@@ -342,7 +342,7 @@ class _DotEdges(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         lists, num_targets = ctx.given
         target_rows, source_rows = ctx.saved_tensors
         grad, grad_target, grad_source = grad.contiguous(), None, None
@@ -372,7 +372,7 @@ class _AdditiveScores(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         lists, num_targets, slope = ctx.given
         target_rows, source_rows, att = ctx.saved_tensors
         grad, grad_target, grad_source, grad_att = grad.contiguous(), None, None, None
