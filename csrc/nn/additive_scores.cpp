@@ -12,8 +12,8 @@ void write_terms(Wide* __restrict terms, const Value* __restrict a, const Value*
                  const Value* __restrict att, Wide slope, int64_t size) {
   for (int64_t c = 0; c < size; ++c) {
     const Wide z = static_cast<Wide>(a[c]) + static_cast<Wide>(b[c]);
-    const Wide falling = z * slope;
-    terms[c] = static_cast<Wide>(att[c]) * (z > Wide{0} ? z : falling);
+    const Wide rising = z > Wide{0} ? z : Wide{0}, falling = z > Wide{0} ? Wide{0} : z;  // selects, no branch
+    terms[c] = static_cast<Wide>(att[c]) * (rising + slope * falling);
   }
 }
 
