@@ -17,11 +17,15 @@ Tensor group_by_target(const Tensor& source, const Tensor& target, int64_t num_s
   check(num_sources >= 0 && num_targets >= 0, "num_sources and num_targets must be >= 0, got ", num_sources, " and ",
         num_targets);
   const int64_t *from = int64_data(source), *to = int64_data(target);
-  int64_t wrong = num_edges > 0 && (num_sources == 0 || num_targets == 0) ? -1 : 0;
-  for (int64_t e = 0; e < num_edges; ++e) wrong |= from[e] | (num_sources - 1 - from[e]);
-  for (int64_t e = 1; e < num_edges; ++e) wrong |= to[e] - to[e - 1];
-  if (num_edges > 0) wrong |= to[0] | (num_targets - 1 - to[num_edges - 1]);
-  if (wrong < 0) return new_vector(0, ScalarType::Long);
+  // The highest bit is set by a number that is out of range or smaller than the one before. Arithmetic wraps.
+  using Word = uint64_t;
+  const auto outside = [](int64_t id, int64_t num_ids) {
+    return static_cast<Word>(id) | (static_cast<Word>(num_ids) - 1 - static_cast<Word>(id));
+  };
+  Word wrong = 0;
+  for (int64_t e = 0; e < num_edges; ++e) wrong |= outside(from[e], num_sources) | outside(to[e], num_targets);
+  for (int64_t e = 1; e < num_edges; ++e) wrong |= static_cast<Word>(to[e]) - static_cast<Word>(to[e - 1]);
+  if (wrong >> 63) return new_vector(0, ScalarType::Long);
   const Tensor indptr = new_vector(num_targets + 1, ScalarType::Long);
   int64_t* begin = mutable_int64_data(indptr);
   int64_t next = 0;  // the first list whose begin is not known

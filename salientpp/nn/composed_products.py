@@ -6,6 +6,7 @@ sparse products, whose backward runs over the lists by source. All else is diffe
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -21,10 +22,11 @@ def reduce_sources(lists: EdgeLists, x: Tensor, num_targets: int, reduction: str
     if reduction in ("max", "min") or per_head or not x.is_floating_point():
         messages = _rows_of_sources(lists, x, num_targets)
         if weight is not None:
-            messages = messages * weight.reshape(*weight.shape, *[1] * (x.dim() - weight.dim()))
-        return reduce_edges(lists, messages, num_targets, reduction)
+            messages = _wide(messages) * weight.reshape(*weight.shape, *[1] * (x.dim() - weight.dim()))
+        out = reduce_edges(lists, messages, num_targets, reduction)
+        return out.to(x.dtype) if x.is_floating_point() else out
     wide = _wide(x)
-    flat = wide.reshape(x.size(0), x[0].numel() if x.size(0) else 0)
+    flat = wide.reshape(x.size(0), math.prod(x.shape[1:]))
     out = _SparseSum.apply(lists, flat, None if weight is None else weight.to(wide.dtype), num_targets)
     if reduction == "mean":
         out = out / _counts(lists, num_targets, out)

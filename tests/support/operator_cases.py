@@ -20,6 +20,8 @@ NONE = long()
 # Vertex 0 draws from 1 and 2, vertex 1 from 0, vertex 2 from nothing.
 INDPTR, INDICES = long(0, 2, 3, 3), ints(1, 2, 0)
 OUT_INDPTR, OUT_INDICES = ops.transpose_csc(INDPTR, INDICES)
+# Target 0 has the source 2, target 1 has 0 and 1.
+LISTED = long(0, 1, 3), ints(2, 0, 1)
 BIG = Graph.from_edge_index(random_data(80, 400, seed=3, directed=True).edge_index, 80)
 BIG_OUT = BIG.transpose()
 
@@ -294,6 +296,59 @@ CASES = {
         lambda: (torch.rand(4, 3), ints(0, 1), long(2), torch.rand(2), torch.zeros(1, 3), 2),
         lambda: (torch.rand(4, 3).half(), ints(0, 1, 3), long(0, 3), torch.rand(3), torch.zeros(2, 3).half(), 1),
         lambda: (torch.rand(4, dtype=torch.float64), NONE, NONE, None, torch.zeros(0, dtype=torch.float64), 2),
+    ],
+    "group_by_target": [
+        lambda: (long(2, 0, 1, 1), long(0, 0, 1, 3), 3, 4),
+        lambda: (long(2, 0), long(1, 0), 3, 4),
+        lambda: (NONE, NONE, 0, 0),
+    ],
+    "group_by_source": [lambda: (*LISTED, 3), lambda: (LISTED[0], LISTED[1].long(), 5), lambda: (long(0), NONE, 0)],
+    "add_self_loops": [
+        lambda: (*LISTED, None),
+        lambda: (LISTED[0], LISTED[1].long(), ints(7, 8, 9)),
+        lambda: (long(0), NONE, None),
+    ],
+    "sum_listed_rows": [
+        lambda: (*LISTED, None, torch.rand(3, 2, 20), None, True, False),
+        lambda: (*LISTED, ints(2, 0, 1), torch.rand(3, 2, 20), torch.rand(3, 2), False, False),
+        lambda: (LISTED[0], LISTED[1].long(), None, torch.rand(3).half(), torch.rand(3).half(), False, False),
+        lambda: (LISTED[0], ints(0, 2, 1), None, torch.rand(2, 3).double(), None, False, True),
+        lambda: (LISTED[0], None, None, torch.rand(3, 4), None, False, False),
+        lambda: (long(0), NONE, None, torch.rand(0, 2), None, False, False),
+    ],
+    "extreme_listed_rows": [
+        lambda: (*LISTED, torch.rand(3, 2, 20), True),
+        lambda: (LISTED[0], None, torch.rand(3).bfloat16(), False),
+    ],
+    "share_ties": [
+        lambda: (*LISTED, torch.ones(3, 5), torch.ones(2, 5), torch.rand(2, 5)),
+        lambda: (LISTED[0], None, torch.ones(3).half(), torch.ones(2).half(), torch.rand(2).half()),
+    ],
+    "pass_ties": [
+        lambda: (long(0, 2, 2, 3), ints(0, 1, 1), torch.ones(3, 5), torch.ones(2, 5), torch.rand(2, 5)),
+        lambda: (long(0), ints(), torch.ones(0), torch.ones(0), torch.rand(0)),
+    ],
+    "pass_ties_to_entries": [lambda: (LISTED[0], torch.ones(3, 5), torch.ones(2, 5), torch.rand(2, 5))],
+    "spread_rows": [lambda: (LISTED[0], torch.rand(3, 5)), lambda: (long(0), torch.rand(0).half())],
+    "dot_listed_rows": [
+        lambda: (*LISTED, torch.rand(2, 2, 20), torch.rand(3, 2, 20), 2),
+        lambda: (*LISTED, torch.rand(2, 6).half(), torch.rand(3, 6).half(), 3),
+    ],
+    "softmax_of_lists": [lambda: (LISTED[0], torch.rand(3, 2)), lambda: (LISTED[0], torch.rand(3).bfloat16())],
+    "softmax_of_lists_backward": [lambda: (LISTED[0], torch.rand(3, 2), torch.rand(3, 2))],
+    "additive_scores": [lambda: (*LISTED, torch.rand(2, 2, 20), torch.rand(3, 2, 20), torch.rand(2, 20), 0.2)],
+    "additive_scores_by_target": [
+        lambda: (*LISTED, torch.rand(2, 2, 20), torch.rand(3, 2, 20), torch.rand(2, 20), 0.2, torch.rand(3, 2))
+    ],
+    "additive_scores_by_source": [
+        lambda: (
+            *ops.group_by_source(*LISTED, 3),
+            torch.rand(2, 2, 20),
+            torch.rand(3, 2, 20),
+            torch.rand(2, 20),
+            0.2,
+            torch.rand(3, 2),
+        )
     ],
     "permutation": [lambda: (5, 1), lambda: (0, -1), lambda: (1, 2**63 - 1)],
     "sample_neighbors": [
