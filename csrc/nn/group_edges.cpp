@@ -28,10 +28,9 @@ Tensor group_by_target(const Tensor& source, const Tensor& target, int64_t num_s
   if (wrong >> 63) return new_vector(0, ScalarType::Long);
   const Tensor indptr = new_vector(num_targets + 1, ScalarType::Long);
   int64_t* begin = mutable_int64_data(indptr);
-  int64_t next = 0;  // the first list whose begin is not known
-  for (int64_t e = 0; e < num_edges; ++e)
-    while (next <= to[e]) begin[next++] = e;
-  std::fill(begin + next, begin + num_targets + 1, num_edges);
+  std::fill(begin, begin + num_targets + 1, 0);
+  for (int64_t e = 0; e < num_edges; ++e) begin[to[e] + 1] = e + 1;  // the last edge of a list stays
+  for (int64_t t = 0; t < num_targets; ++t) begin[t + 1] = std::max(begin[t], begin[t + 1]);
   return indptr;
 }
 
