@@ -18,7 +18,7 @@ from torch_geometric.nn.conv import MessagePassing
 from salientpp.batch.edges import BatchEdges
 from salientpp.nn import products
 from salientpp.nn.layers import layer_of, linear_form, pair_of, with_helpers
-from salientpp.nn.trace import ALL, Call
+from salientpp.nn.trace import ALL, Call, tensors_of
 from salientpp.sampling.edge_lists import EdgeLists
 from salientpp.sampling.hops import Hops, Relation, demand
 
@@ -92,6 +92,11 @@ def _is_edge_index(value: Any) -> bool:
     return value.layout != torch.strided or (value.dtype == torch.int64 and value.dim() == 2 and value.size(0) == 2)
 
 
+def first_rows(rows: Tensor, number: int) -> Tensor:
+    """The first rows of a table. The gradient of a slice is made in a table of zeros, also where the slice is the whole."""
+    return rows if rows.size(0) == number else rows[:number]
+
+
 class LayerCall:
     """One call of a layer with its arguments cut.
 
@@ -133,7 +138,7 @@ class LayerCall:
                 self._know(value, hops.lists(self.relation))
             elif isinstance(value, (tuple, list)) and len(value) == 2:
                 value = tuple(
-                    each if each is None else each[: hops.nodes_within(type_, within)]
+                    each if each is None else first_rows(each, hops.nodes_within(type_, within))
                     for each, type_, within in zip(value, self._types, (call.in_hops, call.out_hops))
                 )
             elif isinstance(value, Tensor) and value.dim():
@@ -142,14 +147,14 @@ class LayerCall:
                 else:
                     value = self._rows(name, value)
                     if name in pairs:
-                        value = (value, value[: self.num_out])
+                        value = products.with_first_rows(value, self.num_out)
             self.arguments[name] = value
 
     def _of_type(self, key: Any, value: Tensor) -> Tensor:
         """Of a layer that takes dictionaries, the edges of a relation or the rows of a type that are needed."""
         if isinstance(value, BatchEdges):
             return value.plain()[:, : self.hops.edges_into(value.relation, self.call.in_hops - 1)]
-        return value[: self.hops.nodes_within(key, self.call.in_hops)]
+        return first_rows(value, self.hops.nodes_within(key, self.call.in_hops))
 
     def _rows(self, name: str, value: Tensor) -> Tensor:
         if value.size(0) < self.num_in:
@@ -157,7 +162,7 @@ class LayerCall:
                 f"{type(self.conv).__name__} ({self.call.layer}) needs {self.num_in} rows of {name} for the seeds of this batch, got {value.size(0)}; "
                 "a model of salientpp.nn.trim must pass on the rows that its layers gave, or all of them"
             )
-        return value[: self.num_in]
+        return first_rows(value, self.num_in)
 
     def _know(self, edge_index: Tensor, lists: EdgeLists | None) -> Tensor:
         if lists is not None:
@@ -187,8 +192,11 @@ class LayerCall:
                 del own[name]
             own.update(before)
         if isinstance(out, dict):
-            return {type_: rows[: self.hops.nodes_within(type_, self.call.out_hops)] for type_, rows in out.items()}
-        return out[: self.num_out]
+            return {
+                type_: first_rows(rows, self.hops.nodes_within(type_, self.call.out_hops))
+                for type_, rows in out.items()
+            }
+        return first_rows(out, self.num_out)
 
     def _sums_first(self) -> bool:
         """Whether a GCNConv costs less where its linear map follows the sum: it has fewer rows then."""
@@ -278,11 +286,18 @@ class LayerCall:
         return max(self.num_out, self.hops.nodes_within(self._types[1], hop - 1) if hop else 0)
 
     def _propagate(self, edge_index: Any, size: Any = None, **given: Any) -> Any:
-        lists = self._lists.get(id(edge_index))
+        lists = self._lists_of(edge_index, given)
         out = None if lists is None else self._product(lists.to(self._device), given)
         if out is not None:
             return out
         return type(self.conv).propagate(self.conv, edge_index, size=size, **given)
+
+    def _lists_of(self, edge_index: Any, given: dict[str, Any]) -> EdgeLists | None:
+        """The lists that an ``edge_index`` stands for; gradients of rows need those by source."""
+        lists = self._lists.get(id(edge_index))
+        if lists is not None and any(tensor.requires_grad for tensor in tensors_of(given)):
+            demand.lists.add((self.relation, lists.edge is not None, True))
+        return lists
 
     def _product(self, lists: EdgeLists, given: dict[str, Any]) -> Tensor | None:
         conv = self.conv
@@ -300,16 +315,16 @@ class LayerCall:
         number = self._num_targets(given["x"])
         if weight is not None:
             weight = weight[: lists.num_places(number)]
+        if source.dim() == 2:
+            return products.reduce_sources(lists, source, number, reduction, weight)
         rows = source.movedim(conv.node_dim, 0)
-        if source.requires_grad:
-            demand.lists.add((self.relation, lists.edge is not None, True))
         out = products.reduce_sources(lists, rows.flatten(1), number, reduction, weight).view(number, *rows.shape[1:])
         if conv.node_dim % source.dim():  # the layer goes on with the rows that it gave
             out = torch.cat([out, rows.new_zeros(rows.size(0) - number, *rows.shape[1:])])
         return out.movedim(0, conv.node_dim)
 
     def _edge_updater(self, edge_index: Any, size: Any = None, **given: Any) -> Any:
-        lists, score = self._lists.get(id(edge_index)), _SCORES.get(type(self.conv).edge_update)
+        lists, score = self._lists_of(edge_index, given), _SCORES.get(type(self.conv).edge_update)
         if lists is None or score is None or given.get("edge_attr") is not None:
             return type(self.conv).edge_updater(self.conv, edge_index, size=size, **given)
         alpha = score(self, lists.to(self._device), given)

@@ -20,6 +20,8 @@ from salientpp.nn import composed_products as composed
 from salientpp.sampling.edge_lists import EdgeLists
 
 _KERNEL_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+#: Attribute of a gradient that a product has made, and that nothing else refers to.
+_OURS = "_salientpp_made"
 _REDUCTIONS = ("sum", "mean", "max", "min")
 
 
@@ -64,6 +66,11 @@ def reduce_sources(
     if not _has_kernel(x):
         return composed.reduce_sources(lists, x, num_targets, reduction, weight)
     return _SumOfSources.apply(lists, x, weight, num_targets, reduction == "mean")
+
+
+def with_first_rows(x: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """x [S', ...] and its first rows [number, ...]. The gradient of both is made without a table of zeros."""
+    return _WithFirstRows.apply(x, number)
 
 
 def take_sources(lists: EdgeLists, x: Tensor, num_targets: int) -> Tensor:
@@ -221,11 +228,36 @@ class _SumOfSources(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         grad = (_divided(grad, lists, num_targets) if mean else grad).contiguous()
         grad_x = _sum_by_source(lists, num_sources, grad, weight) if ctx.needs_input_grad[1] else None
+        if grad_x is not None:
+            setattr(grad_x, _OURS, True)
         grad_weight = None
         if ctx.needs_input_grad[2]:
             heads = weight.size(1) if weight.dim() == 2 else 1
             grad_weight = _dot(lists, grad, x, num_targets, heads).view(weight.shape)
         return None, grad_x, grad_weight, None, None
+
+
+class _WithFirstRows(torch.autograd.Function):
+    """A table of rows, and its first rows. Backward adds the second gradient to the first, in place where a product of this module has just made that."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.given = x.shape, number
+        return x.view_as(x), x[:number]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None, first: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        shape, number = ctx.given
+        if first is None:
+            return grad, None
+        if grad is None:
+            grad = first.new_zeros(shape)
+        elif not grad.__dict__.pop(_OURS, False):
+            grad = grad.clone()
+        grad[:number] += first
+        return grad, None
 
 
 class _ExtremeOfSources(torch.autograd.Function):
