@@ -74,7 +74,7 @@ sanitize: build
 
 # Kernels, loader and training against the peers that are installed, on graphs of up to 105 M edges; then the tables and plots.
 bench: build
-	for name in sampler typed gather lookup loader small start parts batch epoch growth; do $(BIN)/python benchmarks/bench_$$name.py || exit 1; done
+	for name in sampler typed gather lookup loader small start parts batch train growth; do $(BIN)/python benchmarks/bench_$$name.py || exit 1; done
 	$(BIN)/python benchmarks/bench_vip.py --repeats 3
 	$(BIN)/python benchmarks/bench_growth.py --long 5000
 	$(BIN)/python benchmarks/draw.py

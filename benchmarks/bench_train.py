@@ -29,8 +29,8 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +191,7 @@ class Contender:
     prepare: Callable[[Any], Module] = lambda model: model
 
 
-FLOOR = "dense products"
+FLOOR = Contender("dense products", "salientpp", products)
 
 
 def contenders_of(model: str) -> list[Contender]:
@@ -217,14 +217,24 @@ def without_norm(model: Plain) -> Plain:
     return model
 
 
-def loaders_of(data: Data, seeds: Tensor, shape: Shape, **options: Any) -> dict[str, Any]:
-    """One loader for each key that contenders name."""
-    loaders: dict[str, Any] = {"salientpp": salientpp.NeighborLoader(data, shape.fanouts, seeds, **options)}
+def graphs_of(data: Data) -> dict[str, Data]:
+    """The graph as each loader takes it."""
+    graphs = {"salientpp": data}
     if PYG:
-        loaders["PyG"] = pyg_loader(PYG[0], data, shape.fanouts, seeds, **options)
+        graphs["PyG"] = data
     if PYG and torch_geometric.typing.WITH_TORCH_SPARSE:
-        adj_t = ToSparseTensor()(copy.copy(data))
-        loaders["PyG, adj_t"] = pyg_loader(PYG[0], adj_t, shape.fanouts, seeds, **options)
+        graphs["PyG, adj_t"] = ToSparseTensor()(copy.copy(data))
+    return graphs
+
+
+def loaders_of(graphs: dict[str, Data], seeds: Tensor, shape: Shape, **options: Any) -> dict[str, Any]:
+    """One loader for each key that contenders name."""
+    loaders = {
+        name: salientpp.NeighborLoader(graph, shape.fanouts, seeds, **options)
+        if name == "salientpp"
+        else pyg_loader(PYG[0], graph, shape.fanouts, seeds, **options)
+        for name, graph in graphs.items()
+    }
     settle()
     return loaders
 
@@ -249,9 +259,22 @@ class Trainee:
 # --- measurements -------------------------------------------------------------------------------------------
 
 
-def without_end(loader: Any) -> Iterator[Data]:
-    while True:
-        yield from loader
+class Rounds:
+    """Batches of every loader, epoch after epoch: each round has the next one of each, all of the same seeds."""
+
+    def __init__(self, loaders: dict[str, Any]) -> None:
+        self._sources = {name: itertools.chain.from_iterable(itertools.repeat(of)) for name, of in loaders.items()}
+        self._sizes: dict[str, list[tuple[int, int]]] = {name: [] for name in loaders}
+
+    def next(self) -> dict[str, Data]:
+        batches = {name: next(source) for name, source in self._sources.items()}
+        for name, batch in batches.items():
+            self._sizes[name].append((sum(batch.num_sampled_nodes), sum(batch.num_sampled_edges)))
+        return batches
+
+    def mean_sizes(self, loader: str) -> dict[str, int]:
+        rows, edges = (round(statistics.mean(each)) for each in zip(*self._sizes[loader]))
+        return {"batch_rows": rows, "batch_edges": edges}
 
 
 def compare_losses(trainees: list[Trainee], plain: Module, batches: dict[str, Data]) -> tuple[dict[str, float], dict]:
@@ -264,8 +287,6 @@ def compare_losses(trainees: list[Trainee], plain: Module, batches: dict[str, Da
     errors: dict[str, str] = {}
     for trainee in trainees:
         name, batch = trainee.contender.name, batches[trainee.contender.loader]
-        if name == FLOOR:
-            continue
         with torch.no_grad():
             expected = F.cross_entropy(as_written(plain, batch), batch.y[: batch.batch_size]).item()
             try:
@@ -282,23 +303,22 @@ def compare_losses(trainees: list[Trainee], plain: Module, batches: dict[str, Da
     return differences, errors
 
 
-def time_steps(trainees: list[Trainee], batches: Iterator[dict[str, Data]], most: int, seconds: float) -> dict:
-    """Seconds of each contender's step in every round after the warm-up."""
-    times: dict[str, list[float]] = {trainee.contender.name: [] for trainee in trainees}
-    rounds = most
-    for turn in itertools.count():
-        if turn > rounds:
-            return times
-        of_round = next(batches)
-        began = time.perf_counter()
-        for trainee in trainees:
-            started = time.perf_counter()
-            trainee.step(of_round[trainee.contender.loader])
-            if turn:
-                times[trainee.contender.name].append(time.perf_counter() - started)
-        if turn == 0:
-            rounds = max(2, min(most, int(seconds / (time.perf_counter() - began))))
-    raise AssertionError
+def time_steps(trainees: list[Trainee], batches: Rounds, most: int, seconds: float) -> dict[str, list[float]]:
+    """Seconds of each contender's step in every round after the warm-up; as many rounds as the seconds allow, two at least."""
+    began = time.perf_counter()
+    time_round(trainees, batches.next())
+    rounds = max(2, min(most, int(seconds / (time.perf_counter() - began))))
+    times = [time_round(trainees, batches.next()) for _ in range(rounds)]
+    return {name: [of_round[name] for of_round in times] for name in times[0]}
+
+
+def time_round(trainees: list[Trainee], batches: dict[str, Data]) -> dict[str, float]:
+    times = {}
+    for trainee in trainees:
+        started = time.perf_counter()
+        trainee.step(batches[trainee.contender.loader])
+        times[trainee.contender.name] = time.perf_counter() - started
+    return times
 
 
 def peak_bytes(trainee: Trainee, batch: Data) -> int:
@@ -328,83 +348,80 @@ def time_epoch(trainee: Trainee, loader: Any, batches: int) -> tuple[float, floa
 
 
 def time_epochs(
-    trainees: list[Trainee], loaders: dict[str, Any], of_step: dict[str, float], arguments: argparse.Namespace
-) -> dict[str, list[tuple[float, float]]]:
-    """(seconds, seconds waiting) per batch of each contender in every turn."""
-    round_seconds = sum(of_step[trainee.contender.name] for trainee in trainees)
-    fits = int(arguments.seconds / round_seconds)  # batches of each contender, with those that warm up
+    trainees: list[Trainee], loaders: dict[str, Any], of_round: float, arguments: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    """What each contender takes.
+
+    Args:
+        of_round: seconds of one step of each contender. A case that would take longer than it may gets fewer turns and batches.
+    """
+    fits = int(arguments.seconds / of_round)  # batches of each contender, with those that warm up
     turns = max(1, min(arguments.turns, fits // 3))
     batches = max(1, min(arguments.batches, fits // turns - 1))
     times: dict[str, list[tuple[float, float]]] = {trainee.contender.name: [] for trainee in trainees}
     for _ in range(turns):
         for trainee in trainees:
             times[trainee.contender.name].append(time_epoch(trainee, loaders[trainee.contender.loader], batches))
-    return times
+    figures = {}
+    for contender in (trainee.contender for trainee in trainees):
+        seconds, waited = zip(*times[contender.name])
+        figures[contender.name] = {
+            "seconds_per_epoch": statistics.median(seconds) * len(loaders[contender.loader]),
+            "seconds_per_batch": spread(list(seconds)),
+            "seconds_waiting_per_batch": statistics.median(waited),
+            "batches_per_turn": min(batches, len(loaders[contender.loader]) - 1),
+        }
+    return figures
 
 
-def measure(data: Data, model: str, shape: Shape, arguments: argparse.Namespace) -> tuple[list[dict], dict, dict]:
-    """A case: a row for each contender, the floor, and the errors of contenders that cannot run."""
+def measure(graphs: dict[str, Data], model: str, shape: Shape, arguments: argparse.Namespace) -> dict[str, list[dict]]:
+    """Rows of a case, its floor, and the contenders that cannot run with their errors."""
     torch.manual_seed(0)
-    classes = int(data.y.max()) + 1
-    plain = Plain(model, data.x.size(1), shape, classes)
+    data = graphs["salientpp"]
+    widths = (data.x.size(1), shape, int(data.y.max()) + 1)
+    plain = Plain(model, *widths)
     trainees = [Trainee(contender, plain) for contender in contenders_of(model)]
-    if model == "GraphSAGE":
-        floor = Contender(FLOOR, "salientpp", products)
-        trainees.append(Trainee(floor, Products(data.x.size(1), shape, classes)))
     seeds = data.train_mask.nonzero().flatten()
     seeds = seeds[torch.randperm(seeds.numel(), generator=torch.Generator().manual_seed(0))]
-    loaders = loaders_of(data, seeds, shape, batch_size=arguments.batch_size)
-    sources = {name: without_end(loader) for name, loader in loaders.items()}
-    sizes: dict[str, list[tuple[int, int]]] = {name: [] for name in loaders}
-
-    def rounds() -> Iterator[dict[str, Data]]:
-        while True:
-            drawn = {name: next(source) for name, source in sources.items()}
-            for name, batch in drawn.items():
-                sizes[name].append((batch.num_nodes, sum(batch.num_sampled_edges)))
-            yield drawn
-
-    batches = rounds()
-    differences, errors = compare_losses(trainees, plain, next(batches))
+    batches = Rounds(loaders_of(graphs, seeds, shape, batch_size=arguments.batch_size))
+    differences, errors = compare_losses(trainees, plain, batches.next())
     trainees = [trainee for trainee in trainees if trainee.contender.name not in errors]
-    seconds = time_steps(trainees, batches, arguments.rounds, arguments.seconds)
-    last = next(batches)
-    peaks = {trainee.contender.name: peak_bytes(trainee, last[trainee.contender.loader]) for trainee in trainees}
-    of_step = {name: statistics.median(times) for name, times in seconds.items()}
-    trainees = [trainee for trainee in trainees if trainee.contender.name != FLOOR]
-    loaders = loaders_of(
-        data, seeds, shape, batch_size=arguments.batch_size, shuffle=True, num_workers=arguments.workers
-    )
-    epochs = time_epochs(trainees, loaders, of_step, arguments)
-    rows = []
-    for trainee in trainees:
-        name, loader = trainee.contender.name, trainee.contender.loader
-        per_batch = statistics.median(total for total, _ in epochs[name])
-        drawn = [statistics.mean(each) for each in zip(*sizes[loader])]
-        row = {
-            "contender": name,
-            "by_hand": trainee.contender.by_hand,
-            "batch_rows": round(drawn[0]),
-            "batch_edges": round(drawn[1]),
-            "step_seconds": spread(seconds[name]),
-            "step_peak_bytes": peaks[name],
-            "loss_difference": differences[name],
-            "seconds_per_epoch": per_batch * len(loaders[loader]),
-            "seconds_per_batch": per_batch,
-            "seconds_waiting_per_batch": statistics.median(waited for _, waited in epochs[name]),
-            "turns": len(epochs[name]),
+    floors = [Trainee(FLOOR, Products(*widths))] if model == "GraphSAGE" else []
+    seconds = time_steps([*trainees, *floors], batches, arguments.rounds, arguments.seconds)
+    last = batches.next()
+    steps = {
+        trainee.contender.name: {
+            "step_seconds": spread(seconds[trainee.contender.name]),
+            "step_peak_bytes": peak_bytes(trainee, last[trainee.contender.loader]),
         }
-        rows.append(row)
-        print(
-            f"  {name:38} {row['batch_rows']:8,} rows {row['batch_edges']:8,} edges  step {of_step[name] * 1e3:8.1f} ms, {peaks[name] / 1e6:7.0f} MB  "
-            f"epoch {row['seconds_per_epoch']:7.2f} s  loss off by {differences[name]:.1e}",
-            flush=True,
-        )
-    found = {}
-    if FLOOR in seconds:
-        found = {"step_seconds": spread(seconds[FLOOR]), "step_peak_bytes": peaks[FLOOR]}
-        print(f"  {FLOOR:38} step {of_step[FLOOR] * 1e3:8.1f} ms, {peaks[FLOOR] / 1e6:.0f} MB", flush=True)
-    return rows, found, errors
+        for trainee in [*trainees, *floors]
+    }
+    loaders = loaders_of(
+        graphs, seeds, shape, batch_size=arguments.batch_size, shuffle=True, num_workers=arguments.workers
+    )
+    of_round = sum(steps[trainee.contender.name]["step_seconds"]["median"] for trainee in trainees)
+    epochs = time_epochs(trainees, loaders, of_round, arguments)
+    rows = []
+    for contender in (trainee.contender for trainee in trainees):
+        row: dict[str, Any] = {"contender": contender.name, "by_hand": contender.by_hand}
+        row |= {**batches.mean_sizes(contender.loader), **steps[contender.name], **epochs[contender.name]}
+        rows.append({**row, "loss_difference": differences[contender.name]})
+    return {
+        "rows": rows,
+        "floors": [{"contender": floor.contender.name, **steps[floor.contender.name]} for floor in floors],
+        "left_out": [{"contender": name, "error": error} for name, error in errors.items()],
+    }
+
+
+def report(found: dict[str, list[dict]]) -> None:
+    for row in found["rows"] + found["floors"]:
+        text = f"  {row['contender']:38} step {row['step_seconds']['median'] * 1e3:8.1f} ms, {row['step_peak_bytes'] / 1e6:6,.0f} MB"
+        if "seconds_per_epoch" in row:
+            text += f"  epoch {row['seconds_per_epoch']:7.2f} s  loss off by {row['loss_difference']:.1e}"
+            text += f"  ({row['batch_rows']:,} rows, {row['batch_edges']:,} edges)"
+        print(text, flush=True)
+    for row in found["left_out"]:
+        print(f"  {row['contender']:38} left out: {row['error']}", flush=True)
 
 
 def opened(name: str, arguments: argparse.Namespace) -> Data:
@@ -435,27 +452,21 @@ def main() -> None:
         torch.ops.pyg, "softmax_csr"
     ):  # pyg-lib 0.9.0 wraps this operator, but its wheel may lack it: PyG then fails, on SparseTensor
         torch_geometric.typing.WITH_SOFTMAX = False
-    rows: list[dict] = []
-    floors: list[dict] = []
-    left_out: list[dict] = []
+    results: dict[str, list[dict]] = {"rows": [], "floors": [], "left_out": []}
     for graph in arguments.graphs:
         data = opened(graph, arguments)
         sizes = {"vertices": data.num_nodes, "edges": data.num_edges, "features": data.x.size(1)}
+        graphs = graphs_of(data)
         for name, model in itertools.product(arguments.shapes, arguments.models):
             print(f"{graph}, {model}, {name}", flush=True)
-            shape = SHAPES[name]
-            found, floor, errors = measure(data, model, shape, arguments)
-            case = {"graph": graph, "model": model, "layers": shape.layers, "hidden": shape.hidden}
-            rows += [{**case, "fanouts": shape.fanouts, **sizes, **row} for row in found]
-            floors += [{**case, **floor}] if floor else []
-            left_out += [{**case, "contender": who, "error": error} for who, error in errors.items()]
-            for who, error in errors.items():
-                print(f"  {who:38} left out: {error}", flush=True)
+            found = measure(graphs, model, SHAPES[name], arguments)
+            report(found)
+            case = {"graph": graph, "model": model, **asdict(SHAPES[name]), **sizes}
+            for kind, rows in found.items():
+                results[kind] += [{**case, **row} for row in rows]
     write_results(
         "train",
-        rows,
-        floors=floors,
-        left_out=left_out,
+        **results,
         heads=HEADS,
         batch_size=arguments.batch_size,
         workers=arguments.workers,

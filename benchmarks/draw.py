@@ -402,26 +402,81 @@ def draw_vip(result: dict) -> str:
     return "\n\n".join([title, table(["", "seconds", "ns per edge and hop", "over ours"], lines), source(result)])
 
 
-def draw_epoch(result: dict) -> str:
-    ours = {row["workers"]: row["seconds_per_epoch"] for row in result["rows"] if row["loader"] == "salientpp"}
-    lines = [
-        [
-            row["loader"],
-            str(row["workers"]),
-            f"{row['seconds_per_epoch']:.1f}",
-            f"{row['seconds_per_epoch'] / ours[row['workers']]:.2f}",
-            f"{row['seconds_waiting_per_batch'] * 1e3:.0f}",
-            f"{row['share_waiting']:.0%}",
-        ]
-        for row in sorted(result["rows"], key=lambda row: (row["workers"], row["loader"] != "salientpp"))
-    ]
-    title = (
-        f"**Training**, GraphSAGE with {result['layers']} layers, {result['hidden']} hidden channels, on the CPU; {result['vertices']:,} vertices, "
-        f"{result['edges'] / 1e6:.0f} M edges, {result['features']} features, fanouts {result['fanouts']}, {result['batches_per_epoch']} batches of "
-        f"{result['batch_size']}. Seconds per epoch are the median batch times their number; waiting is the time inside `next()`:"
-    )
-    header = ["loader", "workers", "seconds per epoch", "over ours", "ms waiting per batch", "share of time waiting"]
+TRIMMED = "salientpp, nn.trim"
+
+
+def fastest_by_hand(rows: list[dict], value: Callable[[dict], float]) -> dict | None:
+    """The best contender that needs a rewritten model and gives the plain model's loss."""
+    return min((row for row in rows if row["by_hand"] and row["loss_difference"] < 1e-4), key=value, default=None)
+
+
+def draw_training(
+    result: dict, title: str, value: Callable[[dict], float], digits: int, floors: dict[tuple, float] | None = None
+) -> str:
+    """A line for each case: the package's contenders, PyG's plain model, the best by hand, and how many times our figure these are."""
+    names = [name for name in (TRIMMED, "salientpp", "PyG") if any(row["contender"] == name for row in result["rows"])]
+    cases: dict[tuple, list[dict]] = {}
+    for row in result["rows"]:
+        cases.setdefault((row["graph"], row["layers"], row["hidden"], row["model"]), []).append(row)
+    lines = []
+    for (graph, layers, hidden, model), rows in cases.items():
+        of = {row["contender"]: value(row) for row in rows}
+        best = fastest_by_hand(rows, value)
+        line = [f"{graph}, {layers} × {hidden}, {model}", *(f"{of[name]:,.{digits}f}" for name in names)]
+        line.append(f"{value(best):,.{digits}f} ({best['contender'].removeprefix('PyG, ')})" if best else "–")
+        line.append(f"{of['PyG'] / of[names[0]]:.1f}×" if "PyG" in of else "–")
+        line.append(f"{value(best) / of[names[0]]:.1f}×" if best else "–")
+        if floors is not None:
+            floor = floors.get((graph, layers, hidden, model))
+            line.append(f"{floor:,.{digits}f}" if floor is not None else "")
+        lines.append(line)
+    header = ["", *names, "PyG, by hand", f"PyG / {names[0]}", f"by hand / {names[0]}"]
+    header += ["dense products"] if floors is not None else []
     return "\n\n".join([title, table(header, lines), source(result)])
+
+
+def draw_train_steps(result: dict) -> str:
+    title = (
+        f"**A training step**, ms: forward, backward and Adam, {result['threads']} threads, batches of {result['batch_size']}, 3 layers on fanouts "
+        "[15, 10, 5] and 2 on [10, 10]. *By hand* is the fastest that gives the plain model's loss. *Dense products*: "
+        "those of the rows that the seeds need, alone:"
+    )
+    floors = {
+        (row["graph"], row["layers"], row["hidden"], row["model"]): row["step_seconds"]["median"] * 1e3
+        for row in result["floors"]
+    }
+    return draw_training(result, title, lambda row: row["step_seconds"]["median"] * 1e3, 1, floors)
+
+
+def draw_train_memory(result: dict) -> str:
+    title = (
+        "**Peak memory of a step**, MB above what the process held before; *by hand* is here the one with the least:"
+    )
+    return draw_training(result, title, lambda row: row["step_peak_bytes"] / 1e6, 0)
+
+
+def draw_train_epochs(result: dict) -> str:
+    title = (
+        f"**A training epoch**, seconds, loader with {result['workers']} workers and steps; the mean batch of a turn times the number of batches, "
+        "median of turns:"
+    )
+    return draw_training(result, title, lambda row: row["seconds_per_epoch"], 2)
+
+
+def draw_train_losses(result: dict) -> str:
+    """What is not the plain model's result, and what cannot run."""
+    lines = [
+        [f"{row['graph']}, {row['layers']} × {row['hidden']}, {row['model']}", row["contender"], what]
+        for row, what in [
+            *(
+                (row, f"loss off by {row['loss_difference']:.3f}")
+                for row in result["rows"]
+                if row["loss_difference"] > 1e-4
+            ),
+            *((row, f"`{row['error'].partition(': ')[0]}`") for row in result["left_out"]),
+        ]
+    ]
+    return table(["", "contender", "what is wrong"], lines) if lines else "None."
 
 
 def draw_batch(result: dict) -> str:
@@ -623,7 +678,26 @@ def draw_host(results: dict[str, dict | None]) -> str:
             0,
             False,
         ),
-        ("training epoch, 2 workers", "epoch", "loader", "seconds_per_epoch", {"workers": 2}, "s", 1, False),
+        (
+            "training epoch, the model as it is, 2 workers",
+            "train",
+            "contender",
+            "seconds_per_epoch",
+            {"graph": "generated", "model": "GraphSAGE", "layers": 3, "by_hand": False},
+            "s",
+            1,
+            False,
+        ),
+        (
+            "training epoch, the peer's model rewritten by hand, 2 workers",
+            "train",
+            "contender",
+            "seconds_per_epoch",
+            {"graph": "generated", "model": "GraphSAGE", "layers": 3},
+            "s",
+            1,
+            False,
+        ),
         ("tier look-up, per id", "lookup", "look_up", "ns_per_id", {}, "ns", 1, False),
         (
             "gathering float32 rows, 1 thread",
@@ -1098,7 +1172,10 @@ DRAWN = {
     "gather": ("gather", draw_gather),
     "lookup": ("lookup", draw_lookup),
     "vip": ("vip", draw_vip),
-    "epoch": ("epoch", draw_epoch),
+    "train_steps": ("train", draw_train_steps),
+    "train_memory": ("train", draw_train_memory),
+    "train_epochs": ("train", draw_train_epochs),
+    "train_losses": ("train", draw_train_losses),
     "batch": ("batch", draw_batch),
     "growth": ("growth", draw_growth),
     "long": ("long", draw_long),
@@ -1128,7 +1205,7 @@ DRAWN = {
 
 
 #: What the short table of the README draws on.
-HOST = ["sampler", "loader", "small", "epoch", "lookup", "gather", "vip"]
+HOST = ["sampler", "loader", "small", "train", "lookup", "gather", "vip"]
 
 
 def main() -> None:
