@@ -1,22 +1,23 @@
 """Measures training: steps alone, whole epochs with the loader, and the peak memory of a step. Writes results/train.json.
 
     python benchmarks/bench_train.py [--graphs generated facebook_pages debian_full] [--data FOLDER]
-        [--models GraphSAGE GCN GIN GAT GATv2] [--shapes 3x256 2x64] [--rounds 5] [--seconds 25]
+        [--models GraphSAGE GCN GIN GAT GATv2] [--shapes 3x256 2x64] [--rounds 5] [--turns 2]
 
 A case is a graph, a shape (layers, hidden channels, fanouts) and a model of PyG's layers, trained with Adam on the CPU. Its contenders run in one process and
 take turns: PyG's loader with the model as users write it; the same with layers that are trimmed by hand, on ``edge_index`` and on ``SparseTensor``; our loader
 with the model as users write it; our loader with ``salientpp.nn.trim(model)``.
 
 * Steps: forward, backward and Adam on a batch that was drawn before and that the contender sees once. All loaders have the same seeds; each draws its own
-  neighbours. Medians of rounds. A case that would take longer than ``--seconds`` gets fewer rounds, two at least.
-* Peak memory: how far the resident bytes of the process rise during one step (Linux).
+  neighbours. Medians of rounds.
 * Epochs: loader with ``--workers`` workers, and steps. A turn is an epoch that is left after some batches, the first one as warm-up; figures are medians
   of the turns' means. Waiting is the time inside ``next()``.
-* Losses: of the first batch, with the parameters that the plain model has. A difference of more than 1e-4 stops the run. GCN trimmed by hand
-  is known to differ, because degrees then lack the edges that were cut; that difference is recorded.
+* Peak memory: how far the resident bytes of the process rise during one step (Linux).
+* Losses: of one batch, with the parameters that the plain model has. A difference of more than 1e-4 stops the run. GCN trimmed by hand is
+  known to differ, because its degrees lack the edges that were cut; that difference is recorded.
 * Floor, for GraphSAGE: the dense products of the rows that the seeds need, activations, loss and Adam, without anything sparse.
 
-Real graphs, made symmetric, lie in the folder of ``SALIENTPP_TEST_DATA``.
+Cases that take longer than ``--seconds`` and ``--epoch-seconds`` allow get fewer rounds, turns and batches. All defaults together take 25 minutes on two cores;
+``--graphs facebook_pages --shapes 2x64`` takes two. Real graphs, made symmetric, lie in the folder of ``SALIENTPP_TEST_DATA``.
 """
 
 from __future__ import annotations
@@ -247,13 +248,17 @@ class Trainee:
         self.model = contender.prepare(copy.deepcopy(model))
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
 
-    def loss(self, batch: Data) -> Tensor:
-        return F.cross_entropy(self.contender.forward(self.model, batch), batch.y[: batch.batch_size])
-
-    def step(self, batch: Data) -> None:
+    def gradients(self, batch: Data) -> Tensor:
+        """The loss, after backward."""
         self.optimizer.zero_grad()
-        self.loss(batch).backward()
+        loss = F.cross_entropy(self.contender.forward(self.model, batch), batch.y[: batch.batch_size])
+        loss.backward()
+        return loss.detach()
+
+    def step(self, batch: Data) -> float:
+        loss = self.gradients(batch)
         self.optimizer.step()
+        return loss.item()
 
 
 # --- measurements -------------------------------------------------------------------------------------------
@@ -277,39 +282,49 @@ class Rounds:
         return {"batch_rows": rows, "batch_edges": edges}
 
 
-def compare_losses(trainees: list[Trainee], plain: Module, batches: dict[str, Data]) -> tuple[dict[str, float], dict]:
-    """What each contender's loss is off the plain model's on the same batch, and the errors of those that cannot run.
+def errors_of(trainees: list[Trainee], batches: dict[str, Data]) -> dict[str, str]:
+    """Why contenders by hand cannot run. Those that can have run every operator once after this."""
+    errors = {}
+    for trainee in trainees:
+        try:
+            trainee.gradients(batches[trainee.contender.loader])
+        except Exception as error:
+            if not trainee.contender.by_hand:
+                raise
+            errors[trainee.contender.name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return errors
+
+
+def first_round(trainees: list[Trainee], plain: Module, batches: dict[str, Data]) -> dict[str, dict[str, Any]]:
+    """Peak memory of each contender's step, and what its loss is off the plain model's on the same batch.
 
     Raises:
         RuntimeError: a loss differs that should not.
     """
-    differences: dict[str, float] = {}
-    errors: dict[str, str] = {}
+    with torch.no_grad():
+        expected = {
+            name: F.cross_entropy(as_written(plain, batch), batch.y[: batch.batch_size]).item()
+            for name, batch in batches.items()
+        }
+    figures: dict[str, dict[str, Any]] = {}
     for trainee in trainees:
-        name, batch = trainee.contender.name, batches[trainee.contender.loader]
-        with torch.no_grad():
-            expected = F.cross_entropy(as_written(plain, batch), batch.y[: batch.batch_size]).item()
-            try:
-                got = trainee.loss(batch).item()
-            except Exception as error:
-                if not trainee.contender.by_hand:
-                    raise
-                errors[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-                continue
-        differences[name] = abs(got - expected)
-        known = trainee.contender.forward is trimmed and isinstance(plain.convs[0], GCNConv)
-        if differences[name] > TOLERANCE and not known:
-            raise RuntimeError(f"{name}: expected the plain model's loss {expected:.6f} on its batch, got {got:.6f}")
-    return differences, errors
-
-
-def time_steps(trainees: list[Trainee], batches: Rounds, most: int, seconds: float) -> dict[str, list[float]]:
-    """Seconds of each contender's step in every round after the warm-up; as many rounds as the seconds allow, two at least."""
-    began = time.perf_counter()
-    time_round(trainees, batches.next())
-    rounds = max(2, min(most, int(seconds / (time.perf_counter() - began))))
-    times = [time_round(trainees, batches.next()) for _ in range(rounds)]
-    return {name: [of_round[name] for of_round in times] for name in times[0]}
+        contender, batch = trainee.contender, batches[trainee.contender.loader]
+        trainee.optimizer.zero_grad()
+        gc.collect()
+        reset_peak()
+        before = resident_bytes()
+        loss = trainee.step(batch)
+        figures[contender.name] = {"step_peak_bytes": resident_bytes(peak=True) - before}
+        if contender == FLOOR:
+            continue
+        difference = abs(loss - expected[contender.loader])
+        figures[contender.name]["loss_difference"] = difference
+        known = contender.forward is trimmed and isinstance(plain.convs[0], GCNConv)
+        if difference > TOLERANCE and not known:
+            raise RuntimeError(
+                f"{contender.name}: expected the plain model's loss {expected[contender.loader]:.6f}, got {loss:.6f}"
+            )
+    return figures
 
 
 def time_round(trainees: list[Trainee], batches: dict[str, Data]) -> dict[str, float]:
@@ -319,16 +334,6 @@ def time_round(trainees: list[Trainee], batches: dict[str, Data]) -> dict[str, f
         trainee.step(batches[trainee.contender.loader])
         times[trainee.contender.name] = time.perf_counter() - started
     return times
-
-
-def peak_bytes(trainee: Trainee, batch: Data) -> int:
-    """How far the resident bytes of the process rise in a step."""
-    trainee.optimizer.zero_grad()
-    gc.collect()
-    reset_peak()
-    before = resident_bytes()
-    trainee.step(batch)
-    return resident_bytes(peak=True) - before
 
 
 def time_epoch(trainee: Trainee, loader: Any, batches: int) -> tuple[float, float]:
@@ -348,16 +353,15 @@ def time_epoch(trainee: Trainee, loader: Any, batches: int) -> tuple[float, floa
 
 
 def time_epochs(
-    trainees: list[Trainee], loaders: dict[str, Any], of_round: float, arguments: argparse.Namespace
+    trainees: list[Trainee], loaders: dict[str, Any], allowed: int, arguments: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
     """What each contender takes.
 
     Args:
-        of_round: seconds of one step of each contender. A case that would take longer than it may gets fewer turns and batches.
+        allowed: how many batches of each contender there is time for, with those that warm up.
     """
-    fits = int(arguments.seconds / of_round)  # batches of each contender, with those that warm up
-    turns = max(1, min(arguments.turns, fits // 3))
-    batches = max(1, min(arguments.batches, fits // turns - 1))
+    turns = max(1, min(arguments.turns, allowed // 3))
+    batches = max(1, min(arguments.batches, allowed // turns - 1))
     times: dict[str, list[tuple[float, float]]] = {trainee.contender.name: [] for trainee in trainees}
     for _ in range(turns):
         for trainee in trainees:
@@ -383,29 +387,26 @@ def measure(graphs: dict[str, Data], model: str, shape: Shape, arguments: argpar
     trainees = [Trainee(contender, plain) for contender in contenders_of(model)]
     seeds = data.train_mask.nonzero().flatten()
     seeds = seeds[torch.randperm(seeds.numel(), generator=torch.Generator().manual_seed(0))]
-    batches = Rounds(loaders_of(graphs, seeds, shape, batch_size=arguments.batch_size))
-    differences, errors = compare_losses(trainees, plain, batches.next())
+    errors = errors_of(trainees, Rounds(loaders_of(graphs, seeds, shape, batch_size=64)).next())
     trainees = [trainee for trainee in trainees if trainee.contender.name not in errors]
     floors = [Trainee(FLOOR, Products(*widths))] if model == "GraphSAGE" else []
-    seconds = time_steps([*trainees, *floors], batches, arguments.rounds, arguments.seconds)
-    last = batches.next()
-    steps = {
-        trainee.contender.name: {
-            "step_seconds": spread(seconds[trainee.contender.name]),
-            "step_peak_bytes": peak_bytes(trainee, last[trainee.contender.loader]),
-        }
-        for trainee in [*trainees, *floors]
-    }
+    batches = Rounds(loaders_of(graphs, seeds, shape, batch_size=arguments.batch_size))
+    began = time.perf_counter()
+    steps = first_round([*trainees, *floors], plain, batches.next())
+    rounds = max(2, min(arguments.rounds, int(arguments.seconds / (time.perf_counter() - began))))
+    times = [time_round([*trainees, *floors], batches.next()) for _ in range(rounds)]
+    for name, row in steps.items():
+        row["step_seconds"] = spread([of_round[name] for of_round in times])
     loaders = loaders_of(
         graphs, seeds, shape, batch_size=arguments.batch_size, shuffle=True, num_workers=arguments.workers
     )
+    seconds = arguments.epoch_seconds * (3 if model == "GraphSAGE" else 1)
     of_round = sum(steps[trainee.contender.name]["step_seconds"]["median"] for trainee in trainees)
-    epochs = time_epochs(trainees, loaders, of_round, arguments)
+    epochs = time_epochs(trainees, loaders, int(seconds / of_round), arguments)
     rows = []
     for contender in (trainee.contender for trainee in trainees):
         row: dict[str, Any] = {"contender": contender.name, "by_hand": contender.by_hand}
-        row |= {**batches.mean_sizes(contender.loader), **steps[contender.name], **epochs[contender.name]}
-        rows.append({**row, "loss_difference": differences[contender.name]})
+        rows.append(row | batches.mean_sizes(contender.loader) | steps[contender.name] | epochs[contender.name])
     return {
         "rows": rows,
         "floors": [{"contender": floor.contender.name, **steps[floor.contender.name]} for floor in floors],
@@ -444,9 +445,12 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--workers", type=int, default=2, help="of the loaders, in epochs")
     parser.add_argument("--rounds", type=int, default=5, help="of steps, after the warm-up")
-    parser.add_argument("--turns", type=int, default=3, help="of epochs")
-    parser.add_argument("--batches", type=int, default=6, help="of an epoch, after the warm-up")
-    parser.add_argument("--seconds", type=float, default=25, help="of a case's steps, and again of its epochs")
+    parser.add_argument("--seconds", type=float, default=15, help="of a case's steps; 2 rounds at least")
+    parser.add_argument("--turns", type=int, default=2, help="of epochs")
+    parser.add_argument("--batches", type=int, default=4, help="of a turn, after the warm-up")
+    parser.add_argument(
+        "--epoch-seconds", type=float, default=35, help="of a case's epochs; 3 times that for GraphSAGE"
+    )
     arguments = parser.parse_args()
     if not hasattr(
         torch.ops.pyg, "softmax_csr"
@@ -458,8 +462,9 @@ def main() -> None:
         sizes = {"vertices": data.num_nodes, "edges": data.num_edges, "features": data.x.size(1)}
         graphs = graphs_of(data)
         for name, model in itertools.product(arguments.shapes, arguments.models):
-            print(f"{graph}, {model}, {name}", flush=True)
+            began = time.perf_counter()
             found = measure(graphs, model, SHAPES[name], arguments)
+            print(f"{graph}, {model}, {name}: {time.perf_counter() - began:.0f} s", flush=True)
             report(found)
             case = {"graph": graph, "model": model, **asdict(SHAPES[name]), **sizes}
             for kind, rows in found.items():
