@@ -52,6 +52,7 @@ import salientpp.nn
 from salientpp.datasets import load_dataset
 
 HEADS = 4
+REAL = ["facebook_pages", "debian_full"]
 TOLERANCE = 1e-4  # of float32 losses that are equal but for rounding
 
 
@@ -383,6 +384,10 @@ def measure(graphs: dict[str, Data], model: str, shape: Shape, arguments: argpar
     torch.manual_seed(0)
     data = graphs["salientpp"]
     widths = (data.x.size(1), shape, int(data.y.max()) + 1)
+    if int(data.train_mask.sum()) <= arguments.batch_size:
+        raise SystemExit(
+            f"an epoch must have 2 batches or more: give a --batch-size below {int(data.train_mask.sum())}"
+        )
     plain = Plain(model, *widths)
     trainees = [Trainee(contender, plain) for contender in contenders_of(model)]
     seeds = data.train_mask.nonzero().flatten()
@@ -435,7 +440,9 @@ def opened(name: str, arguments: argparse.Namespace) -> Data:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--graphs", nargs="+", default=["generated", "facebook_pages", "debian_full"])
+    parser.add_argument(
+        "--graphs", nargs="+", help="default: the generated one, and facebook_pages and debian_full where they are"
+    )
     parser.add_argument("--data", default=os.environ.get("SALIENTPP_TEST_DATA", "."))
     parser.add_argument("--vertices", type=int, default=200_000, help="of the generated graph")
     parser.add_argument("--degree", type=float, default=20)
@@ -456,8 +463,9 @@ def main() -> None:
         torch.ops.pyg, "softmax_csr"
     ):  # pyg-lib 0.9.0 wraps this operator, but its wheel may lack it: PyG then fails, on SparseTensor
         torch_geometric.typing.WITH_SOFTMAX = False
+    there = [name for name in REAL if (Path(arguments.data) / f"{name}.npz").is_file()]
     results: dict[str, list[dict]] = {"rows": [], "floors": [], "left_out": []}
-    for graph in arguments.graphs:
+    for graph in arguments.graphs or ["generated", *there]:
         data = opened(graph, arguments)
         sizes = {"vertices": data.num_nodes, "edges": data.num_edges, "features": data.x.size(1)}
         graphs = graphs_of(data)
