@@ -328,9 +328,11 @@ def first_round(trainees: list[Trainee], plain: Module, batches: dict[str, Data]
     return figures
 
 
-def time_round(trainees: list[Trainee], batches: dict[str, Data]) -> dict[str, float]:
+def time_round(trainees: list[Trainee], batches: dict[str, Data], first: int) -> dict[str, float]:
+    """Seconds of each contender's step; each round begins with another one, as the first finds cold caches."""
     times = {}
-    for trainee in trainees:
+    first %= len(trainees)
+    for trainee in trainees[first:] + trainees[:first]:
         started = time.perf_counter()
         trainee.step(batches[trainee.contender.loader])
         times[trainee.contender.name] = time.perf_counter() - started
@@ -399,7 +401,7 @@ def measure(graphs: dict[str, Data], model: str, shape: Shape, arguments: argpar
     began = time.perf_counter()
     steps = first_round([*trainees, *floors], plain, batches.next())
     rounds = max(2, min(arguments.rounds, int(arguments.seconds / (time.perf_counter() - began))))
-    times = [time_round([*trainees, *floors], batches.next()) for _ in range(rounds)]
+    times = [time_round([*trainees, *floors], batches.next(), first=number) for number in range(rounds)]
     for name, row in steps.items():
         row["step_seconds"] = spread([of_round[name] for of_round in times])
     loaders = loaders_of(
