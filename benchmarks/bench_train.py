@@ -198,9 +198,10 @@ FLOOR = Contender("dense products", "salientpp", products)
 
 def contenders_of(model: str) -> list[Contender]:
     """All contenders that this machine has the libraries for; the package's own ones first."""
-    found = [Contender("salientpp", "salientpp", as_written)]
-    if hasattr(salientpp.nn, "trim"):
-        found.insert(0, Contender("salientpp, nn.trim", "salientpp", as_written, prepare=salientpp.nn.trim))
+    found = [
+        Contender("salientpp, nn.trim", "salientpp", as_written, prepare=salientpp.nn.trim),
+        Contender("salientpp", "salientpp", as_written),
+    ]
     if PYG:
         found.append(Contender("PyG", "PyG", as_written))
         found.append(Contender("PyG, trim_to_layer", "PyG", trimmed, by_hand=True))
