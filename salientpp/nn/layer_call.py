@@ -127,8 +127,8 @@ class LayerCall:
         num_edges = hops.edges_into(self.relation, call.in_hops - 1)
         total = hops.num_edges[self.relation][-1]
         facts = layer_of(self.conv)
-        is_one_hop = call.in_hops == min(ALL, call.out_hops + 1)
-        pairs = facts.pairs if facts is not None and is_one_hop else ()
+        self.is_one_hop = call.in_hops == min(ALL, call.out_hops + 1)
+        pairs = facts.pairs if facts is not None and self.is_one_hop else ()
         self.arguments: dict[str, Any] = {}
         for name, value in arguments.items():
             if isinstance(value, dict):

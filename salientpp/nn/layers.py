@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -166,20 +167,29 @@ def with_helpers(module: torch.nn.Module, helpers: Mapping[str, Callable[..., An
     PyG's functions stay as they are for everything else in the process.
     """
     found: dict[str, Callable[..., Any]] = {}
-    for kind in type(module).__mro__:
-        if kind is MessagePassing or not kind.__module__.startswith("torch_geometric.nn."):
-            continue
-        for name, method in vars(kind).items():
-            if isinstance(method, types.FunctionType) and name not in found and name != "__init__":
-                called = {each: helpers[each] for each in method.__code__.co_names if each in helpers}
-                called = {each: mine for each, mine in called.items() if each in method.__globals__}
-                if called:
-                    copy = types.FunctionType(
-                        method.__code__, {**method.__globals__, **called}, name, method.__defaults__, method.__closure__
-                    )
-                    copy.__kwdefaults__ = method.__kwdefaults__
-                    found[name] = types.MethodType(copy, module)
+    for name, method, called in _callers(type(module), frozenset(helpers)):
+        ours = {each: helpers[each] for each in called}
+        copy = types.FunctionType(
+            method.__code__, {**method.__globals__, **ours}, name, method.__defaults__, method.__closure__
+        )
+        copy.__kwdefaults__ = method.__kwdefaults__
+        found[name] = types.MethodType(copy, module)
     return found
+
+
+@functools.cache
+def _callers(kind: Any, names: frozenset[str]) -> list[tuple[str, types.FunctionType, list[str]]]:
+    """Of a class of PyG's, the methods that call global functions of these names: name, method, names of the functions."""
+    found: dict[str, tuple[str, types.FunctionType, list[str]]] = {}
+    for base in kind.__mro__:
+        if base is MessagePassing or not base.__module__.startswith("torch_geometric.nn."):
+            continue
+        for name, method in vars(base).items():
+            if isinstance(method, types.FunctionType) and name not in found and name != "__init__":
+                called = [each for each in method.__code__.co_names if each in names and each in method.__globals__]
+                if called:
+                    found[name] = (name, method, called)
+    return list(found.values())
 
 
 def pair_of(value: Any) -> tuple[Any, Any]:

@@ -11,20 +11,42 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch_geometric.nn.conv import MessagePassing
 
+from salientpp.batch.edges import BatchEdges
 from salientpp.nn.layer_call import LayerCall, arguments_of, can_cut
 from salientpp.nn.record import attributes
 from salientpp.nn.trace import Plan, tensors_of
 from salientpp.sampling.hops import Hops
 
-#: Functions of several tensors that work on each row by itself, without the underscores of methods and of operations in place.
-_ALIGNED = frozenset(
-    [
-        *("add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul"),
-        *("div", "true_divide", "truediv", "rtruediv", "itruediv", "pow", "maximum", "minimum"),
-        *("lerp", "addcmul", "addcdiv", "where", "stack", "bmm"),
-    ]
+_NAMES = (
+    *(
+        "add",
+        "sub",
+        "subtract",
+        "mul",
+        "multiply",
+        "div",
+        "divide",
+        "true_divide",
+        "pow",
+        "maximum",
+        "minimum",
+        "where",
+    ),
+    *("lerp", "addcmul", "addcdiv", "bmm", "stack", "truediv", "radd", "rsub", "rmul", "rtruediv", "rpow"),
 )
-_JOINS = frozenset(["cat", "concat", "concatenate"])
+#: Functions of several tensors that work on each row by itself.
+_ALIGNED = frozenset(
+    getattr(owner, name)
+    for owner in (torch, Tensor)
+    for base in _NAMES
+    for name in (base, f"{base}_", f"__{base}__", f"__i{base}__")
+    if hasattr(owner, name)
+)
+#: Functions that do where they join columns.
+_JOINS = frozenset([torch.cat, torch.concat, torch.concatenate])
+
+
+_PLAIN = (Tensor, torch.nn.Parameter, BatchEdges)
 
 
 class Run(TorchFunctionMode):
@@ -76,15 +98,19 @@ class Run(TorchFunctionMode):
                     f"{type(conv).__name__} ({path}) was given the batch's edges when {name} was first called, and others or further arguments now; a model "
                     "that is trimmed must use the same edges in every call: leave salientpp.nn.trim out"
                 )
-            return LayerCall(conv, call, arguments, self._hops).run(forward)
+            layer = LayerCall(conv, call, arguments, self._hops)
+            if not layer.is_one_hop or any(type(each) not in _PLAIN for each in tensors_of(arguments)):
+                return layer.run(forward)
+            with (
+                torch._C.DisableTorchFunction()
+            ):  # no tensors of more and of fewer rows meet inside, and this mode costs time
+                return layer.run(forward)
         finally:
             self._is_inside = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", "").strip("_")
-        joins_columns = name in _JOINS and kwargs.get("dim", args[1] if len(args) > 1 else 0) != 0
-        if joins_columns or name in _ALIGNED:
+        if func in _ALIGNED or (func in _JOINS and kwargs.get("dim", args[1] if len(args) > 1 else 0) != 0):
             numbers = {each.size(0) for each in tensors_of([args, kwargs]) if each.dim()}
             if len(numbers & self._numbers) > 1:
                 args, kwargs = self._aligned(args, kwargs)
