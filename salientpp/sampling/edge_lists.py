@@ -47,6 +47,10 @@ class EdgeLists:
             self.__dict__["_by_source"] = made
         return made
 
+    def __getstate__(self) -> dict[str, object]:
+        """What a copy has: all but the lists on other devices."""
+        return {name: value for name, value in self.__dict__.items() if name != "_moved"}
+
     def num_places(self, num_targets: int) -> int:
         """The number of edges into the first ``num_targets`` targets; does not wait for a device if :meth:`to` moved the lists."""
         return int(self.__dict__.get("_host_indptr", self.indptr)[num_targets])
