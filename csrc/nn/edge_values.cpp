@@ -81,11 +81,15 @@ Tensor softmax_of_lists(const Tensor& indptr, const Tensor& scores) {
           const auto value = static_cast<Wide>(score[k * size + h]);
           most = value > most || value != value ? value : most;
         }
-        Wide sum{0};
-        for (int64_t k = first; k < last; ++k) sum += std::exp(static_cast<Wide>(score[k * size + h]) - most);
-        for (int64_t k = first; k < last; ++k)
-          to_rows[k * size + h] =
-              static_cast<Value>(std::exp(static_cast<Wide>(score[k * size + h]) - most) / (sum + kLeast));
+        const auto exponential = [&](int64_t k) { return std::exp(static_cast<Wide>(score[k * size + h]) - most); };
+        Wide sum = kLeast;
+        if constexpr (std::is_same_v<Value, Wide>) {
+          for (int64_t k = first; k < last; ++k) sum += to_rows[k * size + h] = exponential(k);
+          for (int64_t k = first; k < last; ++k) to_rows[k * size + h] /= sum;
+        } else {  // a narrow value is rounded once
+          for (int64_t k = first; k < last; ++k) sum += exponential(k);
+          for (int64_t k = first; k < last; ++k) to_rows[k * size + h] = static_cast<Value>(exponential(k) / sum);
+        }
       }
     });
   });
