@@ -233,7 +233,7 @@ class DistributedModel(torch.nn.Module):
     def _product(self, conv: MessagePassing, edge_index: Any, given: dict[str, Any]) -> Tensor | None:
         """The layer's aggregation as a sparse product, where it is one and its matrix does not change; None elsewhere."""
         form = linear_form(conv)
-        if form is None or not isinstance(edge_index, Tensor):
+        if form is None or form[1] == "min" or not isinstance(edge_index, Tensor):
             return None
         name, reduce = form
         weight = None if name is None else given.get(name)
@@ -358,7 +358,7 @@ def _reductions(module: torch.nn.Module) -> dict[str, str | None]:
         if isinstance(conv, MessagePassing):
             form = linear_form(conv)
             draws = isinstance(conv, APPNP) and conv.dropout > 0  # other weights at each step
-            found[name_of(conv, path)] = None if form is None or draws else form[1]
+            found[name_of(conv, path)] = None if form is None or form[1] == "min" or draws else form[1]
     return found
 
 

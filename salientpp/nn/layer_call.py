@@ -201,14 +201,8 @@ class LayerCall:
     def _sums_first(self) -> bool:
         """Whether a GCNConv costs less where its linear map follows the sum: it has fewer rows then."""
         conv, x = self.conv, self.arguments.get("x")
-        form = linear_form(conv)
-        if (
-            type(conv) is not pyg.GCNConv
-            or not isinstance(x, Tensor)
-            or x.dim() != 2
-            or form is None
-            or form[1] == "max"
-        ):
+        form = linear_form(conv) if type(conv) is pyg.GCNConv else None
+        if form is None or form[1] not in ("sum", "mean") or not isinstance(x, Tensor) or x.dim() != 2:
             return False
         columns, out = x.size(1), conv.out_channels
         num_edges = self.hops.edges_into(self.relation, self.call.out_hops)

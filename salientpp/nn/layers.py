@@ -9,7 +9,7 @@ import functools
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch_geometric.nn as pyg
@@ -134,7 +134,7 @@ LINEAR_MESSAGES: Mapping[Any, Layer] = {
 
 
 def linear_form(conv: MessagePassing) -> tuple[str | None, str] | None:
-    """The layer's aggregation as a sparse product: the name of the edges' weights among the arguments of ``propagate`` or None, and 'sum', 'mean' or 'max'.
+    """The layer's aggregation as a sparse product: the name of the edges' weights among the arguments of ``propagate`` or None, and 'sum', 'mean', 'max' or 'min'.
 
     None where it is no such product.
     """
@@ -146,7 +146,7 @@ def linear_form(conv: MessagePassing) -> tuple[str | None, str] | None:
     hooks = (conv._message_forward_pre_hooks, conv._message_forward_hooks, conv._aggregate_forward_pre_hooks)
     if any(hooks) or conv._aggregate_forward_hooks or conv.decomposed_layers != 1:
         return None
-    reduce = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max"}.get(
+    reduce = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max", "MinAggregation": "min"}.get(
         type(conv.aggr_module).__name__
     )
     return None if reduce is None else (LINEAR_MESSAGES[kind.message].weight, reduce)
@@ -167,7 +167,7 @@ def with_helpers(module: torch.nn.Module, helpers: Mapping[str, Callable[..., An
     PyG's functions stay as they are for everything else in the process.
     """
     found: dict[str, Callable[..., Any]] = {}
-    for name, method, called in _callers(type(module), frozenset(helpers)):
+    for name, method, called in _callers(cast(Any, type(module)), frozenset(helpers)):
         ours = {each: helpers[each] for each in called}
         copy = types.FunctionType(
             method.__code__, {**method.__globals__, **ours}, name, method.__defaults__, method.__closure__

@@ -248,7 +248,7 @@ class _WithFirstRows(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor | None, first: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor | None, first: Tensor | None) -> tuple[Tensor | None, ...]:
         shape, number = ctx.given
         if first is None:
             return grad, None
