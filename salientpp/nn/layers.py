@@ -134,7 +134,8 @@ LINEAR_MESSAGES: Mapping[Any, Layer] = {
 
 
 def linear_form(conv: MessagePassing) -> tuple[str | None, str] | None:
-    """The layer's aggregation as a sparse product: the name of the edges' weights among the arguments of ``propagate`` or None, and 'sum', 'mean', 'max' or 'min'.
+    """The layer's aggregation as a sparse product: the name of the edges' weights among the arguments of ``propagate`` or None, and the reduction:
+    "sum", "mean", "max" or "min".
 
     None where it is no such product.
     """

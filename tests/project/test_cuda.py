@@ -5,6 +5,7 @@ Batches of the device are compared with the CPU's, which the other tests hold ag
 
 from __future__ import annotations
 
+import copy
 import os
 from datetime import timedelta
 
@@ -17,7 +18,7 @@ from distributed import HANG
 from graphs import RELATIONS, random_data, random_hetero
 from tier_rows import random_rows
 from torch_geometric.data import Data
-from torch_geometric.nn import GAT, GCN, GraphSAGE
+from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
@@ -282,3 +283,26 @@ def test_inference_on_the_device_gives_what_it_gives_on_the_cpu(data, part, kind
         assert got.device.type == "cpu"
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     assert next(model.parameters()).device == CUDA
+
+
+# --- training steps ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(GraphSAGE, {}), (GCN, {}), (GIN, {}), (GAT, {"heads": 2}), (GAT, {"heads": 2, "v2": True})],
+)
+def test_a_trimmed_model_on_the_device_gives_the_seeds_and_gradients_of_the_plain_one(data, kind, options):
+    plain = kind(data.num_features, 16, 2, 6, **options).to(CUDA).double()
+    trimmed = salientpp.nn.trim(copy.deepcopy(plain))
+    for batch in make(data, input_nodes=data.train_mask, device=CUDA):
+        outs = [model(batch.x.double() / N, batch.edge_index) for model in (plain, trimmed)]
+        number = batch.batch_size
+        torch.testing.assert_close(outs[1][:number], outs[0][:number], rtol=1e-9, atol=1e-10)
+        assert len(outs[1]) < len(outs[0]) or len(outs[0]) == number
+        grads = [
+            torch.autograd.grad(out[:number].square().sum(), model.parameters())
+            for out, model in zip(outs, (plain, trimmed), strict=True)
+        ]
+        for ours, theirs in zip(*grads, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
