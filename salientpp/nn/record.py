@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch_geometric.nn import HeteroLinear
 from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.nn.layer_call import arguments_of, can_cut
@@ -42,7 +43,7 @@ def record(
                 "propagate": functools.partial(_seen, recorder.propagate, module.propagate),
                 "edge_updater": functools.partial(_seen, recorder.edge_updater, module.edge_updater),
             }
-        elif _is_row_wise(module) or (norms_are_row_wise and type(module).__name__.startswith(_NORMS)):
+        elif is_row_wise(module) or (norms_are_row_wise and type(module).__name__.startswith(_NORMS)):
             values[module] = {"forward": functools.partial(_seen, recorder.edge_updater, module.forward)}
     buffers = [(value, value.clone()) for value in model.buffers()]
     devices = {value.device for value in tensors_of([args, kwargs]) if value.device.type != "cpu"}
@@ -72,9 +73,11 @@ def attributes(values: Mapping[torch.nn.Module, Mapping[str, Any]]) -> Iterator[
             vars(module).update(before[module])
 
 
-def _is_row_wise(module: torch.nn.Module) -> bool:
-    """Whether a module works on each row by itself, though the operations that it is made of do not show it."""
-    return isinstance(module, (torch.nn.RNNBase, torch.nn.MultiheadAttention)) and module.batch_first
+def is_row_wise(module: torch.nn.Module) -> bool:
+    """Whether a module works on each row by itself, though the operations that it is made of do not show it. All its tensors have a row for each vertex."""
+    if isinstance(module, (torch.nn.RNNBase, torch.nn.MultiheadAttention)):
+        return module.batch_first
+    return isinstance(module, (torch.nn.RNNCellBase, HeteroLinear))
 
 
 def _seen(seen: Callable[..., Any], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -93,15 +96,16 @@ def _call(
     """A layer's call, as the recorder sees it."""
     if recorder.is_inside:
         return forward(*args, **kwargs)
-    facts = layer_of(conv)
-    cuts = recorder.unseen(lambda: can_cut(conv, forward, arguments_of(conv, args, kwargs), hops))
+    facts, arguments = layer_of(conv), arguments_of(conv, args, kwargs)
+    cuts = recorder.unseen(lambda: can_cut(conv, forward, arguments, hops))
     if facts is None or not cuts:
         return recorder.whole_call(path, [args, kwargs], lambda: forward(*args, **kwargs))
-    number = recorder.begin_call(path, [args, kwargs])
+    rows = [value for name, value in (arguments or {}).items() if not name.startswith("edge")]
+    number = recorder.begin_call(path, [args, kwargs], rows)
     if facts.hops is None:
         out = forward(*args, **kwargs)
     else:
         length = facts.hops if isinstance(facts.hops, int) else getattr(conv, facts.hops)
         out = recorder.propagate([args, kwargs], lambda: forward(*args, **kwargs), length)
-    recorder.end_call(number, [args, kwargs], out)
+    recorder.end_call(number, rows, out)
     return out
