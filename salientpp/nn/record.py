@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch_geometric.nn import HeteroLinear
+from torch_geometric.nn import Aggregation, HeteroLinear
 from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.nn.layer_call import arguments_of, can_cut
@@ -43,6 +43,9 @@ def record(
                 "propagate": functools.partial(_seen, recorder.propagate, module.propagate),
                 "edge_updater": functools.partial(_seen, recorder.edge_updater, module.edge_updater),
             }
+            for part in module.modules():
+                if not isinstance(part, (MessagePassing, Aggregation)):
+                    values[part] = {"forward": functools.partial(_seen, recorder.part, part.forward)}
         elif is_row_wise(module) or (norms_are_row_wise and type(module).__name__.startswith(_NORMS)):
             values[module] = {"forward": functools.partial(_seen, recorder.edge_updater, module.forward)}
     buffers = [(value, value.clone()) for value in model.buffers()]

@@ -111,7 +111,7 @@ class Recorder(TorchDispatchMode):
         found = self._nodes_of(out)
         call.end = self._new_node(0, found)
         values = list(out.values()) if isinstance(out, dict) else [out]
-        if not all(isinstance(value, Tensor) for value in values):
+        if call.is_whole or not all(isinstance(value, Tensor) for value in values):
             call.is_whole = True
             self._need_all(found | 1 << call.begin)
             return
@@ -140,7 +140,24 @@ class Recorder(TorchDispatchMode):
             self._rows[_key(tensor)] = _Rows(found, tensor.size(0))
         return out
 
+    def part(self, inputs: Any, run: Callable[[], Any]) -> Any:
+        """A module of a layer. Where messages are made, it gets rows of edges; the layer needs all edges if it mixes them, as normalisations do."""
+        if not self._suspended:
+            return run()
+        node = self._new_node(0, 0)
+        for tensor in tensors_of(inputs):
+            self._mark(tensor, 1 << node)
+        before, self._suspended, self._num_seeds = (self._suspended, self._num_seeds), 0, 0
+        try:
+            out = run()
+        finally:
+            self._suspended, self._num_seeds = before
+        if self._nodes[node].hops == ALL:
+            self._calls[-1].is_whole = True
+        return out
+
     def unseen(self, run: Callable[[], Any]) -> Any:
+        """Run what is no business of the recorder's."""
         self._suspended += 1
         try:
             return run()
