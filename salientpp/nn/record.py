@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
+from torch.overrides import TorchFunctionMode
 from torch_geometric.nn import Aggregation, HeteroLinear
 from torch_geometric.nn.conv import MessagePassing
 
@@ -28,6 +31,8 @@ _NORMS = (
     "GraphSizeNorm",
     "LayerNorm",
 )
+
+_READS = frozenset(["numpy", "__array__", "__dlpack__", "tolist", "data_ptr"])
 
 
 def record(
@@ -52,7 +57,7 @@ def record(
     devices = {value.device for value in tensors_of([args, kwargs]) if value.device.type != "cpu"}
     forked = torch.random.fork_rng(devices, device_type=next(iter(devices)).type if devices else "cuda")
     with forked, torch.no_grad():
-        with attributes(values), recorder:
+        with attributes(values), recorder, _Reads(recorder):
             out = model.forward(*args, **kwargs)
         for value, before in buffers:
             value.copy_(before)
@@ -80,7 +85,30 @@ def is_row_wise(module: torch.nn.Module) -> bool:
     """Whether a module works on each row by itself, though the operations that it is made of do not show it. All its tensors have a row for each vertex."""
     if isinstance(module, (torch.nn.RNNBase, torch.nn.MultiheadAttention)):
         return module.batch_first
-    return isinstance(module, (torch.nn.RNNCellBase, HeteroLinear))
+    return isinstance(module, (torch.nn.RNNCellBase, torch.nn.Bilinear, HeteroLinear))
+
+
+class _Reads(TorchFunctionMode):
+    """Tells a recorder which tensors leave torch, so that nobody sees what becomes of their rows."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in _READS:
+            self._recorder.read(args)
+        return func(*args, **(kwargs or {}))
+
+
+def _is_checkpointed() -> bool:
+    """Whether ``torch.utils.checkpoint`` calls what is called, once more in the backward, where no layer is cut."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code is not record.__code__:
+        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def _seen(seen: Callable[..., Any], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -101,7 +129,7 @@ def _call(
         return forward(*args, **kwargs)
     facts, arguments = layer_of(conv), arguments_of(conv, args, kwargs)
     cuts = recorder.unseen(lambda: can_cut(conv, forward, arguments, hops))
-    if facts is None or not cuts:
+    if facts is None or not cuts or _is_checkpointed():
         return recorder.whole_call(path, [args, kwargs], lambda: forward(*args, **kwargs))
     rows = [value for name, value in (arguments or {}).items() if not name.startswith("edge")]
     number = recorder.begin_call(path, [args, kwargs], rows)

@@ -140,6 +140,11 @@ class Recorder(TorchDispatchMode):
             self._rows[_key(tensor)] = _Rows(found, tensor.size(0))
         return out
 
+    def read(self, inputs: Any) -> None:
+        """Values leave torch."""
+        if not self._suspended:
+            self._need_all(self._nodes_of(inputs))
+
     def part(self, inputs: Any, run: Callable[[], Any]) -> Any:
         """A module of a layer. Where messages are made, it gets rows of edges; the layer needs all edges if it mixes them, as normalisations do."""
         if not self._suspended:
