@@ -35,7 +35,7 @@ class BatchEdges(Tensor):
     @property
     def is_given(self) -> bool:
         """Whether the edges are those that were sampled."""
-        return self._version_given == _version_of(self)
+        return self._version_given == self._version
 
     def _with_mark(self, out: Tensor) -> Tensor:
         return mark(out, self.hops, self.relation) if self.is_given and out.dtype == self.dtype else out
@@ -78,9 +78,12 @@ class BatchEdges(Tensor):
 
 
 def mark(edge_index: Tensor, hops: Hops, relation: Relation) -> BatchEdges:
-    """The same edges, which know the hops."""
+    """The same edges, which know the hops. A tensor of inference mode is copied, because it does not count changes."""
+    if edge_index.is_inference():
+        with torch.inference_mode(False):
+            edge_index = edge_index.clone()
     marked = edge_index if isinstance(edge_index, BatchEdges) else edge_index.as_subclass(BatchEdges)
-    marked.hops, marked.relation, marked._version_given = hops, relation, _version_of(marked)
+    marked.hops, marked.relation, marked._version_given = hops, relation, marked._version
     return marked
 
 
@@ -98,8 +101,3 @@ def mark_edges(batch: Data | HeteroData, mfg: Mfg) -> None:
             store._mapping["edge_index"] = mark(edges, hops, relation)
     hops.edge_index = edge_index
     hops.make_used_lists()
-
-
-def _version_of(edges: Tensor) -> int:
-    """Counts changes in place; tensors of inference mode have no version."""
-    return -1 if edges.is_inference() else edges._version
