@@ -35,7 +35,7 @@ class BatchEdges(Tensor):
     @property
     def is_given(self) -> bool:
         """Whether the edges are those that were sampled."""
-        return self._version_given == self._version
+        return self.hops.is_unchanged and self._version_given == self._version
 
     def _with_mark(self, out: Tensor) -> Tensor:
         return mark(out, self.hops, self.relation) if self.is_given and out.dtype == self.dtype else out
@@ -60,6 +60,25 @@ class BatchEdges(Tensor):
 
     def pin_memory(self, *args: Any, **kwargs: Any) -> Tensor:
         return self._with_mark(super().pin_memory(*args, **kwargs))
+
+    # Writes to what these give are not counted.
+
+    def numpy(self, *args: Any, **kwargs: Any) -> Any:
+        self.hops.is_exposed = True
+        return super().numpy(*args, **kwargs)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        self.hops.is_exposed = True
+        return super().__array__(*args, **kwargs)
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        self.hops.is_exposed = True
+        return self.plain().__dlpack__(*args, **kwargs)
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        self.hops.is_exposed = True
+        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
 
     def plain(self) -> Tensor:
         """The same tensor without the mark."""
@@ -97,7 +116,7 @@ def mark_edges(batch: Data | HeteroData, mfg: Mfg) -> None:
         store = storage_of(batch, relation)
         edges = store.get("edge_index")
         if type(edges) is Tensor and edges.size(1) == counts[-1]:
-            edge_index[relation] = edges
-            store._mapping["edge_index"] = mark(edges, hops, relation)
-    hops.edge_index = edge_index
+            store._mapping["edge_index"] = marked = mark(edges, hops, relation)
+            edge_index[relation] = marked.plain()
+    hops.know(edge_index)
     hops.make_used_lists()
