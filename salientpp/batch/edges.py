@@ -35,7 +35,7 @@ class BatchEdges(Tensor):
     @property
     def is_given(self) -> bool:
         """Whether the edges are those that were sampled."""
-        return self._version_given == _version_of(self)
+        return self.hops.is_unchanged and self._version_given == self._version
 
     def _with_mark(self, out: Tensor) -> Tensor:
         return mark(out, self.hops, self.relation) if self.is_given and out.dtype == self.dtype else out
@@ -61,6 +61,25 @@ class BatchEdges(Tensor):
     def pin_memory(self, *args: Any, **kwargs: Any) -> Tensor:
         return self._with_mark(super().pin_memory(*args, **kwargs))
 
+    # Writes to what these give are not counted.
+
+    def numpy(self, *args: Any, **kwargs: Any) -> Any:
+        self.hops.is_exposed = True
+        return super().numpy(*args, **kwargs)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        self.hops.is_exposed = True
+        return super().__array__(*args, **kwargs)
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        self.hops.is_exposed = True
+        return self.plain().__dlpack__(*args, **kwargs)
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        self.hops.is_exposed = True
+        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
+
     def plain(self) -> Tensor:
         """The same tensor without the mark."""
         return torch.Tensor.detach(self)
@@ -78,9 +97,12 @@ class BatchEdges(Tensor):
 
 
 def mark(edge_index: Tensor, hops: Hops, relation: Relation) -> BatchEdges:
-    """The same edges, which know the hops."""
+    """The same edges, which know the hops. A tensor of inference mode is copied, because it does not count changes."""
+    if edge_index.is_inference():
+        with torch.inference_mode(False):
+            edge_index = edge_index.clone()
     marked = edge_index if isinstance(edge_index, BatchEdges) else edge_index.as_subclass(BatchEdges)
-    marked.hops, marked.relation, marked._version_given = hops, relation, _version_of(marked)
+    marked.hops, marked.relation, marked._version_given = hops, relation, marked._version
     return marked
 
 
@@ -94,12 +116,7 @@ def mark_edges(batch: Data | HeteroData, mfg: Mfg) -> None:
         store = storage_of(batch, relation)
         edges = store.get("edge_index")
         if type(edges) is Tensor and edges.size(1) == counts[-1]:
-            edge_index[relation] = edges
-            store._mapping["edge_index"] = mark(edges, hops, relation)
-    hops.edge_index = edge_index
+            store._mapping["edge_index"] = marked = mark(edges, hops, relation)
+            edge_index[relation] = marked.plain()
+    hops.know(edge_index)
     hops.make_used_lists()
-
-
-def _version_of(edges: Tensor) -> int:
-    """Counts changes in place; tensors of inference mode have no version."""
-    return -1 if edges.is_inference() else edges._version

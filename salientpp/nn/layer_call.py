@@ -368,7 +368,8 @@ def _symmetric(lists: EdgeLists, weight: Tensor | None, fill: float, dtype: torc
     elif lists.edge is None:
         own = weight
     else:
-        own = torch.where(lists.edge >= 0, weight[lists.edge.clamp(min=0)], torch.as_tensor(fill, dtype=weight.dtype))
+        edge = torch.where(lists.edge >= 0, lists.edge, weight.numel())
+        own = torch.cat([weight, weight.new_full((1,), fill)])[edge]
     root = products.reduce_edges(lists, own, number, "sum").pow(-0.5)
     root = root.masked_fill(root == float("inf"), 0)
     return products.take_sources(lists, root, number) * own * products.take_targets(lists, root, number)

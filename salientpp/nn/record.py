@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
+from torch.overrides import TorchFunctionMode
+from torch_geometric.nn import Aggregation, HeteroLinear
 from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.nn.layer_call import arguments_of, can_cut
@@ -28,6 +32,8 @@ _NORMS = (
     "LayerNorm",
 )
 
+_READS = frozenset(["numpy", "__array__", "__dlpack__", "tolist", "data_ptr"])
+
 
 def record(
     model: torch.nn.Module, hops: Hops, norms_are_row_wise: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -42,13 +48,16 @@ def record(
                 "propagate": functools.partial(_seen, recorder.propagate, module.propagate),
                 "edge_updater": functools.partial(_seen, recorder.edge_updater, module.edge_updater),
             }
-        elif _is_row_wise(module) or (norms_are_row_wise and type(module).__name__.startswith(_NORMS)):
+            for part in module.modules():
+                if not isinstance(part, (MessagePassing, Aggregation)):
+                    values[part] = {"forward": functools.partial(_seen, recorder.part, part.forward)}
+        elif is_row_wise(module) or (norms_are_row_wise and type(module).__name__.startswith(_NORMS)):
             values[module] = {"forward": functools.partial(_seen, recorder.edge_updater, module.forward)}
     buffers = [(value, value.clone()) for value in model.buffers()]
     devices = {value.device for value in tensors_of([args, kwargs]) if value.device.type != "cpu"}
     forked = torch.random.fork_rng(devices, device_type=next(iter(devices)).type if devices else "cuda")
     with forked, torch.no_grad():
-        with attributes(values), recorder:
+        with attributes(values), recorder, _Reads(recorder):
             out = model.forward(*args, **kwargs)
         for value, before in buffers:
             value.copy_(before)
@@ -72,9 +81,34 @@ def attributes(values: Mapping[torch.nn.Module, Mapping[str, Any]]) -> Iterator[
             vars(module).update(before[module])
 
 
-def _is_row_wise(module: torch.nn.Module) -> bool:
-    """Whether a module works on each row by itself, though the operations that it is made of do not show it."""
-    return isinstance(module, (torch.nn.RNNBase, torch.nn.MultiheadAttention)) and module.batch_first
+def is_row_wise(module: torch.nn.Module) -> bool:
+    """Whether a module works on each row by itself, though the operations that it is made of do not show it. All its tensors have a row for each vertex."""
+    if isinstance(module, (torch.nn.RNNBase, torch.nn.MultiheadAttention)):
+        return module.batch_first
+    return isinstance(module, (torch.nn.RNNCellBase, torch.nn.Bilinear, HeteroLinear))
+
+
+class _Reads(TorchFunctionMode):
+    """Tells a recorder which tensors leave torch, so that nobody sees what becomes of their rows."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in _READS:
+            self._recorder.read(args)
+        return func(*args, **(kwargs or {}))
+
+
+def _is_checkpointed() -> bool:
+    """Whether ``torch.utils.checkpoint`` calls what is called, once more in the backward, where no layer is cut."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code is not record.__code__:
+        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def _seen(seen: Callable[..., Any], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -93,15 +127,16 @@ def _call(
     """A layer's call, as the recorder sees it."""
     if recorder.is_inside:
         return forward(*args, **kwargs)
-    facts = layer_of(conv)
-    cuts = recorder.unseen(lambda: can_cut(conv, forward, arguments_of(conv, args, kwargs), hops))
-    if facts is None or not cuts:
+    facts, arguments = layer_of(conv), arguments_of(conv, args, kwargs)
+    cuts = recorder.unseen(lambda: can_cut(conv, forward, arguments, hops))
+    if facts is None or not cuts or _is_checkpointed():
         return recorder.whole_call(path, [args, kwargs], lambda: forward(*args, **kwargs))
-    number = recorder.begin_call(path, [args, kwargs])
+    rows = [value for name, value in (arguments or {}).items() if not name.startswith("edge")]
+    number = recorder.begin_call(path, [args, kwargs], rows)
     if facts.hops is None:
         out = forward(*args, **kwargs)
     else:
         length = facts.hops if isinstance(facts.hops, int) else getattr(conv, facts.hops)
         out = recorder.propagate([args, kwargs], lambda: forward(*args, **kwargs), length)
-    recorder.end_call(number, [args, kwargs], out)
+    recorder.end_call(number, rows, out)
     return out

@@ -13,39 +13,27 @@ from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.batch.edges import BatchEdges
 from salientpp.nn.layer_call import LayerCall, arguments_of, can_cut
-from salientpp.nn.record import attributes
+from salientpp.nn.record import attributes, is_row_wise
 from salientpp.nn.trace import Plan, tensors_of
 from salientpp.sampling.hops import Hops
 
-_NAMES = (
-    *(
-        "add",
-        "sub",
-        "subtract",
-        "mul",
-        "multiply",
-        "div",
-        "divide",
-        "true_divide",
-        "pow",
-        "maximum",
-        "minimum",
-        "where",
-    ),
-    *("lerp", "addcmul", "addcdiv", "bmm", "stack", "truediv", "radd", "rsub", "rmul", "rtruediv", "rpow"),
-)
-#: Functions of several tensors that work on each row by itself.
-_ALIGNED = frozenset(
-    getattr(owner, name)
-    for owner in (torch, Tensor)
-    for base in _NAMES
-    for name in (base, f"{base}_", f"__{base}__", f"__i{base}__")
-    if hasattr(owner, name)
-)
-#: Functions that do where they join columns.
-_JOINS = frozenset([torch.cat, torch.concat, torch.concatenate])
+
+def _functions(names: str) -> frozenset[Any]:
+    """Torch's functions, methods and operators of these names, also those that work in place."""
+    owners, forms = (torch, Tensor, torch.nn.functional), ("{}", "{}_", "__{}__", "__i{}__", "__r{}__")
+    found = [getattr(owner, form.format(name), None) for owner in owners for name in names.split() for form in forms]
+    return frozenset(function for function in found if callable(function))
 
 
+#: Functions of several tensors that work on each row by itself, and broadcast.
+_ALIGNED = _functions(
+    "add sub subtract mul multiply div divide true_divide truediv pow maximum minimum max min fmax fmin lerp addcmul addcdiv where fmod remainder atan2 hypot logaddexp xlogy "
+    "copysign eq ne lt le gt ge and or xor logical_and logical_or logical_xor cosine_similarity pairwise_distance"
+)
+#: The same for functions that do not broadcast, and for those that may join columns.
+_EQUAL = _functions("stack bmm baddbmm addmm bilinear")
+_JOINS = _functions("cat concat concatenate")
+#: Classes of tensors that have no operations of their own.
 _PLAIN = (Tensor, torch.nn.Parameter, BatchEdges)
 
 
@@ -68,7 +56,12 @@ class Run(TorchFunctionMode):
             for path, module in model.named_modules()
             if isinstance(module, MessagePassing)
         }
-        self._calls = attributes(calls)
+        row_wise = {
+            module: {"forward": functools.partial(self._row_wise, module.forward)}
+            for module in model.modules()
+            if is_row_wise(module)
+        }
+        self._calls = attributes({**calls, **row_wise})
 
     def __enter__(self) -> Run:
         self._calls.__enter__()
@@ -110,21 +103,29 @@ class Run(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _ALIGNED or (func in _JOINS and kwargs.get("dim", args[1] if len(args) > 1 else 0) != 0):
-            numbers = {each.size(0) for each in tensors_of([args, kwargs]) if each.dim()}
-            if len(numbers & self._numbers) > 1:
-                args, kwargs = self._aligned(args, kwargs)
+        if func in _ALIGNED:
+            args, kwargs = self._aligned(args, kwargs, self._numbers - {1})  # one row meets any number
+        elif func in _EQUAL or (func in _JOINS and kwargs.get("dim", args[1] if len(args) > 1 else 0) != 0):
+            args, kwargs = self._aligned(args, kwargs, self._numbers)
         return func(*args, **kwargs)
 
-    def _aligned(self, args: Any, kwargs: Any) -> Any:
+    def _row_wise(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = self._aligned(args, kwargs, self._numbers, same_ndim=False)
+        return forward(*args, **kwargs)
+
+    def _aligned(self, args: Any, kwargs: Any, numbers: set[int], same_ndim: bool = True) -> Any:
         """The arguments with as many rows as the one with the fewest; other tensors stay."""
-        rows = [each for each in tensors_of([args, kwargs]) if each.dim() and each.size(0) in self._numbers]
-        ndim = max(each.dim() for each in rows)
-        least = min(each.size(0) for each in rows if each.dim() == ndim)
+        rows = [each for each in tensors_of([args, kwargs]) if each.dim() and each.size(0) in numbers]
+        ndim = max((each.dim() for each in rows), default=0)
+        counts = {each.size(0) for each in rows if each.dim() == ndim or not same_ndim}
+        if len(counts) < 2:
+            return args, kwargs
+        least = min(counts)
 
         def cut(value: Any) -> Any:
             if isinstance(value, Tensor):
-                return value[:least] if value.dim() == ndim and value.size(0) in self._numbers else value
+                is_row = value.dim() and value.size(0) in numbers and (value.dim() == ndim or not same_ndim)
+                return value[:least] if is_row else value
             return type(value)(map(cut, value)) if isinstance(value, (list, tuple)) else value
 
         return cut(tuple(args)), {name: cut(value) for name, value in kwargs.items()}

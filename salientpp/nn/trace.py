@@ -92,26 +92,26 @@ class Recorder(TorchDispatchMode):
 
     # --- what the layers tell -------------------------------------------------------------------------------
 
-    def begin_call(self, layer: str, inputs: Any) -> int:
-        """A layer is called; gives the number of the call, for :meth:`end_call`."""
+    def begin_call(self, layer: str, inputs: Any, rows: Any) -> int:
+        """A layer is called with ``inputs``, of which ``rows`` have a row for each vertex; gives the number of the call, for :meth:`end_call`."""
         node = self._new_node(0, self._nodes_of(inputs))
-        for tensor in tensors_of(inputs):
+        for tensor in tensors_of(rows):
             if tensor.is_floating_point():
                 self._mark(tensor, 1 << node | self._nodes_of([tensor]))
         self._calls.append(_CallNodes(layer, node))
         return len(self._calls) - 1
 
-    def end_call(self, number: int, inputs: Any, out: Any) -> None:
+    def end_call(self, number: int, rows: Any, out: Any) -> None:
         """It gave ``out``, which should be a tensor with a row for each vertex, or a dictionary of such."""
         call = self._calls[number]
-        for tensor in tensors_of(inputs):
+        for tensor in tensors_of(rows):
             known = self._rows.get(_key(tensor))
             if known is not None:
                 known.nodes &= ~(1 << call.begin)
         found = self._nodes_of(out)
         call.end = self._new_node(0, found)
         values = list(out.values()) if isinstance(out, dict) else [out]
-        if not all(isinstance(value, Tensor) for value in values):
+        if call.is_whole or not all(isinstance(value, Tensor) for value in values):
             call.is_whole = True
             self._need_all(found | 1 << call.begin)
             return
@@ -140,7 +140,29 @@ class Recorder(TorchDispatchMode):
             self._rows[_key(tensor)] = _Rows(found, tensor.size(0))
         return out
 
+    def read(self, inputs: Any) -> None:
+        """Values leave torch."""
+        if not self._suspended:
+            self._need_all(self._nodes_of(inputs))
+
+    def part(self, inputs: Any, run: Callable[[], Any]) -> Any:
+        """A module of a layer. Where messages are made, it gets rows of edges; the layer needs all edges if it mixes them, as normalisations do."""
+        if not self._suspended:
+            return run()
+        node = self._new_node(0, 0)
+        for tensor in tensors_of(inputs):
+            self._mark(tensor, 1 << node)
+        before, self._suspended, self._num_seeds = (self._suspended, self._num_seeds), 0, 0
+        try:
+            out = run()
+        finally:
+            self._suspended, self._num_seeds = before
+        if self._nodes[node].hops == ALL:
+            self._calls[-1].is_whole = True
+        return out
+
     def unseen(self, run: Callable[[], Any]) -> Any:
+        """Run what is no business of the recorder's."""
         self._suspended += 1
         try:
             return run()
@@ -391,6 +413,21 @@ def _product(name: str, others: Sequence[str]) -> _Rule:
     )
 
 
+def _sum_of_product(op: _Operation) -> bool:
+    """``self`` + mat1 @ mat2, where ``self`` may have the rows too."""
+    return (
+        op.is_given("mat1")
+        and not op.is_given("mat2")
+        and not (op.is_given("self") and op.named["self"].dim() < 2)
+        and op.keeps_rows()
+    )
+
+
+def _repeat(op: _Operation) -> bool:
+    """Repeats along other dimensions."""
+    return op.out.dim() == op.given[0].dim() and op.named["repeats"][0] == 1 and op.keeps_rows()
+
+
 def _layer_norm(op: _Operation) -> bool:
     return op.is_given("input") and len(op.given) == 1 and len(op.named["normalized_shape"]) < op.given[0].dim()
 
@@ -445,8 +482,9 @@ _RULES: dict[str, _Rule] = dict(
         *_names("permute", _permute),
         *_names("transpose", _transpose),
         *_names("expand", _expand),
+        *_names("repeat", _repeat),
         *_names("mm", _product("self", ["mat2"])),
-        *_names("addmm", _product("mat1", ["self", "mat2"])),
+        *_names("addmm", _sum_of_product),
         *_names("bmm", lambda op: op.keeps_rows()),
         *_names("native_layer_norm _fused_rms_norm", _layer_norm),
         *_names("native_group_norm", lambda op: op.is_given("input") and len(op.given) == 1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any, Literal, TypeVar
 
@@ -20,7 +21,7 @@ Norms = Literal["all rows", "needed rows"]
 #: Attribute of a model: its :class:`_Trimmed`.
 _ATTRIBUTE = "_salientpp_trimmed"
 
-#: ``run``: the forward pass of a trimmed model that is under way in this thread.
+#: ``run``: the forward pass of a trimmed model that is under way in this thread; ``frame``: that of the call.
 _thread = threading.local()
 
 
@@ -72,35 +73,69 @@ class _Trimmed:
     def __init__(self, norms: Norms) -> None:
         self.norms = norms
         self.plans: dict[Any, Plan] = {}
+        self.caller: threading.Thread | None = None  # where its layers are not as they were
+
+    def __reduce__(self) -> Any:
+        return _with_plans, (self.norms, self.plans)
+
+
+def _with_plans(norms: Norms, plans: dict[Any, Plan]) -> _Trimmed:
+    trimmed = _Trimmed(norms)
+    trimmed.plans.update(plans)
+    return trimmed
 
 
 # --- hooks: functions of the module, so that copies of a model have them too -----------------------------------
 
 
 def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if (
-        torch.compiler.is_compiling() or getattr(_thread, "run", None) is not None
-    ):  # part of a model that is trimmed as a whole
+    if torch.compiler.is_compiling() or _is_running():  # part of a model that is trimmed as a whole
         return
+    trimmed: _Trimmed = getattr(model, _ATTRIBUTE)
+    if trimmed.caller is not None and trimmed.caller is not threading.current_thread() and trimmed.caller.is_alive():
+        raise RuntimeError(
+            f"{type(model).__name__} was called while another thread runs it; a model of salientpp.nn.trim takes one call at a time: give each thread a copy"
+        )
     demand.hops = True  # in a process that loaded the model
     hops = _hops_of(args, kwargs)
     if hops is None:
         return
-    trimmed: _Trimmed = getattr(model, _ATTRIBUTE)
     modes = tuple(module.training for module in model.modules())
     key = (modes, *(each is None for each in args), *((name, each is None) for name, each in kwargs.items()))
-    if key not in trimmed.plans:
-        trimmed.plans[key] = record(model, hops, trimmed.norms == "needed rows", args, kwargs)
-    run = Run(model, trimmed.plans[key], hops)
-    run.__enter__()
+    _thread.frame = sys._getframe(1)
+    trimmed.caller = threading.current_thread()
+    try:
+        if key not in trimmed.plans:
+            trimmed.plans[key] = record(model, hops, trimmed.norms == "needed rows", args, kwargs)
+        run = Run(model, trimmed.plans[key], hops)
+        run.__enter__()
+    except BaseException:
+        _thread.frame, trimmed.caller = None, None
+        raise
     _thread.run = run
 
 
 def _after_forward(model: torch.nn.Module, args: Any, out: Any) -> None:
     run: Run | None = getattr(_thread, "run", None)
     if run is not None and run.model is model:
-        _thread.run = None
-        run.__exit__(None, None, None)
+        _end(run)
+
+
+def _end(run: Run) -> None:
+    _thread.run = _thread.frame = None
+    getattr(run.model, _ATTRIBUTE).caller = None
+    run.__exit__(None, None, None)
+
+
+def _is_running() -> bool:
+    """Whether a trimmed model is being called in this thread. Ends a run that an interrupt has left, for which torch calls no hooks."""
+    begun, run = getattr(_thread, "frame", None), getattr(_thread, "run", None)
+    frame: Any = sys._getframe() if begun is not None else None
+    while frame is not None and frame is not begun:
+        frame = frame.f_back
+    if frame is None and run is not None:
+        _end(run)
+    return frame is not None
 
 
 def _hops_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hops | None:

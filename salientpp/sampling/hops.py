@@ -51,6 +51,20 @@ class Hops:
     num_edges: Mapping[Relation, list[int]]
     edge_index: Mapping[Relation, Tensor]
     kept: dict[Any, Any] = field(default_factory=dict)
+    is_exposed: bool = False  # numpy or others may write to them
+
+    def __post_init__(self) -> None:
+        self.know(self.edge_index)
+
+    def know(self, edge_index: Mapping[Relation, Tensor]) -> None:
+        """Keep the edges."""
+        self.edge_index = edge_index
+        self._versions = [edges._version for edges in edge_index.values()]
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the edges are those that were sampled, as far as torch counts changes."""
+        return not self.is_exposed and self._versions == [edges._version for edges in self.edge_index.values()]
 
     @property
     def depth(self) -> int:

@@ -1,0 +1,335 @@
+"""Which batches a trimmed model trims: those whose edges are as they were sampled. On all others it is the plain model."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import torch_geometric.nn as pyg
+import torch_geometric.transforms as T
+from torch_geometric.loader import NeighborLoader as PygLoader
+from trimmed import FANOUTS, WIDTH, assert_same, batch_of, call_x, compare, graph, loader, seeds_of, step, within
+
+import salientpp
+
+
+@pytest.fixture(scope="module")
+def data():
+    return graph(5)
+
+
+def network(kind: str = "gcn") -> torch.nn.Module:
+    torch.manual_seed(1)
+    made = {"gcn": pyg.GCN, "sage": pyg.GraphSAGE, "gat": pyg.GAT, "gin": pyg.GIN}
+    return made[kind](WIDTH, 8, 3, 4).double()
+
+
+def is_trimmed(batch, call=call_x, kind: str = "gcn", seeds: int | None = None) -> bool:
+    """Whether the layers give fewer rows; results are those of the plain model either way."""
+    expected, got = compare(network(kind), batch, call, seeds=seeds)
+    assert expected.rows == [expected.num_out] * 3
+    return got.rows[-1] < expected.num_out
+
+
+# --- trimmed ---------------------------------------------------------------------------------------------------
+
+
+class Marks:
+    """A transform that adds attributes."""
+
+    def __call__(self, batch):
+        batch.centre = batch.x.mean(0)
+        batch.x = batch.x + 1
+        return batch
+
+
+def in_file(batch):
+    file = io.BytesIO()
+    torch.save(batch, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+COPIES = {
+    "to": lambda batch: batch.to("cpu"),
+    "to, of an attribute": lambda batch: batch.to("cpu", "edge_index", non_blocking=True),
+    "cpu": lambda batch: batch.cpu(),
+    "clone": lambda batch: batch.clone(),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda batch: pickle.loads(pickle.dumps(batch)),
+    "torch.save": in_file,
+    "contiguous": lambda batch: batch.contiguous(),
+    "detach": lambda batch: batch.detach(),
+    "apply": lambda batch: batch.apply(lambda value: value.to(batch.x.device)),
+    "of a dictionary": lambda batch: type(batch)(batch_size=batch.batch_size, num_sampled_nodes=batch.num_sampled_nodes, **{
+        name: batch[name] for name in ("x", "edge_index")
+    }),
+    "float": lambda batch: batch.update({"x": batch.x.float().double()}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_copies_are_trimmed(name, data):
+    assert is_trimmed(COPIES[name](batch_of(data)))
+
+
+LOADERS = {
+    "threads": {"num_workers": 2},
+    "persistent": {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 4},
+    "transform": {"transform": Marks()},
+    "shuffle": {"shuffle": True, "batch_size": 5},
+    "replace": {"replace": True},
+    "disjoint": {"disjoint": True},
+    "temporal": {"time_attr": "time", "input_time": torch.full((13,), 6), "disjoint": True},
+    "temporal, last": {"time_attr": "time", "temporal_strategy": "last", "input_time": torch.full((13,), 6)},
+    "weighted": {"weight_attr": "edge_weight"},
+    "dtype": {"dtype": torch.float64},
+    "depth": {"depth": 3},
+    "directed": {"directed": True},
+}
+
+
+@pytest.mark.parametrize("kind", ["gcn", "gat", "sage"])
+@pytest.mark.parametrize("name", LOADERS)
+def test_loaders_of_all_kinds_are_trimmed(name, kind, data):
+    batches = list(loader_of(data, **LOADERS[name]))
+    assert all(is_trimmed(batch, kind=kind) for batch in batches)
+
+
+def loader_of(data, **options):
+    salientpp.nn.trim(network())
+    return loader(data, **options)
+
+
+def test_seeds_that_stand_there_twice(data):
+    compare(network(), batch_of(data, input_nodes=torch.tensor([3, 3, 5, 299, 3])))
+
+
+# --- links -----------------------------------------------------------------------------------------------------
+
+
+def links(data, **options):
+    salientpp.nn.trim(network())
+    options = {
+        "batch_size": 8,
+        "neg_sampling_ratio": 1.0,
+        "seed": 2,
+        "edge_label_index": data.edge_index[:, :16],
+        **options,
+    }
+    return next(iter(salientpp.LinkNeighborLoader(data, FANOUTS, **options)))
+
+
+class Scores(torch.nn.Module):
+    """The decoder is part of the model."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.inner = network(kind)
+
+    def forward(self, x, edge_index, pairs):
+        rows = self.inner(x, edge_index)
+        return (rows[pairs[0]] * rows[pairs[1]]).sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"neg_sampling": "triplet"}, {"disjoint": True}], ids=str)
+@pytest.mark.parametrize("kind", ["gcn", "gat", "sage"])
+def test_links_are_decoded_outside_the_model_or_inside(kind, options, data):
+    options = {**options, **({"neg_sampling_ratio": None} if "neg_sampling" in options else {})}
+    batch = links(data, **options)
+    if "neg_sampling" in options:
+        pairs = torch.stack([batch.src_index, batch.dst_pos_index])
+    else:
+        pairs = batch.edge_label_index
+    outside = lambda model, batch: (lambda rows: rows[pairs[0]] * rows[pairs[1]])(call_x(model, batch))  # noqa: E731
+    expected, got = compare(network(kind), batch, outside, seeds=pairs.size(1))
+    assert got.rows[-1] == within(batch, 0) < batch.num_nodes
+    expected, got = compare(Scores(kind), batch, lambda m, b: m(b.x, b.edge_index, pairs), seeds=pairs.size(1))
+    assert got.rows[-1] == within(batch, 0) < expected.rows[-1]
+
+
+def test_rows_beyond_the_seeds_are_an_error_of_an_index(data):
+    model, batch = salientpp.nn.trim(network()), batch_of(data)
+    out = model(batch.x, batch.edge_index)
+    with pytest.raises(IndexError):
+        out[batch.num_nodes - 1]
+
+
+# --- the plain model -------------------------------------------------------------------------------------------
+
+
+def permuted(batch):
+    batch.edge_index = batch.edge_index[:, torch.randperm(batch.num_edges, generator=torch.Generator().manual_seed(1))]
+    return batch
+
+
+def dropped(batch):
+    batch.edge_index = batch.edge_index[:, ::2]
+    return batch
+
+
+def written(batch):
+    batch.edge_index[0, :20] = batch.num_nodes - 1
+    return batch
+
+
+def flipped(batch):
+    batch.edge_index.copy_(batch.edge_index.flip(0))
+    return batch
+
+
+def seen_by_numpy(batch):
+    batch.edge_index = torch.from_numpy(batch.edge_index.numpy().copy())
+    return batch
+
+
+CHANGED = {
+    "permuted": permuted,
+    "dropped": dropped,
+    "written": written,
+    "flipped": flipped,
+    "undirected": T.ToUndirected(),
+    "self-loops": T.AddSelfLoops(),
+    "no self-loops": T.RemoveSelfLoops(),
+    "relabelled": lambda batch: batch.subgraph(torch.arange(batch.num_nodes - 1, -1, -1)),
+    "numpy": seen_by_numpy,
+}
+
+
+@pytest.mark.parametrize("kind", ["gcn", "sage", "gat"])
+@pytest.mark.parametrize("when", ["transform", "later"])
+@pytest.mark.parametrize("name", CHANGED)
+def test_changed_edges_are_those_of_the_plain_model(name, when, kind, data):
+    change = CHANGED[name]
+    batch = batch_of(data, transform=change) if when == "transform" else change(batch_of(data))
+    assert not is_trimmed(batch, kind=kind)
+
+
+def test_edges_that_a_copy_shares_are_changed_too(data):
+    batch = batch_of(data)
+    other = copy.copy(batch)
+    moved = batch.to("cpu")
+    written(batch)
+    for each in (batch, other, moved):
+        assert not is_trimmed(each)
+
+
+def exposed(batch):
+    batch.edge_index.numpy()[0, :20] = batch.num_nodes - 1
+    return batch
+
+
+def as_array(batch):
+    np.asarray(batch.edge_index)[0, :20] = batch.num_nodes - 1
+    return batch
+
+
+def of_data(batch):
+    batch.edge_index.data[0, :20] = batch.num_nodes - 1
+    return batch
+
+
+def of_dlpack(batch):
+    torch.from_dlpack(batch.edge_index)[0, :20] = batch.num_nodes - 1
+    return batch
+
+
+@pytest.mark.parametrize("change", [exposed, as_array, of_data, of_dlpack])
+def test_writes_that_torch_does_not_count(change, data):
+    for batch in (batch_of(data, transform=change), change(batch_of(data))):
+        assert not is_trimmed(batch)
+
+
+@pytest.mark.parametrize(
+    "copied", [lambda batch: batch.clone(), copy.deepcopy, lambda batch: pickle.loads(pickle.dumps(batch))]
+)
+@pytest.mark.parametrize("change", [written, exposed])
+def test_writes_to_a_batch_leave_its_copies_alone(change, copied, data):
+    batch = batch_of(data)
+    other = copied(batch)
+    change(batch)
+    compare(network(), other)
+    compare(network(), batch)
+
+
+def test_edges_written_to_between_two_calls(data):
+    batch, model = batch_of(data), network()
+    trimmed = salientpp.nn.trim(copy.deepcopy(model))
+    for change in (lambda batch: batch, written):
+        batch = change(batch)
+        assert_same(step(model, batch), step(trimmed, batch))
+
+
+def test_a_mask_of_edges(data):
+    batch = batch_of(data)
+    kept = torch.arange(batch.num_edges) % 3 > 0
+    assert not is_trimmed(batch, lambda model, batch: model(batch.x, batch.edge_index[:, kept]))
+
+
+def test_edges_of_another_batch(data):
+    """Of which all are in range."""
+    first, second = list(loader_of(data, batch_size=6))[:2]
+    large, small = sorted((first, second), key=lambda batch: batch.num_nodes)[::-1]
+    for kind in ("gcn", "sage", "gat"):
+        try:
+            expected, got = compare(network(kind), small, lambda model, _: model(large.x, small.edge_index))
+        except RuntimeError as error:
+            assert "rows" in str(error)
+        else:
+            assert torch.isfinite(got.out).all() and expected.out.shape == got.out.shape
+
+
+def test_fewer_rows_than_the_batch_has_are_refused_in_words(data):
+    batch, model = batch_of(data), salientpp.nn.trim(network("sage"))
+    model(batch.x, batch.edge_index)
+    with pytest.raises((RuntimeError, IndexError), match="rows"):
+        model(batch.x[: batch.num_nodes // 3], batch.edge_index)
+
+
+@pytest.mark.parametrize("subgraph_type", ["induced", "bidirectional"])
+def test_other_kinds_of_subgraphs(subgraph_type, data):
+    assert not is_trimmed(batch_of(data, subgraph_type=subgraph_type))
+
+
+def test_adj_t(data):
+    given = T.ToSparseTensor(layout=torch.sparse_csr)(data.clone())
+    batch = batch_of(given)
+    assert not is_trimmed(batch, lambda model, batch: model(batch.x, batch.adj_t), kind="sage")
+
+
+def test_padded_batches(data):
+    for batch in loader_of(data, pad="bucket"):
+        compare(network(), batch)
+
+
+def test_batches_of_pygs_loader_and_the_whole_graph(data):
+    pytest.importorskip("pyg_lib")
+    assert not is_trimmed(next(iter(PygLoader(data, FANOUTS, seeds_of(data), batch_size=13))))
+    whole = data.clone()
+    whole.batch_size = data.num_nodes
+    assert not is_trimmed(whole)
+
+
+# --- evaluation ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("drawn_inside", [False, True])
+@pytest.mark.parametrize("changed", [False, True])
+def test_evaluation_without_gradients(mode, drawn_inside, changed, data):
+    given = loader_of(data)
+    batch = None if drawn_inside else next(iter(given))
+    model = network().eval()
+    trimmed = salientpp.nn.trim(copy.deepcopy(model))
+    with mode():
+        batch = next(iter(given)) if batch is None else batch
+        if changed:
+            written(batch)
+        expected, got = model(batch.x, batch.edge_index), trimmed(batch.x, batch.edge_index)
+    torch.testing.assert_close(got[:13], expected[:13], rtol=1e-10, atol=1e-10)
+    assert changed or got.size(0) == 13

@@ -1,0 +1,405 @@
+"""What users do with models, done with trimmed ones: copies, files, wrappers, errors, threads, other modes."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from torch import nn
+from torch.func import functional_call
+from trimmed import WIDTH, assert_same, batch_of, call_x, compare, graph, loader, step, within
+
+import salientpp
+
+SCRIPT = Path(__file__).parent / "trimmed_script.py"
+
+
+@pytest.fixture(scope="module")
+def data():
+    return graph(6)
+
+
+@pytest.fixture(scope="module")
+def batch(data):
+    return batch_of(data)
+
+
+def network(norm: str | None = None) -> nn.Module:
+    torch.manual_seed(1)
+    return pyg.GCN(WIDTH, 8, 3, 4, norm=norm).double()
+
+
+def rows_of(model: nn.Module, batch, call=call_x) -> list[int]:
+    return step(model, batch, call).rows[-3:]
+
+
+def trimmed_rows(batch) -> list[int]:
+    return [within(batch, hops) for hops in (2, 1, 0)]
+
+
+# --- names, copies and files -----------------------------------------------------------------------------------
+
+
+def test_names_and_values_are_those_of_the_model(batch):
+    model = network("batch_norm")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    modules = [name for name, _ in model.named_modules()]
+    trimmed = salientpp.nn.trim(model)
+    assert trimmed is model and type(model) is pyg.GCN
+    for _ in range(2):
+        assert list(model.state_dict()) == list(before) and [name for name, _ in model.named_modules()] == modules
+        network("batch_norm").load_state_dict(model.state_dict(), strict=True)
+        model.load_state_dict(before, strict=True)
+        assert repr(model) == repr(network("batch_norm"))
+        step(model, batch)
+
+
+def in_file(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), in_file])
+def test_copies_of_a_model_are_trimmed(copied, has_run, batch):
+    model = salientpp.nn.trim(network())
+    if has_run:
+        step(model, batch)
+    other = copied(model)
+    with torch.no_grad():
+        for value in other.parameters():
+            value.mul_(1.5)
+    plain = network()
+    plain.load_state_dict(other.state_dict())
+    for each in (other, model):
+        got = step(each, batch)
+        assert got.rows[-3:] == trimmed_rows(batch)
+        assert_same(step(plain if each is other else network(), batch), got)
+
+
+def test_trimming_twice_is_trimming_once(batch):
+    model = salientpp.nn.trim(salientpp.nn.trim(network("batch_norm")), norms="needed rows")
+    assert rows_of(model, batch) == trimmed_rows(batch)
+    assert rows_of(salientpp.nn.trim(model), batch)[:2] == [batch.num_nodes] * 2
+    assert len(step(model, batch).rows) == 3
+
+
+class Holds(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.inner, self.head = inner, pyg.SAGEConv(4, 4)
+
+    def forward(self, x, edge_index):
+        return self.head(self.inner(x, edge_index).relu(), edge_index)
+
+
+def test_a_part_of_a_model_may_be_trimmed(batch):
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(2)
+            self.inner, self.head = network(), nn.Linear(4, 2)
+
+        def forward(self, x, edge_index):
+            return self.head(self.inner(x, edge_index))
+
+    model = Head().double()
+    expected = step(model, batch)
+    salientpp.nn.trim(model.inner)
+    got = step(model, batch)
+    assert_same(expected, got)
+    assert got.rows[-3:] == trimmed_rows(batch)
+
+
+def test_trimmed_models_may_hold_trimmed_models(batch):
+    expected = step(Holds(network()).double(), batch)
+    model = salientpp.nn.trim(Holds(salientpp.nn.trim(network())).double())
+    got = step(model, batch)
+    assert_same(expected, got)
+    assert got.rows[-4:] == [within(batch, hops) for hops in (3, 2, 1, 0)]
+    alone = step(model.inner, batch)
+    assert_same(step(network(), batch), alone)
+    assert alone.rows[-3:] == trimmed_rows(batch)
+
+
+def test_layers_that_need_more_than_a_trimmed_part_gives_say_so(batch):
+    """The part alone is trimmed, though a layer follows it."""
+    model = Holds(salientpp.nn.trim(network())).double()
+    with pytest.raises((RuntimeError, IndexError), match=r"rows|indices|index"):
+        step(model, batch)
+
+
+def test_models_in_turn(batch):
+    first, second = network(), network()
+    with torch.no_grad():
+        for value in second.parameters():
+            value.mul_(2)
+    expected = [step(model, batch) for model in (first, second)]
+    salientpp.nn.trim(first), salientpp.nn.trim(second)
+    for _ in range(2):
+        for model, each in zip((first, second), expected):
+            assert_same(each, step(model, batch))
+
+
+def test_wrappers_of_trimmed_models(batch):
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = salientpp.nn.trim(network())
+
+        def forward(self, *args, **kwargs):
+            return self.module(*args, **kwargs)
+
+    compare(Wrapped(), batch)
+    swa = torch.optim.swa_utils.AveragedModel(salientpp.nn.trim(network()))
+    got = step(swa, batch)
+    assert got.rows[-3:] == trimmed_rows(batch)
+    torch.testing.assert_close(got.out, step(network(), batch).out, rtol=1e-10, atol=1e-10)
+
+
+def test_a_functional_call_is_exact(batch):
+    model, given = network(), {name: value.detach() * 1.5 for name, value in network().named_parameters()}
+    for value in given.values():
+        value.requires_grad_()
+    gradients = []
+    for each in (model, salientpp.nn.trim(copy.deepcopy(model))):
+        out = functional_call(each, given, (batch.x, batch.edge_index))[: batch.batch_size]
+        gradients.append((out, *torch.autograd.grad(out.sin().sum(), list(given.values()))))
+    for expected, got in zip(*gradients):
+        torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_frozen_parts_and_gradients_that_add_up(batch):
+    model = network()
+    model.convs[0].requires_grad_(False)
+    compare(model, batch)
+    grads = []
+    for each in (model, salientpp.nn.trim(copy.deepcopy(model))):
+        each.zero_grad()
+        for _ in range(2):
+            each(batch.x, batch.edge_index)[:13].square().sum().backward()
+        grads.append([value.grad for value in each.parameters() if value.grad is not None])
+    torch.testing.assert_close(grads[0], grads[1], rtol=1e-10, atol=1e-10)
+
+
+# --- errors and interrupts -------------------------------------------------------------------------------------
+
+
+class Fails(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.error, self.at = network(), None, 0
+
+    def forward(self, x, edge_index):
+        for number, conv in enumerate(self.inner.convs):
+            x = conv(x, edge_index).relu()
+            if self.error is not None and number == self.at:
+                raise self.error
+        return x
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("mine"), KeyboardInterrupt(), SystemExit()], ids=lambda error: type(error).__name__
+)
+@pytest.mark.parametrize("has_run", [False, True])
+def test_an_error_inside_a_model_leaves_it_as_it_was(error, has_run, data, batch):
+    plain, model = Fails(), salientpp.nn.trim(Fails())
+    other = salientpp.nn.trim(network())
+    if has_run:
+        step(model, batch)
+    model.error = error
+    with pytest.raises(type(error)):
+        model(batch.x, batch.edge_index)
+    model.error = None
+    assert_same(step(network(), batch), step(other, batch))
+    torch.testing.assert_close(model(data.x, data.edge_index), plain(data.x, data.edge_index), rtol=1e-10, atol=1e-10)
+    assert_same(step(plain, batch), step(model, batch))
+    assert "forward" not in vars(model.inner.convs[0])
+    left = model.inner.convs[0](data.x, data.edge_index)
+    torch.testing.assert_close(left, plain.inner.convs[0](data.x, data.edge_index), rtol=1e-10, atol=1e-10)
+    assert (torch.ones(3) + 1).sum() == 6
+
+
+# --- threads ---------------------------------------------------------------------------------------------------
+
+
+def run_in_threads(*functions) -> list:
+    results: list = [None] * len(functions)
+
+    def call(number: int) -> None:
+        try:
+            results[number] = functions[number]()
+        except Exception as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(len(functions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_models_of_two_threads_do_not_meet(data):
+    salientpp.nn.trim(network())
+    batches = list(loader(data, batch_size=3))
+    plain = [step(network(), batch) for batch in batches]
+    models = [salientpp.nn.trim(network()) for _ in range(2)]
+    results = run_in_threads(*[lambda model=model: [step(model, batch) for batch in batches] for model in models])
+    for steps in results:
+        for expected, got in zip(plain, steps):
+            assert_same(expected, got)
+
+
+def test_a_second_thread_is_refused_in_words(batch):
+    begun, done = threading.Event(), threading.Event()
+
+    class Waits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, x, edge_index):
+            out = self.inner(x, edge_index)
+            if not torch.is_grad_enabled():
+                return out
+            begun.set()
+            done.wait(60)
+            return out
+
+    model = salientpp.nn.trim(Waits())
+
+    def other():
+        begun.wait(60)
+        try:
+            return model(batch.x, batch.edge_index)
+        finally:
+            done.set()
+
+    first, second = run_in_threads(lambda: model(batch.x, batch.edge_index), other)
+    assert (
+        isinstance(second, RuntimeError)
+        and "another thread runs it" in str(second)
+        and "give each thread a copy" in str(second)
+    )
+    torch.testing.assert_close(first[:13], network()(batch.x, batch.edge_index)[:13], rtol=1e-10, atol=1e-10)
+    begun.set(), done.set()
+    assert run_in_threads(lambda: model(batch.x, batch.edge_index).size(0)) == [13]
+
+
+# --- other modes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [pyg.GraphSAGE, pyg.GCN, pyg.GAT, pyg.GIN])
+def test_autocast_is_close_to_the_plain_model_under_autocast(kind, batch):
+    torch.manual_seed(1)
+    model = kind(WIDTH, 8, 3, 4)
+    trimmed = salientpp.nn.trim(copy.deepcopy(model))
+    gradients = []
+    for each in (model, trimmed):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = each(batch.x.float(), batch.edge_index)[:13]
+        out.float().square().mean().backward()
+        gradients.append([out.float(), *(value.grad for value in each.parameters())])
+        assert out.dtype in (torch.bfloat16, torch.float32)
+    for expected, got in zip(*gradients):
+        torch.testing.assert_close(got, expected, rtol=0.1, atol=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", [pyg.GraphSAGE, pyg.GCN, pyg.GAT])
+def test_other_dtypes_are_close(kind, dtype, batch):
+    torch.manual_seed(1)
+    model = kind(WIDTH, 8, 2, 4).to(dtype)
+    trimmed = salientpp.nn.trim(copy.deepcopy(model))
+    try:
+        expected = model(batch.x.to(dtype), batch.edge_index)[:13]
+    except RuntimeError as error:
+        pytest.skip(f"the plain model: {error}")
+    got = trimmed(batch.x.to(dtype), batch.edge_index)[:13]
+    assert got.dtype == expected.dtype
+    bound = {torch.float32: 1e-5, torch.bfloat16: 0.1, torch.float16: 0.01}[dtype]
+    torch.testing.assert_close(got, expected, rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("order", ["trim(compile)", "compile(trim)"])
+def test_compiled_models_are_exact(order, batch):
+    torch._dynamo.reset()
+    model = network()
+    expected = step(model, batch)
+    if order == "compile(trim)":
+        other = torch.compile(salientpp.nn.trim(copy.deepcopy(model)), backend="eager")
+    else:
+        other = salientpp.nn.trim(torch.compile(copy.deepcopy(model), backend="eager"))
+    for _ in range(2):
+        got = step(other, batch)
+        got.tensors = {name.removeprefix("_orig_mod."): value for name, value in got.tensors.items()}
+        assert_same(expected, got)
+    torch._dynamo.reset()
+
+
+def test_a_compiled_part_between_layers_is_exact(batch):
+    torch._dynamo.reset()
+    model = network()
+    expected = step(model, batch)
+    model.act = torch.compile(nn.ReLU(), backend="eager")
+    got = step(salientpp.nn.trim(model), batch)
+    assert_same(expected, got)
+    torch._dynamo.reset()
+
+
+# --- memory ----------------------------------------------------------------------------------------------------
+
+
+def test_no_model_keeps_a_batch(data):
+    model = salientpp.nn.trim(network("batch_norm"))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    references = []
+    for training in (True, False, True):
+        model.train(training)
+        for batch in loader(data, batch_size=4, drop_last=True):
+            references += [weakref.ref(batch), weakref.ref(batch.edge_index.untyped_storage()), weakref.ref(batch.x)]
+            out = model(batch.x, batch.edge_index)
+            if training:
+                optimizer.zero_grad()
+                out[: batch.batch_size].sum().backward()
+                optimizer.step()
+            references.append(weakref.ref(out))
+        del batch, out
+        gc.collect()
+        assert not any(reference() is not None for reference in references)
+
+
+# --- processes -------------------------------------------------------------------------------------------------
+
+
+def printed(*arguments: str) -> list[str]:
+    ran = subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.splitlines()
+
+
+def test_runs_are_the_same_bit_for_bit_also_resumed(tmp_path):
+    state = str(tmp_path / "state.pt")
+    whole = printed("0", "6", state)
+    assert printed("0", "3", state) == whole[:3]
+    assert printed("3", "6", state) == whole[3:]
+    assert all(line.split()[1] == line.split()[2] for line in whole), "rows of the output are those of the seeds"
+
+
+def test_batches_drawn_before_trim_are_those_of_the_plain_model(tmp_path):
+    (line,) = printed("before")
+    assert line == "True 0"

@@ -1,0 +1,145 @@
+"""Compares a model of ``salientpp.nn.trim`` with the plain one, on the same batch."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from pyg_layers import with_columns
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn.conv import MessagePassing
+
+import salientpp
+
+WIDTH = 6
+FANOUTS = [4, 3, 2]
+#: What gradients are asked of, where a batch has it.
+LEARNT = ("x", "x_0", "pos", "edge_attr", "edge_weight")
+
+
+def graph(seed: int = 0, num_vertices: int = 300, num_edges: int = 700) -> Data:
+    """With repeated edges, self-loops and, at the end, isolated vertices; few edges, so that batches end before the graph does."""
+    print(f"seed {seed}")
+    draw = torch.Generator().manual_seed(seed)
+    ends = torch.randint(num_vertices - 20, (2, num_edges), generator=draw)
+    ends[0, :20] = ends[1, :20]
+    ends[:, 20:60] = ends[:, 60:100]
+    data = with_columns(ends, num_vertices, WIDTH, draw)
+    data.y = torch.randint(3, (num_vertices,), generator=draw)
+    data.time = torch.randint(10, (num_vertices,), generator=draw)
+    return data
+
+
+def seeds_of(data: Data) -> Tensor:
+    """Some, of which the last is isolated."""
+    return torch.cat([torch.arange(10, 22), torch.tensor([data.num_nodes - 1])])
+
+
+def loader(data: Any, num_neighbors: Any = None, **options: Any) -> Any:
+    options = {"input_nodes": seeds_of(data), "batch_size": 13, **options} if isinstance(data, Data) else options
+    options = {"seed": 5, **options}
+    return salientpp.NeighborLoader(data, num_neighbors or FANOUTS, **options)
+
+
+def batch_of(data: Any, num_neighbors: Any = None, **options: Any) -> Any:
+    """The first batch of a loader, drawn while a model of this process is trimmed."""
+    salientpp.nn.trim(torch.nn.ModuleList([MessagePassing()]))
+    return next(iter(loader(data, num_neighbors, **options)))
+
+
+def within(batch: Any, hops: int) -> int:
+    """Vertices of a batch within so many hops of the seeds."""
+    counts = list(itertools.accumulate(map(int, batch.num_sampled_nodes)))
+    return counts[min(hops, len(counts) - 1)]
+
+
+@dataclass
+class Step:
+    """What a step of training gave: seeds' rows, gradients and buffers by name, and the rows of each layer's output in the order of the calls."""
+
+    out: Tensor
+    tensors: dict[str, Tensor | None]
+    rows: list[Any] = field(default_factory=list)
+    num_out: int = 0
+
+
+Call = Callable[[torch.nn.Module, Any], Tensor]
+
+
+def call_x(model: torch.nn.Module, batch: Any) -> Tensor:
+    return model(batch.x, batch.edge_index)
+
+
+def leaves(batch: Any) -> Iterator[tuple[str, Tensor]]:
+    for number, store in enumerate(batch.stores):
+        for name in LEARNT:
+            if name in store:
+                store[name] = store[name].detach().clone().requires_grad_()
+                yield f"{number} {name}", store[name]
+
+
+def step(model: torch.nn.Module, batch: Any, call: Call = call_x, seeds: int | None = None) -> Step:
+    """Forward and backward."""
+    batch = copy.copy(batch)
+    learnt = dict(leaves(batch))
+    rows: list[Any] = []
+    hooks = [module.register_forward_hook(lambda _, __, out: rows.append(_rows(out))) for module in layers_of(model)]
+    try:
+        whole = call(model, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    out = whole[: batch.batch_size if seeds is None else seeds]
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    loss = (out * weight).sum() + (out.square() * weight.sin()).sum()
+    model.zero_grad()
+    if loss.requires_grad:
+        loss.backward()
+    tensors = {name: value.grad for name, value in [*model.named_parameters(), *learnt.items()]}
+    tensors |= {f"buffer {name}": value.clone() for name, value in model.named_buffers()}
+    return Step(out.detach(), tensors, rows, whole.size(0))
+
+
+def layers_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Layers of message passing that are no part of another one."""
+    if isinstance(module, MessagePassing):
+        yield module
+    else:
+        for child in module.children():
+            yield from layers_of(child)
+
+
+def _rows(out: Any) -> Any:
+    if isinstance(out, dict):
+        return {name: value.size(0) for name, value in out.items()}
+    return out.size(0) if isinstance(out, Tensor) else _rows(out[0])
+
+
+def compare(
+    model: torch.nn.Module, batch: Any, call: Call = call_x, *, seeds: int | None = None, **options: Any
+) -> tuple[Step, Step]:
+    """The steps of the plain model and of the trimmed one, whose seeds' rows, gradients and buffers are the same."""
+    plain, trimmed = model, salientpp.nn.trim(copy.deepcopy(model), **options)
+    expected, got = step(plain, batch, call, seeds), step(trimmed, batch, call, seeds)
+    got.rows = got.rows[len(got.rows) - len(expected.rows) :]  # without those of the pass that finds the plan
+    assert_same(expected, got)
+    return expected, got
+
+
+def assert_same(expected: Step, got: Step, tolerance: float = 1e-10) -> None:
+    close = {"rtol": tolerance, "atol": tolerance, "equal_nan": True}
+    torch.testing.assert_close(got.out, expected.out, **close)
+    assert expected.tensors.keys() == got.tensors.keys()
+    for name, value in expected.tensors.items():
+        other = got.tensors[name]
+        missing = torch.zeros(())  # no gradient, or one of zeros
+        value, other = (missing if each is None else each for each in (value, other))
+        if value is missing or other is missing:
+            assert not value.any() and not other.any(), name
+        else:
+            torch.testing.assert_close(other, value, msg=lambda text, name=name: f"{name}: {text}", **close)
