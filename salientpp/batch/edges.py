@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from salientpp.batch.attributes import storage_of
+from salientpp.batch.attributes import edge_index_of, of_type, storage_of
 from salientpp.sampling.hops import Hops, Relation, hops_of
 from salientpp.sampling.topology import Mfg
 
@@ -23,6 +23,7 @@ class BatchEdges(Tensor):
     Attributes:
         hops: of the batch.
         relation: which of its edges these are.
+        adj_t_version: of the ``adj_t`` that these stand for, its count of changes, and -1 for a ``SparseTensor``; None: they are ``edge_index``.
     """
 
     # Operations do not ask for the class of a subclass, and give plain tensors.
@@ -30,6 +31,7 @@ class BatchEdges(Tensor):
 
     hops: Hops
     relation: Relation
+    adj_t_version: int | None = None
     _version_given: int
 
     @property
@@ -106,6 +108,26 @@ def mark(edge_index: Tensor, hops: Hops, relation: Relation) -> BatchEdges:
     return marked
 
 
+def edges_of(value: Any) -> Any:
+    """``edge_index`` in place of the ``adj_t`` of a batch that is as it was given; anything else as it is."""
+    edges = getattr(value, "_salientpp_edges", None)
+    return edges if edges is not None and edges.adj_t_version == _version_of(value) else value
+
+
+def _is_unweighted(adj_t: Any) -> bool:
+    """Whether it is a ``SparseTensor`` without values, or a CSR tensor of ones."""
+    if isinstance(adj_t, Tensor):
+        return adj_t.layout == torch.sparse_csr and bool((adj_t.values() == 1).all())
+    return hasattr(adj_t, "storage") and hasattr(adj_t, "csr") and not adj_t.has_value()
+
+
+def _version_of(adj_t: Any) -> int:
+    """Counts changes of the values; -1 without values."""
+    if isinstance(adj_t, Tensor):
+        return adj_t.values()._version
+    return 0 if adj_t.has_value() else -1
+
+
 def mark_edges(batch: Data | HeteroData, mfg: Mfg) -> None:
     """Let the edges of a batch know its hops, where they are those of hops."""
     hops = hops_of(mfg)
@@ -114,9 +136,15 @@ def mark_edges(batch: Data | HeteroData, mfg: Mfg) -> None:
     edge_index = {}
     for relation, counts in hops.num_edges.items():
         store = storage_of(batch, relation)
-        edges = store.get("edge_index")
+        edges, adj_t = store.get("edge_index"), store.get("adj_t")
         if type(edges) is Tensor and edges.size(1) == counts[-1]:
             store._mapping["edge_index"] = marked = mark(edges, hops, relation)
-            edge_index[relation] = marked.plain()
+        elif edges is None and _is_unweighted(adj_t):
+            marked = mark(edge_index_of(of_type(mfg.row, relation), of_type(mfg.col, relation)), hops, relation)
+            marked.adj_t_version = _version_of(adj_t)
+            adj_t._salientpp_edges = marked
+        else:
+            continue
+        edge_index[relation] = marked.plain()
     hops.know(edge_index)
     hops.make_used_lists()

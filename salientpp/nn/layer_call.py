@@ -6,7 +6,7 @@ import bisect
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -15,9 +15,9 @@ from torch import Tensor
 from torch_geometric import nn as pyg
 from torch_geometric.nn.conv import MessagePassing
 
-from salientpp.batch.edges import BatchEdges
+from salientpp.batch.edges import BatchEdges, edges_of
 from salientpp.nn import products
-from salientpp.nn.layers import layer_of, linear_form, pair_of, with_helpers
+from salientpp.nn.layers import Layer, layer_of, linear_form, pair_of, with_helpers
 from salientpp.nn.trace import ALL, Call, tensors_of
 from salientpp.sampling.edge_lists import EdgeLists
 from salientpp.sampling.hops import Hops, Relation, demand
@@ -33,18 +33,17 @@ def _signature(kind: Any) -> inspect.Signature:
 
 
 def arguments_of(conv: MessagePassing, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The arguments of a call by name; None where they do not fit, which the layer itself will say."""
+    """The arguments of a call by name, with ``edge_index`` for ``adj_t``; None where they do not fit, which the layer itself will say."""
     try:
         bound = _signature(cast(Any, type(conv))).bind(conv, *args, **kwargs)
     except TypeError:
         return None
-    named = dict(bound.arguments)
-    named.pop("self", None)
-    return named
+    return {name: edges_of(value) for name, value in bound.arguments.items() if name != "self"}
 
 
 def edges_in(value: Any) -> list[BatchEdges]:
     """All edges of batches in lists, tuples and dictionaries, whose hops are known."""
+    value = edges_of(value)
     if isinstance(value, BatchEdges):
         return [value] if value.is_given else []
     if isinstance(value, (list, tuple)):
@@ -69,8 +68,21 @@ def can_cut(conv: MessagePassing, forward: Callable[..., Any], arguments: Mappin
     edges = [each for value in arguments.values() for each in _edge_indices(value)]
     if not edges or not all(isinstance(each, BatchEdges) and each.is_given and each.hops is hops for each in edges):
         return False
+    if any(each.adj_t_version is not None for each in edges) and not _takes_adj_t(conv, facts, arguments, edges):
+        return False
     relations = {each.relation for each in edges}
     return (len(relations) == 1 or facts.is_typed) and all(hops.lists(relation) is not None for relation in relations)
+
+
+def _takes_adj_t(conv: MessagePassing, facts: Layer, arguments: Mapping[str, Any], edges: Sequence[BatchEdges]) -> bool:
+    """Whether a layer gives the same for ``adj_t`` as for the edges in the order in which they were sampled."""
+    if any(
+        name.startswith("edge") and value is not None and value is not edges[0] for name, value in arguments.items()
+    ):
+        return False
+    if facts.degrees and edges[0].adj_t_version != -1:  # PyG adds self-loops to those of a CSR tensor
+        return False
+    return linear_form(conv) is not None or type(conv).message in _FUSED
 
 
 #: Multiplications of a dense product that take as long as one of a sum over edges.
