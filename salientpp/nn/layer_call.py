@@ -16,7 +16,7 @@ from torch_geometric import nn as pyg
 from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.batch.edges import BatchEdges, edges_of
-from salientpp.nn import products
+from salientpp.nn import forwards, products
 from salientpp.nn.layers import Layer, layer_of, linear_form, pair_of, with_helpers
 from salientpp.nn.trace import ALL, Call, tensors_of
 from salientpp.sampling.edge_lists import EdgeLists
@@ -193,8 +193,7 @@ class LayerCall:
             **with_helpers(conv, self._helpers()),
         }
         forward = placed.pop("forward", forward)
-        if self._sums_first():
-            forward = self._gcn
+        forward = self._cheaper_forward() or forward
         before = {name: own[name] for name in placed if name in own}
         own.update(placed)
         try:
@@ -210,29 +209,51 @@ class LayerCall:
             }
         return first_rows(out, self.num_out)
 
-    def _sums_first(self) -> bool:
-        """Whether a GCNConv costs less where its linear map follows the sum: it has fewer rows then."""
-        conv, x = self.conv, self.arguments.get("x")
-        form = linear_form(conv) if type(conv) is pyg.GCNConv else None
-        if form is None or form[1] not in ("sum", "mean") or not isinstance(x, Tensor) or x.dim() != 2:
-            return False
-        columns, out = x.size(1), conv.out_channels
+    def _cheaper_forward(self) -> Callable[..., Any] | None:
+        """The layer's forward in another order, where that costs less."""
+        conv, x = self.conv, cast(Any, self.arguments.get("x"))
+        form = linear_form(conv)
+        is_pair = isinstance(x, tuple) and all(isinstance(each, Tensor) and each.dim() == 2 for each in x)
+        if type(conv) is pyg.GCNConv and form is not None and form[1] in ("sum", "mean") and isinstance(x, Tensor):
+            return self._gcn if x.dim() == 2 and self._sums_first(x.size(1), conv.out_channels) else None
+        if type(conv) is pyg.SAGEConv and form is not None and is_pair and forwards.can_add_in_place(conv, x):
+            return self._sage
+        if type(conv) is pyg.GATConv and is_pair and self._has_no_attributes and forwards.can_score_inputs(conv):
+            return self._gat_of_inputs
+        return None
+
+    def _sums_first(self, columns: int, out: int) -> bool:
+        """Whether a product costs less after the sum, where it has fewer rows."""
         num_edges = self.hops.edges_into(self.relation, self.call.out_hops)
         return (self.num_in - self.num_out) * columns * out > _SUM * num_edges * (columns - out)
 
     def _gcn(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
-        """GCNConv's forward in another order: (A x) W in place of A (x W)."""
-        conv = self.conv
+        conv, edges, weight = self.conv, edge_index, edge_weight
         if conv.normalize:
-            edge_index, edge_weight = self._gcn_norm(
+            edges, weight = self._gcn_norm(
                 edge_index, edge_weight, None, conv.improved, conv.add_self_loops, conv.flow, x.dtype
             )
-        out = conv.lin(self._propagate(edge_index, x=x, edge_weight=edge_weight))
-        return out if conv.bias is None else out + conv.bias
+        return forwards.gcn(conv, x, lambda rows: self._propagate(edges, x=rows, edge_weight=weight))
+
+    def _sage(self, x: tuple[Tensor, Tensor], edge_index: Tensor, **_: None) -> Tensor:
+        return forwards.sage(self.conv, x, lambda rows: self._propagate(edge_index, x=rows))
+
+    def _gat_of_inputs(self, x: tuple[Tensor, Tensor], edge_index: Tensor, **_: None) -> Tensor:
+        edges = self._looped() if self.conv.add_self_loops else edge_index
+
+        def attend(rows: Tensor, scores: tuple[Tensor, Tensor]) -> Tensor:
+            alpha = self._edge_updater(edges, alpha=scores, edge_attr=None)
+            return self._propagate(edges, x=(rows, None), alpha=alpha)
+
+        return forwards.gat(self.conv, x, attend)
+
+    @property
+    def _has_no_attributes(self) -> bool:
+        return self._whole.get("edge_attr") is None
 
     def _helpers(self) -> dict[str, Callable[..., Any]]:
         helpers: dict[str, Callable[..., Any]] = {"gcn_norm": self._gcn_norm}
-        if type(self.conv).edge_update in _SCORES and self._whole.get("edge_attr") is None:
+        if type(self.conv).edge_update in _SCORES and self._has_no_attributes:
             helpers |= {"remove_self_loops": lambda edge_index, edge_attr=None: (edge_index, edge_attr)}
             helpers |= {"add_self_loops": lambda edge_index, edge_attr=None, **_: (self._looped(), edge_attr)}
         return helpers

@@ -32,7 +32,7 @@ _ALIGNED = _functions(
     "copysign eq ne lt le gt ge and or xor logical_and logical_or logical_xor cosine_similarity pairwise_distance"
 )
 #: The same for functions that do not broadcast, and for those that may join columns.
-_EQUAL = _functions("stack bmm baddbmm addmm bilinear")
+_EQUAL = _functions("stack bmm baddbmm bilinear")
 _JOINS = _functions("cat concat concatenate")
 #: Classes of tensors that have no operations of their own.
 _PLAIN = (Tensor, torch.nn.Parameter, BatchEdges)
