@@ -91,6 +91,9 @@ _SUM = 10
 #: Arguments with which a layer says more than the rows of targets, or looks at other rows.
 _EXCLUDING = ("return_attention_weights", "return_attention", "size", "batch")
 
+#: Arguments with a row for each vertex.
+_OF_VERTICES = ("x", "x_0", "pos", "normal", "node_type")
+
 
 def _edge_indices(value: Any) -> list[Any]:
     values = list(value.values()) if isinstance(value, dict) else [value]
@@ -154,7 +157,7 @@ class LayerCall:
                     for each, type_, within in zip(value, self._types, (call.in_hops, call.out_hops))
                 )
             elif isinstance(value, Tensor) and value.dim():
-                if name.startswith("edge") or (value.size(0) == total and name not in ("x", "pos", "x_0")):
+                if name.startswith("edge") or (value.size(0) == total and name not in _OF_VERTICES):
                     value = value[:num_edges]
                 else:
                     value = self._rows(name, value)
@@ -309,7 +312,7 @@ class LayerCall:
         counts, number = self.hops.num_nodes[self._types[0]], source.size(self.conv.node_dim)
         if self.call.in_hops >= len(counts) and number == counts[-1]:
             return self.hops.num_nodes[self._types[1]][-1]
-        hop = bisect.bisect_right(counts, number) - 1
+        hop = min(bisect.bisect_right(counts, number) - 1, self.call.in_hops)  # the last hops may add no vertex
         return max(self.num_out, self.hops.nodes_within(self._types[1], hop - 1) if hop else 0)
 
     def _propagate(self, edge_index: Any, size: Any = None, **given: Any) -> Any:

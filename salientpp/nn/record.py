@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
@@ -56,11 +58,14 @@ def record(
     buffers = [(value, value.clone()) for value in model.buffers()]
     devices = {value.device for value in tensors_of([args, kwargs]) if value.device.type != "cpu"}
     forked = torch.random.fork_rng(devices, device_type=next(iter(devices)).type if devices else "cuda")
+    others = random.getstate(), np.random.get_state()
     with forked, torch.no_grad():
         with attributes(values), recorder, _Reads(recorder):
             out = model.forward(*args, **kwargs)
         for value, before in buffers:
             value.copy_(before)
+    random.setstate(others[0])
+    np.random.set_state(others[1])
     return recorder.plan(out)
 
 

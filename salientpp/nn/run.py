@@ -38,6 +38,11 @@ _JOINS = _functions("cat concat concatenate")
 _PLAIN = (Tensor, torch.nn.Parameter, BatchEdges)
 
 
+def _joins_columns(tensors: Any, dim: int = 0, **_: Any) -> bool:
+    ndim = max((each.dim() for each in tensors_of(tensors)), default=0)
+    return ndim > 0 and isinstance(dim, int) and dim % ndim != 0
+
+
 class Run(TorchFunctionMode):
     """A forward pass on a batch whose hops are known.
 
@@ -105,10 +110,19 @@ class Run(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _ALIGNED:
-            args, kwargs = self._aligned(args, kwargs, self._numbers - {1})  # one row meets any number
-        elif func in _EQUAL or (func in _JOINS and kwargs.get("dim", args[1] if len(args) > 1 else 0) != 0):
+            args, kwargs = self._aligned(args, kwargs, self._numbers_but_1)  # one row meets any number
+        elif func in _EQUAL or (func in _JOINS and _joins_columns(*args, **kwargs)):
             args, kwargs = self._aligned(args, kwargs, self._numbers)
-        return func(*args, **kwargs)
+        try:
+            return func(*args, **kwargs)
+        except (RuntimeError, IndexError) as error:
+            numbers = sorted({each.size(0) for each in tensors_of([args, kwargs]) if each.dim()} & self._numbers)
+            if len(numbers) < 2:
+                raise
+            raise type(error)(
+                f"{getattr(func, '__name__', func)} of {type(self.model).__name__} was given {' and '.join(map(str, numbers))} rows of one batch ({error}); "
+                "layers of salientpp.nn.trim give the rows that are needed: leave it out for this model, or give the function rows of one layer"
+            ) from error
 
     def _row_wise(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self._aligned(args, kwargs, self._numbers, same_ndim=False)

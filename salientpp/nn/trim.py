@@ -7,6 +7,7 @@ import threading
 from typing import Any, Literal, TypeVar
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.nn.layer_call import edges_in
@@ -101,7 +102,9 @@ def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
     if hops is None:
         return
     modes = tuple(module.training for module in model.modules())
-    key = (modes, *(each is None for each in args), *((name, each is None) for name, each in kwargs.items()))
+    key = (modes, *map(_choice, args), *((name, _choice(each)) for name, each in kwargs.items()))
+    if key not in trimmed.plans and any(map(is_lazy, (*model.parameters(), *model.buffers()))):
+        return  # this call makes its parameters
     _thread.frame = sys._getframe(1)
     trimmed.caller = threading.current_thread()
     try:
@@ -136,6 +139,11 @@ def _is_running() -> bool:
     if frame is None and run is not None:
         _end(run)
     return frame is not None
+
+
+def _choice(value: Any) -> Any:
+    """What of an argument the way through a model may depend on."""
+    return value if value is None or isinstance(value, (bool, str)) else type(value)
 
 
 def _hops_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hops | None:
