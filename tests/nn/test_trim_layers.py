@@ -10,7 +10,7 @@ import torch
 import torch_geometric
 import torch_geometric.nn as pyg
 from graphs import random_hetero
-from pyg_layers import CASES, Case
+from pyg_layers import CASES, Case, with_columns
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from trimmed import WIDTH, assert_same, batch_of, compare, graph, loader, step, within
@@ -126,6 +126,16 @@ def pairs():
 def test_batches_may_have_any_number_of_hops_seeds_and_edges(name, kind, batches):
     batch = batches[kind]
     assert batch.num_edges or kind == "no edges"
+    check(name, 2, batch, True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_batch_may_have_as_many_edges_as_vertices(name):
+    """A ring of 20 vertices, of which 4 are seeds, as far apart as they can be."""
+    ring = torch.arange(20)
+    data = with_columns(torch.stack([ring, (ring + 1) % 20]), 20, WIDTH, torch.Generator().manual_seed(4))
+    batch = batch_of(data, [1] * 5, input_nodes=torch.tensor([0, 5, 10, 15]), batch_size=4)
+    assert batch.num_nodes == batch.num_edges == 20
     check(name, 2, batch, True)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import random
 from collections.abc import Callable
 
 import numpy as np
@@ -70,6 +72,11 @@ def twice(m, x, e):
 
 def parallel(m, x, e):
     return m.first(m.second(x, e), e) * m.last(x, e) - m.lin(x)
+
+
+def columns(m, x, e):
+    h = m.first(x, e)
+    return m.mixed(torch.hstack([m.second(h, e), h])) + m.mixed(torch.column_stack((m.last(h, e), x)))
 
 
 def in_place(m, x, e):
@@ -264,7 +271,15 @@ def scattered(m, x, e):
     return m.last(sums, e)
 
 
+def joined_rows(m, x, e):
+    h = m.first(x, e)
+    k = m.last(h, e)
+    rows = torch.cat([h, h[:13], k[:13]], dim=-2)
+    return rows[-13:] + rows[:13] * rows.sum()
+
+
 ALL = [
+    joined_rows,
     mean,
     maximum,
     item,
@@ -363,7 +378,79 @@ def test_layers_with_hooks_are_exact(batch):
     assert_same(expected, step(salientpp.nn.trim(model), batch))
 
 
+# --- what models keep and draw ---------------------------------------------------------------------------------
+
+
+def test_lazy_layers_begin_as_in_the_plain_model(batch):
+    class Lazy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.lin = pyg.SAGEConv(-1, 8), nn.LazyBatchNorm1d(), nn.LazyLinear(8)
+            self.last = pyg.GATConv(-1, 4)
+
+        def forward(self, x, edge_index):
+            return self.last(self.lin(self.norm(self.first(x, edge_index))).relu(), edge_index)
+
+    steps = []
+    for trims in (False, True):
+        torch.manual_seed(2)
+        model = Lazy().double()
+        if trims:
+            salientpp.nn.trim(model)
+        torch.manual_seed(3)
+        for _ in range(2):
+            got = step(model, batch)
+            steps.append(got)
+    assert_same(steps[0], steps[2])
+    assert_same(steps[1], steps[3])
+    assert steps[3].num_out == batch.batch_size
+
+
+def test_the_first_pass_draws_nothing(batch):
+    """Nor from the generators of Python and numpy."""
+
+    def function(m, x, e):
+        h = m.first(x, e) * random.random() * np.random.rand()
+        return m.last(F.dropout(h, 0.5, training=False) * torch.rand(1, dtype=h.dtype), e)
+
+    steps = []
+    for trims in (False, True):
+        model = Between(function).double()
+        if trims:
+            salientpp.nn.trim(model)
+        random.seed(1), np.random.seed(1), torch.manual_seed(1)
+        steps.append(step(model, batch))
+        steps[-1].tensors["next"] = torch.tensor([random.random(), np.random.rand(), float(torch.rand(1))])
+    assert_same(*steps)
+
+
 # --- what differs from batch to batch --------------------------------------------------------------------------
+
+
+def test_arguments_that_choose_have_their_own_plans(batch):
+    class Chooses(Between):
+        def forward(self, x, edge_index, centred=False, kind="a"):
+            h = self.first(x, edge_index)
+            h = h - h.mean(0) if centred else h
+            return self.last(h, edge_index) if kind == "a" else self.last(h.flip(0), edge_index)
+
+    model = Chooses(skip).double()
+    trimmed = salientpp.nn.trim(copy.deepcopy(model))
+    for options in ({}, {"centred": True}, {"kind": "b"}, {"centred": False}):
+        call = lambda model, batch, options=options: model(batch.x, batch.edge_index, **options)  # noqa: E731
+        assert_same(step(model, batch, call), step(trimmed, batch, call))
+
+
+def test_numbers_of_rows_that_do_not_fit_are_an_error_in_words(batch):
+    def function(m, x, e):
+        return torch.einsum("nc,nc->n", m.last(m.second(m.first(x, e), e), e), x)
+
+    model = salientpp.nn.trim(Between(function).double())
+    with pytest.raises(
+        RuntimeError,
+        match=r"einsum of Between was given 13 and \d+ rows of one batch.*leave it out for this model",
+    ):
+        step(model, batch)
 
 
 def test_a_model_that_calls_other_layers_in_a_later_batch_is_refused_in_words(data):
