@@ -1,4 +1,4 @@
-"""What users do with models, done with trimmed ones: copies, files, wrappers, errors, threads, other modes."""
+"""What users do with models, done with trimmed ones: copies, files, wrappers, errors, threads, memory."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import copy
 import gc
 import io
 import pickle
-import subprocess
-import sys
 import threading
 import weakref
 from pathlib import Path
@@ -300,67 +298,6 @@ def test_a_second_thread_is_refused_in_words(batch):
     assert run_in_threads(lambda: model(batch.x, batch.edge_index).size(0)) == [13]
 
 
-# --- other modes -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", [pyg.GraphSAGE, pyg.GCN, pyg.GAT, pyg.GIN])
-def test_autocast_is_close_to_the_plain_model_under_autocast(kind, batch):
-    torch.manual_seed(1)
-    model = kind(WIDTH, 8, 3, 4)
-    trimmed = salientpp.nn.trim(copy.deepcopy(model))
-    gradients = []
-    for each in (model, trimmed):
-        with torch.autocast("cpu", torch.bfloat16):
-            out = each(batch.x.float(), batch.edge_index)[:13]
-        out.float().square().mean().backward()
-        gradients.append([out.float(), *(value.grad for value in each.parameters())])
-        assert out.dtype in (torch.bfloat16, torch.float32)
-    for expected, got in zip(*gradients):
-        torch.testing.assert_close(got, expected, rtol=0.1, atol=0.05)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", [pyg.GraphSAGE, pyg.GCN, pyg.GAT])
-def test_other_dtypes_are_close(kind, dtype, batch):
-    torch.manual_seed(1)
-    model = kind(WIDTH, 8, 2, 4).to(dtype)
-    trimmed = salientpp.nn.trim(copy.deepcopy(model))
-    try:
-        expected = model(batch.x.to(dtype), batch.edge_index)[:13]
-    except RuntimeError as error:
-        pytest.skip(f"the plain model: {error}")
-    got = trimmed(batch.x.to(dtype), batch.edge_index)[:13]
-    assert got.dtype == expected.dtype
-    bound = {torch.float32: 1e-5, torch.bfloat16: 0.1, torch.float16: 0.01}[dtype]
-    torch.testing.assert_close(got, expected, rtol=bound, atol=bound)
-
-
-@pytest.mark.parametrize("order", ["trim(compile)", "compile(trim)"])
-def test_compiled_models_are_exact(order, batch):
-    torch._dynamo.reset()
-    model = network()
-    expected = step(model, batch)
-    if order == "compile(trim)":
-        other = torch.compile(salientpp.nn.trim(copy.deepcopy(model)), backend="eager")
-    else:
-        other = salientpp.nn.trim(torch.compile(copy.deepcopy(model), backend="eager"))
-    for _ in range(2):
-        got = step(other, batch)
-        got.tensors = {name.removeprefix("_orig_mod."): value for name, value in got.tensors.items()}
-        assert_same(expected, got)
-    torch._dynamo.reset()
-
-
-def test_a_compiled_part_between_layers_is_exact(batch):
-    torch._dynamo.reset()
-    model = network()
-    expected = step(model, batch)
-    model.act = torch.compile(nn.ReLU(), backend="eager")
-    got = step(salientpp.nn.trim(model), batch)
-    assert_same(expected, got)
-    torch._dynamo.reset()
-
-
 # --- memory ----------------------------------------------------------------------------------------------------
 
 
@@ -381,25 +318,3 @@ def test_no_model_keeps_a_batch(data):
         del batch, out
         gc.collect()
         assert not any(reference() is not None for reference in references)
-
-
-# --- processes -------------------------------------------------------------------------------------------------
-
-
-def printed(*arguments: str) -> list[str]:
-    ran = subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, timeout=300)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout.splitlines()
-
-
-def test_runs_are_the_same_bit_for_bit_also_resumed(tmp_path):
-    state = str(tmp_path / "state.pt")
-    whole = printed("0", "6", state)
-    assert printed("0", "3", state) == whole[:3]
-    assert printed("3", "6", state) == whole[3:]
-    assert all(line.split()[1] == line.split()[2] for line in whole), "rows of the output are those of the seeds"
-
-
-def test_batches_drawn_before_trim_are_those_of_the_plain_model(tmp_path):
-    (line,) = printed("before")
-    assert line == "True 0"

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from pyg_layers import with_columns
-from torch import Tensor
+from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn.conv import MessagePassing
 
@@ -143,3 +144,25 @@ def assert_same(expected: Step, got: Step, tolerance: float = 1e-10) -> None:
             assert not value.any() and not other.any(), name
         else:
             torch.testing.assert_close(other, value, msg=lambda text, name=name: f"{name}: {text}", **close)
+
+
+class Between(nn.Module):
+    """Three layers, and a function that calls them."""
+
+    def __init__(self, function: Callable[[Between, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.function = function
+        self.first, self.second = pyg.SAGEConv(WIDTH, WIDTH), pyg.GCNConv(WIDTH, WIDTH)
+        self.last = pyg.GATConv(WIDTH, WIDTH)
+        self.same = pyg.GraphConv(WIDTH, WIDTH)
+        self.lin, self.mixed = nn.Linear(WIDTH, WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.gru = nn.GRU(WIDTH, WIDTH, batch_first=True)
+        self.cell, self.lstm_cell = nn.GRUCell(WIDTH, WIDTH), nn.LSTMCell(WIDTH, WIDTH)
+        self.bilinear = nn.Bilinear(WIDTH, WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.rand(1, WIDTH))
+        self.gate = nn.Parameter(torch.rand(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.function(self, x, edge_index)
