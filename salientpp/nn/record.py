@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch_geometric.nn import Aggregation, HeteroLinear
 from torch_geometric.nn.conv import MessagePassing
 
-from salientpp.nn.layer_call import arguments_of, can_cut
+from salientpp.nn.layer_call import arguments_of, can_cut, edges_in
 from salientpp.nn.layers import layer_of
 from salientpp.nn.trace import Plan, Recorder, tensors_of
 from salientpp.sampling.hops import Hops
@@ -106,6 +106,18 @@ class _Reads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _has_all_rows(arguments: dict[str, Any], hops: Hops) -> bool:
+    """Whether a layer gets rows of the batch's vertices, and not of others that the model has added or left out."""
+    relation = edges_in(list(arguments.values()))[0].relation
+    source, target = (None, None) if relation is None else (relation[0], relation[-1])
+    x = arguments.get("x")
+    if isinstance(x, (tuple, list)):
+        types = [(source, x[0]), (target, x[-1])]
+    else:
+        types = list(x.items()) if isinstance(x, dict) else [(source, x)]
+    return all(rows.size(0) == hops.num_nodes[type_][-1] for type_, rows in types if isinstance(rows, torch.Tensor))
+
+
 def _is_checkpointed() -> bool:
     """Whether ``torch.utils.checkpoint`` calls what is called, once more in the backward, where no layer is cut."""
     frame = sys._getframe()
@@ -134,7 +146,7 @@ def _call(
         return forward(*args, **kwargs)
     facts, arguments = layer_of(conv), arguments_of(conv, args, kwargs)
     cuts = recorder.unseen(lambda: can_cut(conv, forward, arguments, hops))
-    if facts is None or not cuts or _is_checkpointed():
+    if facts is None or not cuts or _is_checkpointed() or not _has_all_rows(arguments or {}, hops):
         return recorder.whole_call(path, [args, kwargs], lambda: forward(*args, **kwargs))
     rows = [value for name, value in (arguments or {}).items() if not name.startswith("edge")]
     number = recorder.begin_call(path, [args, kwargs], rows)

@@ -28,7 +28,7 @@ def _functions(names: str) -> frozenset[Any]:
 #: Functions of several tensors that work on each row by itself, and broadcast.
 _ALIGNED = _functions(
     "add sub subtract mul multiply div divide true_divide truediv pow maximum minimum max min fmax fmin lerp addcmul addcdiv "
-    "where fmod remainder atan2 hypot logaddexp xlogy "
+    "where masked_fill fmod remainder atan2 hypot logaddexp xlogy "
     "copysign eq ne lt le gt ge and or xor logical_and logical_or logical_xor cosine_similarity pairwise_distance"
 )
 #: The same for functions that do not broadcast, and for those that may join columns.

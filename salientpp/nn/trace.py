@@ -173,6 +173,8 @@ class Recorder(TorchDispatchMode):
         """The plan of a model that gave ``out``."""
         self._new_node(0, self._nodes_of(out))
         self._nodes[-1].hops = 0
+        for call in self._calls:  # outputs may also leave by ways that are not seen, as in an object or an attribute
+            self._nodes[call.end].hops = max(0, self._nodes[call.end].hops)
         for node in reversed(self._nodes):
             if node.hops >= 0:
                 for parent in _bits(node.parents):
@@ -181,7 +183,7 @@ class Recorder(TorchDispatchMode):
         return [
             Call(
                 call.layer,
-                ALL if call.is_whole else max(0, self._nodes[call.end].hops),
+                ALL if call.is_whole else self._nodes[call.end].hops,
                 ALL if call.is_whole else max(0, self._nodes[call.begin].hops),
                 call.is_whole,
             )
@@ -444,6 +446,7 @@ def _rows_of_seeds(op: _Operation) -> str:
     is_of_seeds = (
         op.is_given("self")
         and len(op.given) == 1
+        and op.number > op.num_seeds  # else it says nothing about other batches
         and all(each is None for each in indices[1:])
         and isinstance(first, Tensor)
         and first.dtype in (torch.int64, torch.int32)

@@ -99,7 +99,7 @@ def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
         )
     demand.hops = True  # in a process that loaded the model
     hops = _hops_of(args, kwargs)
-    if hops is None:
+    if hops is None or all(counts[0] == counts[-1] for counts in hops.num_nodes.values()):  # all vertices are seeds
         return
     modes = tuple(module.training for module in model.modules())
     key = (modes, *map(_choice, args), *((name, _choice(each)) for name, each in kwargs.items()))

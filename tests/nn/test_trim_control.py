@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
+from torch_geometric.data import Data
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.utils import degree
 from trimmed import WIDTH, Between, assert_same, batch_of, compare, graph, loader, step
@@ -83,6 +85,102 @@ def test_layers_with_hooks_are_exact(batch):
     model.second.register_propagate_forward_hook(lambda *given: given[-1] * 2)
     expected = step(model, batch)
     assert_same(expected, step(salientpp.nn.trim(model), batch))
+
+
+# --- what models give and take -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Output:
+    rows: Tensor
+
+
+def returned_object(m, x, e):
+    return Output(m.last(m.second(m.first(x, e), e), e))
+
+
+def returned_batch(m, x, e):
+    return Data(h=m.last(m.second(m.first(x, e), e), e))
+
+
+def kept_aside(m, x, e):
+    m.kept = m.last(m.second(m.first(x, e), e), e)
+    return {"nothing": 0}
+
+
+@pytest.mark.parametrize(
+    ("function", "read"),
+    [
+        (returned_object, lambda model, out: out.rows),
+        (returned_batch, lambda model, out: out.h),
+        (kept_aside, lambda model, out: model.kept),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_rows_of_seeds_are_right_wherever_they_go(function, read, batch):
+    compare(Between(function).double(), batch, lambda model, batch: read(model, model(batch.x, batch.edge_index)))
+
+
+def test_vertices_that_a_model_adds(batch):
+    """A row for each vertex of the batch, and one more."""
+
+    def function(m, x, e):
+        x = torch.cat([x, m.scale.to(x.dtype)])
+        h = m.first(x, e).relu()
+        h = h + h[-1]
+        h = m.second(h, e)
+        return m.last(h + h[-1:].exp(), e)[:-1]
+
+    compare(Between(function).double(), batch)
+
+
+@pytest.mark.parametrize(
+    "reads", [lambda h: h[torch.arange(h.size(0) - 1, -1, -1)], lambda h: h.flip(0), lambda h: h - h.mean(0)]
+)
+def test_a_first_batch_of_seeds_alone_makes_no_plan_for_others(reads, data):
+    model = Between(lambda m, x, e: m.last(reads(m.first(x, e)), e)).double()
+    trimmed = salientpp.nn.trim(copy.deepcopy(model))
+    batches = list(loader(data, input_nodes=torch.tensor([*range(282, 290), *range(8)]), batch_size=4))
+    assert [batch.num_nodes == batch.batch_size for batch in batches] == [True, True, False, False]
+    for batch in batches:
+        assert_same(step(model, batch), step(trimmed, batch))
+
+
+def test_masks_of_all_vertices(batch):
+    def function(m, x, e):
+        h = m.first(x, e).masked_fill(x > 1, 0.5)
+        h = torch.where((x[:, :1] > 0), m.second(h, e), 0.1)
+        h = h.masked_fill_((x < -1).any(1, keepdim=True), 2.0)
+        return m.last(h * (x.sum(1) > 0).unsqueeze(-1), e)
+
+    _, got = compare(Between(function).double(), batch)
+    assert got.rows[-1] == batch.batch_size and got.rows[0] < batch.num_nodes
+
+
+def test_one_list_of_edges_given_twice(batch):
+    class Signed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.first, self.last = pyg.SignedConv(WIDTH, WIDTH, True), pyg.SignedConv(WIDTH, WIDTH, False)
+
+        def forward(self, x, e):
+            return self.last(self.first(x, e, e).tanh(), e, e)
+
+    compare(Signed().double(), batch)
+
+
+def test_edges_against_their_direction(batch):
+    class Against(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.first, self.last = pyg.SAGEConv(WIDTH, WIDTH, flow="target_to_source"), pyg.GCNConv(WIDTH, WIDTH)
+
+        def forward(self, x, e):
+            return self.last(self.first(self.last(x, e.flip(0)), e), e)
+
+    compare(Against().double(), batch)
 
 
 # --- what models keep and draw ---------------------------------------------------------------------------------
