@@ -57,6 +57,7 @@ class Run(TorchFunctionMode):
         self._next = 0
         self._is_inside = False
         self._numbers = {count for counts in hops.num_nodes.values() for count in counts}
+        self._numbers_but_1 = self._numbers - {1}
         calls = {
             module: {"forward": functools.partial(self._call, module, path, module.forward)}
             for path, module in model.named_modules()
@@ -100,9 +101,8 @@ class Run(TorchFunctionMode):
             layer = LayerCall(conv, call, arguments, self._hops)
             if not layer.is_one_hop or any(type(each) not in _PLAIN for each in tensors_of(arguments)):
                 return layer.run(forward)
-            with (
-                torch._C.DisableTorchFunction()
-            ):  # no tensors of more and of fewer rows meet inside, and this mode costs time
+            # No tensors of more and of fewer rows meet inside, and this mode costs time.
+            with torch._C.DisableTorchFunction():
                 return layer.run(forward)
         finally:
             self._is_inside = False
