@@ -15,6 +15,7 @@ import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
 from torch_geometric.nn import Aggregation, HeteroLinear
 from torch_geometric.nn.conv import MessagePassing
+from torch_geometric.nn.models import rev_gnn
 
 from salientpp.nn.layer_call import arguments_of, can_cut, edges_in
 from salientpp.nn.layers import layer_of
@@ -34,14 +35,21 @@ _NORMS = (
     "LayerNorm",
 )
 
+#: Files whose functions call layers in the forward and once more in the backward.
+_CALL_AGAIN = frozenset([torch.utils.checkpoint.__file__, rev_gnn.__file__])
 _READS = frozenset(["numpy", "__array__", "__dlpack__", "tolist", "data_ptr"])
 
 
 def record(
-    model: torch.nn.Module, hops: Hops, norms_are_row_wise: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+    model: torch.nn.Module,
+    hops: Hops,
+    norms_are_row_wise: bool,
+    frame: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Plan:
-    """The plan of a model for the batches of a loader, by a call with these arguments."""
-    recorder = Recorder(min(counts[0] for counts in hops.num_nodes.values()))
+    """The plan of a model for the batches of a loader, by a call with these arguments. ``frame``: Python's, that calls the model."""
+    recorder = Recorder(min(counts[0] for counts in hops.num_nodes.values()), frame)
     values: dict[torch.nn.Module, dict[str, Any]] = {}
     for path, module in model.named_modules():
         if isinstance(module, MessagePassing):
@@ -118,13 +126,13 @@ def _has_all_rows(arguments: dict[str, Any], hops: Hops) -> bool:
     return all(rows.size(0) == hops.num_nodes[type_][-1] for type_, rows in types if isinstance(rows, torch.Tensor))
 
 
-def _is_checkpointed() -> bool:
-    """Whether ``torch.utils.checkpoint`` calls what is called, once more in the backward, where no layer is cut."""
-    frame = sys._getframe()
-    while frame is not None and frame.f_code is not record.__code__:
-        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+def is_called_again(until: Any) -> bool:
+    """Whether what is called, by a frame further in than ``until``, will be called once more in the backward, where no layer is cut."""
+    frame: Any = sys._getframe()
+    while frame is not None and frame is not until:
+        if frame.f_code.co_filename in _CALL_AGAIN:
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False
 
 
@@ -146,7 +154,7 @@ def _call(
         return forward(*args, **kwargs)
     facts, arguments = layer_of(conv), arguments_of(conv, args, kwargs)
     cuts = recorder.unseen(lambda: can_cut(conv, forward, arguments, hops))
-    if facts is None or not cuts or _is_checkpointed() or not _has_all_rows(arguments or {}, hops):
+    if facts is None or not cuts or is_called_again(recorder.frame) or not _has_all_rows(arguments or {}, hops):
         return recorder.whole_call(path, [args, kwargs], lambda: forward(*args, **kwargs))
     rows = [value for name, value in (arguments or {}).items() if not name.startswith("edge")]
     number = recorder.begin_call(path, [args, kwargs], rows)

@@ -13,7 +13,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.batch.edges import BatchEdges
 from salientpp.nn.layer_call import LayerCall, arguments_of, can_cut
-from salientpp.nn.record import attributes, is_row_wise
+from salientpp.nn.record import attributes, is_called_again, is_row_wise
 from salientpp.nn.trace import Plan, tensors_of
 from salientpp.sampling.hops import Hops
 
@@ -49,9 +49,10 @@ class Run(TorchFunctionMode):
     Tensors of more and of fewer rows of one batch meet between layers, as in skip connections. What works on each row by itself gets the rows that all have.
     """
 
-    def __init__(self, model: torch.nn.Module, plan: Plan, hops: Hops) -> None:
+    def __init__(self, model: torch.nn.Module, plan: Plan, hops: Hops, frame: Any) -> None:
         super().__init__()
         self.model = model
+        self._frame = frame  # of Python, that calls the model
         self._plan = plan
         self._hops = hops
         self._next = 0
@@ -97,6 +98,11 @@ class Run(TorchFunctionMode):
                 raise RuntimeError(
                     f"{type(conv).__name__} ({path}) was given the batch's edges when {name} was first called, and others or further arguments now; a model "
                     "that is trimmed must use the same edges in every call: leave salientpp.nn.trim out"
+                )
+            if is_called_again(self._frame):
+                raise RuntimeError(
+                    f"{type(conv).__name__} ({path}) of {name} is called by torch.utils.checkpoint, though not where gradients are off; its backward gives it "
+                    "all edges and some rows: leave salientpp.nn.trim out or the checkpoint, which saves less memory in a model that is trimmed"
                 )
             layer = LayerCall(conv, call, arguments, self._hops)
             if not layer.is_one_hop or any(type(each) not in _PLAIN for each in tensors_of(arguments)):

@@ -74,10 +74,12 @@ class Recorder(TorchDispatchMode):
 
     Args:
         num_seeds: rows of every type that are needed at the end at most; a slice of so many first rows keeps rows where they are.
+        frame: Python's frame that calls the model.
     """
 
-    def __init__(self, num_seeds: int) -> None:
+    def __init__(self, num_seeds: int, frame: Any) -> None:
         super().__init__()
+        self.frame = frame
         self._num_seeds = num_seeds
         self._nodes: list[_Node] = []
         self._rows: dict[StorageWeakRef, _Rows] = {}

@@ -109,8 +109,8 @@ def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
     trimmed.caller = threading.current_thread()
     try:
         if key not in trimmed.plans:
-            trimmed.plans[key] = record(model, hops, trimmed.norms == "needed rows", args, kwargs)
-        run = Run(model, trimmed.plans[key], hops)
+            trimmed.plans[key] = record(model, hops, trimmed.norms == "needed rows", _thread.frame, args, kwargs)
+        run = Run(model, trimmed.plans[key], hops, _thread.frame)
         run.__enter__()
     except BaseException:
         _thread.frame, trimmed.caller = None, None

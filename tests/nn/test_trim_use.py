@@ -301,10 +301,13 @@ def test_a_second_thread_is_refused_in_words(batch):
 # --- memory ----------------------------------------------------------------------------------------------------
 
 
-def test_no_model_keeps_a_batch(data):
+def test_no_model_keeps_a_batch(data, request):
     model = salientpp.nn.trim(network("batch_norm"))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     references = []
+    gc.collect()
+    gc.disable()  # nothing waits for it
+    request.addfinalizer(gc.enable)
     for training in (True, False, True):
         model.train(training)
         for batch in loader(data, batch_size=4, drop_last=True):
@@ -316,5 +319,4 @@ def test_no_model_keeps_a_batch(data):
                 optimizer.step()
             references.append(weakref.ref(out))
         del batch, out
-        gc.collect()
         assert not any(reference() is not None for reference in references)
