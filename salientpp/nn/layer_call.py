@@ -18,7 +18,8 @@ from torch_geometric.nn.conv import MessagePassing
 from salientpp.batch.edges import BatchEdges, edges_of
 from salientpp.nn import forwards, products
 from salientpp.nn.layers import Layer, layer_of, linear_form, pair_of, with_helpers
-from salientpp.nn.trace import ALL, Call, tensors_of
+from salientpp.nn.rules import tensors_of
+from salientpp.nn.trace import ALL, Call
 from salientpp.sampling.edge_lists import EdgeLists
 from salientpp.sampling.hops import Hops, Relation, demand
 

@@ -19,7 +19,8 @@ from torch_geometric.nn.models import rev_gnn
 
 from salientpp.nn.layer_call import arguments_of, can_cut, edges_in
 from salientpp.nn.layers import layer_of
-from salientpp.nn.trace import Plan, Recorder, tensors_of
+from salientpp.nn.rules import tensors_of
+from salientpp.nn.trace import Plan, Recorder
 from salientpp.sampling.hops import Hops
 
 #: Beginnings of the names of modules whose statistics are those of all rows that they get.

@@ -14,7 +14,8 @@ from torch_geometric.nn.conv import MessagePassing
 from salientpp.batch.edges import BatchEdges
 from salientpp.nn.layer_call import LayerCall, arguments_of, can_cut
 from salientpp.nn.record import attributes, is_called_again, is_row_wise
-from salientpp.nn.trace import Plan, tensors_of
+from salientpp.nn.rules import tensors_of
+from salientpp.nn.trace import Plan
 from salientpp.sampling.hops import Hops
 
 
