@@ -17,7 +17,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.batch.edges import BatchEdges, edges_of
 from salientpp.nn import forwards, products
-from salientpp.nn.layers import Layer, layer_of, linear_form, pair_of, with_helpers
+from salientpp.nn.layers import Layer, layer_of, linear_form, pair_of, reduction_of, with_helpers
 from salientpp.nn.rules import tensors_of
 from salientpp.nn.trace import ALL, Call
 from salientpp.sampling.edge_lists import EdgeLists
@@ -143,8 +143,10 @@ class LayerCall:
         num_edges = hops.edges_into(self.relation, call.in_hops - 1)
         total = hops.num_edges[self.relation][-1]
         facts = layer_of(self.conv)
-        self.is_one_hop = call.in_hops == min(ALL, call.out_hops + 1)
-        pairs = facts.pairs if facts is not None and self.is_one_hop else ()
+        is_one_hop = call.in_hops == min(ALL, call.out_hops + 1)
+        pairs = facts.pairs if facts is not None and is_one_hop else ()
+        # No tensors of more and of fewer rows meet inside: those that do come as pairs.
+        self.is_aligned = bool(pairs) or (type(self.conv) is pyg.GCNConv and is_one_hop)
         self.arguments: dict[str, Any] = {}
         for name, value in arguments.items():
             if isinstance(value, dict):
@@ -222,7 +224,7 @@ class LayerCall:
             return self._gcn if x.dim() == 2 and self._sums_first(x.size(1), conv.out_channels) else None
         if type(conv) is pyg.SAGEConv and form is not None and is_pair and forwards.can_add_in_place(conv, x):
             return self._sage
-        if type(conv) is pyg.GATConv and is_pair and self._has_no_attributes and forwards.can_score_inputs(conv):
+        if type(conv) is pyg.GATConv and is_pair and self._is_attention and forwards.can_score_inputs(conv):
             return self._gat_of_inputs
         return None
 
@@ -252,12 +254,13 @@ class LayerCall:
         return forwards.gat(self.conv, x, attend)
 
     @property
-    def _has_no_attributes(self) -> bool:
-        return self._whole.get("edge_attr") is None
+    def _is_attention(self) -> bool:
+        """Whether a layer of :data:`_FUSED` weighs rows by scores and nothing else."""
+        return self._whole.get("edge_attr") is None and reduction_of(self.conv) is not None
 
     def _helpers(self) -> dict[str, Callable[..., Any]]:
         helpers: dict[str, Callable[..., Any]] = {"gcn_norm": self._gcn_norm}
-        if type(self.conv).edge_update in _SCORES and self._has_no_attributes:
+        if type(self.conv).edge_update in _SCORES and self._is_attention:
             helpers |= {"remove_self_loops": lambda edge_index, edge_attr=None: (edge_index, edge_attr)}
             helpers |= {"add_self_loops": lambda edge_index, edge_attr=None, **_: (self._looped(), edge_attr)}
         return helpers
@@ -290,10 +293,10 @@ class LayerCall:
         lists = self._of_batch(add_self_loops)
         weight = self._whole.get("edge_weight")
         fill = 2.0 if improved else 1.0
-        key = ("gcn_norm", self.relation, add_self_loops, fill, dtype, self._device)
+        key = ("gcn_norm", self.relation, add_self_loops, dtype, self._device)
         norm = self.hops.kept.get(key) if weight is None else None
         if norm is None:
-            norm = _symmetric(lists, weight, fill, dtype)
+            norm = _symmetric(lists, weight, fill, dtype, self.hops.edge_index[self.relation])
         if weight is None:
             self.hops.kept[key] = norm
         if linear_form(self.conv) is not None:
@@ -341,22 +344,22 @@ class LayerCall:
             return None
         name, reduction = form
         weight = None if name is None else given.get(name)
-        if weight is not None and (weight.dim() != 1 or reduction in ("max", "min")):
+        if weight is not None and weight.dim() != 1:
             return None
         number = self._num_targets(given["x"])
         if weight is not None:
             weight = weight[: lists.num_places(number)]
         if source.dim() == 2:
-            return products.reduce_sources(lists, source, number, reduction, weight)
+            return _reduced(lists, source, number, reduction, weight)
         rows = source.movedim(conv.node_dim, 0)
-        out = products.reduce_sources(lists, rows.flatten(1), number, reduction, weight).view(number, *rows.shape[1:])
+        out = _reduced(lists, rows.flatten(1), number, reduction, weight).view(number, *rows.shape[1:])
         if conv.node_dim % source.dim():  # the layer goes on with the rows that it gave
             out = torch.cat([out, rows.new_zeros(rows.size(0) - number, *rows.shape[1:])])
         return out.movedim(0, conv.node_dim)
 
     def _edge_updater(self, edge_index: Any, size: Any = None, **given: Any) -> Any:
         lists, score = self._lists_of(edge_index, given), _SCORES.get(type(self.conv).edge_update)
-        if lists is None or score is None or given.get("edge_attr") is not None:
+        if lists is None or score is None or not self._is_attention:
             return type(self.conv).edge_updater(self.conv, edge_index, size=size, **given)
         alpha = score(self, lists.to(self._device), given)
         return F.dropout(alpha, p=self.conv.dropout, training=self.conv.training)
@@ -364,10 +367,10 @@ class LayerCall:
     # --- attention: scores of edges [e, H], and what is weighted by them [n, H, C] ---------------------------------
 
     def _weighted(self, lists: EdgeLists, given: dict[str, Any]) -> Tensor | None:
-        rows, alpha = given["x"], given["alpha"]
-        if given.get("alpha") is None or pair_of(rows)[0].dim() != 3:
+        rows, reduction = given["x"], reduction_of(self.conv)
+        if reduction is None or not self._is_attention:
             return None
-        return products.reduce_sources(lists, pair_of(rows)[0], self._num_targets(rows), "sum", alpha)
+        return _reduced(lists, pair_of(rows)[0], self._num_targets(rows), reduction, given["alpha"])
 
     def _gat(self, lists: EdgeLists, given: dict[str, Any]) -> Tensor:
         source, target = given["alpha"]
@@ -384,7 +387,8 @@ class LayerCall:
         return products.softmax_by_target(lists, scores, number)
 
     def _transformer(self, lists: EdgeLists, given: dict[str, Any]) -> Tensor | None:
-        if given.get("edge_attr") is not None:
+        reduction = reduction_of(self.conv)
+        if reduction is None or not self._is_attention:
             return None
         conv, query, key, value = self.conv, given["query"], given["key"], given["value"]
         number = query.size(0)
@@ -392,21 +396,44 @@ class LayerCall:
         alpha = products.softmax_by_target(lists, scores, number)
         conv._alpha = alpha
         alpha = F.dropout(alpha, p=conv.dropout, training=conv.training)
-        return products.reduce_sources(lists, value, number, "sum", alpha)
+        return _reduced(lists, value, number, reduction, alpha)
 
 
-def _symmetric(lists: EdgeLists, weight: Tensor | None, fill: float, dtype: torch.dtype | None) -> Tensor:
+def _reduced(lists: EdgeLists, rows: Tensor, number: int, reduction: str, weight: Tensor | None) -> Tensor:
+    """Rows of targets from rows of sources; the extremes of weighted rows take a row for each edge."""
+    if weight is None or reduction in ("sum", "mean"):
+        return products.reduce_sources(lists, rows, number, reduction, weight)
+    values = products.take_sources(lists, rows, number) * weight.unsqueeze(-1)
+    return products.reduce_edges(lists, values, number, reduction)
+
+
+def _with_repeated_loops(lists: EdgeLists, own: Tensor, weight: Tensor, edge_index: Tensor) -> Tensor:
+    """The same weights, whose gradient reaches every loop of a vertex with several; PyG takes the weight of the last, and passes the gradient to all."""
+    assert lists.edge is not None  # these are lists with self-loops
+    loops = (edge_index[0] == edge_index[1]).nonzero().view(-1)
+    vertices, loops = edge_index[1, loops].to(weight.device), loops.to(weight.device)
+    place = lists.indptr[vertices + 1] - 1
+    others = lists.edge[place] != loops
+    more = weight[loops[others]]
+    return own.index_add(0, place[others], more - more.detach())
+
+
+def _symmetric(
+    lists: EdgeLists, weight: Tensor | None, fill: float, dtype: torch.dtype | None, edge_index: Tensor
+) -> Tensor:
     """Weights 1/sqrt(degree of source * degree of target) of all edges, times their own; [places]."""
     number = lists.indptr.numel() - 1
     if weight is None:
-        own = torch.ones(lists.source.numel(), dtype=dtype, device=lists.indptr.device)
-        if fill != 1 and lists.edge is not None:
-            own = own.masked_fill(lists.edge < 0, fill)
+        own = torch.ones(
+            lists.source.numel(), dtype=dtype, device=lists.indptr.device
+        )  # PyG fills in weights only where there are some
     elif lists.edge is None:
         own = weight
     else:
         edge = torch.where(lists.edge >= 0, lists.edge, weight.numel())
         own = torch.cat([weight, weight.new_full((1,), fill)])[edge]
+        if weight.requires_grad:
+            own = _with_repeated_loops(lists, own, weight, edge_index)
     root = products.reduce_edges(lists, own, number, "sum").pow(-0.5)
     root = root.masked_fill(root == float("inf"), 0)
     return products.take_sources(lists, root, number) * own * products.take_targets(lists, root, number)

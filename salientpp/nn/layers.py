@@ -139,18 +139,26 @@ def linear_form(conv: MessagePassing) -> tuple[str | None, str] | None:
 
     None where it is no such product.
     """
+    reduction, kind = reduction_of(conv), type(conv)
+    return (
+        None
+        if reduction is None or kind.message not in LINEAR_MESSAGES
+        else (LINEAR_MESSAGES[kind.message].weight, reduction)
+    )
+
+
+def reduction_of(conv: MessagePassing) -> str | None:
+    """What a layer makes of a target's messages: "sum", "mean", "max" or "min"; None where it is none of these, or does more."""
     kind = type(conv)
-    if kind.message not in LINEAR_MESSAGES or kind.aggregate is not MessagePassing.aggregate:
-        return None
-    if kind.update is not MessagePassing.update or conv.explain:
+    if kind.aggregate is not MessagePassing.aggregate or kind.update is not MessagePassing.update or conv.explain:
         return None
     hooks = (conv._message_forward_pre_hooks, conv._message_forward_hooks, conv._aggregate_forward_pre_hooks)
     if any(hooks) or conv._aggregate_forward_hooks or conv.decomposed_layers != 1:
         return None
-    reduce = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max", "MinAggregation": "min"}.get(
-        type(conv.aggr_module).__name__
-    )
-    return None if reduce is None else (LINEAR_MESSAGES[kind.message].weight, reduce)
+    return _REDUCTIONS.get(type(conv.aggr_module).__name__)
+
+
+_REDUCTIONS = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max", "MinAggregation": "min"}
 
 
 # --- what runs in a layer's place ---------------------------------------------------------------------------

@@ -106,10 +106,9 @@ class Run(TorchFunctionMode):
                     "all edges and some rows: leave salientpp.nn.trim out or the checkpoint, which saves less memory in a model that is trimmed"
                 )
             layer = LayerCall(conv, call, arguments, self._hops)
-            if not layer.is_one_hop or any(type(each) not in _PLAIN for each in tensors_of(arguments)):
+            if not layer.is_aligned or any(type(each) not in _PLAIN for each in tensors_of(arguments)):
                 return layer.run(forward)
-            # No tensors of more and of fewer rows meet inside, and this mode costs time.
-            with torch._C.DisableTorchFunction():
+            with torch._C.DisableTorchFunction():  # this mode costs time
                 return layer.run(forward)
         finally:
             self._is_inside = False
