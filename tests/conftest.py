@@ -1,6 +1,7 @@
 """What every test needs before torch is loaded, and how many examples property tests try."""
 
 import os
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,6 +22,16 @@ def _environment_of_the_next_test():
     if os.environ != before:
         os.environ.clear()
         os.environ.update(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _demand_of_the_next_module():
+    """Trimmed models ask that batches of their process know their hops; batches of other tests are those of processes without such models."""
+    yield
+    hops = sys.modules.get("salientpp.sampling.hops")
+    if hops is not None:
+        hops.demand.hops = False
+        hops.demand.lists.clear()
 
 
 # Examples share the folder of their test and name subfolders themselves; a slow machine is no fault.

@@ -138,5 +138,7 @@ def _product(indptr: Tensor, index: Tensor, values: Tensor, rows: Tensor) -> Ten
         return rows.new_zeros(shape[0], rows.size(1))
     with warnings.catch_warnings(), torch.autocast(rows.device.type, enabled=False):
         warnings.simplefilter("ignore")  # that CSR is in beta
-        matrix = torch.sparse_csr_tensor(indptr, index.long(), values, shape, check_invariants=False)
+        matrix = torch.sparse_csr_tensor(
+            indptr, index.long(), values, shape, check_invariants=False, device=rows.device
+        )
         return matrix @ rows
