@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from salientpp.fullgraph.normalise import Helpers, batch_norm
 from salientpp.fullgraph.outputs import mapped
 from salientpp.fullgraph.parameters import Substituted, check_gradients
 from salientpp.graph.quantiles import corrected
-from salientpp.nn.layers import linear_form, name_of, pair_of, source_names, with_helpers
+from salientpp.nn.layers import linear_form, name_of, pair_of, replaced, source_names, with_helpers
 from salientpp.ranks.failure import RankFailure
 from salientpp.store.directory.opened import PartitionedGraph
 
@@ -97,7 +96,7 @@ class DistributedModel(torch.nn.Module):
             stand_ins = {id(value): stand_in for value, stand_in in zip(trained, self.ranks.replicated(trained))}
             calling = self.ranks.agreement.calling(facts_of(self.module, self._number, x))
             self._hop, self.seen = 0, []
-            with calling, _replaced(self._replacements(stand_ins)), Substituted(stand_ins):
+            with calling, replaced(self._replacements(stand_ins)), Substituted(stand_ins):
                 out = self.module(given, *args, **kwargs)
             check_gradients(out, self.module, stand_ins)
             return mapped(out, self._own_rows) if self.graph.is_planned else out
@@ -282,23 +281,6 @@ class DistributedModel(torch.nn.Module):
         memo[id(self._helpers)] = Helpers(self.graph)
         copied.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
         return copied
-
-
-@contextlib.contextmanager
-def _replaced(replacements: Iterable[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
-    """While this lasts, some dictionaries have other values, (dictionary, key, value)."""
-    before: list[tuple[dict[str, Any], str, Any]] = []
-    try:
-        for owner, name, value in replacements:
-            before.append((owner, name, owner.get(name)))
-            owner[name] = value
-        yield
-    finally:
-        for owner, name, value in reversed(before):
-            if value is None:
-                del owner[name]
-            else:
-                owner[name] = value
 
 
 def _agree(module: torch.nn.Module, graph: LocalGraph, layout: str) -> None:

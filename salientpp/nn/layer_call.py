@@ -17,7 +17,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.batch.edges import BatchEdges, edges_of
 from salientpp.nn import forwards, products
-from salientpp.nn.layers import Layer, layer_of, linear_form, pair_of, reduction_of, with_helpers
+from salientpp.nn.layers import Layer, layer_of, linear_form, pair_of, reduction_of, replaced, with_helpers
 from salientpp.nn.rules import tensors_of
 from salientpp.nn.trace import ALL, Call
 from salientpp.sampling.edge_lists import EdgeLists
@@ -192,7 +192,7 @@ class LayerCall:
 
     def run(self, forward: Callable[..., Any]) -> Any:
         """What the layer gives for the rows of targets that are needed."""
-        conv, own = self.conv, vars(self.conv)
+        conv = self.conv
         placed = {
             "propagate": self._propagate,
             "edge_updater": self._edge_updater,
@@ -200,14 +200,8 @@ class LayerCall:
         }
         forward = placed.pop("forward", forward)
         forward = self._cheaper_forward() or forward
-        before = {name: own[name] for name in placed if name in own}
-        own.update(placed)
-        try:
+        with replaced([(vars(conv), name, method) for name, method in placed.items()]):
             out = forward(**self.arguments)
-        finally:
-            for name in placed:
-                del own[name]
-            own.update(before)
         if isinstance(out, dict):
             return {
                 type_: first_rows(rows, self.hops.nodes_within(type_, self.call.out_hops))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -168,6 +169,26 @@ def source_names(conv: MessagePassing, edge_level: bool) -> list[str]:
     """The arguments of ``propagate`` (or of ``edge_updater``) that the layer looks up by the edges' sources, in alphabetical order."""
     names = conv._edge_user_args if edge_level else conv._user_args
     return sorted({name[:-2] for name in names if name.endswith("_j")})
+
+
+@contextmanager
+def replaced(replacements: Iterable[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
+    """While this lasts, some dictionaries have other values, (dictionary, key, value)."""
+    before: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for owner, name, value in replacements:
+            before.append((owner, name, owner.get(name, _ABSENT)))
+            owner[name] = value
+        yield
+    finally:
+        for owner, name, value in reversed(before):
+            if value is _ABSENT:
+                del owner[name]
+            else:
+                owner[name] = value
+
+
+_ABSENT = object()
 
 
 def with_helpers(module: torch.nn.Module, helpers: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:

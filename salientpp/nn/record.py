@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.models import rev_gnn
 
 from salientpp.nn.layer_call import arguments_of, can_cut, edges_in
-from salientpp.nn.layers import layer_of
+from salientpp.nn.layers import layer_of, replaced
 from salientpp.nn.rules import tensors_of
 from salientpp.nn.trace import Plan, Recorder
 from salientpp.sampling.hops import Hops
@@ -51,48 +50,32 @@ def record(
 ) -> Plan:
     """The plan of a model for the batches of a loader, by a call with these arguments. ``frame``: Python's, that calls the model."""
     recorder = Recorder(min(counts[0] for counts in hops.num_nodes.values()), frame)
-    values: dict[torch.nn.Module, dict[str, Any]] = {}
+    seen: dict[torch.nn.Module, dict[str, Any]] = {}
     for path, module in model.named_modules():
         if isinstance(module, MessagePassing):
-            values[module] = {
+            seen[module] = {
                 "forward": functools.partial(_call, recorder, module, path, hops, module.forward),
                 "propagate": functools.partial(_seen, recorder.propagate, module.propagate),
                 "edge_updater": functools.partial(_seen, recorder.edge_updater, module.edge_updater),
             }
             for part in module.modules():
                 if not isinstance(part, (MessagePassing, Aggregation)):
-                    values[part] = {"forward": functools.partial(_seen, recorder.part, part.forward)}
+                    seen[part] = {"forward": functools.partial(_seen, recorder.part, part.forward)}
         elif is_row_wise(module) or (norms_are_row_wise and type(module).__name__.startswith(_NORMS)):
-            values[module] = {"forward": functools.partial(_seen, recorder.edge_updater, module.forward)}
+            seen[module] = {"forward": functools.partial(_seen, recorder.edge_updater, module.forward)}
     buffers = [(value, value.clone()) for value in model.buffers()]
     devices = {value.device for value in tensors_of([args, kwargs]) if value.device.type != "cpu"}
     forked = torch.random.fork_rng(devices, device_type=next(iter(devices)).type if devices else "cuda")
     others = random.getstate(), np.random.get_state()
     with forked, torch.no_grad():
-        with attributes(values), recorder, _Reads(recorder):
+        values = [(vars(module), name, value) for module, given in seen.items() for name, value in given.items()]
+        with replaced(values), recorder, _Reads(recorder):
             out = model.forward(*args, **kwargs)
         for value, before in buffers:
             value.copy_(before)
     random.setstate(others[0])
     np.random.set_state(others[1])
     return recorder.plan(out)
-
-
-@contextmanager
-def attributes(values: Mapping[torch.nn.Module, Mapping[str, Any]]) -> Iterator[None]:
-    """Set attributes of modules, and put back what was there."""
-    before = {
-        module: {name: vars(module)[name] for name in given if name in vars(module)} for module, given in values.items()
-    }
-    for module, given in values.items():
-        vars(module).update(given)
-    try:
-        yield
-    finally:
-        for module, given in values.items():
-            for name in given:
-                vars(module).pop(name, None)
-            vars(module).update(before[module])
 
 
 def is_row_wise(module: torch.nn.Module) -> bool:

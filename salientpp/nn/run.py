@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,7 +13,8 @@ from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.batch.edges import BatchEdges
 from salientpp.nn.layer_call import LayerCall, arguments_of, can_cut
-from salientpp.nn.record import attributes, is_called_again, is_row_wise
+from salientpp.nn.layers import replaced
+from salientpp.nn.record import is_called_again, is_row_wise
 from salientpp.nn.rules import tensors_of
 from salientpp.nn.trace import Plan
 from salientpp.sampling.hops import Hops
@@ -60,17 +61,15 @@ class Run(TorchFunctionMode):
         self._is_inside = False
         self._numbers = {count for counts in hops.num_nodes.values() for count in counts}
         self._numbers_but_1 = self._numbers - {1}
-        calls = {
-            module: {"forward": functools.partial(self._call, module, path, module.forward)}
-            for path, module in model.named_modules()
-            if isinstance(module, MessagePassing)
-        }
-        row_wise = {
-            module: {"forward": functools.partial(self._row_wise, module.forward)}
-            for module in model.modules()
-            if is_row_wise(module)
-        }
-        self._calls = attributes({**calls, **row_wise})
+        self._calls = replaced([(vars(module), "forward", call) for module, call in self._forwards()])
+
+    def _forwards(self) -> Iterator[tuple[torch.nn.Module, Callable[..., Any]]]:
+        """Modules, and what is called in the place of their forward."""
+        for path, module in self.model.named_modules():
+            if isinstance(module, MessagePassing):
+                yield module, functools.partial(self._call, module, path, module.forward)
+            elif is_row_wise(module):
+                yield module, functools.partial(self._row_wise, module.forward)
 
     def __enter__(self) -> Run:
         self._calls.__enter__()
