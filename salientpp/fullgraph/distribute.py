@@ -231,8 +231,8 @@ class DistributedModel(torch.nn.Module):
 
     def _product(self, conv: MessagePassing, edge_index: Any, given: dict[str, Any]) -> Tensor | None:
         """The layer's aggregation as a sparse product, where it is one and its matrix does not change; None elsewhere."""
-        form = linear_form(conv)
-        if form is None or form[1] == "min" or not isinstance(edge_index, Tensor):
+        form = _form(conv)
+        if form is None or not isinstance(edge_index, Tensor):
             return None
         name, reduce = form
         weight = None if name is None else given.get(name)
@@ -333,14 +333,20 @@ def _check(module: torch.nn.Module, graph: LocalGraph, layout: str) -> None:
     check_plan(graph, layout)
 
 
+def _form(conv: MessagePassing) -> tuple[str | None, str] | None:
+    """The layer as a sparse product that the layouts have; none has the minimum."""
+    form = linear_form(conv)
+    return None if form is None or form[1] == "min" else form
+
+
 def _reductions(module: torch.nn.Module) -> dict[str, str | None]:
     """Of each message-passing layer, by its place and class, how it reduces rows that a matrix multiplies; None where it does something else."""
     found: dict[str, str | None] = {}
     for path, conv in module.named_modules():
         if isinstance(conv, MessagePassing):
-            form = linear_form(conv)
+            form = _form(conv)
             draws = isinstance(conv, APPNP) and conv.dropout > 0  # other weights at each step
-            found[name_of(conv, path)] = None if form is None or form[1] == "min" or draws else form[1]
+            found[name_of(conv, path)] = None if form is None or draws else form[1]
     return found
 
 
