@@ -17,15 +17,11 @@ from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.batch.edges import BatchEdges, edges_of
 from salientpp.nn import forwards, products
-from salientpp.nn.layers import Layer, layer_of, linear_form, pair_of, reduction_of, replaced, with_helpers
+from salientpp.nn.layers import HOOKS, Layer, layer_of, linear_form, pair_of, reduction_of, replaced, with_helpers
 from salientpp.nn.rules import tensors_of
 from salientpp.nn.trace import ALL, Call
 from salientpp.sampling.edge_lists import EdgeLists
 from salientpp.sampling.hops import Hops, Relation, demand
-
-#: Ends of the names of PyG's own dictionaries of hooks.
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-_HOOKED = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
 
 
 @functools.cache
@@ -62,7 +58,7 @@ def can_cut(conv: MessagePassing, forward: Callable[..., Any], arguments: Mappin
         return False
     if getattr(forward, "__func__", None) is not kind.forward:
         return False
-    if any(getattr(conv, f"_{name}{end}") for name in _HOOKED for end in _HOOKS):
+    if any(getattr(conv, name) for name in HOOKS):
         return False
     if getattr(conv, "cached", False) or any(arguments.get(name) is not None for name in _EXCLUDING):
         return False

@@ -109,6 +109,14 @@ LAYERS: Mapping[str, Layer] = {
 TYPED_LAYERS: Mapping[str, Layer] = {"HGTConv": Layer(is_typed=True, hops=1)}
 
 
+#: Names of PyG's own dictionaries of hooks.
+HOOKS = tuple(
+    f"_{kind}_forward{side}_hooks"
+    for kind in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+    for side in ("_pre", "")
+)
+
+
 def layer_of(module: torch.nn.Module) -> Layer | None:
     """The facts of a layer of PyG's, or None for any other module; a subclass outside PyG is another one."""
     kind = type(module)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, MessagePassing
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, SumAggregation
 
-from salientpp.nn.layers import LINEAR_MESSAGES
+from salientpp.nn.layers import HOOKS, LINEAR_MESSAGES
 from salientpp.ways.sums.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, Marked, mark, marked_in
 
 #: Which of the loader's reductions an aggregation can go on with.
@@ -31,13 +31,6 @@ _WHY_NOT = {
     "SoftmaxAggregation": "which weighs each message by all others",
     "MultiAggregation": "and one reduction cannot stand for several",
 }
-
-#: Ends of the names of PyG's own dictionaries of hooks.
-_HOOKS = tuple(
-    f"_{kind}_forward{side}_hooks"
-    for kind in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
-    for side in ("_pre", "")
-)
 
 #: Attribute of a layer: what its propagate() call under way works on.
 _CALL = "_salientpp_call"
@@ -229,8 +222,8 @@ def _plain(value: Any) -> Any:
 
 def _check_hooks(conv: MessagePassing) -> None:
     own = (_before_propagate, _after_propagate, _merge)
-    for name, hooks in vars(conv).items():
-        if name.endswith(_HOOKS) and any(hook not in own for hook in hooks.values()):
+    for name in HOOKS:
+        if any(hook not in own for hook in getattr(conv, name).values()):
             raise RuntimeError(
                 f"{type(conv).__name__} has a hook of PyG's ({name.strip('_')}) on a batch with sums, where it would see some of the messages only; remove it, "
                 "or use batches without partial_aggregation"
