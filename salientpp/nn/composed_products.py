@@ -38,11 +38,11 @@ def take_sources(lists: EdgeLists, x: Tensor, num_targets: int) -> Tensor:
 
 
 def take_targets(lists: EdgeLists, x: Tensor, num_targets: int) -> Tensor:
-    return x.index_select(0, _target(lists, num_targets))
+    return x.index_select(0, lists.targets(num_targets))
 
 
 def reduce_edges(lists: EdgeLists, values: Tensor, num_targets: int, reduction: str) -> Tensor:
-    target, shape = _target(lists, num_targets), (num_targets, *values.shape[1:])
+    target, shape = lists.targets(num_targets), (num_targets, *values.shape[1:])
     if reduction in ("max", "min"):
         where = target.reshape(-1, *[1] * (values.dim() - 1)).expand_as(values)
         return values.new_zeros(shape).scatter_reduce(0, where, values, f"a{reduction}", include_self=False)
@@ -54,7 +54,7 @@ def reduce_edges(lists: EdgeLists, values: Tensor, num_targets: int, reduction: 
 
 
 def softmax_by_target(lists: EdgeLists, scores: Tensor, num_targets: int) -> Tensor:
-    wide, target = _wide(scores), _target(lists, num_targets)
+    wide, target = _wide(scores), lists.targets(num_targets)
     most = reduce_edges(lists, wide.detach(), num_targets, "max")
     out = (wide - most.index_select(0, target)).exp()
     total = reduce_edges(lists, out, num_targets, "sum") + 1e-16
@@ -78,20 +78,12 @@ def _wide(values: Tensor) -> Tensor:
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
-def _target(lists: EdgeLists, num_targets: int) -> Tensor:
-    """The target of each place, int64 [E']."""
-    sizes = lists.indptr[1 : num_targets + 1] - lists.indptr[:num_targets]
-    targets = torch.arange(num_targets, device=sizes.device)
-    return torch.repeat_interleave(targets, sizes, output_size=lists.num_places(num_targets))
-
-
 def _rows_of_sources(lists: EdgeLists, x: Tensor, num_targets: int) -> Tensor:
     return x.index_select(0, lists.source[: lists.num_places(num_targets)])
 
 
 def _counts(lists: EdgeLists, num_targets: int, out: Tensor) -> Tensor:
-    sizes = lists.indptr[1 : num_targets + 1] - lists.indptr[:num_targets]
-    return sizes.clamp(min=1).reshape(-1, *[1] * (out.dim() - 1))
+    return lists.sizes(num_targets).clamp(min=1).reshape(-1, *[1] * (out.dim() - 1))
 
 
 class _SparseSum(torch.autograd.Function):

@@ -157,7 +157,7 @@ class LayerCall:
                 )
             elif isinstance(value, Tensor) and value.dim():
                 if name.startswith("edge") or (value.size(0) == total and name not in _OF_VERTICES):
-                    value = value[:num_edges]
+                    value = first_rows(value, num_edges)
                 else:
                     value = self._rows(name, value)
                     if name in pairs:
@@ -292,8 +292,7 @@ class LayerCall:
         if linear_form(self.conv) is not None:
             return (self._looped() if add_self_loops else edge_index), norm
         number = self.hops.nodes_within(self._types[1], self.call.in_hops - 1)
-        counts = lists.indptr[: number + 1].diff()
-        target = torch.repeat_interleave(torch.arange(number, device=self._device), counts)
+        target = lists.targets(number)
         return torch.stack([lists.source[: target.numel()].to(torch.int64), target]), norm[: target.numel()]
 
     # --- propagate ------------------------------------------------------------------------------------------

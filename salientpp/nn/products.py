@@ -193,7 +193,7 @@ def _indptr(lists: EdgeLists, num_targets: int) -> Tensor:
 
 def _divided(grad: Tensor, lists: EdgeLists, num_targets: int) -> Tensor:
     """The gradient of sums, from that of means."""
-    sizes = (lists.indptr[1 : num_targets + 1] - lists.indptr[:num_targets]).clamp_(min=1)
+    sizes = lists.sizes(num_targets).clamp_(min=1)
     return grad / sizes.view(-1, *[1] * (grad.dim() - 1))
 
 

@@ -55,6 +55,15 @@ class EdgeLists:
         """The number of edges into the first ``num_targets`` targets; does not wait for a device if :meth:`to` moved the lists."""
         return int(self.__dict__.get("_host_indptr", self.indptr)[num_targets])
 
+    def sizes(self, num_targets: int) -> Tensor:
+        """The number of edges into each of the first ``num_targets`` targets, int64."""
+        return self.indptr[1 : num_targets + 1] - self.indptr[:num_targets]
+
+    def targets(self, num_targets: int) -> Tensor:
+        """The target of each place of the first ``num_targets`` targets, int64."""
+        every = torch.arange(num_targets, device=self.indptr.device)
+        return torch.repeat_interleave(every, self.sizes(num_targets), output_size=self.num_places(num_targets))
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> EdgeLists:
         """The lists on a device. They are moved once per device; lists by source that are made already move too."""
         device = torch.device(device)
