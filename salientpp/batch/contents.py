@@ -136,13 +136,17 @@ def _state_of(value: Any) -> object:
 
 def _state_of_other(value: Any) -> object:
     if not isinstance(value, Tensor):
-        is_sparse_tensor = hasattr(value, "storage") and hasattr(value, "csr")
-        values = value.storage._value if is_sparse_tensor else None
+        values = value.storage._value if is_sparse_tensor(value) else None
         return None if values is None else _state_of(values)
     if value.layout == torch.strided:  # made in inference mode
         return (value.data_ptr(), value.requires_grad)
     has_values = value.layout != torch.sparse_coo or value.is_coalesced()
     return (value._version, value.values()._version if has_values else value._values()._version)
+
+
+def is_sparse_tensor(value: Any) -> bool:
+    """Whether it is torch-sparse's ``SparseTensor``, which need not be installed."""
+    return not isinstance(value, Tensor) and hasattr(value, "storage") and hasattr(value, "csr")
 
 
 def _is_equal(ours: object, theirs: object) -> bool:

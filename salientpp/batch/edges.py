@@ -13,6 +13,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from salientpp.batch.attributes import edge_index_of, of_type, storage_of
+from salientpp.batch.contents import is_sparse_tensor
 from salientpp.sampling.hops import Hops, Relation, hops_of
 from salientpp.sampling.topology import Mfg
 
@@ -118,7 +119,7 @@ def _is_unweighted(adj_t: Any) -> bool:
     """Whether it is a ``SparseTensor`` without values, or a CSR tensor of ones."""
     if isinstance(adj_t, Tensor):
         return adj_t.layout == torch.sparse_csr and bool((adj_t.values() == 1).all())
-    return hasattr(adj_t, "storage") and hasattr(adj_t, "csr") and not adj_t.has_value()
+    return is_sparse_tensor(adj_t) and not adj_t.has_value()
 
 
 def _version_of(adj_t: Any) -> int:

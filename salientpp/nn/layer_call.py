@@ -15,6 +15,7 @@ from torch import Tensor
 from torch_geometric import nn as pyg
 from torch_geometric.nn.conv import MessagePassing
 
+from salientpp.batch.contents import is_sparse_tensor
 from salientpp.batch.edges import BatchEdges, edges_of
 from salientpp.nn import forwards, products
 from salientpp.nn.layers import HOOKS, Layer, layer_of, linear_form, pair_of, reduction_of, replaced, with_helpers
@@ -100,7 +101,7 @@ def _edge_indices(value: Any) -> list[Any]:
 def _is_edge_index(value: Any) -> bool:
     """Whether an argument says between which vertices the edges are."""
     if not isinstance(value, Tensor):
-        return hasattr(value, "storage") and hasattr(value, "csr")  # a SparseTensor
+        return is_sparse_tensor(value)
     return value.layout != torch.strided or (value.dtype == torch.int64 and value.dim() == 2 and value.size(0) == 2)
 
 
