@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch_geometric
 import torch_geometric.nn as pyg
 from pyg_layers import CASES, Case, with_columns
 from torch import Tensor
@@ -29,14 +28,6 @@ NOT_LINEAR = {
     "PDNConv": "its weights are functions of parameters",
     "RGCNConv": "with PyG's use_segment_matmul its message multiplies rows by matrices",
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_segment_matmul():
-    before = torch_geometric.backend.use_segment_matmul
-    torch_geometric.backend.use_segment_matmul = False  # some builds of pyg-lib lack it
-    yield
-    torch_geometric.backend.use_segment_matmul = before
 
 
 def graph() -> Data:

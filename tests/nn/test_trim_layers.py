@@ -7,7 +7,6 @@ import itertools
 
 import pytest
 import torch
-import torch_geometric
 import torch_geometric.nn as pyg
 from graphs import random_hetero
 from pyg_layers import CASES, Case, with_columns
@@ -24,14 +23,6 @@ OF_OTHERS = {"AntiSymmetricConv"}
 WITH_NORMS = {"GENConv"}
 #: Layers whose operations do not show that they keep rows apart; those before them give all rows.
 WHOLE = {"RGCNConv of blocks"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_segment_matmul():
-    before = torch_geometric.backend.use_segment_matmul
-    torch_geometric.backend.use_segment_matmul = False  # some builds of pyg-lib lack it
-    yield
-    torch_geometric.backend.use_segment_matmul = before
 
 
 @pytest.fixture(scope="module")

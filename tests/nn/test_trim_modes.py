@@ -11,7 +11,7 @@ import torch
 import torch_geometric.nn as pyg
 from forked_python import python
 from torch import nn
-from trimmed import WIDTH, assert_same, batch_of, graph, step
+from trimmed import WIDTH, assert_same, batch_of, graph, network, step
 
 import salientpp
 
@@ -26,11 +26,6 @@ def data():
 @pytest.fixture(scope="module")
 def batch(data):
     return batch_of(data)
-
-
-def network(norm: str | None = None) -> nn.Module:
-    torch.manual_seed(1)
-    return pyg.GCN(WIDTH, 8, 3, 4, norm=norm).double()
 
 
 # --- other modes -----------------------------------------------------------------------------------------------

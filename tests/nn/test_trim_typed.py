@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 import torch
-import torch_geometric
 import torch_geometric.nn as pyg
 from graphs import random_hetero
 from torch import nn
@@ -16,14 +15,6 @@ from trimmed import WIDTH, assert_same, batch_of, compare, graph, step, within
 import salientpp
 
 SEEDS = 9
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_segment_matmul():
-    before = torch_geometric.backend.use_segment_matmul
-    torch_geometric.backend.use_segment_matmul = False  # some builds of pyg-lib lack it
-    yield
-    torch_geometric.backend.use_segment_matmul = before
 
 
 def typed_graph(seed: int = 0) -> HeteroData:

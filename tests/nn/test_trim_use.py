@@ -8,18 +8,15 @@ import io
 import pickle
 import threading
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch import nn
 from torch.func import functional_call
-from trimmed import WIDTH, assert_same, batch_of, call_x, compare, graph, loader, step, within
+from trimmed import assert_same, batch_of, call_x, compare, graph, loader, network, step, within
 
 import salientpp
-
-SCRIPT = Path(__file__).parent / "trimmed_script.py"
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +27,6 @@ def data():
 @pytest.fixture(scope="module")
 def batch(data):
     return batch_of(data)
-
-
-def network(norm: str | None = None) -> nn.Module:
-    torch.manual_seed(1)
-    return pyg.GCN(WIDTH, 8, 3, 4, norm=norm).double()
 
 
 def rows_of(model: nn.Module, batch, call=call_x) -> list[int]:

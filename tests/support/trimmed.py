@@ -164,3 +164,9 @@ class Between(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.function(self, x, edge_index)
+
+
+def network(norm: str | None = None) -> nn.Module:
+    """A GCN of three layers."""
+    torch.manual_seed(1)
+    return pyg.GCN(WIDTH, 8, 3, 4, norm=norm).double()
