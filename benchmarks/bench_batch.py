@@ -1,9 +1,9 @@
-"""Where does the CPU time of a batch go? Writes results/batch.json.
+"""Measures the CPU time of the steps of a batch. Writes results/batch.json.
 
     python benchmarks/bench_batch.py [--vertices 2400000] [--features 100]
 
-One loader without workers on one thread; each step's share is the time of the thread that does it, and what no step accounts for is the
-loader itself, Python included.
+One loader runs on one thread, without workers. The share of each step is the time of its thread. The rest of the time is the
+loader itself, including Python.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Training on one GPU: does it wait for its batches?
+"""Measures training on one GPU, and the time that it waits for batches.
 
-Two generated graphs (Chung and Lu, power law; drawn on the device, which takes seconds): one with the numbers of ogbn-products
-(2.4 M vertices, 105 M edges, 8 % training vertices, 100 features), one with the shape of ogbn-papers100M (29 edges per vertex, 1 %
-training vertices, 128 features). A 3-layer GraphSAGE, fanouts (15, 10, 5), batches of 1024. Figures are medians over epochs, or over parts
-of them; the device is waited for only at their ends.
+It generates two power-law graphs (Chung and Lu) on the device, which takes seconds. One has the sizes of ogbn-products: 2.4 M
+vertices, 105 M edges, 8 % training vertices, 100 features. The other has the shape of ogbn-papers100M: 29 edges per vertex,
+1 % training vertices, 128 features. The model is a GraphSAGE of 3 layers, with fanouts (15, 10, 5) and batches of 1024.
+Figures are medians over epochs or parts of epochs. The host waits for the device only at their ends.
 
-  floor       the same model on batches that lie on the device already
-  epoch       whole epochs by β, pipeline on and off, rows packed and read in place; and PyG's loader where it can sample
-  tier        time and rows from the host over β, in VIP order and in random order (Figure 6 of the paper)
-  assembly    one pass over all sources against concatenation and permutation in torch
+* floor: the same model on batches that are already on the device
+* epoch: whole epochs over β, with and without the pipeline, rows packed or read in place; and PyG's loader where it can sample
+* tier: time and rows from the host over β, in VIP order and in random order (Figure 6 of the paper)
+* assembly: one pass over all sources, compared with concatenation and permutation in torch
 
-With ``--device cpu`` and small sizes it shows that the script works, nothing else.
+``--device cpu`` with small sizes only checks that the script works.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ CLASSES = 47
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vertices", type=int, default=2_400_000, help="of the first graph")
-    parser.add_argument("--sparse-vertices", type=int, default=4_000_000, help="of the second graph")
+    parser.add_argument("--vertices", type=int, default=2_400_000, help="size of the first graph")
+    parser.add_argument("--sparse-vertices", type=int, default=4_000_000, help="size of the second graph")
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--batches", type=int, default=150, help="per turn, at most")
+    parser.add_argument("--batches", type=int, default=150, help="largest number of batches per turn")
     parser.add_argument("--device", default="cuda")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def chung_lu(num_vertices: int, degree: float, num_features: int, train_fraction: float, device: torch.device) -> Data:
-    """An undirected graph whose edges take both ends in proportion to expected degrees of a power law; repeats stay."""
+    """Undirected graph whose edges draw both ends by expected degrees of a power law; repeated edges stay."""
     generator = torch.Generator(device).manual_seed(0)
     weight = (
         (1 - torch.rand(num_vertices, generator=generator, device=device, dtype=torch.float64))
@@ -90,7 +90,7 @@ def chung_lu(num_vertices: int, degree: float, num_features: int, train_fraction
 
 
 class Training:
-    """A model and its step."""
+    """A model and its training step."""
 
     def __init__(self, num_features: int, hidden: int, device: torch.device) -> None:
         torch.manual_seed(0)
@@ -99,11 +99,11 @@ class Training:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
 
     def seconds(self, batches: Iterable, most: int) -> float:
-        """Seconds per batch."""
+        """Seconds per batch of loading and training."""
         return self._per_batch(batches, most, self._step)
 
     def only_load(self, batches: Iterable, most: int) -> float:
-        """Seconds per batch with nobody to use it."""
+        """Seconds per batch of loading alone."""
         return self._per_batch(batches, most, lambda batch: None)
 
     def _step(self, batch: Data) -> None:
@@ -113,7 +113,7 @@ class Training:
         self.optimizer.step()
 
     def _per_batch(self, batches: Iterable, most: int, use: Callable[[Data], None]) -> float:
-        """Without the first ten, which fill pipeline and pools."""
+        """Seconds per batch without the first ten batches, which fill the pipeline and memory pools."""
         given, started = 0, 0.0
         for batch in islice(batches, most + 10):
             if given == 10:
@@ -237,7 +237,7 @@ def random_probability(sampler, *_) -> dict[None, Tensor]:
 
 
 def time_assembly(data: Data, arguments: argparse.Namespace, device: torch.device) -> list[dict]:
-    """Rows of a batch, a tenth of them packed and a tenth arrived, the others on the device."""
+    """Times putting rows of a batch in order: a tenth are packed, a tenth have arrived, the others are on the device."""
     rows = []
     num_rows = min(500_000, data.num_nodes)
     for dtype in (torch.float32, torch.float16, torch.int8):

@@ -1,11 +1,14 @@
-"""What does an epoch on the whole graph take, by layout and by plan, over hosts with links of a set rate? Writes results/fullgraph.json.
+"""Measures epochs of full-graph training by layout and by plan, on hosts with links of a set rate. Writes results/fullgraph.json.
 
     python benchmarks/bench_fullgraph.py [npz:GRAPH.npz ...] [--vertices 20000] [--rate 20e6] [--epochs 3]
 
-Every host is a network namespace (cluster.py; needs root); all share this machine's cores, so the network is slowed and computation is shared. Layouts train
-a GCN of two layers on a graph with communities, partitioned by METIS, on 4 and on 8 hosts, beside one process with the whole graph. Plans train a GraphSAGE of
-three layers on a graph of low and on one of high degree, on 4 hosts. Both are measured on the graphs that are named too, on 4 hosts. Words are those that came
-to the rank that got most, in an epoch.
+Every host is a network namespace (cluster.py; needs root). All hosts share this machine's cores, so the network is slowed and
+computation is not.
+
+Layouts train a GCN of two layers on a graph with communities, partitioned by METIS, on 4 and on 8 hosts. One process with the
+whole graph is the baseline. Plans train a GraphSAGE of three layers on a graph of low and on one of high degree, on 4 hosts.
+Graphs given as arguments are measured with both, on 4 hosts. Words are the numbers that the rank with the most traffic
+receives in an epoch.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ def network(kind: str, columns: int) -> torch.nn.Module:
 
 
 def epochs_of(model: Any, part: Any, epochs: int) -> list[float]:
-    """Seconds of each epoch; one before them warms up."""
+    """Seconds of each epoch, after one epoch of warm-up."""
     epoch_of(model, part)
     if hasattr(part, "ranks"):
         part.ranks.received.clear()
@@ -50,7 +53,7 @@ def epochs_of(model: Any, part: Any, epochs: int) -> list[float]:
 
 
 def epoch_of(model: Any, part: Any) -> float:
-    """Seconds of one."""
+    """Seconds of one epoch."""
     begin = time.perf_counter()
     out = model(part.x, part.edge_index)
     losses = F.cross_entropy(out, part.y % CLASSES, reduction="none")
@@ -84,7 +87,7 @@ def measure_plans(rank: int, root: str, names: list[str], epochs: int) -> list[d
     models = [distribute(model, graph) for graph in graphs]
     seconds: list[list[float]] = [[] for _ in names]
     words = [0.0] * len(names)
-    for turn in range(20):  # in turns, so that what else the machine does meets all alike; short ones more often
+    for turn in range(20):  # plans take turns, so that other load on the machine affects all; fast ones get more turns
         for number, (model, graph) in enumerate(zip(models, graphs)):
             graph.ranks.received.clear()
             seconds[number].append(epoch_of(model, graph))
@@ -101,7 +104,7 @@ def measure_plans(rank: int, root: str, names: list[str], epochs: int) -> list[d
 
 
 def slowest(ranks: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Of each candidate, what the rank with the most has."""
+    """Largest figures of each candidate over all ranks."""
     found = []
     for rows in zip(*ranks):
         one = dict(rows[0])

@@ -1,8 +1,8 @@
-"""How fast are rows gathered by id, against torch? Writes results/gather.json.
+"""Measures gathering of rows by id, compared with torch. Writes results/gather.json.
 
     python benchmarks/bench_gather.py [--vertices 2400000] [--columns 128]
 
-Rows as a sampled batch wants them: distinct ids in no order. GB/s of payload per thread count.
+The ids are distinct and in random order, as in a sampled batch. The unit is GB/s of payload, by number of threads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
         n_id = torch.randperm(arguments.vertices)[: arguments.rows]
         out, pool = x.new_empty(arguments.rows, arguments.columns), BufferPool()
 
-        # What a loader does with large rows, on a copy, so that the peers read memory as it comes.
+        # A loader puts large rows into huge pages. This is done on a copy, so that the peers read ordinary memory.
         paged = x.clone()
         ops.use_huge_pages(paged)
 

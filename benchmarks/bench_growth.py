@@ -1,14 +1,15 @@
-"""What do batches cost as the graph grows, and as a run goes on? Writes results/growth.json and results/long.json.
+"""Measures the cost of batches as the graph grows, and over a long run. Writes results/growth.json and results/long.json.
 
     python benchmarks/bench_growth.py [--vertices 2300 ... 2400000]
     python benchmarks/bench_growth.py --long 20000
 
-Growth: for each size and loader a process of its own loads the graph, notes what is resident, makes a loader and takes whole epochs of a few
-batches. Cost is CPU time per sampled edge of an epoch; memory is the peak of resident memory above the inputs, construction included, per vertex.
-Peers, where installed: PyG's NeighborLoader over pyg-lib and torch-sparse. Features are one float32, so that the graph and not the features is what grows.
+Growth: each size and loader has its own process. It loads the graph, notes the resident memory, makes a loader and runs whole
+epochs of a few batches. Cost is CPU time per sampled edge. Memory is the peak of resident memory above the inputs, per vertex,
+including construction. Peers, where installed, are PyG's NeighborLoader over pyg-lib and torch-sparse. Features are one
+float32, so that only the graph grows.
 
-Long: N batches, over many epochs, with two sampling threads; every 500 batches resident memory, open descriptors and threads. Exits with
-status 1 if one of them grows in the last half of the run (resident memory: by more than 1 %).
+Long: runs N batches over many epochs, with two sampling threads. Every 500 batches it notes resident memory, open descriptors
+and threads. It exits with status 1 if one of them grows in the last half of the run (resident memory: by more than 1 %).
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ def main() -> None:
     parser.add_argument("--vertices", type=int, nargs="+", default=[2_300, 20_000, 100_000, 500_000, 2_400_000])
     parser.add_argument("--degree", type=float, default=43.75)
     parser.add_argument("--batches", type=int, default=3, help="per epoch")
-    parser.add_argument("--repeats", type=int, default=7, help="epochs; one more is warm-up")
+    parser.add_argument("--repeats", type=int, default=7, help="number of epochs, after one of warm-up")
     parser.add_argument("--long", type=int, metavar="N", help="run N batches on one small graph instead")
-    parser.add_argument("--one", help=argparse.SUPPRESS)  # the loader, in the process of its own
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # the loader that a subprocess measures
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.long is not None:
@@ -56,7 +57,7 @@ def main() -> None:
     for num_vertices in arguments.vertices:
         generated(
             num_vertices, arguments.degree, 1
-        )  # made here, so that no measured process has memory left from making it
+        )  # generated here, so that no measured process keeps memory of the generation
         for loader in ["salientpp", *PYG]:
             command = [
                 sys.executable,
@@ -86,12 +87,12 @@ def main() -> None:
 
 
 def measure(name: str, num_vertices: int, degree: float, batches: int, repeats: int) -> dict:
-    """One row, in a process that has done nothing else."""
+    """Measures one loader, in a process that has done nothing else."""
     kind = NeighborLoader if name == "salientpp" else partial(pyg_loader, name)
-    # Code pages and thread pools come with the first batch, of any graph; they are no memory of this one.
+    # The first batch of any graph loads code pages and thread pools, which do not count as memory of this graph.
     next(iter(kind(generated_tiny(), [2, 2], batch_size=4)))
     data = generated(num_vertices, degree, 1)
-    # An epoch that has no more than the batches to be timed: no pipeline then works ahead for nobody, or gives what was made before.
+    # The epoch has only the timed batches. A pipeline then neither works on unused batches nor has finished some before.
     train = data.train_mask.nonzero().flatten()
     size = min(BATCH_SIZE, train.numel())
     seeds = torch.cat([train[torch.randperm(train.numel())[:size]] for _ in range(batches)])

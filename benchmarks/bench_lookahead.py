@@ -1,11 +1,14 @@
-"""What does it save that ranks know their next batches? Writes results/lookahead.json.
+"""Counts the rows that lookahead saves, and measures its CPU time. Writes results/lookahead.json.
 
     python benchmarks/bench_lookahead.py [--graphs facebook_pages:16 debian_full:64 generated:64] [--data FOLDER] [--vertices 100000]
 
-By simulation, which counts the very rows that a run fetches: rows per epoch over those of the static VIP cache, at equal memory (the ids of the window
-included), over K = 4 parts. For each graph with its batch size, with draws of its own for every batch and with shared draws in blocks. And CPU time per batch
-of a loader on two ranks, all threads of both together, with and without, in whole epochs (`--only cpu` for this alone, which is printed and not written).
-Real graphs, made symmetric, lie in the folder of `SALIENTPP_TEST_DATA`.
+A simulation counts exactly the rows that a run fetches. The result is rows per epoch over those of the static VIP cache, at
+equal memory (including the ids of the window), over K = 4 parts. Each graph has its batch size. Draws are either independent
+for every batch, or shared in blocks.
+
+CPU time per batch is measured for a loader on two ranks with and without lookahead, over all their threads and in whole
+epochs. `--only cpu` measures only this and prints it without writing. Real graphs, made symmetric, are in the folder of
+`SALIENTPP_TEST_DATA`.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graphs", nargs="+", default=["facebook_pages:16", "debian_full:64", "generated:64"])
     parser.add_argument("--data", default=os.environ.get("SALIENTPP_TEST_DATA", "."))
-    parser.add_argument("--vertices", type=int, default=100_000, help="of the generated graph")
+    parser.add_argument("--vertices", type=int, default=100_000, help="size of the generated graph")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--only", choices=["cpu"])
     arguments = parser.parse_args()
@@ -61,7 +64,7 @@ def main() -> None:
         if arguments.only:
             _times(data, name, int(batch_size))
             continue
-        static: list[Any] = []  # rows without lookahead and without sharing
+        static: list[Any] = []  # rows without lookahead and without shared draws
         method = _assignment(data, int(batch_size))
         for shared, block in ((None, 1), ("batch", BLOCK)):
             for window in WINDOWS:
@@ -73,7 +76,7 @@ def main() -> None:
                 static = static or [volume.remote_rows_per_epoch for volume in found.of(way="cache")]
                 rows += _shares(found, static, window)
         times += _times(data, name, int(batch_size))
-        write_results(  # after each graph: what is done is kept
+        write_results(  # after each graph, so that finished work is kept
             "lookahead", rows, fanouts=FANOUTS, parts=PARTS, block=BLOCK, epochs=arguments.epochs, cpu_per_batch=times
         )
 
@@ -89,7 +92,7 @@ def _shares(analysis: Analysis, static: list[Any], window: Any) -> list[dict[str
     found = []
     for own, volume, ahead in zip(static, analysis.of(way="cache"), analysis.of(way="lookahead"), strict=True):
         figures = ahead.ahead
-        assert figures is not None  # of this way
+        assert figures is not None  # the way is lookahead
         rows = None if figures.refused else ahead.remote_rows_per_epoch
         found.append(
             {
@@ -151,13 +154,13 @@ def _run(rank: int, root: str, folder: str, batch_size: int, alpha: float) -> No
         for window in (0, 4, 16, "auto")
     }
     seconds: dict[Any, list[float]] = {key: [] for key in loaders}
-    for turn in range(TURNS + 1):  # they take turns, so that a slow minute hits all; the first is warm-up
+    for turn in range(TURNS + 1):  # loaders take turns, so that a slow minute affects all; the first turn is warm-up
         for key, loader in loaders.items():
             dist.barrier()
             begin = time.process_time()
             number = sum(
                 1 for _ in loader
-            )  # a whole epoch: the window goes on into the next, so none of it is drawn for nothing
+            )  # a whole epoch: the window continues into the next epoch, so every draw is used
             of_ranks = torch.tensor(time.process_time() - begin, dtype=torch.float64)
             dist.all_reduce(of_ranks)
             loader.reset_stats()

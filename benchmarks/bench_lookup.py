@@ -1,10 +1,10 @@
-"""How long does it take to say which tier a row is in, against other ways? Writes results/lookup.json.
+"""Measures the look-up of the tier that holds each row, compared with other methods. Writes results/lookup.json.
 
     python benchmarks/bench_lookup.py [--vertices 111000000] [--parts 8] [--alpha 0.32]
 
-Peers: a hash map of the cached ids with linear probing (benchmarks/peers/linear_probing.cpp), which does all that ours does, in memory as
-it comes and in huge pages such as ours has; and binary search in their sorted ids (``torch.searchsorted``), which answers only "is it
-cached, and at which slot". Results are compared before anything is timed.
+One peer is a hash map of the cached ids with linear probing (benchmarks/peers/linear_probing.cpp), which does all the work of
+``ops.look_up``. It runs in ordinary memory, and in huge pages as ``ops.look_up`` does. The other peer is binary search in the
+sorted ids (``torch.searchsorted``), which finds only the slot of a cached id. Results are compared before anything is timed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
     cached = torch.randint(n, (int(arguments.alpha * n / k),), generator=generator).unique()
     cached = cached[book.owner(cached) != 1]
     words = ops.pack_id_set(cached, n)
-    # A third local, a third cached, a third remote.
+    # A third of the ids is local, a third cached, a third remote.
     third = arguments.ids // 3
     ids = torch.cat(
         [
@@ -65,7 +65,7 @@ def main() -> None:
         position, slot, counts = ops.look_up(ids, book.offsets, 1, [], [words])
         ours = [*(tensor for group in zip(position, slot) for tensor in group), counts]
         if not all(torch.equal(a, b) for a, b in zip(ours, peer.look_up(ids, book.offsets, 1), strict=True)):
-            raise RuntimeError("the peer and ours disagree about where rows are")
+            raise RuntimeError("ops.look_up and the hash map disagree on the tiers or places of rows")
         candidates[name] = lambda peer=peer: peer.look_up(ids, book.offsets, 1)
         nbytes[name] = peer.table.nbytes
     rows = []

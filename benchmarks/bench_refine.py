@@ -1,10 +1,10 @@
-"""What does moving vertices by VIP save of the rows that batches fetch? Writes results/refine.json.
+"""Counts the fetched rows that are saved by moving vertices by VIP (refinement). Writes results/refine.json.
 
     python benchmarks/bench_refine.py npz:GRAPH.npz ... [--parts 4 8] [--batch-size 256] [--epochs 2]
 
-Directed graphs are made symmetric. Rows are those that an epoch of all parts fetches from other parts, with a cache of the rows that VIP ranks highest: as VIP
-predicts them and as counted on sampled batches, for fanouts 15,10,5. CPU seconds are those of the whole assignment, other
-processes included.
+Directed graphs are made symmetric. Rows are those that an epoch of all parts fetches from other parts, with a cache of the
+rows that VIP ranks highest. They are predicted by VIP, and counted on sampled batches, for fanouts 15,10,5. CPU seconds cover
+the whole assignment, including other processes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--epochs", type=int, default=2)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # KaMinPar's parts are then the same in every run
+    torch.set_num_threads(1)  # makes KaMinPar's parts the same in every run
     rows: list[dict[str, Any]] = []
     for dataset in arguments.datasets:
         is_file = dataset.startswith("npz:")

@@ -1,12 +1,14 @@
-"""What does each step from nothing to a partitioned directory take, in time and memory, as graphs grow? Writes results/scale.json.
+"""Measures time and memory of each step from generation to a partitioned directory, as graphs grow. Writes results/scale.json.
 
     python benchmarks/bench_scale.py [--vertices 500000 1000000 ...] [--graphs DIR ...] [--degree 20 ...] [--parts 8] [--folder DIR]
 
-For each size ``large_graph.py`` writes a graph with 128 float16 columns, and ``salientpp partition converted:`` partitions it for fanouts 15,10,5 and
-batches of 1024, each in a process of its own with two threads. Meanwhile /proc is read 50 times a second: time on the clock and of the CPU, and the largest
-memory of each step, summed over the process and those that it started. *Anonymous* is what arrays take, and cannot be had back before they are freed;
-*resident* has the pages of libraries and mapped files besides, which are the page cache's too and give way where memory is short; pages that processes share
-count once for each. The steps are those that the command names; where there is another process, it is KaMinPar.
+For each size, ``large_graph.py`` writes a graph with 128 float16 columns, and ``salientpp partition converted:`` partitions it
+for fanouts 15,10,5 and batches of 1024. Each runs in its own process with two threads.
+
+Meanwhile /proc is read 50 times a second. The figures of a step are wall time, CPU time, and the largest memory, summed over
+the process and its children. *Anonymous* memory holds arrays, and the system cannot take it back before they are freed.
+*Resident* memory also has pages of libraries and mapped files, which belong to the page cache and give way when memory is
+short. Pages shared by processes count once for each. The steps are those that the command names. A child process is KaMinPar.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ SALIENTPP = [sys.executable, "-c", "import sys; from salientpp.cli import main; 
 
 BEFORE = "VIP weights, undirected graph, clusters"
 
-#: What the command says at the beginning of a step, and what the step is called here.
+#: First word of the command's line for a step -> name of the step in the results.
 STEPS = {
     "loading": "start and reading",
     "reading": "start and reading",
@@ -47,14 +49,18 @@ def main() -> None:
     parser.add_argument(
         "--vertices", type=int, nargs="*", default=[500_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000]
     )
-    parser.add_argument("--graphs", type=Path, nargs="*", default=[], help="graphs that were generated before, besides")
-    parser.add_argument("--degree", type=float, nargs="+", default=[20.0], help="for every number of vertices")
+    parser.add_argument("--graphs", type=Path, nargs="*", default=[], help="further graphs, generated before")
+    parser.add_argument(
+        "--degree", type=float, nargs="+", default=[20.0], help="average degrees, for each number of vertices"
+    )
     parser.add_argument("--parts", type=int, default=8)
     parser.add_argument("--method", default="kaminpar")
     parser.add_argument("--refine", action="store_true")
     parser.add_argument("--memory", default="1GB", help="for generate")
     parser.add_argument("--results", default="scale", help="name of the file in results")
-    parser.add_argument("--folder", type=Path, help="where files are written and removed (a temporary folder)")
+    parser.add_argument(
+        "--folder", type=Path, help="folder in which files are written and removed (default: temporary)"
+    )
     arguments = parser.parse_args()
     rows, quality = [], []
     sizes = [(vertices, degree) for vertices in arguments.vertices for degree in arguments.degree]
@@ -104,7 +110,7 @@ def main() -> None:
 
 
 def watch(command: list, folder: Path, only: str | None = None) -> list[dict]:
-    """Run the command; a row for each step."""
+    """Runs the command and returns a row for each step."""
     variables = {**os.environ, "OMP_NUM_THREADS": str(THREADS), "TMPDIR": str(folder)}
     process = subprocess.Popen(
         [*map(str, command)],

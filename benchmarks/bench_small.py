@@ -1,10 +1,11 @@
-"""What does a batch of a small graph cost, where work that every batch pays once counts most? Writes results/small.json.
+"""Measures batches of a small graph, where work that is done once per batch counts most. Writes results/small.json.
 
     python benchmarks/bench_small.py [--workers 0 2]
 
-A graph of Cora's size: 2,708 vertices, about 10,000 edges; with few float32 features, and with Cora's 1,433, which every loader copies at the speed of
-the memory. Whole epochs over all vertices, loaders in turns; wall
-and CPU time per batch, worker processes included. Peers, where installed: PyG's NeighborLoader over pyg-lib and torch-sparse.
+The graph has Cora's size: 2,708 vertices and about 10,000 edges. It has a few float32 features, or Cora's 1,433, which every
+loader copies at the speed of memory. Whole epochs over all vertices are timed, and loaders take turns. The figures are wall
+and CPU time per batch, including worker processes. Peers, where installed, are PyG's NeighborLoader over pyg-lib and
+torch-sparse.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ def main() -> None:
 
 
 def compare(data: Data, batch_size: int, fanouts: list[int], workers: int, repeats: int) -> list[dict]:
-    """A row for each loader."""
+    """Measures each loader."""
     options = {"persistent_workers": workers > 0, "num_workers": workers}
     loaders = ours_and_pygs(data, fanouts, batch_size=batch_size, input_nodes=None, **options)
-    # With few batches in an epoch several epochs are one turn.
+    # An epoch has few batches, so several epochs make one turn.
     epochs = max(1, 50 * batch_size // data.num_nodes)
     times = {name: [] for name in loaders}
     for turn in range(repeats + 1):
@@ -53,7 +54,7 @@ def compare(data: Data, batch_size: int, fanouts: list[int], workers: int, repea
             if turn:
                 times[name].append(of_turn)
     loaders.clear()
-    gc.collect()  # else a later loader's workers inherit these and complain
+    gc.collect()  # otherwise workers of a later loader inherit these objects and print warnings
     rows = []
     for name, of_loader in times.items():
         wall, cpu = (statistics.median(values) for values in zip(*of_loader))

@@ -3,21 +3,28 @@
     python benchmarks/bench_train.py [--graphs generated facebook_pages debian_full] [--data FOLDER]
         [--models GraphSAGE GCN GIN GAT GATv2] [--shapes 3x256 2x64] [--rounds 5] [--turns 2]
 
-A case is a graph, a shape (layers, hidden channels, fanouts) and a model of PyG's layers, trained with Adam on the CPU. Its contenders run in one process and
-take turns: PyG's loader with the model as users write it; the same with layers that are trimmed by hand, on ``edge_index`` and on ``SparseTensor``; our loader
-with the model as users write it; our loader with ``salientpp.nn.trim(model)``.
+A case is a graph, a shape (layers, hidden channels, fanouts) and a model of PyG's layers, trained with Adam on the CPU. The
+contenders run in one process and take turns:
 
-* Steps: forward, backward and Adam on a batch that was drawn before and that the contender sees once. All loaders have the same seeds; each draws its own
-  neighbours. Medians of rounds.
-* Epochs: loader with ``--workers`` workers, and steps. A turn is an epoch that is left after some batches, the first one as warm-up; figures are medians
-  of the turns' means. Waiting is the time inside ``next()``.
-* Peak memory: how far the resident bytes of the process rise during one step (Linux).
-* Losses: of one batch, with the parameters that the plain model has. A difference of more than 1e-4 stops the run. GCN trimmed by hand is
-  known to differ, because its degrees lack the edges that were cut; that difference is recorded.
-* Floor, for GraphSAGE: the dense products of the rows that the seeds need, activations, loss and Adam, without anything sparse.
+* PyG's loader with the model as users write it,
+* PyG's loader with layers that are trimmed by hand, on ``edge_index`` and on ``SparseTensor``,
+* salientpp's loader with the model as users write it,
+* salientpp's loader with ``salientpp.nn.trim(model)``.
 
-Cases that take longer than ``--seconds`` and ``--epoch-seconds`` allow get fewer rounds, turns and batches. All defaults together take 25 minutes on two cores;
-``--graphs facebook_pages --shapes 2x64`` takes two. Real graphs, made symmetric, lie in the folder of ``SALIENTPP_TEST_DATA``.
+The measurements are:
+
+* Steps: forward, backward and Adam on a batch that was drawn before and that the contender sees once. All loaders have the
+  same seeds, but each draws its own neighbours. Figures are medians of rounds.
+* Epochs: steps and a loader with ``--workers`` workers. A turn is an epoch that stops after some batches, the first one being
+  warm-up. Figures are medians of the turns' means. Waiting is the time inside ``next()``.
+* Peak memory: the rise of the process's resident bytes during one step (Linux).
+* Losses: of one batch, with the parameters of the plain model. A difference of more than 1e-4 stops the run. A GCN trimmed by
+  hand is known to differ, because its degrees lack the removed edges; its difference is recorded.
+* Floor, for GraphSAGE: dense products of the rows that the seeds need, activations, loss and Adam, without sparse operations.
+
+Cases that exceed ``--seconds`` or ``--epoch-seconds`` get fewer rounds, turns and batches. All defaults together take 25
+minutes on two cores; ``--graphs facebook_pages --shapes 2x64`` takes two. Real graphs, made symmetric, are in the folder of
+``SALIENTPP_TEST_DATA``.
 """
 
 from __future__ import annotations
@@ -53,7 +60,7 @@ from salientpp.datasets import load_dataset
 
 HEADS = 4
 REAL = ["facebook_pages", "debian_full"]
-TOLERANCE = 1e-4  # of float32 losses that are equal but for rounding
+TOLERANCE = 1e-4  # for float32 losses that are equal except for rounding
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ def attention(layer: type[Module], width_in: int, width_out: int, last: bool) ->
     return layer(width_in, width_out // HEADS, heads=HEADS)
 
 
-#: Name -> the layer from one width to another; the third argument says whether it is the model's last one.
+#: Name -> layer from one width to another; the third argument is True for the model's last layer.
 MODELS: dict[str, Callable[[int, int, bool], Module]] = {
     "GraphSAGE": lambda width_in, width_out, last: SAGEConv(width_in, width_out),
     "GCN": lambda width_in, width_out, last: GCNConv(width_in, width_out),
@@ -105,7 +112,7 @@ class Plain(Module):
 
 
 class Products(Module):
-    """Products of a GraphSAGE's weights with the rows that the seeds need; a row stands for the mean of its neighbours."""
+    """Products of a GraphSAGE's weights with the rows that the seeds need; a row stands for its neighbours' mean."""
 
     def __init__(self, columns: int, shape: Shape, classes: int) -> None:
         super().__init__()
@@ -123,7 +130,7 @@ class Products(Module):
 
 
 def targets_of_layers(batch: Data) -> list[int]:
-    """How many rows the seeds need of each layer's output, the first layer first."""
+    """Number of rows of each layer's output that the seeds need, the first layer first."""
     return list(itertools.accumulate(batch.num_sampled_nodes[:-1]))[::-1]
 
 
@@ -135,7 +142,7 @@ def as_written(model: Module, batch: Data) -> Tensor:
 
 
 def trimmed(model: Plain, batch: Data) -> Tensor:
-    """PyG's ``trim_to_layer`` before each layer, on ``edge_index`` or ``adj_t``."""
+    """Applies PyG's ``trim_to_layer`` before each layer, on ``edge_index`` or ``adj_t``."""
     x, edges = batch.x, batch.adj_t if "adj_t" in batch else batch.edge_index
     nodes_of_hops, edges_of_hops = batch.num_sampled_nodes, batch.num_sampled_edges
     for layer, conv in enumerate(model.convs):
@@ -146,7 +153,7 @@ def trimmed(model: Plain, batch: Data) -> Tensor:
 
 
 def bipartite(model: Plain, batch: Data) -> Tensor:
-    """One bipartite graph per layer, cut out of ``adj_t``: only rows that the seeds need are computed."""
+    """Runs each layer on a bipartite graph cut out of ``adj_t``: only rows that the seeds need are computed."""
     x, adj_t = batch.x, batch.adj_t
     for layer, (conv, targets) in enumerate(zip(model.convs, targets_of_layers(batch))):
         x = conv((x, x[:targets]), adj_t[:targets].sparse_resize((targets, x.size(0))))
@@ -155,7 +162,7 @@ def bipartite(model: Plain, batch: Data) -> Tensor:
 
 
 def normalised_before(model: Plain, batch: Data) -> Tensor:
-    """A GCN whose edge weights are computed once for the whole batch: then trimming ``adj_t`` is exact."""
+    """Runs a GCN whose edge weights are computed once for the whole batch, which makes trimming ``adj_t`` exact."""
     batch = copy.copy(batch)
     batch.adj_t = gcn_norm(batch.adj_t, num_nodes=batch.num_nodes, dtype=batch.x.dtype)
     return trimmed(model, batch)
@@ -177,13 +184,13 @@ def edge_index_of(batch: Data) -> Tensor:
 
 @dataclass(frozen=True)
 class Contender:
-    """Who trains.
+    """A loader and a forward pass that train together.
 
     Attributes:
         loader: a key of the loaders: ``"salientpp"``, ``"PyG"`` or ``"PyG, adj_t"``.
         forward: (model, batch) -> rows of the seeds.
-        by_hand: the user has to rewrite the model for it.
-        prepare: what is made of the plain model before training.
+        by_hand: the user has to rewrite the model.
+        prepare: makes the trained model from the plain one.
     """
 
     name: str
@@ -197,7 +204,7 @@ FLOOR = Contender("dense products", "salientpp", products)
 
 
 def contenders_of(model: str) -> list[Contender]:
-    """All contenders that this machine has the libraries for; the package's own ones first."""
+    """All contenders whose libraries this machine has; the package's own ones first."""
     found = [
         Contender("salientpp, nn.trim", "salientpp", as_written, prepare=salientpp.nn.trim),
         Contender("salientpp", "salientpp", as_written),
@@ -221,7 +228,7 @@ def without_norm(model: Plain) -> Plain:
 
 
 def graphs_of(data: Data) -> dict[str, Data]:
-    """The graph as each loader takes it."""
+    """The graph in the form that each loader takes."""
     graphs = {"salientpp": data}
     if PYG:
         graphs["PyG"] = data
@@ -243,7 +250,7 @@ def loaders_of(graphs: dict[str, Data], seeds: Tensor, shape: Shape, **options: 
 
 
 class Trainee:
-    """A contender with a model and an optimizer of its own."""
+    """A contender with its own model and optimizer."""
 
     def __init__(self, contender: Contender, model: Module) -> None:
         self.contender = contender
@@ -251,7 +258,7 @@ class Trainee:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
 
     def gradients(self, batch: Data) -> Tensor:
-        """The loss, after backward."""
+        """Runs forward and backward and returns the loss."""
         self.optimizer.zero_grad()
         loss = F.cross_entropy(self.contender.forward(self.model, batch), batch.y[: batch.batch_size])
         loss.backward()
@@ -267,7 +274,7 @@ class Trainee:
 
 
 class Rounds:
-    """Batches of every loader, epoch after epoch: each round has the next one of each, all of the same seeds."""
+    """Batches of every loader, epoch after epoch; a round has the next batch of each loader, all for the same seeds."""
 
     def __init__(self, loaders: dict[str, Any]) -> None:
         self._sources = {name: itertools.chain.from_iterable(itertools.repeat(of)) for name, of in loaders.items()}
@@ -285,7 +292,7 @@ class Rounds:
 
 
 def errors_of(trainees: list[Trainee], batches: dict[str, Data]) -> dict[str, str]:
-    """Why contenders by hand cannot run. Those that can have run every operator once after this."""
+    """Errors of contenders by hand that cannot run. All others have then run every operator once."""
     errors = {}
     for trainee in trainees:
         try:
@@ -298,10 +305,10 @@ def errors_of(trainees: list[Trainee], batches: dict[str, Data]) -> dict[str, st
 
 
 def first_round(trainees: list[Trainee], plain: Module, batches: dict[str, Data]) -> dict[str, dict[str, Any]]:
-    """Peak memory of each contender's step, and what its loss is off the plain model's on the same batch.
+    """Peak memory of each contender's step, and the difference of its loss from the plain model's on the same batch.
 
     Raises:
-        RuntimeError: a loss differs that should not.
+        RuntimeError: a loss differs that must not.
     """
     with torch.no_grad():
         expected = {
@@ -330,7 +337,7 @@ def first_round(trainees: list[Trainee], plain: Module, batches: dict[str, Data]
 
 
 def time_round(trainees: list[Trainee], batches: dict[str, Data], first: int) -> dict[str, float]:
-    """Seconds of each contender's step; each round begins with another one, as the first finds cold caches."""
+    """Seconds of each contender's step. Each round begins with another one, because the first finds cold caches."""
     times = {}
     first %= len(trainees)
     for trainee in trainees[first:] + trainees[:first]:
@@ -341,7 +348,7 @@ def time_round(trainees: list[Trainee], batches: dict[str, Data], first: int) ->
 
 
 def time_epoch(trainee: Trainee, loader: Any, batches: int) -> tuple[float, float]:
-    """Mean seconds of a batch after the first, and those of them spent inside ``next()``."""
+    """Mean seconds of a batch after the first, and how much of them is spent inside ``next()``."""
     seconds, waited, iterator = 0.0, 0.0, iter(loader)
     taken = min(batches + 1, len(loader))
     for number in range(taken):
@@ -359,10 +366,10 @@ def time_epoch(trainee: Trainee, loader: Any, batches: int) -> tuple[float, floa
 def time_epochs(
     trainees: list[Trainee], loaders: dict[str, Any], allowed: int, arguments: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
-    """What each contender takes.
+    """Times epochs of each contender.
 
     Args:
-        allowed: how many batches of each contender there is time for, with those that warm up.
+        allowed: number of batches of each contender that fit in the time, including warm-up.
     """
     turns = max(1, min(arguments.turns, allowed // 3))
     batches = max(1, min(arguments.batches, allowed // turns - 1))
@@ -383,7 +390,7 @@ def time_epochs(
 
 
 def measure(graphs: dict[str, Data], model: str, shape: Shape, arguments: argparse.Namespace) -> dict[str, list[dict]]:
-    """Rows of a case, its floor, and the contenders that cannot run with their errors."""
+    """Rows of a case, its floor, and the errors of contenders that cannot run."""
     torch.manual_seed(0)
     data = graphs["salientpp"]
     widths = (data.x.size(1), shape, int(data.y.max()) + 1)
@@ -430,7 +437,7 @@ def report(found: dict[str, list[dict]]) -> None:
             text += f"  ({row['batch_rows']:,} rows, {row['batch_edges']:,} edges)"
         print(text, flush=True)
     for row in found["left_out"]:
-        print(f"  {row['contender']:38} left out: {row['error']}", flush=True)
+        print(f"  {row['contender']:38} skipped: {row['error']}", flush=True)
 
 
 def opened(name: str, arguments: argparse.Namespace) -> Data:
@@ -444,27 +451,27 @@ def opened(name: str, arguments: argparse.Namespace) -> Data:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--graphs", nargs="+", help="default: the generated one, and facebook_pages and debian_full where they are"
+        "--graphs", nargs="+", help="default: the generated one, and facebook_pages and debian_full where available"
     )
     parser.add_argument("--data", default=os.environ.get("SALIENTPP_TEST_DATA", "."))
-    parser.add_argument("--vertices", type=int, default=200_000, help="of the generated graph")
+    parser.add_argument("--vertices", type=int, default=200_000, help="size of the generated graph")
     parser.add_argument("--degree", type=float, default=20)
     parser.add_argument("--features", type=int, default=100)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--workers", type=int, default=2, help="of the loaders, in epochs")
-    parser.add_argument("--rounds", type=int, default=5, help="of steps, after the warm-up")
-    parser.add_argument("--seconds", type=float, default=15, help="of a case's steps; 2 rounds at least")
+    parser.add_argument("--workers", type=int, default=2, help="workers of the loaders, in epochs")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of steps, after the warm-up")
+    parser.add_argument("--seconds", type=float, default=15, help="time for a case's steps; at least 2 rounds are run")
     parser.add_argument("--turns", type=int, default=2, help="of epochs")
-    parser.add_argument("--batches", type=int, default=4, help="of a turn, after the warm-up")
+    parser.add_argument("--batches", type=int, default=4, help="batches of a turn, after the warm-up")
     parser.add_argument(
-        "--epoch-seconds", type=float, default=35, help="of a case's epochs; 3 times that for GraphSAGE"
+        "--epoch-seconds", type=float, default=35, help="time for a case's epochs; GraphSAGE gets 3 times as much"
     )
     arguments = parser.parse_args()
     if not hasattr(
         torch.ops.pyg, "softmax_csr"
-    ):  # pyg-lib 0.9.0 wraps this operator, but its wheel may lack it: PyG then fails, on SparseTensor
+    ):  # pyg-lib 0.9.0 wraps this operator, but its wheel may lack it; PyG then fails on SparseTensor
         torch_geometric.typing.WITH_SOFTMAX = False
     there = [name for name in REAL if (Path(arguments.data) / f"{name}.npz").is_file()]
     results: dict[str, list[dict]] = {"rows": [], "floors": [], "left_out": []}

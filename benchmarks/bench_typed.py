@@ -1,9 +1,10 @@
-"""How fast is a batch drawn with types, times, weights, trees or links, against PyG's sampler? Writes results/typed.json.
+"""Measures draws of batches with types, times, weights, trees or links, compared with PyG's sampler. Writes results/typed.json.
 
     python benchmarks/bench_typed.py [--vertices 500000] [--degree 39] [--cases "two types" weights ...]
 
-Each case calls ``NeighborSampler`` as a loader calls it: seeds in, a PyG ``SamplerOutput`` out. Peers: PyG's NeighborSampler over
-pyg-lib and torch-sparse, where they can do the case at all. CPU seconds per edge of the batch, batches taken in turns.
+Each case calls ``NeighborSampler`` as a loader does: it passes seeds and gets PyG's ``SamplerOutput``. Peers are PyG's
+NeighborSampler over pyg-lib and torch-sparse, where they support the case. The unit is CPU seconds per edge of the batch, and
+samplers take turns.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import salientpp
 
 
 def two_types(data: Data) -> HeteroData:
-    """Even vertices are of one type and odd ones of the other; the edges fall into four relations."""
+    """Graph with even vertices of one type and odd ones of another; the edges form four relations."""
     hetero = HeteroData()
     names = ("a", "b")
     for name in names:
@@ -34,7 +35,7 @@ def two_types(data: Data) -> HeteroData:
     return hetero
 
 
-#: Case -> fanouts, options of the sampler, what the seeds are, peers that can do it.
+#: Case -> fanouts, options of the sampler, kind of seeds, peers that support the case.
 CASES: dict[str, tuple[list[int], dict[str, Any], str, tuple[str, ...]]] = {
     "one type, no options": ([15, 10, 5], {}, "vertices", ("pyg-lib",)),
     "two types": ([8, 5, 3], {}, "vertices of a type", ("pyg-lib", "torch-sparse")),
@@ -53,7 +54,7 @@ def number_of_edges(out: Any) -> int:
 
 
 def draw(sampler: Any, kind: str, seeds: list[Tensor], data: Data, timed: bool) -> int:
-    """Edges of one batch for each of ``seeds``."""
+    """Number of edges of the batches, one for each of ``seeds``."""
     total = 0
     for batch in seeds:
         if kind == "links":

@@ -1,10 +1,14 @@
-"""What should be partitioned where a graph has several types of vertices? Writes results/types.json.
+"""Compares ways to partition a graph with several vertex types. Writes results/types.json.
 
     python benchmarks/bench_types.py [--debian FILE] [--parts 4]
 
-The joint graph of all relations, with and without the weights of typed VIP, against every type by itself and against homogeneous METIS on
-``to_homogeneous()``. Judged are the rows with features that a step of all ranks is predicted to fetch, without a cache (the sum of typed VIP over remote
-vertices), the rows that sampled steps do fetch, and how even the parts are in rows and in seeds.
+The ways are the joint graph of all relations, with and without the weights of typed VIP, every type by itself, and homogeneous
+METIS on ``to_homogeneous()``. Three results are compared:
+
+* the rows with features that a step of all ranks is predicted to fetch without a cache: the sum of typed VIP over remote
+  vertices,
+* the rows that sampled steps fetch,
+* the balance of the parts in rows and in seeds.
 """
 
 from __future__ import annotations
@@ -29,13 +33,13 @@ from salientpp.partitioning.workload import assign_for
 from salientpp.store.directory.contents import Contents, read_contents
 from salientpp.vip.inclusion import typed_inclusion_probabilities, uniform_starts
 
-#: The relations of debian_full, by number, and between which types they run.
+#: Relations and vertex types of debian_full, by number.
 _DEBIAN = ["depends", "recommends", "suggests", "enhances", "build_depends", "builds", "maintains", "uploads"]
 _TYPES = ["binary", "source", "maintainer"]
 
 
 def debian(file: Path) -> HeteroData:
-    """The archive of Debian 12 as a graph of binary packages, source packages and maintainers; each relation and its reverse."""
+    """The archive of Debian 12 as a graph of binary packages, source packages and maintainers, with reverse relations."""
     with np.load(file, allow_pickle=False) as arrays:
         of_node, of_edge = (torch.from_numpy(arrays[name]).long() for name in ("node_type", "edge_type"))
         edge_index, x = torch.from_numpy(arrays["edge_index"]).long(), torch.from_numpy(arrays["x"])
@@ -47,7 +51,7 @@ def debian(file: Path) -> HeteroData:
         ids = (of_node == number).nonzero().flatten()
         place[ids] = torch.arange(ids.numel())
         data[name].num_nodes = ids.numel()
-        if name != "maintainer":  # whose rows in the file are zeros
+        if name != "maintainer":  # maintainers' rows in the file are zeros
             data[name].x = x[ids]
         if name == "binary":
             data[name].train_mask = train[ids]
@@ -63,7 +67,7 @@ def debian(file: Path) -> HeteroData:
 
 
 def by_type_alone(contents: Contents, num_parts: int) -> Tensor:
-    """Each type by METIS on the relations inside it; a type without any evenly at random."""
+    """Assigns each type by METIS on the relations inside it; a type without such relations is split evenly at random."""
     graph, pieces = contents.graph, []
     for number, (name, size) in enumerate(zip(graph.node_types, graph.num_vertices)):
         inside = [r for r in graph.relations if r.source == r.target == number]
@@ -76,7 +80,7 @@ def by_type_alone(contents: Contents, num_parts: int) -> Tensor:
 
 
 def homogeneous(contents: Contents, num_parts: int, edge_weights: str, fanouts: list[int], batch_size: int) -> Tensor:
-    """METIS on what ``to_homogeneous()`` gives: vertices, edges and splits are balanced, and types are not known."""
+    """METIS on ``to_homogeneous()``: it balances vertices, edges and splits, but does not know types."""
     joint = typed.JointGraph.of(contents.graph)
     first = dict(zip(contents.graph.node_types, joint.first))
     splits = {name: ids + first[type_] for type_, own in contents.splits.items() for name, ids in own.items()}

@@ -1,14 +1,15 @@
-"""Generates graphs of any size as converted graphs, for the benchmarks of what outgrows memory.
+"""Generates graphs of any size as converted graphs, for benchmarks of graphs that do not fit in memory.
 
     python benchmarks/large_graph.py DIR --num-vertices N [--average-degree 20] [--num-features 128] [--memory 4GB]
 
-Everything about an edge or a vertex follows from the seed and its number alone, in blocks of a fixed size that have random streams of their own. No table
-over vertices is kept:
+All data of an edge or a vertex is a function of the seed and the edge's or vertex's number. Blocks of a fixed size have their
+own random streams. No table over vertices is kept:
 
-* A vertex has a **rank** r in [0, N) and the weight ``(r + r0) ** (-1 / (exponent - 1))``, whose sums have a closed form: so a rank is drawn by its weight
-  with one power. A permutation that can be run backwards makes ids of ranks.
-* C communities: rank r is in community ``r % C``, which is in class ``r % Q`` of Q classes, as Q divides C. A partner from the same community is drawn as
-  any rank is, and moved to the nearest below of the same remainder. So each community has hubs and others as the whole has.
+* A vertex has a **rank** r in [0, N) and the weight ``(r + r0) ** (-1 / (exponent - 1))``. Sums of weights have a closed form,
+  so drawing a rank by weight takes one power. An invertible permutation maps ranks to ids.
+* Each of C communities belongs to one of Q classes, and Q divides C: rank r is in community ``r % C`` and in class ``r % Q``. A
+  partner from the same community is drawn like any rank, then moved down to the nearest rank with the right remainder. So
+  each community has the same mix of hubs and other vertices as the whole graph.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from salientpp.datasets.converted.pieces import EdgePiece, Edges, RowPiece, Rows
 from salientpp.datasets.generated import check_parameters
 from salientpp.progress import Progress
 
-#: Edges, and vertices, that share a random stream.
+#: Number of edges, and of vertices, that share a random stream.
 _EDGE_BLOCK, _BLOCK = 2**16, 2**12
 
-#: Weights of the first ranks: those of a rank 16 places behind, so that no hub has a share of all edges that a pair could not be drawn without repeats.
+#: Offset r0 in the weights. It limits the first ranks, so that no hub has more edges than can be drawn without many repeats.
 _FIRST = 16.0
 
 _EDGES, _ROWS, _LABELS, _SPLITS, _CENTRES, _ORDER = range(6)
@@ -62,32 +63,32 @@ def generate(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Generate an undirected graph of any size as a converted graph: a power law, communities, and labels that a GNN can learn.
+    """Generates an undirected graph of any size as a converted graph: a power law, communities, and learnable labels.
 
-    Like :func:`salientpp.datasets.synthetic`, which keeps everything in memory, but drawn without tables over vertices. Same arguments, same files,
-    whatever ``memory`` is. A run that was stopped goes on where it was when it is called again.
+    It resembles :func:`salientpp.datasets.synthetic`, which keeps everything in memory, but has no tables over vertices. The
+    same arguments give the same files, whatever ``memory`` is. Calling it again resumes a run that was stopped.
 
     Args:
         root: the directory to write.
         num_vertices: N.
-        average_degree: directed edges per vertex that are drawn; pairs that come up again are merged, so some fewer are there.
-        num_classes, num_features: as of ``synthetic``.
-        community_size: vertices in a community, about.
+        average_degree: directed edges drawn per vertex; repeated pairs are merged, so the graph has slightly fewer.
+        num_classes, num_features: as in ``synthetic``.
+        community_size: approximate number of vertices in a community.
         homophily: share of edges drawn within a class.
-        locality: share of those that is drawn within a community.
-        exponent: of the power law of degrees, above 2.
-        signal, label_noise: as of ``synthetic``.
-        train_fraction, val_fraction, test_fraction: the chance of a vertex to be in the split.
-        dtype: of the features: fp64, fp32, fp16, bf16 or fp8.
+        locality: share of those edges that is drawn within a community.
+        exponent: exponent of the power law of degrees, above 2.
+        signal, label_noise: as in ``synthetic``.
+        train_fraction, val_fraction, test_fraction: probability that a vertex is in the split.
+        dtype: dtype of the features: fp64, fp32, fp16, bf16 or fp8.
         seed: >= 0.
-        memory, overwrite, progress: as of :func:`salientpp.datasets.convert`.
+        memory, overwrite, progress: as in :func:`salientpp.datasets.convert`.
 
     Returns:
         ``root``.
 
     Raises:
         ValueError: an argument is out of range, or more memory is needed.
-        OSError: the directory cannot be written; what was done stays for the next run.
+        OSError: the directory cannot be written; finished work stays for the next run.
     """
     check_parameters(
         num_vertices=num_vertices,
@@ -135,7 +136,7 @@ def generate(
 
 @dataclass(frozen=True)
 class Model:
-    """What is drawn, and how."""
+    """Parameters of a graph, and the draws of its edges and rows."""
 
     seed: int
     num_vertices: int
@@ -164,7 +165,7 @@ class Model:
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=(stream, block))))
 
     def pairs(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """The ends of the edges of a block, int64, without loops."""
+        """Ends of the edges of a block, int64, without self-loops."""
         rng = self.random(_EDGES, block)
         count = min(_EDGE_BLOCK, self.num_pairs - block * _EDGE_BLOCK)
         first, level, other = self._ranks(rng.random(count)), rng.random(count), self._ranks(rng.random(count))
@@ -172,12 +173,12 @@ class Model:
             chosen = level < below
             moved = other[chosen] // groups * groups + first[chosen] % groups
             other[chosen] = np.where(moved < self.num_vertices, moved, moved - groups)
-            level[chosen] = 2.0  # of one of the two at most
+            level[chosen] = 2.0  # moved for a community, it must not be moved for a class too
         keep = first != other
         return self.ids(first[keep]), self.ids(other[keep])
 
     def _ranks(self, uniform: np.ndarray) -> np.ndarray:
-        """Ranks by weight, int64, of numbers in [0, 1): the inverse of the sum of weights, an integral."""
+        """Ranks by weight, int64, from numbers in [0, 1), by the inverse of the integral of weights."""
         power = 1.0 - 1.0 / (self.exponent - 1.0)
         low, high = _FIRST**power, (self.num_vertices + _FIRST) ** power
         rank = (low + uniform * (high - low)) ** (1.0 / power) - _FIRST
@@ -188,13 +189,14 @@ class Model:
 
     @cached_property
     def _centres(self) -> np.ndarray:
-        """float32 [classes, F]: the point of each class."""
+        """Centre of each class, float32 [classes, F]."""
         centres = self.random(_CENTRES).standard_normal((self.num_classes, self.num_features), dtype=np.float32)
         return centres * (self.signal / np.linalg.norm(centres, axis=1, keepdims=True))
 
     # --- the order of ids ---------------------------------------------------------------------------------
-    # Multiplying by odd numbers and folding the upper half of the bits into the lower permute 2^bits numbers. Whoever lands beyond N goes on until
-    # back below: a permutation of N numbers, as it only leaves the others out of each cycle.
+    # Multiplying by odd numbers and folding the upper half of the bits into the lower half permutes 2^bits numbers. A number
+    # that lands at N or above takes further steps until it is below N. This shortens each cycle to its numbers below N, so the
+    # result is a permutation of N numbers.
 
     @property
     def _bits(self) -> int:
@@ -205,7 +207,7 @@ class Model:
         return [int(factor) | 1 for factor in self.random(_ORDER).integers(1, 2**63, 3)]
 
     def ids(self, rank: np.ndarray) -> np.ndarray:
-        """The ids of vertices of some ranks, int64."""
+        """Ids of the vertices with these ranks, int64."""
         return self._walk(rank, self._factors, 0)
 
     def ranks_of(self, ids: np.ndarray) -> np.ndarray:
@@ -223,7 +225,7 @@ class Model:
     def _step(self, at: np.ndarray, factors: list[int], backwards: int) -> np.ndarray:
         mask, half = np.uint64(2**self._bits - 1), np.uint64((self._bits + 1) // 2)
         for factor in factors:
-            if backwards:  # a fold by half of the bits or more undoes itself
+            if backwards:  # a fold by at least half of the bits is its own inverse
                 at = at ^ (at >> half)
             at = at * np.uint64(factor) & mask
             if not backwards:
@@ -251,7 +253,7 @@ class Model:
 
 
 def _pairs(model: Model) -> Edges:
-    """The pairs of a model as edges."""
+    """The pairs of a model, as edges."""
     total = model.num_pairs
 
     def pieces(most: int) -> Iterator[EdgePiece]:
@@ -269,7 +271,7 @@ def _pairs(model: Model) -> Edges:
 
 
 def _blocks(model: Model, kind: str, number: int = 0) -> Rows:
-    """What a model says of its vertices, block by block."""
+    """Rows of a model's vertices, block by block."""
     total = model.num_vertices
 
     def pieces(most_bytes: int) -> Iterator[RowPiece]:

@@ -197,6 +197,6 @@ def test_errors_name_missing_requirements(monkeypatch):
         patch.setattr(os, "geteuid", lambda: 1000)
         assert cluster.unavailable() == "network namespaces need root"
     monkeypatch.setattr(cluster.shutil, "which", lambda tool: None if tool == "tc" else tool)
-    assert cluster.unavailable() == "no tc here; install iproute2 and util-linux"
+    assert cluster.unavailable() == "tc not found; install iproute2 and util-linux"
     with pytest.raises(ValueError, match="num_hosts must be 1 to 200, got 0"):
         Cluster(0)
