@@ -189,7 +189,9 @@ def test_a_saved_state_knows_what_a_topology_depends_on():
 
 def test_what_needs_the_edges_of_a_graph_says_so():
     sampler = NeighborSampler(Torus(), [2])
-    with pytest.raises(ValueError, match="a Torus holds no graph; leave out what needs them, such as device_rows"):
+    with pytest.raises(
+        ValueError, match="a Torus holds no graph; leave out the options that need them, such as device_rows"
+    ):
         NeighborLoader(torus(), [2], neighbor_sampler=sampler, device_rows=0.5, device="cpu")
 
 
