@@ -4,9 +4,9 @@ One partition serves all types. Vertices of all types are numbered one type afte
 **joint graph**. It is partitioned like any other (:mod:`salientpp.partitioning.assign`). Balanced are the vertices of every type, the edges of every relation
 (in-degrees) and every split of every type.
 
-With VIP weights, the weight of an edge u -> v is the bytes that a step is expected to receive through it: the row of u and the rows of everything drawn from
-u (:func:`~salientpp.vip.inclusion.typed_traffic`). Counting only the row of u is not enough. If half of the vertices have no rows (``synthetic-mag``), parts
-were then worse than without weights.
+With VIP weights, an edge u -> v weighs the bytes that a step is expected to receive through it (:func:`~salientpp.vip.inclusion.typed_traffic`). These are
+the row of u and the rows of everything drawn from u. Counting only the row of u is not enough. If half of the vertices have no rows (``synthetic-mag``),
+parts were then worse than without weights.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ and the hops of :mod:`salientpp.vip.inclusion` become
 A list that is too long to be shared draws u with probability f / d(v) for every r. The integral is a sum over a few r: Gauss-Legendre quadrature after
 the substitution r = s^2, since long lists decide at small r. Parallel edges count as edges to separate vertices.
 
-**Blocks.** Suppose that fanouts do not grow from hop to hop and no list is too long. Then a block of b batches with the same numbers needs the same rows
-as one batch of all its seeds, because the draws of v at a smaller fanout are part of its draws at a larger one. Without shared numbers, a block is
-modelled as a batch of all its seeds that may expand every vertex at every hop ('hop' in :mod:`salientpp.vip.inclusion`).
+**Blocks.** Suppose that fanouts do not grow from hop to hop and no list is too long. Then the draws of v at a smaller fanout are part of its draws at a
+larger one. So a block of b batches with the same numbers needs the same rows as one batch of all its seeds. Without shared numbers, a block is modelled
+as a batch of all its seeds that may expand every vertex at every hop ('hop' in :mod:`salientpp.vip.inclusion`).
 """
 
 from __future__ import annotations

@@ -184,8 +184,8 @@ def test_parts_without_seeds_are_analyzed():
         ({"num_neighbors": [3, -3]}, {}, {}, r"num_neighbors\[1\] must be an integer >= 0, or -1 for all neighbours, got -3"),
         ({}, {"replication_factors": [-1]}, {}, "replication_factor must be >= 0"),
         ({"seeds": "tests"}, {}, {}, "seeds must be 'all' or a split of the data"),
-        ({"disjoint": True}, {}, {}, "are counted on a dataset directory"),
-        ({}, {"lookahead": 2}, {"ranks_per_host": 2}, "lookahead, .* are counted for plain draws .* a rank per part and host"),
+        ({"disjoint": True}, {}, {}, "are counted only on a dataset directory"),
+        ({}, {"lookahead": 2}, {"ranks_per_host": 2}, "lookahead, .* are counted only for plain draws .* one rank per part and host"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_refused(batches, ways, options, text):

@@ -115,7 +115,7 @@ def test_sums_are_counted_where_they_are_asked_for(capsys, tmp_path, dataset_dir
     assert cli.main([*call, "--partial-aggregation", "--predict-only"]) == 2
     assert "leave predict_only out" in capsys.readouterr().err
     assert cli.main([*call, "--partial-aggregation", "--send-as", "x=int8"]) == 2
-    assert "send_as has them travel otherwise; leave one of them out" in capsys.readouterr().err
+    assert "send_as makes them travel in another; leave one of them out" in capsys.readouterr().err
     assert cli.main([*call, "--partial-aggregation", "--replace"]) == 2
     assert "--partial-aggregation: counted for plain draws" in capsys.readouterr().err
 

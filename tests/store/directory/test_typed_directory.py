@@ -450,7 +450,7 @@ def broken(change) -> HeteroData:
         ({"seeds": 3}, r"seeds must be a split or \(node type, split\), got 3"),
         ({"replicate": {"venues"}}, "replicate must name node types of the data .*, got 'venues'"),
         ({"time_attr": "tiem"}, "'tiem' is neither a node-level or edge-level attribute"),
-        ({"num_neighbors": {CITES: [3]}}, "num_neighbors must have a list for every edge type, and has none for"),
+        ({"num_neighbors": {CITES: [3]}}, "num_neighbors must have a list for every edge type, got none for"),
         ({"num_neighbors": {("a", "b", "c"): [3]}}, r"num_neighbors must be of edge types of the data .*, got \('a', 'b', 'c'\)"),
         ({"num_neighbors": [-2]}, r"num_neighbors\[0\] must be an integer >= 0, or -1"),
         ({"method": torch.zeros(60)}, "method must be 'auto', 'metis', 'kaminpar', 'random' or a mapping from node types to tensors of part ids, got Tensor"),
