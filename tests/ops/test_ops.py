@@ -452,7 +452,7 @@ SAMPLE = dict(indptr=INDPTR, indices=INDICES, edge_id=None, seeds=long(0), fanou
         (dict(edge_id=ints(1, 2, 3)), r"edge_id must have dtype Long, got Int"),
         (dict(links=long(1, 2)), r"links must have one entry per edge, expected 3, got 2"),
         (dict(links=ints(1, 2, 3)), r"links must have dtype Long, got Int"),
-        (dict(links=long(0, 1, 2), edge_id=long(0, 1, 2)), r"edge_id must be None where there are links"),
+        (dict(links=long(0, 1, 2), edge_id=long(0, 1, 2)), r"edge_id must be None if links are given"),
         (dict(links=long(3, 3, 3)), r"indices is corrupt: it holds 3, expected ids in \[0, 3\)"),
         (dict(indptr=NONE), r"indptr must have N \+ 1 >= 1 entries, got 0"),
         (dict(indptr=INDPTR.int()), r"indptr must have dtype Long, got Int"),

@@ -1207,7 +1207,7 @@ GOOD = dict(
         (dict(links=[long(0, 1)]), r"links\[0\] must have 3 entries, got 2"),
         (dict(links=[None, None]), "must have one entry per relation, 1"),
         (dict(links=[INDICES.int()]), "links must have dtype Long, got Int"),
-        (dict(links=[INDICES], edge_id=[INDICES]), r"edge_id\[0\] must be None where there are links, which hold the ids"),
+        (dict(links=[INDICES], edge_id=[INDICES]), r"edge_id\[0\] must be None if links are given, because links hold the ids"),
         (dict(links=[long(7, 0, 2)]), r"indices is corrupt: it holds 7, expected ids in \[0, 3\)"),
         (dict(links=[long(7, 0, 2)], disjoint=True), r"indices is corrupt: it holds 7, expected ids in \[0, 3\)"),
         (dict(links=[long(0, 0, 5)], fanouts=[0], induced=True), "indices is corrupt: it holds 5"),
@@ -1218,7 +1218,7 @@ GOOD = dict(
         (dict(node_time=[long(0, 1)], seed_time=[long(1, 1)], disjoint=True), r"node_time\[0\] must have 3 entries, got 2"),
         (dict(seed_time=[long(1)], disjoint=True), r"seed_time\[0\] must have 2 entries, got 1"),
         (dict(seed_time=[torch.zeros(2)], disjoint=True), "seed_time must have dtype Long, got Float"),
-        (dict(seed_time=[long(1, 1)]), "seed_time needs disjoint=True: a vertex may be seen by one tree and not by another"),
+        (dict(seed_time=[long(1, 1)]), "seed_time needs disjoint=True, because one tree may see a vertex and another may not"),
         (dict(fanouts=[2, 2]), "fanouts must have 1 entries per relation, got 2 for 1 relations"),
         (dict(fanouts=[-2]), r"fanouts\[0\] must be in \[0, 2\^31\), or -1 for all neighbours, got -2"),
         (dict(fanouts=[2**31]), r"fanouts\[0\] must be in \[0, 2\^31\), or -1 for all neighbours, got 2147483648"),
@@ -1247,7 +1247,7 @@ def test_times_for_some_seeds_are_refused():
         "first_tree": [0, 2],
         "disjoint": True,
     }
-    with pytest.raises(RuntimeError, match="seed_time must be there for all seeds or for none, got it for 2 of 3"):
+    with pytest.raises(RuntimeError, match="seed_time must be given for all seeds or for none, got it for 2 of 3"):
         ops.sample_typed_neighbors(**{**two, "seed_time": [long(1, 1), None]})
 
 
@@ -1298,11 +1298,11 @@ def test_a_bidirectional_sample_is_pygs_of_the_same_draws(keep_orig_edges):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({0: long(0)}, "row and col must be of one length, got 1 and 2"),
-        ({2: long(0)}, "rev_row and rev_col must be of one length, got 1 and 2"),
+        ({0: long(0)}, "row and col must have the same length, got 1 and 2"),
+        ({2: long(0)}, "rev_row and rev_col must have the same length, got 1 and 2"),
         ({1: long(0, -1)}, r"col must hold ids in \[0, 2147483647\), got -1"),
         ({3: long(0, 2**31)}, r"rev_col must hold ids in \[0, 2147483647\), got 2147483648"),
-        ({4: None}, "edge_id and rev_edge_id must be there both or not at all"),
+        ({4: None}, "edge_id and rev_edge_id must both be given or both be None"),
         ({5: long(1)}, "rev_edge_id must have 2 entries, got 1"),
         ({0: torch.zeros(2)}, "row must have dtype Long, got Float"),
     ],
