@@ -53,11 +53,11 @@ class Ways:
         """Returns the same ways with each α once, ascending; ValueError for arguments that are wrong for every graph."""
         if self.sums and predict_only:
             raise ValueError(
-                "partial counts the rows that sums leave to fetch, and these have no forecast; leave predict_only out"
+                "partial_aggregation has no forecast of the rows that sums leave to fetch; leave predict_only out"
             )
         if self.sums and self.send_as:
             raise ValueError(
-                "partial sums rows in their own format, and send_as makes them travel in another; leave one of them out"
+                "partial_aggregation sums rows in their own format, and send_as makes them travel in another; leave one of them out"
             )
         alphas = sorted({check_replication_factor(alpha) for alpha in self.replication_factors})
         lookahead = None if self.lookahead is None else check_lookahead(self.lookahead)
@@ -147,14 +147,14 @@ def _check(job: Job, ways: Ways) -> None:
     agree = job.batches.shared_draws is not None or job.batches.draw_block > 1
     if (agree or ways.lookahead is not None or ways.sums) and not job.is_simple:
         raise ValueError(
-            "lookahead, shared_draws, draw_block and partial are counted only for plain draws from one vertex type, with one rank per part and host; "
+            "lookahead, shared_draws, draw_block and partial_aggregation are counted only for plain draws from one vertex type, with one rank per part and host; "
             "loader.stats() counts what a loader with them fetches"
         )
     if ways.sums and isinstance(job.part, PartitionedGraph):
         stored = job.part.description.vertices(None).attributes.get("x", {}).get("stored_as")
         if stored is not None:
             raise ValueError(
-                f"partial: {job.part.root} stores x as {stored['format']}, and rows are summed in their own format; leave it out"
+                f"partial_aggregation: {job.part.root} stores x as {stored['format']}, and rows are summed in their own format; leave it out"
             )
 
 

@@ -51,7 +51,7 @@ def cache_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
     machines = f"{sum(analysis.ranks_by_host)} ranks ({per_host} a host, {hosts} hosts) on {analysis.parts} parts"
     table = _table(
         f"num_neighbors {list(numbers)}: {bare} feature rows {kind} per epoch by {f'{hosts} machines' if is_alone else machines} without a cache; the "
-        f"share {'of their bytes ' if len(first) > 1 else ''}still {kind} with one of α N / {'K' if is_alone else 'hosts'} rows per "
+        f"share {'of their bytes ' if len(first) > 1 else ''}still {kind} with a cache of α N / {'K' if is_alone else 'hosts'} rows per "
         f"{machine}, by policy",
         "policy",
         [(f"α={alpha:g}", alpha) for alpha in own],
@@ -131,14 +131,14 @@ def lookahead_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
 def sums_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
     """Shows, for each α, the rows and sums that are fetched with partial aggregation, and the share of bytes."""
     return _table(
-        f"num_neighbors {list(numbers)}: what is fetched per epoch with partial_aggregation, over all machines, with the policy vip",
+        f"num_neighbors {list(numbers)}: rows and sums fetched per epoch with partial_aggregation, over all machines, with the policy vip",
         "",
         _of_way(analysis, "sums", numbers),
         [
             ("rows", attrgetter("remote_rows_per_epoch")),
             ("sums instead of rows", attrgetter("summed.sums_per_epoch")),
             ("rows in these sums", attrgetter("summed.sources_per_epoch")),
-            ("bytes, of those without", lambda volume: f"{volume.summed.share:.3f}"),
+            ("share of the bytes without", lambda volume: f"{volume.summed.share:.3f}"),
             ("machines that ask with 'auto'", lambda volume: f"{sum(volume.summed.auto)} of {analysis.parts}"),
         ],
     )
@@ -147,7 +147,7 @@ def sums_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
 def copies_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
     """Shows, for each counted β, the rows and sums that are copied to devices with partial aggregation."""
     return _table(
-        f"num_neighbors {list(numbers)}: what hosts copy to devices of their own parts' rows per epoch with partial_aggregation, over all machines, if the "
+        f"num_neighbors {list(numbers)}: own parts' rows that hosts copy to devices per epoch with partial_aggregation, over all machines, if the "
         "first β of each part are kept in GPU memory",
         "",
         [(f"β={copies.device_fraction:g}", copies) for copies in analysis.copies if copies.num_neighbors == numbers],
@@ -155,7 +155,7 @@ def copies_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
             ("rows without", attrgetter("rows_without")),
             ("rows", attrgetter("rows_per_epoch")),
             ("sums instead of rows", attrgetter("sums_per_epoch")),
-            ("rows and sums, of rows without", lambda copies: f"{copies.share:.3f}"),
+            ("rows and sums, share of rows without", lambda copies: f"{copies.share:.3f}"),
         ],
     )
 

@@ -65,7 +65,7 @@ def _exact_time(time: Tensor, name: str) -> Tensor:
     """Returns the same values on the CPU as int64 or float64; ValueError if neither can hold them, or if they have no order."""
     if not isinstance(time, Tensor) or time.dtype.is_complex:
         raise ValueError(
-            f"{name} must be a tensor of whole or real numbers, got {time.dtype if isinstance(time, Tensor) else type(time).__name__}"
+            f"{name} must be a tensor of integers or floating-point numbers, got {time.dtype if isinstance(time, Tensor) else type(time).__name__}"
         )
     time = time.detach().cpu()
     if time.dtype.is_floating_point:

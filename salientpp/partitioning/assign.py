@@ -145,7 +145,7 @@ def _check_arguments(
         raise ValueError(f"method must be 'metis', 'kaminpar', 'random' or a tensor of part ids, got {method!r}")
     if edge_weights is not None or weight_of_each is not None:
         if isinstance(method, Tensor) or method == "random":
-            raise ValueError("edge_weights only guide method='metis' and 'kaminpar'; leave them out")
+            raise ValueError("edge_weights need method='metis' or 'kaminpar'; leave them out")
         if edge_weights is not None and weight_of_each is not None:
             raise ValueError("edge_weights and weight_of_each both set the weights of edges; give one of them")
     if edge_weights is not None:

@@ -92,7 +92,7 @@ def _cut(lists: Undirected, vertex_weights: Tensor, num_parts: int, tolerance: f
         what = f"{num_vertices} vertices and {indices.numel()} edge ends in {num_parts} parts"
         needs = _metis_bytes(num_vertices, indices.numel())
         raise PartitionerError(
-            f"METIS failed ({error}), which most often means this: {out_of_memory('it', what, needs, _LESS_THAN_METIS)}"
+            f"METIS failed ({error}), most often because {out_of_memory('it', what, needs, _LESS_THAN_METIS)}"
         ) from error
     return torch.from_numpy(np.array(result.vertex_part, dtype=np.int64))
 

@@ -203,14 +203,16 @@ def test_sums_are_counted_only_for_rows_that_are_stored_in_their_own_format(tmp_
         (volume,) = analyze(part, Batches(epochs=1), Ways(["vip"], [0], sums=True)).of(way="sums")
         assert volume.row_bytes == 0 and volume.summed.sums_per_epoch == 0
     else:
-        with pytest.raises(ValueError, match=r"partial: .* stores x as int8, and rows are summed as they are"):
+        with pytest.raises(
+            ValueError, match=r"partial_aggregation: .* stores x as int8, and rows are summed in their own format"
+        ):
             analyze(part, Batches(epochs=1), Ways(["vip"], [0], sums=True))
 
 
 def test_batches_counted_together_differ_only_in_fanouts():
     with pytest.raises(ValueError, match="batches must hold at least one entry"):
         analyze(random_data(), [], parts=2)
-    with pytest.raises(ValueError, match="batches may differ in num_neighbors alone, but differ in seed"):
+    with pytest.raises(ValueError, match="batches may differ only in num_neighbors, but differ in seed"):
         analyze(random_data(), [Batches(), Batches(seed=1)], parts=2)
 
 

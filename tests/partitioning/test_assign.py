@@ -452,7 +452,7 @@ def test_the_kernel_refuses_bad_arguments(name, value, words):
         ({"seed_sets": {"edges": torch.tensor([1])}}, "a seed set may not be called 'edges'"),
         ({"edge_weights": torch.ones(3)}, r"edge_weights must be int64 \[5\], .*, got torch.float32 \[3\]"),
         ({"edge_weights": torch.tensor([1, 2, 0, 1, 1])}, r"edge_weights\[2\] must be >= 1, got 0"),
-        ({"edge_weights": torch.ones(5).long(), "method": "random"}, "edge_weights only guide method='metis'"),
+        ({"edge_weights": torch.ones(5).long(), "method": "random"}, "edge_weights need method='metis'"),
         ({"edge_weights": torch.full((5,), 2**61)}, "too many for the int64 integers of this METIS"),
     ],
 )
@@ -570,7 +570,7 @@ def test_a_kaminpar_that_fails_says_why_and_what_to_do(tmp_path):
 
 def test_a_kaminpar_that_is_killed_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(kaminpar, "_PROGRAM", "import os; os.kill(os.getpid(), 9)")
-    with pytest.raises(PartitionerError, match=r"KaMinPar was ended by signal 9, most often for want of memory"):
+    with pytest.raises(PartitionerError, match=r"KaMinPar was ended by signal 9, most often for lack of memory"):
         kaminpar._run_kaminpar(tmp_path / "g.parhip", 2, 0.05, 0)
 
 

@@ -669,11 +669,11 @@ def test_a_graph_may_have_integer_times_on_one_type_and_float_times_on_another(m
     [
         (
             torch.ones(3, dtype=torch.complex64),
-            "'?edge_time'? must be a tensor of whole or real numbers, got torch.complex64",
+            "'?edge_time'? must be a tensor of integers or floating-point numbers, got torch.complex64",
         ),
         (torch.tensor([0, 2**63, 1], dtype=torch.uint64), r"must be < 2\^63, got 9223372036854775808 at position 1"),
         (torch.tensor([0.0, 1.0, float("nan")]).half(), "must hold numbers, got NaN at position 2"),
-        ([0, 1, 2], "must be a tensor of whole or real numbers, got list"),
+        ([0, 1, 2], "must be a tensor of integers or floating-point numbers, got list"),
     ],
 )
 def test_times_that_cannot_be_ordered_are_refused(time, text):

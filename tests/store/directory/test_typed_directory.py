@@ -454,7 +454,7 @@ def broken(change) -> HeteroData:
         ({"num_neighbors": {("a", "b", "c"): [3]}}, r"num_neighbors must be of edge types of the data .*, got \('a', 'b', 'c'\)"),
         ({"num_neighbors": [-2]}, r"num_neighbors\[0\] must be an integer >= 0, or -1"),
         ({"method": torch.zeros(60)}, "method must be 'auto', 'metis', 'kaminpar', 'random' or a mapping from node types to tensors of part ids, got Tensor"),
-        ({"method": {"paper": torch.zeros(60).long()}}, "method must have a tensor of part ids for every node type, and has none for 'author'"),
+        ({"method": {"paper": torch.zeros(60).long()}}, "method must have a tensor of part ids for every node type, got none for 'author'"),
         ({"method": {"venues": torch.zeros(60).long()}}, "method must be of node types of the data .*, got 'venues'"),
         ({"method": "kahip"}, "method must be .*, got 'kahip'"),
         ({"num_parts": 0}, "num_parts must be an integer >= 1, got 0"),
