@@ -147,8 +147,8 @@ def _check(job: Job, ways: Ways) -> None:
     agree = job.batches.shared_draws is not None or job.batches.draw_block > 1
     if (agree or ways.lookahead is not None or ways.sums) and not job.is_simple:
         raise ValueError(
-            "lookahead, shared_draws, draw_block and partial_aggregation are counted only for plain draws from one vertex type, with one rank per part and host; "
-            "loader.stats() counts what a loader with them fetches"
+            "lookahead, shared_draws, draw_block and partial_aggregation are counted only for plain draws from one vertex type, with one rank per part "
+            "and host; loader.stats() counts what a loader with them fetches"
         )
     if ways.sums and isinstance(job.part, PartitionedGraph):
         stored = job.part.description.vertices(None).attributes.get("x", {}).get("stored_as")

@@ -80,7 +80,7 @@ def cluster_vertices(
         indptr, indices: each edge in the lists of both its ends; loops do not count.
         vertex_weights: int64 [N], >= 1, of sum <= 2**61.
         most_weight: >= 1, largest weight of a cluster with more than one vertex.
-        rounds: >= 1, number of times that every vertex may move, each time to the cluster that it has most edge weight to.
+        rounds: >= 1, largest number of moves of a vertex. A move goes to the cluster that the vertex has most edge weight to.
         seed: breaks ties.
         edge_weights: int32 or int64 [E] >= 1; None: 1 each.
     """
