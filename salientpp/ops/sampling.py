@@ -42,8 +42,8 @@ def sample_neighbors(
         batch_key: signed 64-bit key; with (hop, vertex) it fixes a vertex's draws.
         replace: draw with replacement.
         links: links that :func:`csc_from_coo` returned, read instead of ``indices`` and ``edge_id`` (which is None then); or None.
-        shared: give every neighbour one number for the batch; a vertex takes the neighbours with the smallest numbers. Not with ``replace``. A list
-            of more than 1,000 entries draws by itself.
+        shared: give every neighbour one number for the batch; a vertex takes the neighbours with the smallest numbers. Not with ``replace``. A
+            vertex with more than 1,000 neighbours draws without sharing.
         graph_number: for shared draws, a number that only this graph has in its present state. A thread then remembers up to 16 MiB of its draws
             and does not read a list again for the same key. 0: nothing is remembered. Results are the same.
 

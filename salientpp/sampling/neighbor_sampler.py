@@ -63,7 +63,7 @@ class NeighborSampler(BaseSampler):
         share_memory: accepted and ignored: worker threads share memory anyway, and so do forked processes.
         directed: deprecated; False means ``subgraph_type='induced'``.
         sample_direction: 'forward' draws sources of edges into a vertex, 'backward' targets of edges out of it.
-        shared_draws: None: every vertex draws by itself. 'batch': every neighbour has one number in a batch, and each vertex takes the neighbours with
+        shared_draws: None: every vertex draws independently. 'batch': every neighbour has one number in a batch, and each vertex takes the neighbours with
             the smallest numbers, so that a batch has fewer vertices; see :class:`~salientpp.NeighborLoader`.
 
     Every call makes new draws from torch's global generator, unless ``key`` is given.

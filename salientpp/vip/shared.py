@@ -38,7 +38,7 @@ from salientpp.vip.inclusion import (
     uniform_start,
 )
 
-#: A longer list draws by itself. csrc/sampling/shared_draw.h has the same number.
+#: A vertex with a longer list draws without sharing. csrc/sampling/shared_draw.h has the same number.
 MOST_NEIGHBORS = 1000
 
 #: Number of nodes r. The mean of ``g`` is then within 1 % of f / d for all shared lists (fanouts 1 to 500; within 0.2 % up to 15).
