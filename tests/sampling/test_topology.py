@@ -198,7 +198,8 @@ def test_options_that_need_the_edges_of_a_graph_are_refused_without_them():
 def test_attributes_of_data_are_refused_for_edges_alone():
     for wrong in ({"time_attr": "time"}, {"weight_attr": "weight"}, {"sample_direction": "backward"}):
         with pytest.raises(
-            ValueError, match="time_attr, weight_attr and sample_direction are for PyG's objects: a Torus has its"
+            ValueError,
+            match="time_attr, weight_attr and sample_direction are for PyG's objects: a Torus already has its",
         ):
             NeighborSampler(Torus(), [2], **wrong)
 
