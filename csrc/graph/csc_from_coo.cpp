@@ -43,8 +43,7 @@ int bits_per_bucket(int64_t num_vertices, int64_t num_edges) {
   return bits;
 }
 
-// Place for an edge's position: alone in `edge_id`, above the edge's source in one word, or nowhere (`edge_id` is
-// null).
+// Place of an edge's position: alone in `edge_id`, above the source in one word, or nowhere (`edge_id` is null).
 struct Ids {
   int64_t* edge_id;
   int shift;

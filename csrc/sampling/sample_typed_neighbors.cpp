@@ -10,9 +10,8 @@
 //   times      a tree sees a neighbour only if the time of the neighbour, or of its edge, is at most the time of the
 //              tree's seed. Lists are sorted by time, so a tree sees a prefix of a list. The strategy 'last' draws from
 //              the end of the prefix.
-//   shared     the neighbours' numbers decide (shared_draw.h). They are keyed by (batch key, source type, neighbour),
-//   so
-//              they are the same for all trees, and for all relations from a type.
+//   shared     the neighbours' numbers decide (shared_draw.h). They are keyed by (batch key, source type, neighbour):
+//              the same for all trees, and for all relations from a type.
 //   induced    at the end, all edges between the found vertices replace the drawn edges.
 //
 // As in sample_neighbors.cpp, the frontier is processed in blocks, and each block in phases. Each phase prefetches the

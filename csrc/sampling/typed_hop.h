@@ -83,8 +83,7 @@ void find_lists(Scratch& s, Relation& relation, const Lists& lists, int64_t firs
   }
 }
 
-// Draws for the block: positions in `indices`, list by list. Each list is prefetched while the one before is drawn
-// from.
+// Draws positions in `indices` for the block, list by list. While it draws from one list, it prefetches the next.
 template <class Lists>
 void draw_block(Scratch& s, const Relation& relation, const Lists& lists, int64_t fanout, uint64_t key,
                 uint64_t shared_key, const Options& options, int64_t* edge) {

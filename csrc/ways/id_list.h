@@ -4,8 +4,7 @@
 // Gaps are Rice codes (Some practical universal noiseless coding techniques, JPL 79-22, 1979), lowest bit first. A gap
 // g is coded as g >> k zeros and a one, followed by the low k bits of g. Inside a part, ids are ordered by the part's
 // own inclusion probability, so gaps grow and shrink along a list. Each block of 64 gaps therefore has its own k, in
-// five bits before the block. One bit per id is the same code with k = 0 throughout. The unused bits of the last byte
-// are 0.
+// five bits before the block. One bit per id is the same code with k = 0 throughout. Unused bits at the end are 0.
 #pragma once
 
 #include <bit>
