@@ -1,4 +1,4 @@
-"""Measures training on one GPU, and the time that it waits for batches.
+"""Measures training on one GPU, and whether it waits for batches.
 
 It generates two power-law graphs (Chung and Lu) on the device, which takes seconds. One has the sizes of ogbn-products: 2.4 M
 vertices, 105 M edges, 8 % training vertices, 100 features. The other has the shape of ogbn-papers100M: 29 edges per vertex,

@@ -3,7 +3,7 @@
     python benchmarks/bench_fullgraph.py [npz:GRAPH.npz ...] [--vertices 20000] [--rate 20e6] [--epochs 3]
 
 Every host is a network namespace (cluster.py; needs root). All hosts share this machine's cores, so the network is slowed and
-computation is not.
+computation is shared.
 
 Layouts train a GCN of two layers on a graph with communities, partitioned by METIS, on 4 and on 8 hosts. One process with the
 whole graph is the baseline. Plans train a GraphSAGE of three layers on a graph of low and on one of high degree, on 4 hosts.

@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vertices", type=int, nargs="+", default=[2_300, 20_000, 100_000, 500_000, 2_400_000])
     parser.add_argument("--degree", type=float, default=43.75)
-    parser.add_argument("--batches", type=int, default=3, help="per epoch")
+    parser.add_argument("--batches", type=int, default=3, help="batches per epoch")
     parser.add_argument("--repeats", type=int, default=7, help="number of epochs, after one of warm-up")
     parser.add_argument("--long", type=int, metavar="N", help="run N batches on one small graph instead")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # the loader that a subprocess measures

@@ -7,7 +7,7 @@ without passing the link. The same batches run in turns with private caches, and
 memory. An epoch is timed twice: batches alone, and with a GraphSAGE that is trained on them.
 
 Bytes are counted on the hosts' links, with all headers. With private caches, rows from other hosts are counted by simulation,
-because loaders also count rows of neighbours on the same host.
+because loaders also count rows from other ranks of the same host.
 
 All ranks share the cores of one machine: the network is slowed, computation is not.
 """

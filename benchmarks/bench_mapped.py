@@ -3,7 +3,7 @@
     python benchmarks/bench_mapped.py [--gigabytes 4] [--repeats 5]
 
 The file has rows of 256 and of 1,024 bytes. Before each turn it is dropped from the page cache, and a random half of its
-megabytes is read again. Then the number of random rows of a batch is gathered by the row kernel, and by torch's
+megabytes is read again. Then the row kernel gathers as many random rows as a batch has, and so does torch's
 ``index_select`` of the mapped tensor. For comparison, 32 threads read the same pages with ``pread``. The system counts the
 bytes read from the disk. The temporary folder must be on a disk, not in memory.
 """

@@ -6,9 +6,9 @@ Writes results/partial.json and results/partial_copies.json.
     python benchmarks/bench_partial.py --copies synthetic:num_vertices=500000,average_degree=50 --batch-size 1024
 
 A simulation counts exactly the rows, sums and bytes that loaders with partial_aggregation fetch. It covers ``--epochs`` epochs
-of the training split. The policy is vip, and the parts are METIS's with VIP weights, not refined. The CPU time of a batch's plan and of its draw is
-measured too, on one thread. ``--copies`` counts the rows and sums that one machine copies to its device, which holds the first
-β of the rows in VIP order.
+of the training split. The policy is vip, and METIS partitions with VIP weights, without refinement. The CPU time of a batch's
+plan and of its draw is measured too, on one thread. ``--copies`` counts the rows and sums that one machine copies to its
+device, which holds the first β of the rows in VIP order.
 
 Directed graphs are made symmetric, as is common in sampled training.
 """

@@ -90,7 +90,7 @@ def measure(way: str, root: str, num_parts: int) -> dict:
         "edges": graph.num_edges,
         "seconds": time.perf_counter() - started,
         "cpu_seconds": process_figures()["cpu_seconds"] - cpu,
-        # The system's peak covers this process only, but it is exact: METIS lets no other thread run and watch.
+        # The watching thread cannot run during METIS, so the system's peak for this process counts too.
         "peak_bytes": max(watch.peak_bytes, resident_bytes(peak=True)) - before,
         "edge_cut_fraction": found.edge_cut_fraction,
         "largest_load": max(found.balance.values()),

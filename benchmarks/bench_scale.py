@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=8)
     parser.add_argument("--method", default="kaminpar")
     parser.add_argument("--refine", action="store_true")
-    parser.add_argument("--memory", default="1GB", help="for generate")
+    parser.add_argument("--memory", default="1GB", help="memory for generating graphs")
     parser.add_argument("--results", default="scale", help="name of the file in results")
     parser.add_argument(
         "--folder", type=Path, help="folder in which files are written and removed (default: temporary)"

@@ -463,7 +463,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="workers of the loaders, in epochs")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of steps, after the warm-up")
     parser.add_argument("--seconds", type=float, default=15, help="time for a case's steps; at least 2 rounds are run")
-    parser.add_argument("--turns", type=int, default=2, help="of epochs")
+    parser.add_argument("--turns", type=int, default=2, help="turns of epochs")
     parser.add_argument("--batches", type=int, default=4, help="batches of a turn, after the warm-up")
     parser.add_argument(
         "--epoch-seconds", type=float, default=35, help="time for a case's epochs; GraphSAGE gets 3 times as much"

@@ -165,9 +165,11 @@ def test_what_a_page_shows_runs(page, tmp_path, monkeypatch):
     print(run_page(page), "blocks")
 
 
-def test_the_script_of_the_loaders_page_trains_on_features_stored_as_float16(tmp_path, monkeypatch):
+def test_the_script_for_ranks_trains_on_features_stored_as_float16(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (script,) = (block for block in blocks_of((ROOT / "docs" / "loader.md").read_text()) if block.said("is"))
+    (script,) = (
+        block for block in blocks_of((ROOT / "docs" / "how-to" / "pyg-script.md").read_text()) if block.said("is")
+    )
     data = synthetic(num_vertices=2000, num_features=16)
     data.x = data.x.half()
     salientpp.partition(data, 2, "demo-2", [15, 10, 5], 256)

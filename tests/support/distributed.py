@@ -5,7 +5,8 @@ initialised, and returns each rank's result. Processes are forked from a server 
 run costs a fraction of a second.
 
 A busy machine can be slow, and no test is about speed. So a rank that still runs after ``HANG`` seconds counts as hung.
-A wait that must end for another reason than its time-out gets ``NEVER`` seconds. The test is declared hung long before.
+A wait that must end for another reason than its time-out gets ``NEVER`` seconds. If it does not end,
+the test counts as hung long before.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def _start() -> tuple:
 
 def ask(name: str, arguments: list[str]) -> None:
     """Main function of the executable: has the server run the script, and ends as the script does."""
-    # Signals wait until the script's process id is known here; the script may already run and print before.
+    # Signals are blocked until the script's process id is known here. The script may run and print before that.
     signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(name)
@@ -96,7 +96,7 @@ def ask(name: str, arguments: list[str]) -> None:
 def serve(listener: socket.socket) -> list[str]:
     """Forks for each request.
 
-    Returns only in the forks, each of which acts as a new interpreter: the arguments after ``python``.
+    Returns only in the forks, which act as new interpreters, and gives them the arguments that follow ``python``.
     """
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -175,7 +175,7 @@ def shared_key(batch_key: int, source_type: int = 0) -> int:
 
 
 def draw_shared(key: int, ids: Sequence[int], fanout: int) -> list[int] | None:
-    """Places in a list of neighbours: those with the smallest numbers. Parallel edges have different numbers.
+    """Places of the neighbours with the smallest numbers; parallel edges have different numbers.
 
     None if the vertex draws by itself.
     """
@@ -610,7 +610,7 @@ class LookaheadReference:
         at = {v: slot for slot, v in enumerate(self.ids) if v >= 0}
         hits = [(place, at[v]) for place, v in enumerate(ids) if v in at]
         fetched = [place for place, v in enumerate(ids) if v not in at]
-        # Order of staying: by rank; among equals, held rows before new ones, higher slots first, then lower ids.
+        # Order in which rows stay in the cache: by rank; among equals, held rows before new ones, higher slots first, then lower ids.
         there = [(rank(v), 0, -slot, slot) for slot, v in enumerate(self.ids)]
         arrived = [(rank(ids[place]), 1, ids[place], row) for row, place in enumerate(fetched)]
         stay = sorted(there + arrived)[: len(self.ids)]
