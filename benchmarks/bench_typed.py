@@ -54,7 +54,7 @@ def number_of_edges(out: Any) -> int:
 
 
 def draw(sampler: Any, kind: str, seeds: list[Tensor], data: Data, timed: bool) -> int:
-    """Number of edges of the batches, one for each of ``seeds``."""
+    """Number of edges of all batches; each element of ``seeds`` gives one batch."""
     total = 0
     for batch in seeds:
         if kind == "links":

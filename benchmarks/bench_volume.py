@@ -100,7 +100,7 @@ def _ahead(dataset: str, parts: int, epochs: int) -> list[dict[str, Any]]:
             ]
             for volume in found.of(way="sums"):
                 number = volume.remote_rows_per_epoch + volume.summed.sums_per_epoch
-                # The ids that request rows are not counted here; those of rows inside sums are.
+                # Ids that request rows are not counted here, but ids of rows inside sums are.
                 num_bytes = number * volume.row_bytes + 4 * volume.summed.sources_per_epoch
                 static.append(("the same with sums", volume, number, num_bytes))
             lines = static + lines

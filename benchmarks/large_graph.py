@@ -35,7 +35,7 @@ from salientpp.progress import Progress
 #: Number of edges, and of vertices, that share a random stream.
 _EDGE_BLOCK, _BLOCK = 2**16, 2**12
 
-#: Offset r0 in the weights. It limits the first ranks, so that no hub has more edges than can be drawn without many repeats.
+#: Offset r0 in the weights. It limits the weights of the first ranks, so that no hub has more edges than can be drawn without many repeats.
 _FIRST = 16.0
 
 _EDGES, _ROWS, _LABELS, _SPLITS, _CENTRES, _ORDER = range(6)

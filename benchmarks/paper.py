@@ -466,8 +466,8 @@ class Predicted:
     def of(self, row_bytes: int, num_hosts: int, num_batches: int) -> dict[str, float]:
         """Predicted rows, sums and bytes.
 
-        Rows and sums take their values and 4 bytes each, and a row in a sum 4 bytes. Counts take 16 or 32 bytes per batch and
-        pair of ranks.
+        Each row and each sum takes the bytes of its values and 4 more. Each row inside a sum takes 4 bytes. Counts take 16 or 32
+        bytes per batch and pair of ranks.
         """
         sums, sources = self.sums or (0.0, 0.0)
         counts = num_batches * num_hosts * (num_hosts - 1) * (16 if self.sums is None else 32)
@@ -611,8 +611,8 @@ def main() -> None:
     )
     parser.add_argument("--turns", type=int, default=3, help="timed epochs of each configuration")
     parser.add_argument("--ratio", type=float, default=2.1, help="communication without a cache, over computation")
-    parser.add_argument("--epochs", type=int, default=5, help="of accuracy")
-    parser.add_argument("--seeds", type=int, default=3, help="of accuracy")
+    parser.add_argument("--epochs", type=int, default=5, help="epochs of training, for accuracy")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, for accuracy")
     arguments = parser.parse_args()
     unknown = set(arguments.tables) - set(TABLES)
     if unknown:

@@ -211,7 +211,7 @@ def test_no_files_import_each_other():
     assert circle_in(imports) == []
 
 
-def test_a_circle_is_found():
+def test_an_import_cycle_is_found():
     assert circle_in({"a": {"b", "c"}, "b": set(), "c": {"d"}, "d": {"c"}}) == ["c", "d", "c"]
     assert circle_in({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 

@@ -59,7 +59,7 @@ few_fanouts = st.lists(st.sampled_from([-1, 0, 1, 2, 3, 7]), min_size=1, max_siz
 
 
 def few(examples: int):
-    """Settings for slow examples: ``examples`` of them where the profile has 60, else in proportion."""
+    """Settings with fewer examples: ``examples`` of them where the profile has 60, otherwise in proportion."""
     return settings(max_examples=max(1, settings.default.max_examples * examples // 60))
 
 

@@ -59,5 +59,6 @@ cd "$build/lib" # first in Python's path: this build is imported
 export LD_PRELOAD=$preload
 $fixed "$python" -c "import torch, salientpp._C as it; assert it.__file__.startswith('$build/'), it.__file__"
 # Tests are imported from the source tree. It comes last in the path, so that the package is imported from this build.
-# Output is captured by Python alone: sanitizers write to the file descriptor, and a captured one would lose their report.
+# Output is captured by Python alone: sanitizers write to the file descriptor and then end the
+# process, so capturing the descriptor would lose their report.
 $fixed "$python" -m pytest -q --capture=sys -p no:cacheprovider --import-mode=append "$@"
