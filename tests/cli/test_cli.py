@@ -13,6 +13,7 @@ import queue
 import random
 import re
 import resource
+import runpy
 import shutil
 import stat
 import subprocess
@@ -117,7 +118,7 @@ def test_sums_are_counted_where_they_are_asked_for(capsys, tmp_path, dataset_dir
     assert cli.main([*call, "--partial-aggregation", "--send-as", "x=int8"]) == 2
     assert "send_as has them travel otherwise; leave one of them out" in capsys.readouterr().err
     assert cli.main([*call, "--partial-aggregation", "--replace"]) == 2
-    assert "--partial-aggregation: counted for plain draws" in capsys.readouterr().err
+    assert "--partial-aggregation cannot be combined with --replace" in capsys.readouterr().err
 
 
 def test_a_graph_without_features_is_analyzed(capsys, tmp_path):
@@ -254,7 +255,9 @@ def test_a_graph_of_several_types_is_partitioned_described_and_copied(capsys, tm
     code, path, _ = run(capsys, "copy-to-disk", root, "--to", tmp_path / "to", "--part", 1)
     assert code == 0
     code, info, _ = run(capsys, "info", path.strip(), "--verify")
-    assert code == 0 and "part 1 of 2; the figures are of the whole" in info and "every byte matches" in info
+    assert (
+        code == 0 and "part 1 of 2; the figures describe the whole directory" in info and "every byte matches" in info
+    )
     assert salientpp.load(path.strip(), part_id=1).typed_graph("year").node_time[0].numel() == 300
 
 
@@ -270,7 +273,7 @@ def test_a_graph_of_several_types_is_partitioned_described_and_copied(capsys, tm
             ["--replicate", "venue"],
             "replicate must name node types of the data ('paper', 'author', 'institution'), got 'venue'",
         ),
-        (["--replicate", "author", "--replicate-none"], "--replicate and --replicate-none contradict each other"),
+        (["--replicate", "author", "--replicate-none"], "--replicate and --replicate-none exclude each other"),
         (["--time-attr", "month"], "The time attribute 'month' is neither a node-level or edge-level attribute"),
         (
             ["--method", "parts.npy"],
@@ -291,7 +294,7 @@ def test_rows_are_stored_narrower_and_what_is_lost_is_shown(capsys, tmp_path):
     assert code == 0
     part = salientpp.load(tmp_path / "d")
     stored = part.manifest["node_types"][0]["attributes"]["x"]["stored_as"]
-    words = f"stored as int8: 48 bytes a row, not {part.description.node_types[0].narrow('x').wide_bytes}"
+    words = f"stored as int8: 48 bytes per row, not {part.description.node_types[0].narrow('x').wide_bytes}"
     assert words in " ".join(out.split()) and 0 < stored["relative_rms_error"] < 0.02
     assert f"root mean square {stored['relative_rms_error']:.2%} of the values'" in " ".join(out.split())
     code, info, _ = run(capsys, "info", tmp_path / "d")
@@ -321,7 +324,7 @@ def test_a_homogeneous_graph_has_no_types_to_name(capsys, tmp_path):
 
 def test_a_graph_of_several_types_is_analyzed_once_it_is_partitioned(capsys):
     text = mistake(capsys, "analyze", MAG, "--parts", 2)
-    assert "has several types of vertices, whose rows are counted on a dataset directory" in text
+    assert "has several vertex types, which are counted only on a dataset directory" in text
 
 
 def test_verify_reads_every_byte(capsys, tmp_path):
@@ -497,7 +500,7 @@ def test_ctrl_c_ends_in_130_and_the_same_command_goes_on(capsys, monkeypatch, tm
         code, out, err = run(capsys, *command)
     assert code == 130 and out == ""
     assert err.splitlines()[-1] == (
-        "salientpp partition: interrupted; the same command goes on after the last step that was done"
+        "salientpp partition: interrupted; the same command goes on after the last finished step"
     )
     done = step == "write_vertices"
     assert sorted(path.name for path in tmp_path.iterdir()) == [*([".d.writing"] if done else []), "ring.npz"]
@@ -589,12 +592,17 @@ def test_every_file_with_a_subcommand_is_in_the_table():
     assert {name.replace("_", "-") for name in files_with_help} == set(SUBCOMMANDS) == set(subcommands())
 
 
-def test_the_page_on_analyze_has_the_options_of_its_help_and_no_others():
-    page = (ROOT / "docs" / "analyze.md").read_text()
-    cells = re.findall(r"^\| (`--[^|]*)\|", page, re.MULTILINE)
-    described = {option for cell in cells for option in re.findall(r"--[a-z-]+", cell)}
-    options = {option for action in subcommands()["analyze"]._actions for option in action.option_strings}
-    assert described - options == set() and options - described == {"-h", "--help"}
+def test_the_tables_in_the_docs_match_the_parsers():
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text()
+    found = page.split("<!-- cli -->\n\n")[1].split("\n<!-- /cli -->")[0]
+    written = runpy.run_path(str(ROOT / "docs" / "write_cli.py"))["tables_of_subcommands"]()
+    assert found == written, "run `python docs/write_cli.py`"
+    for name, parser in subcommands().items():
+        section = written.split(f"## {name}\n")[1].split("\n## ")[0]
+        for action in parser._actions:
+            assert isinstance(action, argparse._HelpAction) or all(
+                f"`{option}" in section for option in action.option_strings
+            )
 
 
 #: Options of `analyze` that no loader has.
@@ -831,7 +839,7 @@ def test_an_interrupt_says_what_had_been_written(capsys, monkeypatch, tmp_path):
 
     monkeypatch.setattr(terminal, "show", interrupt)
     code, _, err = run(capsys, *ANALYZE, "--json", tmp_path / "out.json")
-    assert code == 130 and err == f"salientpp analyze: interrupted; {tmp_path / 'out.json'} had been written\n"
+    assert code == 130 and err == f"salientpp analyze: interrupted; {tmp_path / 'out.json'} was written before\n"
 
 
 def test_commands_say_in_a_line_how_many_vertices_have_no_label(capsys, tmp_path):
