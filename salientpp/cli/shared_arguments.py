@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 METHODS = (
-    "assignment of vertices to parts: metis; kaminpar (an extra); random; auto (kaminpar for more than 2^26 edges if it is installed, else metis); "
-    "given (the assignment of pyg-partition: or glt-partition:); an .npy file of part ids; or the .json file of DGL's partition_graph, followed by "
-    ",original_id=FILE.npy if DGL renumbered the vertices of your data"
+    "assignment of vertices to parts: metis, kaminpar (an extra), random, or auto (kaminpar for more than 2^26 edges if it is installed, else metis). "
+    "given takes the assignment of pyg-partition: or glt-partition:. A file also works: an .npy file of part ids, or the .json file of DGL's "
+    "partition_graph, followed by ,original_id=FILE.npy if DGL renumbered the vertices of your data"
 )
 DEFAULT_METHOD = "(default: auto; given for pyg-partition: and glt-partition:)"
 DATASETS = (

@@ -659,7 +659,7 @@ def test_the_command_is_installed():
     assert entry.load() is cli.main
 
 
-def test_the_version_is_that_of_the_package(capsys):
+def test_the_command_prints_the_version_of_the_package(capsys):
     with pytest.raises(SystemExit) as end:
         cli.main(["--version"])
     assert end.value.code == 0 and capsys.readouterr().out == f"salientpp {importlib.metadata.version('salientpp')}\n"
