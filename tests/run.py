@@ -1,7 +1,7 @@
-"""Runs pytest, and each test that failed once more, alone: ``python -m tests.run [arguments of pytest]``.
+"""Runs pytest, then each failed test once more, alone: ``python -m tests.run [arguments of pytest]``.
 
-A test that passes the second time is flaky. The last lines of the output name such tests. The exit code is 0 if every failed test is flaky and they are
-at most ``MOST_FLAKY``, 1 otherwise. Where pytest ends for another reason than failed tests, or more than ``MOST_FAILED`` fail, nothing runs again.
+A test that passes the second time is flaky. The last lines of the output name the flaky tests. The exit code is 0 if every failed test is flaky and
+their number is at most ``MOST_FLAKY``, otherwise 1. Nothing runs again if more than ``MOST_FAILED`` tests fail, or if pytest ends for another reason.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_FAILED = 20
 
 
 class Failures:
-    """A plugin of pytest that notes which tests fail, also those of xdist's workers."""
+    """Pytest plugin that records the failed tests, including those of xdist's workers."""
 
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
@@ -32,7 +32,7 @@ class Failures:
 
 
 def passes_alone(name: str, folder: Path) -> bool:
-    """Whether the test passes in a pytest of its own, whatever its markers."""
+    """Returns True if the test passes in a pytest process of its own. Its markers do not matter."""
     return subprocess.run([sys.executable, "-m", "pytest", "-m", "", name], cwd=folder).returncode == 0
 
 
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
         return code
     flaky, failed = [], []
     for name in failures.names:
-        print(f"\nfailed, and runs once more, alone: {name}", flush=True)
+        print(f"\nfailed; running it once more, alone: {name}", flush=True)
         (flaky if passes_alone(name, failures.folder) else failed).append(name)
     print()
     for name in failed:

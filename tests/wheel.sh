@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Do the sources of a release and a wheel hold all that users need? Built from those sources alone and installed into an empty environment that sees only what salientpp requires,
-# it must serve away from the source tree.  tests/wheel.sh PYTHON: PYTHON is one with the requirements and the tools to build.
+# Tests that a source release and a wheel are complete: tests/wheel.sh PYTHON, where PYTHON has the requirements and the tools to build.
+# The wheel is built from the source release and installed into an empty environment that sees only the requirements. There, away from the source
+# tree, it must serve batches, and every command of the quickstart must work.
 set -euo pipefail
 python=$(realpath --no-symlinks "$1")
+quickstart=$(realpath docs/quickstart.md)
 work=$(mktemp --directory)
 trap 'rm -rf "$work"' EXIT
 
@@ -12,7 +14,7 @@ trap 'rm -rf "$work"' EXIT
 here=$work/venv/bin/python
 "$here" -m pip install --quiet --no-deps --no-index "$work"/*.whl
 
-# The requirements, without the editable install of the source tree that lies among them.
+# The requirements, without the editable install of the source tree.
 "$python" - "$work/requirements" <<'END'
 import importlib.metadata, os, sys
 from pathlib import Path
@@ -56,4 +58,23 @@ END
 "$work/venv/bin/salientpp" --help >/dev/null
 "$work/venv/bin/salientpp" partition synthetic:num_vertices=2000 parts-2 --parts 2 --num-neighbors 5,3 --batch-size 32 >/dev/null
 "$work/venv/bin/salientpp" info parts-2 >/dev/null
-echo "$(basename "$work"/*.whl): installed, imported, partitioned and loaded batches away from its sources"
+
+# The quickstart, as a reader follows it: scripts are saved under their names, and commands run in a shell. The commands that install are left out.
+mkdir "$work/quickstart"
+"$here" - "$quickstart" "$work/quickstart" <<'END'
+import re
+import sys
+from pathlib import Path
+
+text, folder = Path(sys.argv[1]).read_text(), Path(sys.argv[2])
+for name, code in re.findall(r"<!-- docs-test: is (\S+) -->\n```python\n(.*?)```", text, re.DOTALL):
+    (folder / name).write_text(code)
+commands = re.findall(r"(?<!-->\n)```bash\n(.*?)```", text, re.DOTALL)
+assert len(commands) >= 5, commands
+(folder / "commands.sh").write_text("".join(commands))
+END
+printf '#!/bin/sh\nexec "%s" -m torch.distributed.run "$@"\n' "$here" > "$work/venv/bin/torchrun"
+chmod +x "$work/venv/bin/torchrun"
+(cd "$work/quickstart" && PATH="$work/venv/bin:$PATH" bash -euo pipefail commands.sh >output 2>errors) || { cat "$work"/quickstart/{output,errors}; exit 1; }
+grep --quiet "fetched" "$work/quickstart/output"
+echo "$(basename "$work"/*.whl): installed, imported, partitioned, loaded batches and followed the quickstart away from its sources"

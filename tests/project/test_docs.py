@@ -1,15 +1,15 @@
-"""Laws of the documentation: what it shows runs, and what it links to is there.
+"""Laws of the documentation: its code runs, its links lead somewhere, and each table stands in one place.
 
-The blocks of a page (``python``, the new side of a ``diff``, and ``bash``) run in order, in one namespace and one empty folder. Before a block an
-HTML comment, which readers do not see, may say how: ``<!-- docs-test: ... -->`` with these words, separated by ``; ``:
+The blocks of a page (``python``, the new side of a ``diff``, and ``bash``) run in order, in one namespace and one empty folder. An HTML comment
+before a block, invisible to readers, changes that: ``<!-- docs-test: ... -->`` with these words, separated by ``; ``:
 
 * ``not run: REASON``
-* ``reading A as B``: the text A, which must be there, is replaced, so that an example of a user's size runs on a small graph;
-* ``first COMMAND``: a command of salientpp that the page takes for done;
-* ``on N ranks``: a script for torchrun, in processes of its own;
-* ``is FILE``: not run here, but by a command of the page that names the file.
+* ``reading A as B`` replaces the text A, which must exist. An example of a user's size then runs on a small graph.
+* ``first COMMAND`` runs a command of salientpp before the block. The page assumes that the reader ran it.
+* ``on N ranks`` runs the block as a script under torchrun, in new processes.
+* ``is FILE`` writes the block to a file. A command of the page runs it.
 
-Of shell commands those run that are ``salientpp`` or ``torchrun``; of ``bash SCRIPT`` it is checked that the script can be read.
+The shell commands ``salientpp``, ``torchrun`` and ``python FILE`` run. For ``bash SCRIPT`` the test checks the syntax of the script.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block that can run, and what is said of it; ``line`` is that of its first line of code."""
+    """Fenced block with its ``docs-test`` words. ``line`` is the line of its first line of code."""
 
     language: str
     code: str
@@ -82,38 +82,36 @@ def salientpp_command(words: list[str]) -> None:
     assert cli.main(words[1:]) == 0, shlex.join(words)
 
 
-def torchrun(words: list[str]) -> None:
+def run_python(arguments: list[str]) -> None:
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {
         **os.environ,
         "PYTHONPATH": path,
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
-        "PYTHON_EXEC": python(),  # of what torchrun starts
+        "PYTHON_EXEC": python(),  # torchrun starts it for each rank
     }
-    command = [
-        python(),
-        "-m",
-        "torch.distributed.run",
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "localhost:0",
-        *words[1:],
-    ]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG)
-    assert done.returncode == 0, f"{shlex.join(words)}:\n{done.stdout}\n{done.stderr}"
+    done = subprocess.run([python(), *arguments], env=environment, capture_output=True, text=True, timeout=HANG)
+    assert done.returncode == 0, f"{shlex.join(arguments)}:\n{done.stdout}\n{done.stderr}"
+
+
+def script(words: list[str]) -> None:
+    run_python(words[1:])
+
+
+def torchrun(words: list[str]) -> None:
+    run_python(["-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", *words[1:]])
 
 
 def bash(words: list[str]) -> None:
     subprocess.run(["bash", "-n", *words[1:]], check=True, timeout=HANG)
 
 
-RUN = {"salientpp": salientpp_command, "torchrun": torchrun, "bash": bash}
+RUN = {"salientpp": salientpp_command, "python": script, "torchrun": torchrun, "bash": bash}
 
 
 def stand_ins() -> dict[str, Any]:
-    """What a page may take as the reader's own."""
+    """Returns the names that a page may use as the reader's own."""
     data = synthetic(num_vertices=2000, num_features=16)
     part = salientpp.partition(data, 1, "a-part", [15, 10, 5], 1024)
     model = GraphSAGE(16, 8, 3, int(data.y.max()) + 1)
@@ -127,7 +125,7 @@ def stand_ins() -> dict[str, Any]:
 
 
 def run_page(page: Path) -> int:
-    """How many blocks ran, of the page's in the current folder."""
+    """Runs the blocks of a page in the current folder, and returns the number of blocks that ran."""
     blocks, namespace, ran = list(blocks_of(page.read_text())), None, 0
     for block in blocks:
         for name in block.said("is"):
@@ -137,7 +135,7 @@ def run_page(page: Path) -> int:
         left_out = any(how.startswith("not run: ") for how in block.how) or block.said("is")
         if block.language == "python" or (
             block.language == "diff" and not left_out
-        ):  # what is not run must be Python at least
+        ):  # a block that does not run must compile at least
             code = compile("\n" * (block.line - 1) + block.code, str(page), "exec")
         if left_out:
             continue
@@ -167,9 +165,11 @@ def test_what_a_page_shows_runs(page, tmp_path, monkeypatch):
     print(run_page(page), "blocks")
 
 
-def test_the_script_of_the_loaders_page_trains_on_features_stored_as_float16(tmp_path, monkeypatch):
+def test_the_script_for_ranks_trains_on_features_stored_as_float16(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (script,) = (block for block in blocks_of((ROOT / "docs" / "loader.md").read_text()) if block.said("is"))
+    (script,) = (
+        block for block in blocks_of((ROOT / "docs" / "how-to" / "pyg-script.md").read_text()) if block.said("is")
+    )
     data = synthetic(num_vertices=2000, num_features=16)
     data.x = data.x.half()
     salientpp.partition(data, 2, "demo-2", [15, 10, 5], 256)
@@ -216,6 +216,27 @@ def test_links_lead_somewhere(page):
                 assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}, (
                     target
                 )
+
+
+def test_readme_can_be_read_in_a_minute():
+    words = len((ROOT / "README.md").read_text().split())
+    assert words <= 700, words
+
+
+def test_no_row_of_figures_stands_on_two_pages():
+    seen: dict[str, Path] = {}
+    for page in PAGES:
+        if page.name != "README.md":  # its table repeats a few figures of the results
+            for line in page.read_text().splitlines():
+                cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
+                if sum(bool(re.search(r"\d", cell)) for cell in cells) >= 3:
+                    assert seen.setdefault(" ".join(cells), page) == page, f"{page}: {line}"
+
+
+def test_the_repository_is_the_same_wherever_it_is_written():
+    url = re.search(r'^Repository = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
+    for page in (ROOT / "README.md", ROOT / "docs" / "quickstart.md"):
+        assert f"git+{url}\n" in page.read_text(), page
 
 
 def test_version_is_the_same_wherever_it_is_written():

@@ -36,16 +36,16 @@ def module(folder: Path, name: str, text: str) -> None:
 @pytest.mark.parametrize(
     "setuptools, torch_, text",
     [
-        ("65.5.0", None, "salientpp is built with setuptools >= 77, got 65.5.0 of "),
+        ("65.5.0", None, "salientpp needs setuptools >= 77 to build, got 65.5.0 in "),
         (
             "77.0.1",
             None,
-            "salientpp is compiled against the torch of .*, which has none .*: pip install torch, and then again: ",
+            "salientpp is compiled against the torch of .*, but torch cannot be imported there .*: pip install torch, then repeat: ",
         ),
         (
             "80.1",
             "2.9.1+cpu",
-            "salientpp needs torch >= 2.10, got 2.9.1\\+cpu of .*: pip install --upgrade torch, and then again: ",
+            "salientpp needs torch >= 2.10, got 2.9.1\\+cpu in .*: pip install --upgrade torch, then repeat: ",
         ),
     ],
 )
