@@ -92,8 +92,8 @@ class Memory(TypedDict, total=False):
             check=_check_alpha,
             agree="hosts",
             help="Size of the cache, α ≥ 0. Each rank caches `floor(α N / K)` remote rows. Text such as `'2GiB'` is a number of "
-            "[bytes](#amounts-of-memory). If [several ranks share a host](../how-to/several-machines.md), α counts per host, and K is the "
-            "number of hosts with different parts. No effect on a `Data`",
+            "[bytes](#amounts-of-memory). If [several ranks share a host](../explanation/concepts.md#hosts-with-several-ranks), α counts per "
+            "host, and K is the number of hosts with different parts. No effect on a `Data`",
         ),
     ]
 
@@ -105,7 +105,7 @@ class Memory(TypedDict, total=False):
             agree="hosts",
             plain=lambda policy: policy if isinstance(policy, str) else getattr(policy, "__qualname__", "a function"),
             help="Cache policy that scores the vertices: `'vip'`, `'vip-hop'`, `'degree'`, `'halo'`, `'wpr'`, `'paths'`, `'simulation'`, "
-            "`'random'` (see [VIP](../explanation/vip.md)), or [a function](#a-cache-policy-function)",
+            "`'random'` (see [VIP](../explanation/vip.md#policies)), or [a function](../how-to/own-storage.md#your-own-cache-policy)",
         ),
     ]
 
@@ -159,9 +159,9 @@ class Columns(TypedDict, total=False):
             identifies=True,
             plain=None,
             help="On a partitioned graph: the node attributes that every sampled vertex gets. A name applies to all types that have the attribute;"
-            " `(type, name)` to one. A mapping also says where rows come from, see [own storage](../how-to/own-storage.md); `None` as a value"
-            " means from the data. A `Data` takes only a mapping with sources, since its batches carry all attributes. Stores refuse "
-            "`columns`",
+            " `(type, name)` to one. A mapping also says where rows come from, see [own "
+            "storage](../how-to/own-storage.md#rows-from-another-storage); `None` as a value means from the data. A `Data` takes only a "
+            "mapping with sources, since its batches carry all attributes. Stores refuse `columns`",
         ),
     ]
 
@@ -173,7 +173,7 @@ class Columns(TypedDict, total=False):
             agree="yes",
             plain=str,
             help="Dtype of delivered `x`; a plain cast on `device`. `None`: as stored, or for rows that `store_as` or `send_as` made "
-            "[narrower](../explanation/traffic.md), the dtype before",
+            "[narrower](../explanation/traffic.md#narrower-rows), the dtype before",
         ),
     ]
 
@@ -182,7 +182,7 @@ class Columns(TypedDict, total=False):
         Option(
             default=None,
             check=_one_of("'bucket' or None", "bucket"),
-            help="`'bucket'`: pad batches to few sizes, for [compiled models](../how-to/training-step.md)",
+            help="`'bucket'`: pad batches to few sizes, for [compiled models](../how-to/training-step.md#compiled-models)",
         ),
     ]
 
@@ -211,8 +211,8 @@ class Sampling(TypedDict, total=False):
             identifies=True,
             plain=None,
             help="`'batch'`: the vertices of a batch agree on which neighbours to draw, so the batch has fewer vertices, see [shared "
-            "draws](../explanation/traffic.md). `None`: each vertex draws independently. Refused with `replace` and `weight_attr`. "
-            "`NeighborSampler` takes it too",
+            "draws](../explanation/traffic.md#draws-that-agree). `None`: each vertex draws independently. Refused with `replace` and "
+            "`weight_attr`. `NeighborSampler` takes it too",
         ),
     ]
 
@@ -223,8 +223,8 @@ class Sampling(TypedDict, total=False):
             check=integer("batches that draw alike", 1),
             agree="yes",
             identifies=True,
-            help="Number of consecutive batches of a logical rank that draw alike, see [shared draws](../explanation/traffic.md). 1: each batch "
-            "draws independently. Refused with a `neighbor_sampler` of another class",
+            help="Number of consecutive batches of a logical rank that draw alike, see [shared draws](../explanation/traffic.md#draws-that-agree)."
+            " 1: each batch draws independently. Refused with a `neighbor_sampler` of another class",
         ),
     ]
 
@@ -301,8 +301,8 @@ class Ranks(TypedDict, total=False):
             agree="yes",
             plain=None,
             help="On a partitioned graph: number of ranks on each host, as one number or as a list with an entry per host. Ranks on a host share "
-            "rows and a cache, see [several machines](../how-to/several-machines.md). `None`: the number that torchrun (`LOCAL_WORLD_SIZE`) "
-            "or SLURM states, else 1. 1: nothing is shared",
+            "rows and a cache, see [hosts](../explanation/concepts.md#hosts-with-several-ranks). `None`: the number that torchrun "
+            "(`LOCAL_WORLD_SIZE`) or SLURM states, else 1. 1: nothing is shared",
         ),
     ]
 
@@ -339,8 +339,8 @@ class FewerBytes(TypedDict, total=False):
             agree="yes",
             plain=lambda send_as: {str(key): str(format) for key, format in (send_as or {}).items()},
             help='On a partitioned graph: attribute → the format in which its rows travel and are cached, such as `{"x": "int8"}` (see '
-            "[formats](../explanation/traffic.md)). Only for attributes in `columns`. Refused for attributes that the directory already "
-            "stores narrower",
+            "[formats](../explanation/traffic.md#narrower-rows)). Only for attributes in `columns`. Refused for attributes that the directory"
+            " already stores narrower",
         ),
     ]
 
@@ -351,9 +351,9 @@ class FewerBytes(TypedDict, total=False):
             check=lambda name, value: check_lookahead(value),
             agree="hosts",
             help="On a partitioned graph: number of its next batches that a rank knows, or `'auto'`. The cache follows these batches, so fewer "
-            "rows travel in the same memory; batches stay the same, see [lookahead](../explanation/traffic.md). Every rank has its own cache;"
-            " ranks on a host get equal shares of its memory. No effect without other ranks or with α = 0. Refused with a `policy` other than"
-            " `'vip'` and `'vip-hop'`, and with `transform_sampler_output`",
+            "rows travel in the same memory; batches stay the same, see [lookahead](../explanation/traffic.md#lookahead). Every rank has its "
+            "own cache; ranks on a host get equal shares of its memory. No effect without other ranks or with α = 0. Refused with a `policy` "
+            "other than `'vip'` and `'vip-hop'`, and with `transform_sampler_output`",
         ),
     ]
 
@@ -381,9 +381,9 @@ class Sums(TypedDict, total=False):
             help="On a partitioned graph with one vertex type: `'sum'`, `'mean'` or `'max'` of a vertex's remote neighbours in the last hop "
             "replaces their rows, where that takes fewer bytes. With a `device`, it also replaces rows that the host would copy. `'auto'`: "
             "`'mean'`, if it saves enough bytes. Batches carry `partial`, and `salientpp.nn.merge_partial(model)` makes the model's first "
-            "layers add it, see [sums](../explanation/traffic.md). Refused with `disjoint`, `time_attr`, a `subgraph_type` other than "
-            "`'directional'`, several names in `columns`, rows that are not floats or travel narrower, `lookahead`, `pad` and "
-            "`transform_sampler_output`",
+            "layers add it, see [sums](../explanation/traffic.md#sums-instead-of-rows). Refused with `disjoint`, `time_attr`, a "
+            "`subgraph_type` other than `'directional'`, several names in `columns`, rows that are not floats or travel narrower, "
+            "`lookahead`, `pad` and `transform_sampler_output`",
         ),
     ]
 
@@ -393,7 +393,8 @@ class Sums(TypedDict, total=False):
             default=None,
             agree="yes",
             help="With `partial_aggregation`: name of the edge attribute (one real number per edge) that the first layer gets as `edge_weight`. "
-            "Rows are multiplied by it before they are summed. The weights travel with the request, see [sums](../explanation/traffic.md)",
+            "Rows are multiplied by it before they are summed. The weights travel with the request, see "
+            "[sums](../explanation/traffic.md#sums-instead-of-rows)",
         ),
     ]
 
