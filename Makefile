@@ -19,7 +19,7 @@ test: build peers
 # Some tests of each folder, in less than a minute. They compare the sampler and inclusion probabilities with their references. They check the
 # digests of batches on 1, 2 and 4 ranks, the communication of two ranks, and the death of a rank.
 QUICK := project/test_architecture.py::test_imports_follow_the_table project/test_architecture.py::test_no_files_import_each_other_in_a_circle \
-	ops/test_ops.py::test_operators_leave_their_inputs_alone graph/test_graph.py ranks/test_partition_book.py ranks/test_placement.py \
+	ops/test_ops.py::test_operators_do_not_change_their_inputs graph/test_graph.py ranks/test_partition_book.py ranks/test_placement.py \
 	vip/test_inclusion.py partitioning/test_refine.py::test_rows_never_rise_and_no_load_passes_its_limit \
 	store/test_tiers.py store/directory/test_directory.py::test_a_given_split_replaces_the_masks_as_ids_or_masks \
 	sampling/test_neighbor_sampler.py sampling/test_schedule.py batch/test_template.py::test_a_single_batch_takes_positions_or_a_mask_of_the_seeds \

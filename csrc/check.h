@@ -1,4 +1,4 @@
-// How kernels refuse bad input: one exception with words, never undefined behaviour.
+// Checks of kernels' arguments: bad input raises one exception with a text, and never causes undefined behaviour.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace salientpp {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Throws std::runtime_error (a RuntimeError in Python) whose text is the arguments, streamed in order.
+// Throws std::runtime_error (a RuntimeError in Python). The text is the arguments, streamed in order.
 template <class... Words>
 [[noreturn, gnu::cold, gnu::noinline]] void fail(const Words&... words) {
   std::ostringstream text;
@@ -32,7 +32,7 @@ inline void check(bool holds, const Words&... words) {
     fail(words...);
 }
 
-// Python's None reaches a kernel as an undefined tensor, of which nothing else may be asked.
+// Python's None reaches a kernel as an undefined tensor, which supports no other query.
 inline void check_defined(const Tensor& tensor, const char* name) {
   check(tensor.defined(), name, " must be a tensor, got None");
 }
@@ -51,9 +51,9 @@ inline void check_index_vector(const Tensor& tensor, const char* name) {
   check_vector(tensor, dtype, name);
 }
 
-// An uninitialised, contiguous tensor on the CPU. By way of the dispatcher, as torch::stable::empty makes one, it takes
-// 3 us, which is most of what an operator costs on a small batch. What libtorch says of too little memory names its own
-// functions only.
+// Returns an uninitialised, contiguous tensor on the CPU. torch::stable::empty goes through the dispatcher and takes
+// 3 us, which is most of the cost of an operator on a small batch. When memory is short, libtorch's error names only
+// its own functions, so this one raises its own.
 template <size_t kDims>
 Tensor new_tensor(const std::array<int64_t, kDims>& sizes, ScalarType dtype) {
   std::array<int64_t, kDims> strides;
@@ -82,7 +82,7 @@ inline const int64_t* int64_data(const Tensor& tensor) {
   return static_cast<const int64_t*>(tensor.const_data_ptr());
 }
 
-// The ends of lists that follow each other in an array of `num_entries` called `entries`; `offsets` has passed
+// Checks the bounds of lists that follow each other in an array of `num_entries` called `entries`. `offsets` has passed
 // check_vector.
 inline void check_offsets(const Tensor& offsets, int64_t num_entries, const char* name, const char* entries) {
   const int64_t* offset = int64_data(offsets);

@@ -1,10 +1,10 @@
-// Every operator of the extension, in one table, by the folders of csrc/. Kernels register themselves beside their
-// code. Shapes, dtypes and meanings are documented in the files of salientpp/ops/, which have the names of the folders.
+// All operators of the extension in one table, ordered by the folders of csrc/. Kernels register themselves beside
+// their code. The files of salientpp/ops/ have the names of the folders and document shapes, dtypes and meanings.
 #include <Python.h>
 
 #include <torch/csrc/stable/library.h>
 
-// clang-format off: a schema, a line
+// clang-format off: one schema per line
 STABLE_TORCH_LIBRARY(salientpp, m) {
   // graph
   m.def("csc_from_coo(Tensor source, Tensor target, int num_vertices, bool linked=False, bool is_sorted=False, bool parallel=True) -> (Tensor indptr, Tensor indices, Tensor edge_id)");
@@ -66,7 +66,7 @@ STABLE_TORCH_LIBRARY(salientpp, m) {
 }
 // clang-format on
 
-// The module itself is empty: importing it loads the library, which fills torch.ops.salientpp.
+// The module itself is empty. Importing it loads the library, which fills torch.ops.salientpp.
 extern "C" __attribute__((visibility("default"))) PyObject* PyInit__C(void) {
   static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
   return PyModule_Create(&module);

@@ -1,8 +1,8 @@
 // Memory that is read at random: prefetching, and huge pages for large arrays.
 //
-// A gather, a sampled edge and a hop of VIP touch memory at random, and with pages of 4 KB most touches also miss the
-// table of address translations. With pages of 2 MB sampling and gathering take about two thirds of the time. These are
-// requests: a system that has no huge pages, or none left, gives small ones, and nothing else changes.
+// A gather, a sampled edge and a hop of VIP touch memory at random. With pages of 4 KB, most touches also miss the
+// TLB. With pages of 2 MB, sampling and gathering take about two thirds of the time. These calls are requests: a
+// system without huge pages, or without free ones, gives small pages, and nothing else changes.
 #pragma once
 
 #include <cstddef>
@@ -27,18 +27,18 @@ inline void prefetch_write(const void* address) {
   __builtin_prefetch(address, 1, 3);
 }
 
-// Copies that go past the caches: a line that is written whole need not be read first. For more than would stay in the
-// caches anyway: rows of whole lines that are written in no order (in order nothing was gained), and the numbers of a
-// large batch.
+// Stores that bypass the caches: a line that is written whole need not be read first. They are for data that would not
+// stay in the caches anyway. One use is rows of whole lines that are written in random order; in sequential order
+// nothing was gained. The other is the arrays of numbers of a large batch.
 #ifdef __SSE2__
 constexpr bool kCanStream = true;
 #else
 constexpr bool kCanStream = false;
 #endif
 constexpr int64_t kStreamedLine = 64;
-constexpr int64_t kStreamedBytes = int64_t{1} << 22;  // half of less would still be there for who reads it next
+constexpr int64_t kStreamedBytes = int64_t{1} << 22;  // half of a smaller output would still be cached for its reader
 
-// `to` at the begin of a line, and whole lines.
+// Copies whole lines; `to` is at the beginning of a line.
 inline void stream_lines([[maybe_unused]] char* to, [[maybe_unused]] const char* from, [[maybe_unused]] int64_t bytes) {
 #ifdef __SSE2__
   for (int64_t b = 0; b < bytes; b += static_cast<int64_t>(sizeof(__m128i)))
@@ -46,14 +46,14 @@ inline void stream_lines([[maybe_unused]] char* to, [[maybe_unused]] const char*
 #endif
 }
 
-// After the last of them: what follows, in any thread, sees them.
+// Makes all streamed stores visible to later reads in any thread. To be called after the last of them.
 inline void end_streaming() {
 #ifdef __SSE2__
   _mm_sfence();
 #endif
 }
 
-// Whole numbers, of which 32-bit ones are not negative, as 64-bit ones; with its end.
+// Widens integers to 64 bits with streaming stores, and ends the streaming. 32-bit integers are not negative.
 template <class T>
 void stream_numbers([[maybe_unused]] const T* from, [[maybe_unused]] int64_t size, [[maybe_unused]] int64_t* to) {
 #ifdef __SSE2__
@@ -78,7 +78,7 @@ void stream_numbers([[maybe_unused]] const T* from, [[maybe_unused]] int64_t siz
 
 constexpr size_t kHugePage = size_t{1} << 21;
 
-// Asks for huge pages where whole ones lie in [data, data + bytes). Before the first touch this costs nothing.
+// Asks for huge pages that lie entirely in [data, data + bytes). Before the first touch this costs nothing.
 inline void advise_huge_pages([[maybe_unused]] const void* data, [[maybe_unused]] size_t bytes) {
 #ifdef __linux__
   const auto begin = (reinterpret_cast<uintptr_t>(data) + kHugePage - 1) & ~(kHugePage - 1);
@@ -87,7 +87,7 @@ inline void advise_huge_pages([[maybe_unused]] const void* data, [[maybe_unused]
 #endif
 }
 
-// For std::vector: large memory starts on a huge page and asks for more of them.
+// Allocator for std::vector. Large memory starts on a huge page and asks for huge pages.
 template <class T>
 struct HugePageAllocator {
   using value_type = T;
@@ -114,8 +114,8 @@ struct HugePageAllocator {
   }
 };
 
-// An uninitialised tensor that asks for huge pages: it lives long and is read at random, or is large and made anew for
-// every batch, when zeroing pages one by one takes longer than writing them.
+// Returns an uninitialised tensor that asks for huge pages. It suits tensors that live long and are read at random. It
+// also suits large tensors that every batch allocates, where zeroing small pages takes longer than writing them.
 template <size_t kDims>
 Tensor new_large_tensor(const std::array<int64_t, kDims>& sizes, ScalarType dtype) {
   Tensor tensor = new_tensor<kDims>(sizes, dtype);

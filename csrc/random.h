@@ -1,11 +1,11 @@
 // The counter-based generator behind every random choice.
 //
-// Promise: a stream is a pure function of its 64-bit key, and the same on every CPU and compiler: only
-// unsigned integer arithmetic. A stream keyed by (batch key, hop, vertex) gives one vertex's draws without
-// knowing what was drawn before, so any thread or host can make them again.
+// Promise: a stream is a pure function of its 64-bit key. It is the same on every CPU and compiler, because it uses
+// only unsigned integer arithmetic. A stream keyed by (batch key, hop, vertex) gives one vertex's draws without
+// knowledge of earlier draws, so any thread or host can make them again.
 //
-// The finaliser is the one of splitmix64 (Steele, Lea, Flood, OOPSLA 2014, with Stafford's mix13 constants);
-// the bounded integers are Lemire's (ACM TOMACS 29(1), 2019), with the rejection step, hence exactly uniform.
+// The finaliser comes from splitmix64 (Steele, Lea, Flood, OOPSLA 2014, with Stafford's mix13 constants). Bounded
+// integers use Lemire's method (ACM TOMACS 29(1), 2019) with its rejection step, so they are exactly uniform.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ constexpr uint64_t mix64(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-// Joins a key with one more field; the order of the fields matters.
+// Mixes one more field into a key; the order of the fields matters.
 constexpr uint64_t join_key(uint64_t key, uint64_t field) {
   return mix64(mix64(key + kGolden) ^ (field * 0xd1342543de82ef95ULL + kGolden));
 }

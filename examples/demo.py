@@ -1,11 +1,11 @@
-"""The whole idea on one machine, in a few minutes: `make demo`.
+"""Demonstrates a VIP cache on one machine in a few minutes: `make demo`.
 
-A generated graph is partitioned in two; two ranks, each with half of the features, train a 3-layer GraphSAGE; VIP chooses
-which remote rows they cache. A table then shows what crossed between the ranks, what VIP had predicted, the very same
-batches without a cache, and the accuracy beside a run of one rank that holds everything.
+The script partitions a generated graph in two. Two ranks, each with half of the features, train a 3-layer GraphSAGE. VIP chooses
+the remote rows that they cache. A table then shows the rows that travelled between the ranks, VIP's forecast of them, and the rows that the
+same batches fetch without a cache. The accuracy stands beside that of one rank with all rows.
 
-Started by hand this file partitions, starts two ranks of itself with torchrun, and reports. The training itself is
-examples/train_sage.py.
+Run by hand, this file partitions, starts two ranks of itself with torchrun, and prints the report. examples/train_sage.py has the training
+loop.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def training_arguments(dataset: str, batch_size: int) -> argparse.Namespace:
         workers=1,
         depth=10,
         seed=SEED,
-        ranks_per_host=1,  # two ranks of one machine stand for two machines
+        ranks_per_host=1,  # each of the two ranks stands for a machine
         profile=None,
     )
 
 
 def run_rank(root: Path, out: Path) -> None:
-    """One of the two ranks: train with the cache, then count the same batches without it."""
+    """Trains with the cache on one of the two ranks, then counts the same batches without a cache."""
     dist.init_process_group("gloo")
     loaders, test = train_sage.train(training_arguments(str(root), BATCH_SIZE))
     part = load(root)
@@ -82,7 +82,7 @@ def run_rank(root: Path, out: Path) -> None:
 
 
 def summarize(reports: list[dict], single: float) -> dict:
-    """Rows and bytes per epoch, summed over ranks, for the run with the cache and the one without."""
+    """Returns rows and bytes per epoch, summed over ranks, for the runs with and without the cache."""
     runs = []
     for of_ranks in zip(*(report["runs"] for report in reports)):
         total = {
@@ -127,8 +127,8 @@ def print_report(summary: dict) -> None:
     console.print(table)
     with_cache, without = (run["remote rows"] for run in runs)
     console.print(
-        f"The cache left {with_cache / without:.2f} of the remote rows. VIP's forecast needs no sampling; from two hops on it is "
-        "an overestimate, because it takes neighbours for independent.",
+        f"With the cache, {with_cache / without:.2f} of the remote rows are still fetched. VIP's forecast needs no sampling. From two "
+        "hops on it is too high, because it treats neighbours as independent.",
         highlight=False,
     )
     for who, accuracy in summary["test accuracy"].items():
@@ -173,7 +173,7 @@ def main() -> None:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         reports = [json.loads((Path(out) / f"{rank}.json").read_text()) for rank in range(PARTS)]
-    print("\ntraining on one rank that holds everything", flush=True)
+    print("\ntraining on one rank with all rows", flush=True)
     _, single = train_sage.train(training_arguments("synthetic", PARTS * BATCH_SIZE))
     print()
     summary = summarize(reports, single)

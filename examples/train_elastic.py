@@ -1,14 +1,23 @@
-"""Train on as many machines as there are: a job that was stopped, or lost a machine, goes on with the same steps on another number of ranks.
+"""Trains on a number of ranks that may change: a stopped job continues with the same steps on another number of ranks.
 
-    salientpp partition synthetic parts-8 --parts 8                                                  # once
-    torchrun --nproc-per-node 8 examples/train_elastic.py parts-8 --logical-ranks 8                          # today 8 ranks
-    torchrun --nproc-per-node 3 examples/train_elastic.py parts-8 --logical-ranks 8                          # tomorrow 3
+Partition once:
+
+    salientpp partition synthetic parts-8 --parts 8
+
+Start on 8 ranks, and continue on 3:
+
+    torchrun --nproc-per-node 8 examples/train_elastic.py parts-8 --logical-ranks 8
+    torchrun --nproc-per-node 3 examples/train_elastic.py parts-8 --logical-ranks 8
+
+Start on 2 to 8 hosts; the job continues when a host is lost:
+
     torchrun --nnodes 2:8 --max-restarts 5 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
-        examples/train_elastic.py parts-8 --logical-ranks 8                                                  # 2 to 8 hosts, as many as are left
+        examples/train_elastic.py parts-8 --logical-ranks 8
 
-An epoch's batches belong to logical ranks, and each rank has some of them. After every round, a batch of each logical rank, all ranks take one step with the
-mean of the logical ranks' gradients, so any number of ranks takes the same steps, up to the order of sums. Rank 0 writes a checkpoint every few rounds;
-whoever starts reads it, on any number of ranks. Under SLURM a requeued job does the same (docs/slurm.md).
+The batches of an epoch belong to logical ranks, and each rank serves some of them. A round is one batch of each logical rank. After a round all ranks
+take one step with the mean of the logical ranks' gradients. Any number of ranks therefore takes the same steps, up to the order of sums.
+
+Rank 0 writes a checkpoint every few rounds. A new start reads it, on any number of ranks, also when SLURM requeues the job (docs/how-to/slurm.md).
 """
 
 from __future__ import annotations
@@ -31,16 +40,18 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", help="a dataset directory")
     parser.add_argument(
-        "--logical-ranks", type=int, help="that share an epoch's batches; without it as many as there are parts"
+        "--logical-ranks", type=int, help="logical ranks that share the batches of an epoch (the number of parts)"
     )
-    parser.add_argument("--checkpoint", type=Path, default=Path("elastic.pt"), help="on a disk that all hosts share")
+    parser.add_argument(
+        "--checkpoint", type=Path, default=Path("elastic.pt"), help="checkpoint file on a disk that all hosts share"
+    )
     parser.add_argument("--every", type=int, default=20, help="rounds between checkpoints")
     add_training_arguments(parser)
     return parser.parse_args(arguments)
 
 
 def write_whole(file: Path, contents: dict) -> None:
-    """Write a checkpoint beside the last one and rename it: whoever reads finds a whole one."""
+    """Writes a checkpoint beside the last one and renames it, so that a reader always finds a complete file."""
     beside = file.with_name(f"{file.name}.writing")
     with beside.open("wb") as out:
         torch.save(contents, out)
@@ -50,8 +61,8 @@ def write_whole(file: Path, contents: dict) -> None:
 
 
 def train(args: argparse.Namespace, device: torch.device) -> float:
-    """The test accuracy, the same on all ranks."""
-    torch.manual_seed(args.seed)  # all ranks begin with the same model
+    """Trains, and returns the test accuracy, which is the same on all ranks."""
+    torch.manual_seed(args.seed)  # all ranks start with the same model
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     part = salientpp.load(args.dataset)
     logical_ranks = args.logical_ranks or part.whole.num_parts
@@ -61,14 +72,14 @@ def train(args: argparse.Namespace, device: torch.device) -> float:
     options |= dict(seed=args.seed, device=device, device_rows=args.beta)
     options |= dict(logical_ranks=logical_ranks)
     loader = NeighborLoader(part, input_nodes="train", shuffle=True, replication_factor=args.alpha, **options)
-    # No dropout: its draws would be those of a rank, and not of a logical rank.
+    # No dropout: each rank would draw its own random numbers, so results would depend on the number of ranks.
     model = GraphSAGE(part.num_features, args.hidden, len(args.num_neighbors), part.num_classes).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     if args.checkpoint.exists():
         saved = torch.load(args.checkpoint, map_location="cpu", weights_only=True)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        loader.load_state_dict(saved["loader"])  # rank 0's, for every rank
+        loader.load_state_dict(saved["loader"])  # every rank loads the state of rank 0
     state = loader.state_dict()
     if rank == 0:
         print(
@@ -85,7 +96,7 @@ def train(args: argparse.Namespace, device: torch.device) -> float:
                     parameter.grad = torch.zeros_like(parameter)
             for batch in batches:
                 loss = F.cross_entropy(forward(model, batch), batch.y[: batch.batch_size])
-                (loss / logical_ranks).backward()  # adds to what the rank's other logical ranks gave
+                (loss / logical_ranks).backward()  # adds to the gradients of the rank's other logical ranks
                 losses += torch.stack([loss.detach(), torch.ones_like(loss)])
             if size > 1:
                 for parameter in model.parameters():
@@ -106,7 +117,7 @@ def train(args: argparse.Namespace, device: torch.device) -> float:
 def save(
     file: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: NeighborLoader, rank: int
 ) -> None:
-    """At the end of a round all ranks stand at the same point, so rank 0's state is every rank's."""
+    """Writes a checkpoint after a round. All ranks are then at the same point, so rank 0's state serves every rank."""
     if rank == 0:
         state = loader.state_dict()
         write_whole(file, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": state})

@@ -1,11 +1,11 @@
-"""Train on the whole graph at every step, over several ranks, with an unchanged PyG model; go on from a checkpoint if there is one.
+"""Trains an unchanged PyG model on the whole graph, over several ranks, from a checkpoint if one exists.
 
     salientpp partition synthetic:num_vertices=20000,num_features=32 parts-2 --parts 2
     torchrun --nproc-per-node 2 examples/train_full.py parts-2 state.pt
     salientpp slurm --parts 2 -- examples/train_full.py parts-2 state.pt | sbatch
 
-No vertex is sampled: each epoch is one step, whose loss and gradients are those of one process with the whole graph. The checkpoint is that of the plain
-model; another number of ranks can go on from it, and so can a process by itself.
+No vertex is sampled. Each epoch is one step, with the loss and gradients of one process on the whole graph. The checkpoint holds the state of
+the plain model, so any number of ranks, or a single process, can continue from it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from salientpp.fullgraph import accuracy, distribute, local, loss_mean
 
 
 def train(root: str, checkpoint: str, epochs: int = 20, every: int = 10) -> tuple[list[float], float]:
-    """The losses of the epochs that this run has trained, and the share of right predictions on the validation vertices."""
+    """Trains, and returns the losses of this run's epochs and the accuracy on the validation vertices."""
     part = local(salientpp.load(root))
     torch.manual_seed(0)
     model = distribute(GraphSAGE(part.x.size(1), 64, 3, part.num_classes, norm="batch_norm"), part)
@@ -57,7 +57,7 @@ def train(root: str, checkpoint: str, epochs: int = 20, every: int = 10) -> tupl
 
 
 if __name__ == "__main__":
-    salientpp.init_process_group()  # of torchrun's ranks, or srun's
+    salientpp.init_process_group()  # joins the ranks that torchrun or srun started
     train(*sys.argv[1:3])
     if dist.is_initialized():
         dist.barrier()

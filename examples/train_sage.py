@@ -1,10 +1,10 @@
-"""Train a plain PyG GraphSAGE, on one process or on many.
+"""Trains a plain PyG GraphSAGE in one process or in many.
 
     python examples/train_sage.py synthetic                                      # one process, the whole graph
     salientpp partition synthetic parts-2 --parts 2                              # once
     torchrun --nproc-per-node 2 examples/train_sage.py parts-2 --alpha 0.16      # one rank per part
 
-What differs from a script for PyG's own loader is the import of NeighborLoader; the model and the loop know nothing.
+Only the import of NeighborLoader and its arguments differ from a script for PyG's loader. The model and the training loop stay the same.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--depth", type=int, default=10, help="batches in flight; 1 turns the pipeline off")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--ranks-per-host", type=int, help="ranks that share a host's memory; by default what torchrun or SLURM says"
+        "--ranks-per-host", type=int, help="ranks that share the memory of a host (as torchrun or SLURM reports)"
     )
 
 
@@ -53,7 +53,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def make_loaders(args: argparse.Namespace, device: torch.device) -> tuple[dict[str, NeighborLoader], int, int]:
-    """Loaders by split, the number of features and the number of classes."""
+    """Returns the loaders by split, the number of features and the number of classes."""
     options = dict(
         num_neighbors=args.num_neighbors, batch_size=args.batch_size, num_workers=args.workers, depth=args.depth
     )
@@ -62,7 +62,7 @@ def make_loaders(args: argparse.Namespace, device: torch.device) -> tuple[dict[s
         data = salientpp.load(args.dataset)
         options["ranks_per_host"] = args.ranks_per_host
         train = NeighborLoader(data, input_nodes="train", shuffle=True, replication_factor=args.alpha, **options)
-        # Evaluation takes every seed once, and shares the training loader's cache.
+        # Evaluation visits every seed once and shares the cache of the training loader.
         options |= dict(uneven="exact", cache=train.cache)
         loaders = {split: NeighborLoader(data, input_nodes=split, **options) for split in ("val", "test")}
         return {"train": train, **loaders}, data.num_features, data.num_classes
@@ -75,7 +75,7 @@ def make_loaders(args: argparse.Namespace, device: torch.device) -> tuple[dict[s
 
 
 def forward(model: torch.nn.Module, batch) -> torch.Tensor:
-    """Class scores of the seeds; each layer computes only the hops that are still needed."""
+    """Returns class scores of the seeds. Each layer computes only the hops that later layers need."""
     out = model(
         batch.x.float(),
         batch.edge_index,
@@ -86,10 +86,10 @@ def forward(model: torch.nn.Module, batch) -> torch.Tensor:
 
 
 def train_epoch(model: torch.nn.Module, loader: NeighborLoader, optimizer: torch.optim.Optimizer, title: str) -> float:
-    """Mean loss of this rank's batches."""
+    """Trains for one epoch, and returns the mean loss of this rank's batches."""
     model.train()
     losses = []
-    # disable=None: no bar where the output is not a terminal.
+    # disable=None shows no bar if the output is not a terminal.
     for batch in tqdm(loader, desc=title, unit="batch", disable=rank() != 0 or None, leave=False):
         loss = F.cross_entropy(forward(model, batch), batch.y[: batch.batch_size])
         optimizer.zero_grad()
@@ -101,9 +101,9 @@ def train_epoch(model: torch.nn.Module, loader: NeighborLoader, optimizer: torch
 
 @torch.no_grad()
 def accuracy(model: torch.nn.Module, loader: NeighborLoader, device: torch.device) -> float:
-    """Share of right predictions over the seeds of all ranks."""
+    """Returns the share of correct predictions over the seeds of all ranks."""
     model.eval()
-    # The bare model: with DDP around it, ranks with different numbers of batches would wait for each other.
+    # Without DDP, because ranks with different numbers of batches would wait for each other.
     model = getattr(model, "module", model)
     right, total = 0, 0
     for batch in loader:
@@ -120,7 +120,7 @@ def rank() -> int:
 
 
 def train(args: argparse.Namespace) -> tuple[dict[str, NeighborLoader], float]:
-    """Train, print a line per epoch; returns the loaders and the test accuracy."""
+    """Trains, prints a line per epoch, and returns the loaders and the test accuracy."""
     torch.manual_seed(args.seed)
     device = detect().device
     loaders, num_features, num_classes = make_loaders(args, device)
@@ -145,7 +145,7 @@ def train(args: argparse.Namespace) -> tuple[dict[str, NeighborLoader], float]:
 
 def main() -> None:
     args = parse_arguments()
-    salientpp.init_process_group()  # started by torchrun or srun; in one process alone it does nothing
+    salientpp.init_process_group()  # joins the ranks of torchrun or srun; no effect in a single process
     _, test = train(args)
     if rank() == 0:
         print(f"test accuracy {test:.3f}")

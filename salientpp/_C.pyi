@@ -1,1 +1,1 @@
-# The compiled extension: importing it fills torch.ops.salientpp (see ops/library.py); it has no names of its own.
+# The compiled extension. Importing it registers torch.ops.salientpp (see ops/library.py); the module itself has no names.

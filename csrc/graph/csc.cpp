@@ -1,4 +1,4 @@
-// Checks a graph in CSC form, and turns its edges round.
+// Checks a graph in CSC form, and reverses its edges.
 #include "graph/csc.h"
 
 #include <algorithm>
@@ -51,14 +51,14 @@ std::tuple<Tensor, Tensor> transpose_csc(const Tensor& indptr, const Tensor& ind
   return {out_indptr, out_indices};
 }
 
-// The multisets of edges and of edges turned round are equal where the sums of their hashes are, but for one graph in
-// 2^64.
+// The multisets of edges and of reversed edges are taken as equal if the sums of their hashes are. This is wrong for
+// one graph in 2^64.
 uint64_t hash_edge(uint64_t source, uint64_t target) {
   return mix64(source * kGolden + target);
 }
 
-// Whether a graph is its own transpose. Asked in one pass over the edges in order, which takes no memory: the graph may
-// be mapped and larger than that.
+// True if a graph is its own transpose. It reads the edges once, in order, and takes no memory, because a mapped graph
+// may be larger than memory.
 Tensor is_symmetric(const Tensor& indptr, const Tensor& indices) {
   check_lists(indptr, indices);
   const int64_t* ptr = int64_data(indptr);

@@ -1,4 +1,4 @@
-// What the operators on compressed sparse columns share.
+// Checks shared by the operators on CSC matrices (compressed sparse columns).
 #pragma once
 
 #include <optional>
@@ -7,10 +7,10 @@
 
 namespace salientpp {
 
-// Raises unless these are the arrays of a CSC matrix of N columns and N rows.
+// Raises unless the arrays are a CSC matrix with N columns and N rows.
 void check_csc(const Tensor& indptr, const Tensor& indices);
 
-// Raises unless these are N lists that fill `indices`, whatever that holds.
+// Raises unless the arrays are N lists that fill `indices`. The entries themselves are not checked.
 inline void check_lists(const Tensor& indptr, const Tensor& indices) {
   check_vector(indptr, ScalarType::Long, "indptr");
   check_index_vector(indices, "indices");
@@ -18,7 +18,7 @@ inline void check_lists(const Tensor& indptr, const Tensor& indices) {
   check_offsets(indptr, indices.numel(), "indptr", "indices");
 }
 
-// The weights of the edges, int32 or int64 in list order; 1 each without any.
+// The weights of the edges, int32 or int64 in list order; 1 each if no weights are given.
 class EdgeWeights {
  public:
   EdgeWeights(const std::optional<Tensor>& weights, int64_t num_edges, const char* name) {

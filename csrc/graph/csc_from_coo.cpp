@@ -1,10 +1,10 @@
-// How do edges get from any order into lists by target?
+// Sorts edges in any order into lists by target.
 //
-// A counting sort, stable: edges keep their order inside a list. Scattered at once to as many places as there are
-// vertices, each edge would miss the caches and the table of address translations. So there are two steps. The first
-// puts edges into buckets of neighbouring targets, few enough that the open ends of all buckets stay in a cache; a
-// bucket lies in the outputs where its lists will be. The second sorts each bucket inside the cache. Beside the outputs
-// each thread takes the memory of the largest bucket. Edges that are in order already are copied.
+// This is a stable counting sort: edges keep their order inside a list. If each edge went straight to its place among
+// all vertices, it would miss the caches and the TLB. So the sort has two steps. The first step puts edges into buckets
+// of neighbouring targets. Buckets are few enough that the open ends of all of them stay in a cache, and a bucket lies
+// in the outputs where its lists will be. The second step sorts each bucket inside the cache. Besides the outputs, each
+// thread takes the memory of the largest bucket. Edges that are in order already are copied.
 #include <algorithm>
 #include <exception>
 #include <limits>
@@ -25,12 +25,12 @@ ScalarType index_dtype(int64_t num_vertices) {
 constexpr int64_t kBucketEdges = int64_t{1} << 16;  // 12 bytes each: they fit into a second-level cache
 constexpr int64_t kMostBuckets = 1024;
 
-// Edges that a thread takes at once, and the most such chunks.
+// Number of edges that a thread takes at once, and the largest number of such chunks.
 constexpr int64_t kChunkEdges = int64_t{1} << 18;
 constexpr int64_t kMostChunks = 256;
 
-// Between the steps an entry of `edge_id` holds the edge's position and, above it, its target less the first of the
-// bucket.
+// Between the steps, an entry of `edge_id` holds the edge's position in its lower bits. Above it is the target, counted
+// from the first target of the bucket.
 constexpr int kPositionBits = 40;
 constexpr int kTargetBits = 63 - kPositionBits;
 constexpr int64_t kPosition = (int64_t{1} << kPositionBits) - 1;
@@ -43,7 +43,7 @@ int bits_per_bucket(int64_t num_vertices, int64_t num_edges) {
   return bits;
 }
 
-// How an edge's position is noted: by itself, or above the edge's source in one word; `edge_id` is null if not at all.
+// Place of an edge's position: alone in `edge_id`, above the source in one word, or nowhere (`edge_id` is null).
 struct Ids {
   int64_t* edge_id;
   int shift;
@@ -55,7 +55,7 @@ struct Ids {
   }
 };
 
-// Edges [first, last), which are in order; the entries of `indptr` are those of their targets and of what lies before.
+// Copies edges [first, last), which are in order. Writes the entries of `indptr` for their targets and before them.
 template <class Id, class Index>
 void copy_edges(const Id* from, const Id* to, int64_t first, int64_t last, int64_t* indptr, Index* indices,
                 const Ids& ids) {
@@ -68,9 +68,9 @@ void copy_edges(const Id* from, const Id* to, int64_t first, int64_t last, int64
   for (int64_t e = first; e < last; ++e) ids.set(e, e, from[e]);
 }
 
-// What is found of edges [first, last): whether they are in order, and how many go into each bucket.
+// Counts the edges [first, last) of each bucket; returns true if they are in order.
 //
-// Throws std::runtime_error: an id is out of range.
+// Throws std::runtime_error if an id is out of range.
 template <class Id>
 bool count_edges(const Id* from, const Id* to, int64_t first, int64_t last, int64_t num_vertices, int bits,
                  int64_t* size) {
@@ -91,7 +91,7 @@ void sort_edges(const Id* from, const Id* to, int64_t num_vertices, int64_t num_
   const int bits = bits_per_bucket(num_vertices, num_edges);
   const int64_t width = int64_t{1} << bits;
   const int64_t num_buckets = (num_vertices + width - 1) >> bits;
-  // Each chunk of the edges has places of its own in every bucket, so that threads can fill them at once.
+  // Each chunk of the edges has its own places in every bucket, so that threads can fill buckets at the same time.
   const int64_t num_chunks = std::clamp<int64_t>(num_edges / kChunkEdges, 1, kMostChunks);
   const auto chunk_begin = [&](int64_t chunk) {
     return num_edges / num_chunks * chunk + std::min(chunk, num_edges % num_chunks);
@@ -101,7 +101,7 @@ void sort_edges(const Id* from, const Id* to, int64_t num_vertices, int64_t num_
       for (int64_t chunk = first; chunk < last; ++chunk) f(chunk, chunk_begin(chunk), chunk_begin(chunk + 1));
     });
   };
-  std::vector<int64_t> place(num_chunks * num_buckets, 0);  // numbers of edges, and then where the next one goes
+  std::vector<int64_t> place(num_chunks * num_buckets, 0);  // numbers of edges, later the place of the next edge
   std::vector<char> is_sorted(num_chunks, false);
   std::vector<std::exception_ptr> failure(num_chunks);
   for_chunks([&](int64_t chunk, int64_t first, int64_t last) {
@@ -111,7 +111,7 @@ void sort_edges(const Id* from, const Id* to, int64_t num_vertices, int64_t num_
       failure[chunk] = std::current_exception();
     }
   });
-  for (const auto& of_chunk : failure)  // of several the first
+  for (const auto& of_chunk : failure)  // rethrow the first of several
     if (of_chunk) std::rethrow_exception(of_chunk);
   if (std::all_of(is_sorted.begin(), is_sorted.end(), [](char is) { return is; })) {
     for_chunks([&](int64_t, int64_t first, int64_t last) { copy_edges(from, to, first, last, indptr, indices, ids); });

@@ -1,4 +1,4 @@
-// Huge pages for arrays that somebody else has made and filled.
+// Huge pages for arrays that other code has allocated and filled.
 #include "memory.h"
 
 #include <cstdio>
@@ -8,7 +8,7 @@
 namespace salientpp {
 namespace {
 
-// Whether the page at `address` belongs to no file. Of a file nothing must be read that was not asked for.
+// True if the page at `address` belongs to no file. Pages of a file that were not asked for must not be read.
 [[maybe_unused]] bool is_anonymous(uintptr_t address) {
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
@@ -22,7 +22,7 @@ namespace {
 void use_huge_pages(const Tensor& tensor) {
 #ifdef __linux__
 #ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25  // Linux 6.1; older ones refuse it
+#define MADV_COLLAPSE 25  // Linux 6.1; older kernels refuse it
 #endif
   if (!tensor.is_contiguous()) return;
   const auto data = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());

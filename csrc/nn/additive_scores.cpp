@@ -1,18 +1,18 @@
-// GATv2's scores: score[k, h] = the sum over c of att[h, c] * leaky_relu(target_rows[i, h, c] + source_rows[s, h, c])
-// for entry k of list i, whose source is s. No sum of two rows is stored, the backward computes it again.
+// Scores of GATv2: score[k, h] is the sum over c of att[h, c] * leaky_relu(target_rows[i, h, c] + source_rows[s, h, c])
+// for entry k of list i with source s. Sums of two rows are not stored; the backward pass computes them again.
 #include "nn/lanes.h"
 #include "nn/lists.h"
 
 namespace salientpp {
 namespace {
 
-// terms = att * leaky_relu(a + b), in a loop of its own, of which the compiler can make one over vectors.
+// terms = att * leaky_relu(a + b). A separate loop, so that the compiler can vectorise it.
 template <class Wide, class Value>
 void write_terms(Wide* __restrict terms, const Value* __restrict a, const Value* __restrict b,
                  const Value* __restrict att, Wide slope, int64_t size) {
   for (int64_t c = 0; c < size; ++c) {
     const Wide z = static_cast<Wide>(a[c]) + static_cast<Wide>(b[c]);
-    const Wide rising = z > Wide{0} ? z : Wide{0}, falling = z > Wide{0} ? Wide{0} : z;  // selects, no branch
+    const Wide rising = z > Wide{0} ? z : Wide{0}, falling = z > Wide{0} ? Wide{0} : z;  // selects, not branches
     terms[c] = static_cast<Wide>(att[c]) * (rising + slope * falling);
   }
 }
@@ -81,7 +81,7 @@ void add_slopes(Wide* __restrict acc, [[maybe_unused]] Wide* __restrict att_acc,
   }
 }
 
-// Gradients of target_rows [T, ...] and of att, which is added up in a fixed number of parts.
+// Gradients of target_rows [T, ...] and of att. The gradient of att is added up in a fixed number of pieces.
 std::tuple<Tensor, Tensor> additive_scores_by_target(const Tensor& indptr, const Tensor& index,
                                                      const Tensor& target_rows, const Tensor& source_rows,
                                                      const Tensor& att, double negative_slope, const Tensor& grad) {

@@ -60,7 +60,7 @@ Tensor dot_listed_rows(const Tensor& indptr, const Tensor& index, const Tensor& 
   return out;
 }
 
-// out[k] = exp(scores[k] - the largest of the list) / (their sum + 1e-16), for each head by itself, as PyG's softmax.
+// Softmax as in PyG, separately per head: out[k] = exp(scores[k] - largest of the list) / (sum of the list + 1e-16).
 Tensor softmax_of_lists(const Tensor& indptr, const Tensor& scores) {
   const Rows rows = rows_of(scores, 1, "scores");
   const Lists lists = lists_of(indptr, rows.count);
@@ -86,7 +86,7 @@ Tensor softmax_of_lists(const Tensor& indptr, const Tensor& scores) {
         if constexpr (std::is_same_v<Value, Wide>) {
           for (int64_t k = first; k < last; ++k) sum += to_rows[k * size + h] = exponential(k);
           for (int64_t k = first; k < last; ++k) to_rows[k * size + h] /= sum;
-        } else {  // a narrow value is rounded once
+        } else {  // round a narrow value only once
           for (int64_t k = first; k < last; ++k) sum += exponential(k);
           for (int64_t k = first; k < last; ++k) to_rows[k * size + h] = static_cast<Value>(exponential(k) / sum);
         }

@@ -1,5 +1,5 @@
-// The largest or smallest values of the rows of each list, and their gradients. Equal values share a gradient, as they
-// do in torch.scatter_reduce.
+// The largest or smallest values of the rows of each list, and their gradients. Equal values share a gradient, as in
+// torch.scatter_reduce.
 #include "nn/lists.h"
 
 namespace salientpp {
@@ -51,7 +51,7 @@ Tensor extreme_listed_rows(const Tensor& indptr, const std::optional<Tensor>& in
   return out;
 }
 
-// acc += the number of values that are the extreme.
+// acc += 1 where the value is the extreme.
 template <class Wide, class Value>
 void count_ties(Wide* __restrict acc, const Value* __restrict row, const Value* __restrict extreme, int64_t from,
                 int64_t to) {
@@ -59,8 +59,8 @@ void count_ties(Wide* __restrict acc, const Value* __restrict row, const Value* 
     acc[c] += static_cast<Wide>(row[c]) == static_cast<Wide>(extreme[c]) ? Wide{1} : Wide{0};
 }
 
-// The gradient of each extreme, divided by how many values are equal to it. torch.scatter_reduce counts the zero that
-// it starts from too, also with include_self=False; gradients are the same as PyG's.
+// The gradient of each extreme, divided by the number of values that equal it. torch.scatter_reduce also counts the
+// zero that it starts from, even with include_self=False, so this does too; gradients equal PyG's.
 Tensor share_ties(const Tensor& indptr, const std::optional<Tensor>& index, const Tensor& x, const Tensor& extreme,
                   const Tensor& grad) {
   const Rows rows = rows_of(x, 1, "x");
@@ -97,12 +97,12 @@ template <class Wide, class Value>
 void add_shares(Wide* __restrict acc, const Value* __restrict row, const Value* __restrict extreme,
                 const Value* __restrict share, int64_t from, int64_t to) {
   for (int64_t c = from; c < to; ++c) {
-    const auto part = static_cast<Wide>(share[c]);  // loaded always, so that the loop has no branch
+    const auto part = static_cast<Wide>(share[c]);  // always loaded, so that the loop has no branch
     acc[c] += static_cast<Wide>(row[c]) == static_cast<Wide>(extreme[c]) ? part : Wide{0};
   }
 }
 
-// The gradient of each row of x: the shares of the targets in its list where its value is the extreme.
+// The gradient of each row of x: the sum of the shares of the targets in its list for which its value is the extreme.
 Tensor pass_ties(const Tensor& indptr, const Tensor& target, const Tensor& x, const Tensor& extreme,
                  const Tensor& share) {
   const Rows rows = rows_of(x, 1, "x");
@@ -135,7 +135,7 @@ Tensor pass_ties(const Tensor& indptr, const Tensor& target, const Tensor& x, co
   return out;
 }
 
-// The same for values of edges: entry k of list i has the share of i where it is the extreme.
+// The same for values of edges: entry k of list i gets the share of i if its value is the extreme.
 Tensor pass_ties_to_entries(const Tensor& indptr, const Tensor& values, const Tensor& extreme, const Tensor& share) {
   const Rows rows = rows_of(values, 1, "values");
   const Lists lists = lists_of(indptr, rows.count);

@@ -1,5 +1,5 @@
-// Edge lists: the edges of a batch grouped by target, the same by source, and with self-loops. One thread each, since
-// the threads of a loader call them.
+// Edge lists: groups the edges of a batch by target, groups them by source, and adds self-loops. Each runs in one
+// thread, since the threads of a loader call them.
 #include <limits>
 
 #include "nn/lists.h"
@@ -7,7 +7,7 @@
 namespace salientpp {
 namespace {
 
-// The row pointers of edges that are grouped by target. Empty if targets do not ascend or a number is out of range.
+// Returns the row pointers of edges grouped by target. Empty if targets do not ascend or an id is out of range.
 Tensor group_by_target(const Tensor& source, const Tensor& target, int64_t num_sources, int64_t num_targets) {
   check_vector(source, ScalarType::Long, "source");
   check_vector(target, ScalarType::Long, "target");
@@ -17,7 +17,7 @@ Tensor group_by_target(const Tensor& source, const Tensor& target, int64_t num_s
   check(num_sources >= 0 && num_targets >= 0, "num_sources and num_targets must be >= 0, got ", num_sources, " and ",
         num_targets);
   const int64_t *from = int64_data(source), *to = int64_data(target);
-  // The highest bit is set by a number that is out of range or smaller than the one before. Arithmetic wraps.
+  // The highest bit is set by an id that is out of range or smaller than the one before. Arithmetic wraps.
   using Word = uint64_t;
   const auto outside = [](int64_t id, int64_t num_ids) {
     return static_cast<Word>(id) | (static_cast<Word>(num_ids) - 1 - static_cast<Word>(id));
@@ -29,7 +29,7 @@ Tensor group_by_target(const Tensor& source, const Tensor& target, int64_t num_s
   const Tensor indptr = new_vector(num_targets + 1, ScalarType::Long);
   int64_t* begin = mutable_int64_data(indptr);
   std::fill(begin, begin + num_targets + 1, 0);
-  for (int64_t e = 0; e < num_edges; ++e) begin[to[e] + 1] = e + 1;  // the last edge of a list stays
+  for (int64_t e = 0; e < num_edges; ++e) begin[to[e] + 1] = e + 1;  // the last edge of a list overwrites the others
   for (int64_t t = 0; t < num_targets; ++t) begin[t + 1] = std::max(begin[t], begin[t + 1]);
   return indptr;
 }
@@ -71,7 +71,7 @@ std::tuple<Tensor, Tensor, Tensor> group_by_source(const Tensor& indptr, const T
   return {out_indptr, out_target, out_place};
 }
 
-// Every loop s == t is taken out, and one is added at the end of each list. Its edge is the last that was taken out.
+// Removes every loop s == t, and adds one at the end of each list. The edge of the new loop is the last one removed.
 std::tuple<Tensor, Tensor, Tensor> add_self_loops(const Tensor& indptr, const Tensor& source,
                                                   const std::optional<Tensor>& edge) {
   check_index_vector(source, "source");

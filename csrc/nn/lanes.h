@@ -1,12 +1,12 @@
-// Sums over the columns of a head. Partial sums in a fixed number of lanes let the compiler use vectors, and give the
-// same result on every CPU.
+// Sums over the columns of a head. Partial sums in a fixed number of lanes let the compiler use vectors, and make the
+// result the same on every CPU.
 #pragma once
 
 #include <cstdint>
 
 namespace salientpp {
 
-// The sum of term(c) for c in [from, to). A term has no branch, else the compiler uses no vectors.
+// The sum of term(c) for c in [from, to). A term must not branch, or the compiler cannot vectorise the loop.
 template <class Wide, class Term>
 Wide sum_in_lanes(int64_t from, int64_t to, const Term& term) {
   constexpr int64_t kLanes = 16;

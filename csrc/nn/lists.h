@@ -1,4 +1,4 @@
-// Lists of rows: what the products over grouped edges share.
+// Lists of rows: helpers shared by the products over grouped edges.
 //
 // Edges are grouped by target, so the edges into target t are one list of places. The transposed lists group the same
 // places by source. A product writes one row for each list, so threads share no output and need no atomics.
@@ -17,7 +17,7 @@
 
 namespace salientpp {
 
-// What values are added up in.
+// Type in which values are added up.
 template <class Value>
 using WideOf = std::conditional_t<std::is_same_v<Value, double>, double, float>;
 
@@ -39,7 +39,7 @@ struct Lists {
   int64_t num_entries() const { return begin[count]; }
 };
 
-// Raises unless the lists are within `num_entries` entries. They may be fewer than the entries.
+// Raises unless the lists lie within `num_entries` entries. They may leave entries at the end unused.
 inline Lists lists_of(const Tensor& indptr, int64_t num_entries) {
   check_vector(indptr, ScalarType::Long, "indptr");
   check(indptr.numel() >= 1, "indptr must have N + 1 >= 1 entries, got 0");
@@ -102,7 +102,7 @@ inline Tensor new_rows(int64_t num_rows, const Tensor& like) {
   return tensor;
 }
 
-// The number of the row of each entry. Without `index`, entry k is row k.
+// Row number of each entry. Without `index`, entry k is row k.
 template <class Index>
 struct Numbers {
   const Index* index;
@@ -115,7 +115,7 @@ struct Numbers<void> {
   int64_t operator[](int64_t k) const { return k; }
 };
 
-// Calls f with the numbers of rows that `index` holds.
+// Calls f with the row numbers that `index` holds.
 template <class F>
 void dispatch_numbers(const std::optional<Tensor>& index, F&& f) {
   if (!index) return f(Numbers<void>{});
@@ -129,7 +129,7 @@ inline int64_t num_entries_of(const std::optional<Tensor>& index, int64_t withou
   return index->numel();
 }
 
-// Notes in any thread that an entry is out of range. An exception must not leave a thread.
+// Records, from any thread, that an entry is out of range. An exception must not leave a thread.
 class Faults {
  public:
   void note(int64_t entry) {
@@ -150,8 +150,8 @@ class Faults {
   std::atomic<int64_t> first_{kNone};
 };
 
-// Where the list [from, until) ends: before the first number that is not in [0, num_rows). With `prefix` the list ends
-// at the first number that is too large, since numbers ascend. Else such an entry is a fault.
+// Returns where the list [from, until) ends: before the first number that is not in [0, num_rows). With `prefix`, the
+// list ends at the first number that is too large, since numbers ascend. Otherwise such an entry is a fault.
 template <class Index>
 int64_t usable_end(const Index& number, int64_t from, int64_t until, int64_t num_rows, bool prefix, Faults& faults) {
   for (int64_t k = from; k < until; ++k) {
@@ -162,7 +162,7 @@ int64_t usable_end(const Index& number, int64_t from, int64_t until, int64_t num
   return until;
 }
 
-// Asks for the row of an entry that comes later.
+// Prefetches the row of an entry that comes later.
 constexpr int64_t kAhead = 8;
 
 template <class Value, class Index>
@@ -178,15 +178,15 @@ void prefetch_row(const Value* rows, const Index& number, int64_t k, int64_t num
   }
 }
 
-constexpr int64_t kGrainBytes = int64_t{1} << 18;  // less is not worth a thread
+constexpr int64_t kGrainBytes = int64_t{1} << 18;  // smaller work is not worth a thread
 
 inline int64_t num_pieces(const Lists& lists, int64_t row_bytes) {
   const int64_t bytes = (lists.num_entries() + lists.count) * std::max<int64_t>(row_bytes, 1);
   return std::clamp<int64_t>(bytes / kGrainBytes, 1, torch::stable::get_num_threads());
 }
 
-// Ends of `pieces` runs of lists with about equal work: an entry counts as much as a list. `apart` are lists that count
-// no entries, ascending.
+// Returns the ends of `pieces` runs of lists with about equal work: an entry counts as much as a list. `apart` are
+// lists, ascending, whose entries do not count.
 inline std::vector<int64_t> cut_lists(const Lists& lists, int64_t pieces, const std::vector<int64_t>& apart = {}) {
   const auto work = [&](int64_t i) {
     int64_t sum = lists.begin[i] + i;
@@ -214,9 +214,9 @@ inline std::vector<int64_t> cut_lists(const Lists& lists, int64_t pieces, const 
   return ends;
 }
 
-// Calls f(list, from, to, scratch) for every list, with columns [from, to) and `size` values of scratch of its own.
-// Threads share the lists by their entries. A list longer than a thread's share is split by columns, so results do not
-// depend on the number of threads.
+// Calls f(list, from, to, scratch) for every list, with columns [from, to) and `size` values of scratch. Each thread
+// gets a share of the entries. A list longer than a thread's share is split by columns, so results do not depend on the
+// number of threads.
 template <class Scratch, class F>
 void for_each_list(const Lists& lists, int64_t size, int64_t value_bytes, F&& f) {
   const int64_t pieces = num_pieces(lists, size * value_bytes);
@@ -247,7 +247,7 @@ void for_each_list(const Lists& lists, int64_t size, int64_t value_bytes, F&& f)
     });
 }
 
-// Calls f(list, scratch) for every list. Threads share the lists by their entries.
+// Calls f(list, scratch) for every list. Each thread gets a share of the entries.
 template <class Scratch, class F>
 void for_each_whole_list(const Lists& lists, int64_t size, int64_t value_bytes, F&& f) {
   const int64_t pieces = num_pieces(lists, size * value_bytes);

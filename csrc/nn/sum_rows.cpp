@@ -1,10 +1,10 @@
-// The sum or mean of the rows of each list, gathered and added up in one pass. Entries may have weights, one per head.
+// The sum or mean of the rows of each list, gathered and added up in one pass. Entries may have one weight per head.
 #include "nn/lists.h"
 
 namespace salientpp {
 namespace {
 
-// acc += w * row, for one row or four at once; the order of additions is that of the rows.
+// acc += w * row, for one row or four at once; rows are added in their order.
 template <bool kWeighted, class Wide, class Value>
 void add_row(Wide* __restrict acc, const Value* __restrict row, Wide w, int64_t from, int64_t to) {
   for (int64_t c = from; c < to; ++c) acc[c] += kWeighted ? w * static_cast<Wide>(row[c]) : static_cast<Wide>(row[c]);

@@ -1,12 +1,13 @@
-// A smaller graph with the shape of a large undirected one, for a partitioner that has no room for the large one.
+// Coarsens a large undirected graph for a partitioner that has no room for it.
 //
-// `cluster_vertices` lets every vertex, in turn, join the cluster that it has most edge weight to, as long as that does
-// not become too heavy: label propagation with a bound on the clusters, by which multilevel partitioners coarsen
+// In `cluster_vertices`, every vertex in turn joins the cluster that it has most edge weight to, unless that cluster
+// would become too heavy. This is label propagation with a size limit, as multilevel partitioners use it for coarsening
 // (Meyerhenke, Sanders and Schulz, SEA 2014). Vertices that stay alone are put together with others that favour the
-// same cluster, and those without edges with each other. `contract_lists` makes the lists of a run of clusters.
+// same cluster. Vertices without edges are put together with each other. `contract_lists` makes the lists of a run of
+// clusters.
 //
-// Both go through the lists in the order in which they lie in memory, which may be a mapped file. In one thread the
-// same arguments give the same clusters; several take vertices side by side, and clusters vary with who is first.
+// Both read the lists in the order in which they lie in memory, which may be a mapped file. With one thread, the
+// same arguments give the same clusters. Several threads take vertices at the same time, and clusters vary with timing.
 #include <algorithm>
 #include <atomic>
 #include <limits>
@@ -26,15 +27,15 @@ namespace {
 constexpr int64_t kPrefetchAhead = 32;
 constexpr int64_t kGrain = 256;
 constexpr int64_t kVertexGrain = 1 << 14;
-// A round in which less than one vertex in so many has moved is the last.
+// Rounds end when less than one vertex in this number has moved.
 constexpr int64_t kFewMoves = 50;
-// Of all vertices together.
+// Limit of the total weight of all vertices.
 constexpr int64_t kMostWeight = int64_t{1} << 61;
 
 template <class T>
 using Table = std::vector<T, HugePageAllocator<T>>;
 
-// Edge weight by cluster, of one vertex: open addressing, as large as its list needs.
+// Edge weight of one vertex to each cluster: open addressing, as large as the vertex's list needs.
 class Ratings {
  public:
   struct Entry {
@@ -89,7 +90,7 @@ class Clusters {
     for (int64_t v = 0; v < n_; ++v) cluster_[v] = static_cast<int32_t>(v);
   }
 
-  // Returns how many vertices went to another cluster.
+  // Returns the number of vertices that moved to another cluster.
   int64_t round() {
     std::atomic<int64_t> all{0};
     torch::stable::parallel_for(0, n_, kVertexGrain, [&](int64_t begin, int64_t end) {
@@ -105,10 +106,10 @@ class Clusters {
     return all;
   }
 
-  // Those that are alone join others that favour the same cluster.
+  // Joins single vertices with others that favour the same cluster.
   void join_the_lonely() {
     Ratings ratings;
-    // By the favoured cluster; the last of those without edges.
+    // By favoured cluster; the last entry is for vertices without edges.
     Table<int32_t> lonely(static_cast<size_t>(n_) + 1, -1);
     for (int64_t v = 0; v < n_; ++v) {
       const int32_t own = cluster_[v];
@@ -123,7 +124,7 @@ class Clusters {
     }
   }
 
-  // Numbers the clusters from 0, by their first vertices.
+  // Numbers the clusters from 0 by their first vertices.
   void number() {
     Table<int32_t> number(static_cast<size_t>(n_), -1);
     int32_t found = 0;
@@ -148,7 +149,8 @@ class Clusters {
     }
   }
 
-  // Among equals it stays where it is, or else goes by a hash. Without neighbours that have room it stays.
+  // Returns the heaviest cluster. With equal weights the vertex stays, or a hash decides. If no neighbouring cluster
+  // has room, it stays too.
   int32_t heaviest(int64_t v, const Ratings& ratings, bool with_room) {
     const uint64_t key = join_key(key_, static_cast<uint64_t>(v));
     const int32_t own = cluster_[v];
@@ -166,7 +168,7 @@ class Clusters {
     return best;
   }
 
-  // Returns whether it is elsewhere now: not if it was there, or there is no room.
+  // Returns true if v is in another cluster afterwards; false if it was there already, or if the cluster is full.
   bool move(int64_t v, int32_t to) {
     const int32_t own = cluster_[v];
     if (to == own) return false;
@@ -187,7 +189,7 @@ class Clusters {
   int64_t n_, most_;
   uint64_t key_;
   int32_t* cluster_;
-  Table<int64_t> weight_;  // of the clusters
+  Table<int64_t> weight_;  // weight of each cluster
 };
 
 void check_edges(const Tensor& indices, const EdgeWeights& edge_weights, int64_t num_vertices) {
@@ -199,11 +201,11 @@ void check_edges(const Tensor& indices, const EdgeWeights& edge_weights, int64_t
   }
 }
 
-// What both operators take.
+// Checks the lists that both operators take.
 void check_narrow_lists(const Tensor& indptr, const Tensor& indices) {
   check_lists(indptr, indices);
   check(indptr.numel() - 1 <= std::numeric_limits<int32_t>::max(),
-        "indptr must be of at most 2^31 - 1 vertices, whose clusters are int32, got ", indptr.numel() - 1);
+        "indptr must have at most 2^31 - 1 vertices, because clusters are int32, got ", indptr.numel() - 1);
 }
 
 Tensor cluster_vertices(const Tensor& indptr, const Tensor& indices, const Tensor& vertex_weights, int64_t most_weight,
@@ -236,16 +238,16 @@ Tensor cluster_vertices(const Tensor& indptr, const Tensor& indices, const Tenso
   return cluster;
 }
 
-// The lists of the clusters in [first, last): how long each is, then all entries, ascending in each list. None if one
-// that is gone through has an id out of range or a weight below 1.
+// Makes the lists of the clusters in [first, last): the length of each list, then all entries, ascending in each list.
+// Returns nothing if a list that is read has an id out of range or a weight below 1.
 template <class Index>
 std::optional<std::tuple<Tensor, Tensor, Tensor>> contract(const int64_t* indptr, const Index* indices,
                                                            const int32_t* edge_weights, const int32_t* cluster,
                                                            int64_t n, int64_t first, int64_t last) {
   const auto size = static_cast<size_t>(last - first);
   const auto in_run = [&](int64_t v) { return cluster[v] >= first && cluster[v] < last; };
-  // The ends of the edges that leave the run's vertices, by these vertices' clusters: the other cluster above the
-  // weight.
+  // For each cluster, the edges from its vertices to other clusters. One word holds the other cluster, with the weight
+  // in the lower bits.
   std::vector<int64_t> start(size + 1, 0);
   for (int64_t v = 0; v < n; ++v) {
     if (in_run(v)) start[static_cast<size_t>(cluster[v] - first) + 1] += indptr[v + 1] - indptr[v];
@@ -254,7 +256,7 @@ std::optional<std::tuple<Tensor, Tensor, Tensor>> contract(const int64_t* indptr
   Tensor table = new_table(start[size], ScalarType::Long);
   auto* ends = static_cast<uint64_t*>(table.mutable_data_ptr());
   std::vector<int64_t> stop(start.begin(), start.end() - 1);
-  // What lies ahead is not checked yet: an integer may be any, and prefetching never faults.
+  // Ids further ahead are not checked yet. An integer may be any, and prefetching never faults.
   const auto prefetch = [&](uint64_t id) {
     prefetch_read(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(cluster) + id * sizeof(int32_t)));
   };
@@ -331,7 +333,7 @@ std::tuple<Tensor, Tensor, Tensor> contract_lists(const Tensor& indptr, const Te
                      edge_weights ? static_cast<const int32_t*>(edge_weights->const_data_ptr()) : nullptr, of, n, first,
                      last);
   });
-  if (!lists) check_edges(indices, edge_weight, n);  // which one it is
+  if (!lists) check_edges(indices, edge_weight, n);  // raises for the entry that is wrong
   return *lists;
 }
 

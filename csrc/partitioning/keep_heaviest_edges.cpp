@@ -1,8 +1,8 @@
-// Which edges of an undirected graph hold it together, where a partitioner has no room for all of them?
+// Selects the most important edges of an undirected graph, for a partitioner that has no room for all of them.
 //
-// Every vertex keeps the `most` heaviest of its edges, and an edge stays if either end keeps it: sparse regions stay
-// whole, and what goes is light and has much company. Equal weights are told apart by a hash of the two ends, so that
-// no id is favoured.
+// Every vertex keeps the `most` heaviest of its edges, and an edge stays if either end keeps it. So sparse regions stay
+// whole, and the removed edges are light edges of vertices with many others. A hash of the two ends breaks ties, so
+// that no id is favoured.
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -16,7 +16,7 @@
 namespace salientpp {
 namespace {
 
-using Rank = std::pair<int64_t, uint64_t>;  // weight, then hash; the same seen from both ends
+using Rank = std::pair<int64_t, uint64_t>;  // weight, then hash; the same from both ends
 
 template <class Index>
 void keep_edges(const int64_t* indptr, const Index* indices, const EdgeWeights& edge_weights, int64_t num_vertices,
@@ -27,7 +27,7 @@ void keep_edges(const int64_t* indptr, const Index* indices, const EdgeWeights& 
     const auto low = static_cast<uint64_t>(std::min(u, v)), high = static_cast<uint64_t>(std::max(u, v));
     return Rank{edge_weights[e], join_key(join_key(0, low), high)};
   };
-  // The lowest rank that a vertex keeps.
+  // The lowest rank that each vertex keeps.
   std::vector<Rank> least(static_cast<size_t>(num_vertices), {std::numeric_limits<int64_t>::min(), 0});
   torch::stable::parallel_for(0, num_vertices, kGrain, [&](int64_t begin, int64_t end) {
     std::vector<Rank> ranks;

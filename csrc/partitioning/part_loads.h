@@ -1,4 +1,4 @@
-// What parts hold: how many vertices, and how much of each of C loads, of which every vertex adds some to its part.
+// Loads of parts: the number of vertices in each part, and C loads, to which every vertex of a part adds.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,7 @@ namespace salientpp {
 
 class PartLoads {
  public:
-  // `part` is changed in place; the arrays, which have passed check_loads, must outlive this.
+  // `part` is changed in place. The arrays have passed check_loads and must outlive this object.
   PartLoads(int64_t num_parts, const Tensor& weights, const Tensor& limits, int64_t* part)
       : n_(weights.size(0)),
         k_(num_parts),
@@ -50,7 +50,7 @@ class PartLoads {
   std::vector<int64_t> size_, load_;
 };
 
-// The kernels read and write through these arrays, so none may lie. `assignment` and `limits` have passed check_vector.
+// The kernels index memory by these arrays, so all are checked. `assignment` and `limits` have passed check_vector.
 inline void check_loads(const Tensor& assignment, const Tensor& weights, const Tensor& limits, int64_t num_parts) {
   const int64_t num_vertices = assignment.numel(), num_constraints = limits.numel();
   check_defined(weights, "weights");

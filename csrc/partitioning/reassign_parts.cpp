@@ -1,9 +1,9 @@
-// Moving vertices to parts where they cost less, alone or two that swap places, within limits of what parts hold.
+// Moves vertices to parts where they cost less, alone or as swaps of two, within the limits of the parts.
 //
-// A vertex v in part k costs cost(k, v). What a move gains is a difference of two costs, whatever other vertices do;
-// that is what the caller's costs are to first order, so that a round moves few vertices, those that gain most first. A
-// move that would overload its part is made as a swap with a vertex of that part that is in the same seed sets, gains
-// most the other way, and costs less than the move gains.
+// A vertex v in part k costs cost(k, v). The gain of a move is a difference of two costs, independent of other
+// vertices. The caller's costs are exact only to first order, so a round moves few vertices, largest gain first. A move
+// that would overload its part is made as a swap. The partner is in that part and in the same seed sets, has the
+// largest gain in the other direction, and costs less than the move gains.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -15,13 +15,13 @@
 namespace salientpp {
 namespace {
 
-// Vertices that are looked at for a swap: the first that is still in its place and whose loads fit.
+// Number of vertices considered for a swap. The first that has not moved and whose loads fit is taken.
 constexpr int64_t kMostTried = 32;
 
 struct Candidate {
   float gain;
   int64_t vertex;
-  // Most gain first; among equals the lower id.
+  // Largest gain first; ties go to the lower id.
   bool operator<(const Candidate& other) const {
     return gain != other.gain ? gain > other.gain : vertex < other.vertex;
   }
@@ -68,14 +68,14 @@ class Reassigner : PartLoads {
 
   float gain(int64_t v, int64_t to) const { return cost_[part_[v] * n_ + v] - cost_[to * n_ + v]; }
 
-  // Which constraints v counts under: what a swap of two of the same class leaves as it was, or nearly.
+  // Returns the set of constraints that v counts under. A swap of two vertices of one class hardly changes these loads.
   uint64_t class_of(int64_t v) const {
     uint64_t found = 0;
     for (int64_t c = 0; c < num_constraints_; ++c) found |= uint64_t{weight(v, c) > 0} << (c & 63);
     return found;
   }
 
-  // For every two parts and class, the vertices that would go from the one to the other at most gain.
+  // For every two parts and class, finds the vertices that gain most by moving from the one part to the other.
   void find_partners(int64_t most) {
     std::map<std::pair<int64_t, uint64_t>, std::vector<int64_t>> members;
     for (int64_t v = 0; v < n_; ++v) members[{part_[v], class_of(v)}].push_back(v);
@@ -92,7 +92,7 @@ class Reassigner : PartLoads {
     }
   }
 
-  // Moves v, alone or as a swap, and returns how many vertices moved.
+  // Moves v, alone or as a swap, and returns the number of vertices that moved.
   int64_t go(int64_t v, int64_t target, float gained) {
     const int64_t from = part_[v];
     bool fits = size(from) > 1;
@@ -119,7 +119,7 @@ class Reassigner : PartLoads {
     return 0;
   }
 
-  // Whether neither part is over a limit then that it keeps now, nor further over one that it does not.
+  // True if a swap puts neither part over a limit that it keeps now, and none further over a limit that it exceeds.
   bool can_swap(int64_t v, int64_t u) {
     for (int64_t c = 0; c < num_constraints_; ++c) {
       const int64_t more = weight(v, c) - weight(u, c);

@@ -1,12 +1,13 @@
-// Moving vertices between parts until no part is over a limit, then lowering the cut within the limits.
+// Moves vertices between parts until no part exceeds a limit, then lowers the cut within the limits.
 //
 // Every vertex adds C loads to its part, and every load has a limit. The excess of part p under constraint c is
-//     excess(p, c) = max(0, load(p, c) - limit(c)) / limit(c),
-// and a balancing move must lower the sum of excesses without lifting any above the worst that there was at the
-// start. So where no part has room under all constraints a move may overload another constraint a little, which a
-// later move pays back: an exchange of unlike vertices, in two steps. Among the moves that qualify, the one that adds
-// least cut per excess removed goes first; the gains of neighbours follow in a heap, after Fiduccia and Mattheyses (DAC
-// 1982).
+//
+//     excess(p, c) = max(0, load(p, c) - limit(c)) / limit(c).
+//
+// A balancing move must lower the sum of excesses, and no excess may rise above the worst excess at the start. So if no
+// part has room under all constraints, a move may slightly overload another constraint, and a later move repairs this:
+// an exchange of unlike vertices in two steps. Among the allowed moves, the move with the least cut per removed excess
+// goes first. The gains of its neighbours are updated in a heap, after Fiduccia and Mattheyses (DAC 1982).
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -20,11 +21,11 @@
 namespace salientpp {
 namespace {
 
-// A balancing pass moves a vertex at most once, so passes are what bounds the work of hard cases.
+// A balancing pass moves a vertex at most once, so the number of passes bounds the work in hard cases.
 constexpr int kMaxPasses = 16;
-// Below this an improvement is rounding.
+// Smaller improvements are rounding errors.
 constexpr double kLeastGain = 1e-12;
-// Of all edges together.
+// Limit of the total weight of all edges.
 constexpr int64_t kMostWeight = int64_t{1} << 61;
 
 template <class Index>
@@ -40,7 +41,7 @@ class Rebalancer : PartLoads {
     for (int64_t p = 0; p < k_; ++p) ceiling_ = std::max(ceiling_, worst_excess(p));
   }
 
-  // Gives every empty part the vertex that hangs least on its own part, as long as that leaves no part empty.
+  // Gives every empty part the vertex with the fewest links to its own part, unless that would empty another part.
   void fill_empty_parts() {
     std::vector<int64_t> empty;
     for (int64_t p = 0; p < k_; ++p) {
@@ -59,7 +60,7 @@ class Rebalancer : PartLoads {
     }
   }
 
-  // One pass over the vertices of overloaded parts; returns whether any moved.
+  // Makes one pass over the vertices of overloaded parts; returns true if any moved.
   bool balance() {
     std::vector<uint8_t> overloaded(static_cast<size_t>(k_), 0);
     bool any = false;
@@ -67,7 +68,7 @@ class Rebalancer : PartLoads {
     if (!any) return false;
 
     constexpr double kOut = std::numeric_limits<double>::infinity();
-    std::vector<double> key(static_cast<size_t>(n_), kOut);  // kOut: no candidate, or done with in this pass
+    std::vector<double> key(static_cast<size_t>(n_), kOut);  // kOut: no candidate, or already done in this pass
     std::vector<Move> best(static_cast<size_t>(n_));
     std::vector<Entry> entries;
     for (int64_t v = 0; v < n_; ++v) {
@@ -85,13 +86,13 @@ class Rebalancer : PartLoads {
       const auto [stored, v] = heap.top();
       heap.pop();
       double& current = key[static_cast<size_t>(v)];
-      if (stored != current) continue;  // replaced by a later entry, or done with
+      if (stored != current) continue;  // replaced by a later entry, or already done
       const Move found = best_balancing_move(v);
       if (found.target < 0) {
         current = kOut;
         continue;
       }
-      // Loads change with every move, so what was stored is a guess; a vertex that lost its place queues again.
+      // Loads change with every move, so the stored key is a guess. A vertex that is no longer first queues again.
       if (found.key() > stored && !heap.empty() && heap.top() < Entry{found.key(), v}) {
         best[static_cast<size_t>(v)] = found;
         current = found.key();
@@ -106,7 +107,7 @@ class Rebalancer : PartLoads {
         const int64_t u = indices_[e];
         double& waiting = key[static_cast<size_t>(u)];
         if (waiting == kOut || part_[u] != source) continue;
-        // One link less to stay for; one more towards the target. Exact unless another target becomes better.
+        // One link less to the own part, one more to the target. This is exact unless another target becomes better.
         Move& guess = best[static_cast<size_t>(u)];
         guess.cost -= edge_weights_[e] * (guess.target == found.target ? 2 : 1);
         waiting = guess.key();
@@ -116,8 +117,8 @@ class Rebalancer : PartLoads {
     return moved;
   }
 
-  // One sweep over all vertices, each going where it has most links if that breaks no limit; returns whether
-  // any moved.
+  // Makes one sweep over all vertices. Each moves to the part that it has most links to, if that breaks no limit.
+  // Returns true if any moved.
   bool refine() {
     bool moved = false;
     for (int64_t v = 0; v < n_; ++v) {
@@ -141,15 +142,15 @@ class Rebalancer : PartLoads {
  private:
   struct Move {
     int64_t target = -1;
-    int64_t cost = 0;   // what the move adds to the cut
-    double gain = 0.0;  // excess it removes, > 0
-    // Moves that lower the cut come first, then those with the least cut per excess removed.
+    int64_t cost = 0;   // increase of the cut by the move
+    double gain = 0.0;  // excess that the move removes, > 0
+    // Moves that lower the cut come first, then moves with the least cut per removed excess.
     double key() const {
       const auto c = static_cast<double>(cost);
       return cost > 0 ? c / gain : c * gain;
     }
   };
-  using Entry = std::pair<double, int64_t>;  // key, vertex: ties go to the smaller id
+  using Entry = std::pair<double, int64_t>;  // key, vertex; ties go to the smaller id
 
   int64_t& links(int64_t p) { return links_[static_cast<size_t>(p)]; }
 
@@ -171,7 +172,7 @@ class Rebalancer : PartLoads {
     return true;
   }
 
-  // How full v would make part q, for choosing among equals.
+  // Returns how full v would make part q; used to break ties.
   double fill(int64_t v, int64_t q) {
     double fullest = 0.0;
     for (int64_t c = 0; c < num_constraints_; ++c) {
@@ -183,7 +184,7 @@ class Rebalancer : PartLoads {
 
   void count_links(int64_t v) {
     for (int64_t e = indptr_[v]; e < indptr_[v + 1]; ++e) {
-      if (indices_[e] == v) continue;  // a self-loop moves along
+      if (indices_[e] == v) continue;  // a self-loop moves with its vertex
       const int64_t p = part_[indices_[e]];
       if (links(p) == 0) touched_.push_back(p);
       links(p) += edge_weights_[e];
@@ -202,7 +203,7 @@ class Rebalancer : PartLoads {
     return count;
   }
 
-  // The best move of v that lowers the sum of excesses; target -1 where there is none.
+  // Returns the best move of v that lowers the sum of excesses; its target is -1 if no move does.
   Move best_balancing_move(int64_t v) {
     const int64_t from = part_[v];
     Move best;
@@ -242,11 +243,11 @@ class Rebalancer : PartLoads {
   const int64_t* indptr_;
   const Index* indices_;
   EdgeWeights edge_weights_;
-  double ceiling_ = 0.0;                  // the worst excess at the start, which no move may surpass
-  std::vector<int64_t> links_, touched_;  // links of the vertex at hand to each part; zero between uses
+  double ceiling_ = 0.0;                  // the worst excess at the start, which no move may exceed
+  std::vector<int64_t> links_, touched_;  // links of the current vertex to each part; zero between uses
 };
 
-// As check_loads, of what this kernel has beside.
+// Checks the arguments of this kernel that check_loads does not check.
 template <class Index>
 void check_edges(const int64_t* indptr, const Index* indices, const EdgeWeights& edge_weights, int64_t num_edges,
                  int64_t num_vertices) {
@@ -260,7 +261,7 @@ void check_edges(const int64_t* indptr, const Index* indices, const EdgeWeights&
   check_ids(indices, num_edges, num_vertices, "indices");
   for (int64_t e = 0; edge_weights && e < num_edges; ++e) {
     check(edge_weights[e] >= 1, "edge_weights[", e, "] must be >= 1, got ", edge_weights[e]);
-    // The cost of a move is a difference of two sums, to which each edge adds twice more.
+    // The cost of a move is a difference of two sums, and each edge can change it by twice its weight.
     check(!__builtin_add_overflow(total, edge_weights[e], &total) && total <= kMostWeight,
           "the edge weights sum to more than 2^61; scale them down");
   }

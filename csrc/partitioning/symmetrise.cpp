@@ -1,8 +1,8 @@
-// The undirected graph that partitioners want, of a directed one.
+// Makes a directed graph undirected, as partitioners need it.
 //
 // An entry {v, u} of the result stands for all edges u -> v and v -> u. The list of v is a merge of its in-list and its
-// out-list, so beside the result there is the transposed graph and nothing that grows with the edges: sorting both
-// directions of all edges as 64-bit keys takes 16 bytes an edge, this 4.
+// out-list. So memory holds only the result and the transposed graph, 4 bytes per edge. Sorting both directions of all
+// edges as 64-bit keys would take 16 bytes per edge.
 #include <algorithm>
 #include <limits>
 #include <mutex>
@@ -18,7 +18,7 @@ namespace salientpp {
 namespace {
 
 constexpr int64_t kGrain = 4096;
-// Every edge weighs in at both its ends.
+// Every edge adds its weight at both ends.
 constexpr int64_t kMostWeight = int64_t{1} << 61;
 
 template <class Index>
@@ -43,8 +43,8 @@ class Symmetriser {
     }
   }
 
-  // Lengths of the lists go to length[1:]. Afterwards `largest` is the largest weight, and `same` says whether all are
-  // equal.
+  // Writes the lengths of the lists to length[1:]. Afterwards `largest` is the largest weight, and `same` is true if
+  // all weights are equal.
   void count(int64_t* length) {
     std::mutex mutex;
     torch::stable::parallel_for(0, n_, kGrain, [&](int64_t begin, int64_t end) {
@@ -83,7 +83,7 @@ class Symmetriser {
   }
 
  private:
-  // Calls f with each neighbour of v but itself, ascending, and what all edges between the two weigh.
+  // Calls f with each neighbour of v except v itself, ascending, and the total weight of all edges between the two.
   template <class F>
   void merge(int64_t v, std::vector<int64_t>& order, F&& f) const {
     const int64_t begin = indptr_[v], size = indptr_[v + 1] - begin;
@@ -109,12 +109,12 @@ class Symmetriser {
 
   const int64_t* indptr_;
   const Index* indices_;
-  const int64_t* of_target_;  // null: `of_each_` says what an edge weighs
+  const int64_t* of_target_;  // null: `of_each_` has the edge weights
   EdgeWeights of_each_;
   int64_t n_;
   std::vector<int64_t> out_indptr_;
-  std::vector<Index, HugePageAllocator<Index>> targets_;  // of the edges, by source; ascending in each list
-  std::vector<int64_t> out_weights_;                      // in that order, where edges have weights of their own
+  std::vector<Index, HugePageAllocator<Index>> targets_;  // targets of the edges by source, ascending in each list
+  std::vector<int64_t> out_weights_;                      // weights in the same order, if edges have their own
   int64_t least_ = std::numeric_limits<int64_t>::max(), largest_ = 0;
 };
 

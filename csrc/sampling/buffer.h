@@ -1,4 +1,4 @@
-// What the samplers keep between batches, and how they write lists that follow each other.
+// Buffers that the samplers keep between batches, and the writing of lists that follow each other.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace salientpp {
 
-// A buffer that keeps its capacity and does not initialise what it hands out.
+// A buffer that keeps its capacity and does not initialise its memory.
 template <class T>
 class Buffer {
  public:
@@ -35,7 +35,7 @@ class Buffer {
   int64_t capacity_ = 0;
 };
 
-// Copies what a batch returns. Of much the caches would keep little anyway, so it goes past them.
+// Copies the results of a batch. Large results would mostly not stay in the caches, so they bypass them.
 template <class T>
 void copy_out(const T* from, int64_t size, int64_t* to) {
   if (kCanStream && size >= kStreamedBytes / static_cast<int64_t>(sizeof(int64_t)))
@@ -44,8 +44,8 @@ void copy_out(const T* from, int64_t size, int64_t* to) {
     std::copy_n(from, size, to);
 }
 
-// Lists are short and differ: so many entries at a time are written without asking, and those too many written over.
-// Where a loop ends is a coin toss otherwise, which no predictor wins.
+// Lists are short and of different lengths. So this number of entries is written at a time, and the excess is
+// overwritten later. A loop of exact length would end at a random point, which causes branch mispredictions.
 constexpr int64_t kWide = 8;
 
 // Writes i count[i] times, for each i of [0, size), up to `end` exactly.
@@ -67,11 +67,11 @@ Tensor copy_of(Buffer<T>& buffer) {
   return out;
 }
 
-// The edges of a batch: their ends, int64 [2, e], and their ids.
+// Returns the edges of a batch: their ends, int64 [2, e], and their ids.
 //
-// edge       per edge its id, or its position in `edge_id` where that is there.
-// source     per edge the local id of its source.
-// num_drawn  per target how many of the edges are its, which stand together.
+// edge       per edge, its id, or its position in `edge_id` if that is given.
+// source     per edge, the local id of its source.
+// num_drawn  per target, the number of its edges, which stand together.
 static inline std::pair<Tensor, Tensor> edges_of(Buffer<int64_t>& edge, Buffer<int32_t>& source,
                                                  Buffer<int32_t>& num_drawn, const Tensor* edge_id) {
   const int64_t size = edge.size();

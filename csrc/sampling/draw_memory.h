@@ -1,5 +1,5 @@
-// Remembers shared draws that may be asked for again: in a block of batches a vertex draws the same whenever it is
-// expanded, and a batch that is foreseen is drawn twice. Then the list, of up to a thousand ids, is not read again.
+// Remembers shared draws that may be needed again, so that lists of up to a thousand ids are not read twice. Inside a
+// block of batches, a vertex draws the same whenever it is expanded. A batch that is known ahead is drawn twice.
 #pragma once
 
 #include <algorithm>
@@ -13,11 +13,10 @@
 
 namespace salientpp {
 
-// Each pair of a vertex and a count has one place, which it takes from whoever had it before, so this is of a fixed
-// size.
+// The table has a fixed size. Each pair of a vertex and a count has one place, and a new entry overwrites the old one.
 class DrawMemory {
  public:
-  // `graph` is a number that no other graph has had; 0: nothing is remembered.
+  // `graph` is a number that no other graph has had; 0 turns the memory off.
   void begin_batch(uint64_t shared_key, uint64_t graph, int64_t num_vertices) {
     is_on_ = graph != 0;
     if (!is_on_) return;
@@ -30,15 +29,15 @@ class DrawMemory {
   bool is_on() const { return is_on_; }
   void prefetch(int64_t vertex, int64_t count) const { prefetch_write(&places_[place(vertex, count)]); }
 
-  // What it drew, counted from where its list begins; null if that is not known.
+  // Returns the vertex's draws, counted from the beginning of its list; null if they are not known.
   const uint16_t* find(int64_t vertex, int64_t degree, int64_t count) const {
     const Place& found = places_[place(vertex, count)];
-    // The degree too, as an array that is altered on disk must not lead outside of it.
+    // Compare the degree too: if an array was altered on disk, draws must not lead outside of it.
     const bool is_known = is_on_ && found.key == key_ && found.vertex == vertex && found.degree == degree;
     return is_known && found.count == count ? found.draws.data() : nullptr;
   }
 
-  // Only where a shared draw applies.
+  // Keeps a vertex's draws. To be called only for shared draws.
   void keep(int64_t vertex, int64_t begin, int64_t degree, int64_t count, const int64_t* draws) {
     if (!is_on_ || count > kMostCount) return;
     Place& to = places_[place(vertex, count)];
@@ -51,7 +50,7 @@ class DrawMemory {
 
  private:
   static constexpr int64_t kMostPlaces = int64_t{1} << 18;  // 16 MiB
-  static constexpr int64_t kMostCount = 22;                 // what fits into a place
+  static constexpr int64_t kMostCount = 22;                 // number of draws that fit into a place
 
   struct Place {
     uint64_t key = 0;

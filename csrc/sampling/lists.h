@@ -1,4 +1,4 @@
-// What the position of an edge leads to: its source, its id, and where the source is in the batch.
+// Data of an edge by its position: its source, its id, and the local id of its source in the batch.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace salientpp {
 
-// The id is the position itself, or stands elsewhere.
+// The id is the position itself, or is stored elsewhere.
 template <class Index>
 struct Sources {
   const Index* indices;
@@ -20,7 +20,7 @@ struct Sources {
   static int64_t id(int64_t position) { return position; }
 };
 
-// Both stand in one word, so that an edge misses the cache once for both.
+// Source and id are in one word, so that an edge costs one cache miss instead of two.
 struct Links {
   const uint64_t* links;
   static constexpr int64_t kBytes = sizeof(uint64_t);
@@ -33,9 +33,9 @@ struct Links {
   fail("indices is corrupt: it holds ", source, ", expected ids in [0, ", num_vertices, ")");
 }
 
-// Of `num_edges` positions: their sources' local ids, and their ids in place of themselves where edges are kept. What
-// was not in `n_id` comes after its `size` entries; gives how many there are then. By itself, so that all that its loop
-// reads is in registers. `is_far`: the map may be in no cache.
+// Writes the local ids of the sources of `num_edges` positions, and, if edges are kept, replaces positions by ids. New
+// vertices are appended to the `size` entries of `n_id`; returns the new size. It is not inlined, so that everything
+// its loop reads is in registers. `is_far`: the map may not be in a cache.
 template <bool keeps_edges, bool is_far, class Inserter, class Lists>
 [[gnu::noinline]] int64_t find_sources(const Inserter inserter, const int64_t num_vertices, const Lists lists,
                                        const int64_t num_edges, int64_t* __restrict edge, int32_t* __restrict source,

@@ -6,7 +6,7 @@
 namespace salientpp {
 namespace {
 
-// A uniformly random order of 0, ..., size - 1 (Fisher and Yates), a pure function of the key.
+// Returns a uniformly random order of 0, ..., size - 1 (Fisher and Yates), a pure function of the key.
 Tensor permutation(int64_t size, int64_t key) {
   check(size >= 0, "size must be >= 0, got ", size);
   Tensor out = new_vector(size, ScalarType::Long);

@@ -1,16 +1,15 @@
-// Node-wise neighbour sampling, in the sense of Hamilton et al. (GraphSAGE, NeurIPS 2017) with PyG's hops:
-// hop h expands the vertices first found at hop h - 1, and those only.
+// Node-wise neighbour sampling in the sense of Hamilton et al. (GraphSAGE, NeurIPS 2017) with PyG's hops:
+// hop h expands only the vertices first found at hop h - 1.
 //
-// Each vertex draws from a stream keyed by (batch key, hop, vertex), so its neighbours do not depend on which
-// other vertices are in the batch, on the thread or on the map in use. Draws that are shared are keyed by (batch key,
-// neighbour). This is the kernel for one type of vertices and uniform draws; sample_typed_neighbors.cpp has the one for
-// everything else.
+// Each vertex draws from a stream keyed by (batch key, hop, vertex). So its neighbours do not depend on the other
+// vertices of the batch, on the thread, or on the kind of map. Shared draws are keyed by (batch key, neighbour). This
+// kernel is for one vertex type and uniform draws; sample_typed_neighbors.cpp has the kernel for everything else.
 //
-// A cache that looks ahead wants the vertices of batches to come and nothing else: `sample_vertices` takes the same way
-// and keeps no edges.
+// A cache that looks ahead needs only the vertices of later batches: `sample_vertices` draws in the same way and keeps
+// no edges.
 //
 // The loop is bound by cache misses, three per edge: the neighbour list, the neighbour, its map slot. So the
-// frontier is taken in blocks, and each block in phases that first prefetch what the next phase reads.
+// frontier is processed in blocks, and each block in phases. Each phase prefetches the data that the next phase reads.
 #include <algorithm>
 #include <limits>
 #include <type_traits>
@@ -30,15 +29,15 @@ namespace {
 
 constexpr int64_t kBlockVertices = 64;
 
-// Of lists that are read whole: the ids of a cache line, if they are the widest, and how many are prefetched. Beyond
-// that the processor has seen where it goes.
+// For lists that are read whole: the number of ids in a cache line (of the widest ids), and the number of ids that are
+// prefetched. Further ahead, the hardware prefetcher has detected the sequence.
 constexpr int64_t kLine = 64 / sizeof(int64_t);
 constexpr int64_t kMostAhead = 16 * kLine;
 
-// Of topology and map: a core's own cache has room for so much.
+// Size of topology and map that fits into a core's own cache.
 constexpr int64_t kNearBytes = int64_t{1} << 20;
 
-// What a thread keeps between batches. It never influences a result.
+// Scratch memory that a thread keeps between batches. It never influences a result.
 struct Scratch {
   StampMap stamp_map;
   HashMap hash_map;
@@ -46,9 +45,9 @@ struct Scratch {
   SharedDraw shared;
   DrawMemory memory;
   Buffer<int64_t> n_id;       // global ids in order of discovery
-  Buffer<int64_t> edge;       // per sampled edge: its position in `indices`, or its id where that comes with the source
+  Buffer<int64_t> edge;       // per sampled edge: its position in `indices`, or its id if stored with the source
   Buffer<int32_t> source;     // per sampled edge: local id of its source
-  Buffer<int32_t> num_drawn;  // per expanded vertex: how many edges it sampled
+  Buffer<int32_t> num_drawn;  // per expanded vertex: number of its sampled edges
   std::vector<int64_t> num_nodes, num_edges;
 };
 
@@ -58,11 +57,11 @@ struct Topology {
   int64_t num_edges;
 };
 
-// How many neighbours a vertex draws of its list, which begins and ends there.
+// Returns the number of neighbours that a vertex draws from its list [begin, end).
 [[gnu::always_inline]] inline int64_t draws_of(const Topology& graph, int64_t vertex, int64_t begin, int64_t end,
                                                int64_t fanout, bool replace) {
-  // An array that was altered on disk after it was validated must not lead outside of it. Compared before they are
-  // subtracted: a difference may overflow.
+  // If an array was altered on disk after its validation, reads must not leave it. Compare before subtracting, because
+  // a difference may overflow.
   check(begin >= 0 && begin <= end && end <= graph.num_edges, "indptr is corrupt at vertex ", vertex);
   const int64_t count = num_draws(end - begin, fanout, replace);
   check(count <= std::numeric_limits<int32_t>::max(), "vertex ", vertex, " has ", count,
@@ -70,7 +69,7 @@ struct Topology {
   return count;
 }
 
-// `is_far`: a core's own cache has no room for topology and map, so what is read next is fetched ahead.
+// Expands all hops. `is_far`: topology and map do not fit into a core's own cache, so the next reads are prefetched.
 template <bool keeps_edges, bool is_far, class Lists, class Map>
 void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists, const std::vector<int64_t>& fanouts,
                  uint64_t batch_key, bool replace, bool shared) {
@@ -108,7 +107,7 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists
           for (int64_t i = block_end; i < next_end; ++i) s.memory.prefetch(s.n_id.data()[i], fanout);
       }
 
-      const int64_t first = s.edge.size();  // 0 where no edges are kept
+      const int64_t first = s.edge.size();  // 0 if no edges are kept
       s.edge.reserve(first + block_edges + kWide);
       if constexpr (keeps_edges) s.source.reserve(first + block_edges);
       s.n_id.reserve(s.n_id.size() + block_edges);
@@ -139,7 +138,7 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists
         for (int64_t k = at; is_far && k < at + count; ++k) lists.prefetch(edge[k]);
         at += count;
       }
-      // From here on `n_id` grows, and only the block's edges are read.
+      // From here on, `n_id` grows, and only the block's edges are read.
       s.n_id.set_size(find_sources<keeps_edges, is_far>(map.inserter(), graph.num_vertices, lists, block_edges, edge,
                                                         s.source.data() + first, s.n_id.data(), s.n_id.size()));
       if constexpr (keeps_edges) {
@@ -155,7 +154,7 @@ void expand_hops(Scratch& s, Map& map, const Topology& graph, const Lists& lists
   }
 }
 
-// An upper bound on the size of n_id: every draw finds a new vertex, or every vertex of the graph is found.
+// Returns an upper bound on the size of n_id: every draw finds a new vertex, or all vertices of the graph are found.
 int64_t most_local_ids(const Topology& graph, int64_t num_seeds, const std::vector<int64_t>& fanouts) {
   const int64_t whole_graph = num_seeds + graph.num_vertices;
   int64_t bound = num_seeds;
@@ -168,7 +167,7 @@ int64_t most_local_ids(const Topology& graph, int64_t num_seeds, const std::vect
   return std::min(bound, whole_graph);
 }
 
-// Draws a batch into the scratch of this thread: everything, or its vertices alone.
+// Draws a batch into the scratch memory of this thread: everything, or only its vertices.
 template <bool keeps_edges>
 Scratch& draw_batch(const Tensor& indptr, const Tensor& indices, const std::optional<Tensor>& links,
                     const Tensor& seeds, const std::vector<int64_t>& fanouts, int64_t batch_key, bool replace,
@@ -210,7 +209,7 @@ Scratch& draw_batch(const Tensor& indptr, const Tensor& indices, const std::opti
     for (int64_t i = 0; i < num_seeds; ++i) {
       check(seed[i] >= 0 && seed[i] < graph.num_vertices, "seeds[", i, "] must be in [0, ", graph.num_vertices,
             "), got ", seed[i]);
-      // A repeated seed keeps its place in n_id; edges refer to its first one.
+      // A repeated seed keeps its place in n_id; edges refer to its first place.
       inserter.insert(seed[i], i);
       s.n_id.data()[i] = seed[i];
     }
@@ -235,7 +234,7 @@ Scratch& draw_batch(const Tensor& indptr, const Tensor& indices, const std::opti
   if (StampMap::bytes(graph.num_vertices) <= map_budget_bytes && most < StampMap::kMaxLocalIds) {
     run(s.stamp_map);
   } else {
-    check(most < HashMap::kMaxLocalIds, "a batch may hold fewer than ", HashMap::kMaxLocalIds,
+    check(most < HashMap::kMaxLocalIds, "a batch must hold fewer than ", HashMap::kMaxLocalIds,
           " vertices; use a smaller batch_size or smaller fanouts");
     run(s.hash_map);
   }
@@ -251,7 +250,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> sample_neighbors(
     check_vector(*edge_id, ScalarType::Long, "edge_id");
     check(edge_id->numel() == indices.numel(), "edge_id must have one entry per edge, expected ", indices.numel(),
           ", got ", edge_id->numel());
-    check(!links, "edge_id must be None where there are links, which hold the ids");
+    check(!links, "edge_id must be None if links are given, because links hold the ids");
   }
   Scratch& s = draw_batch<true>(indptr, indices, links, seeds, fanouts, batch_key, replace, map_budget_bytes, shared,
                                 graph_number);

@@ -1,22 +1,22 @@
-// Neighbour sampling with everything that PyG's loaders offer: several types of vertices and relations between them,
-// disjoint trees, times, weights, induced subgraphs.
+// Neighbour sampling with all features of PyG's loaders: several vertex types and relations between them, disjoint
+// trees, times, weights and induced subgraphs.
 //
 // A relation is a CSC matrix over two vertex types: `indices[indptr[v]:indptr[v + 1]]` are the vertices of its source
 // type that vertex v of its target type aggregates from. Hop h expands, in every relation, the target vertices first
-// found at hop h - 1. Each vertex draws from a stream keyed by (batch key, hop, relation, tree, vertex); with one
-// relation, no trees and no weights these are the draws of sample_neighbors.cpp, which is the faster kernel for that
-// case.
+// found at hop h - 1. Each vertex draws from a stream keyed by (batch key, hop, relation, tree, vertex). With one
+// relation and without trees and weights, the draws equal the draws of sample_neighbors.cpp, which is faster there.
 //
-//   disjoint   every seed grows a tree of its own; a vertex is known by (tree, id).
-//   times      a tree sees a neighbour only if its time (or its edge's) is at most that of the tree's seed. Lists are
-//              sorted by time, so what a tree sees of a list is a prefix; the strategy 'last' draws from its end.
-//   shared     the neighbours' numbers decide (shared_draw.h), keyed by (batch key, source type, neighbour): the same
-//              for all trees, and for all relations from a type.
-//   induced    in the end all edges between the vertices found, instead of those that were drawn.
+//   disjoint   every seed grows a tree of its own; a vertex is identified by (tree, id).
+//   times      a tree sees a neighbour only if the time of the neighbour, or of its edge, is at most the time of the
+//              tree's seed. Lists are sorted by time, so a tree sees a prefix of a list. The strategy 'last' draws from
+//              the end of the prefix.
+//   shared     the neighbours' numbers decide (shared_draw.h). They are keyed by (batch key, source type, neighbour):
+//              the same for all trees, and for all relations from a type.
+//   induced    at the end, all edges between the found vertices replace the drawn edges.
 //
-// As in sample_neighbors.cpp the frontier is taken in blocks, and each block in phases that first prefetch what the
-// next phase reads. A phase knows what it needs alone (times, weights, the kind of map), so its loop asks for nothing
-// else.
+// As in sample_neighbors.cpp, the frontier is processed in blocks, and each block in phases. Each phase prefetches the
+// data that the next phase reads. Conditions (times, weights, the kind of map) are handled by separate phases, so that
+// their loops do not branch on them.
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -33,7 +33,7 @@
 namespace salientpp::typed {
 namespace {
 
-// The operator's arguments, see salientpp/ops/sampling.py.
+// Arguments of the operator, see salientpp/ops/sampling.py.
 struct Arguments {
   const std::vector<Tensor>&indptr, &indices;
   const std::vector<std::optional<Tensor>>&edge_id, &links, &edge_weight, &edge_time;
@@ -87,7 +87,7 @@ void check_sizes(const Arguments& a) {
   }
 }
 
-// Sets the time of each tree, if seeds have times; gives how many trees there are.
+// Sets the time of each tree if seeds have times; returns the number of trees.
 int64_t set_seed_times(Scratch& s, const Arguments& a) {
   const size_t num_types = a.num_vertices.size();
   s.seed_time.clear();
@@ -107,10 +107,10 @@ int64_t set_seed_times(Scratch& s, const Arguments& a) {
     std::copy(time, time + num_seeds, s.seed_time.begin() + a.first_tree[t]);
     num_timed += num_seeds;
   }
-  check(num_timed == 0 || num_timed == num_trees, "seed_time must be there for all seeds or for none, got it for ",
+  check(num_timed == 0 || num_timed == num_trees, "seed_time must be given for all seeds or for none, got it for ",
         num_timed, " of ", num_trees);
   check(s.seed_time.empty() || a.options.disjoint,
-        "seed_time needs disjoint=True: a vertex may be seen by one tree and not by another");
+        "seed_time needs disjoint=True, because one tree may see a vertex and another may not");
   return num_trees;
 }
 
@@ -155,14 +155,14 @@ void set_relation(Relation& relation, const Arguments& a, size_t r) {
   relation.edge_id = of_edges(a.edge_id[r], "edge_id");
   relation.links = reinterpret_cast<const uint64_t*>(optional_int64(a.links[r], relation.num_edges, "links", r));
   check(relation.links == nullptr || relation.edge_id == nullptr, "edge_id[", r,
-        "] must be None where there are links, which hold the ids");
+        "] must be None if links are given, because links hold the ids");
   relation.edge.clear();
   relation.row.clear();
   relation.num_drawn.clear();
   relation.num_sampled.clear();
 }
 
-// How many vertices of each type a batch can hold at most: every draw finds one, or all are found.
+// Returns the largest number of vertices of each type in a batch: every draw finds a new one, or all are found.
 std::vector<int64_t> most_local_ids(const Arguments& a) {
   const size_t num_types = a.num_vertices.size();
   std::vector<int64_t> frontier(num_types), most(num_types), whole(num_types);
@@ -188,7 +188,7 @@ std::vector<int64_t> most_local_ids(const Arguments& a) {
   return most;
 }
 
-// Whether dense maps of all types together fit into the budget.
+// True if dense maps of all types together fit into the budget.
 bool stamps_fit(const Arguments& a) {
   int64_t bytes = 0;
   for (const int64_t size : a.num_vertices) {
@@ -198,7 +198,7 @@ bool stamps_fit(const Arguments& a) {
   return true;
 }
 
-// Starts a type's part of the batch with its seeds.
+// Starts the batch's vertices of a type with its seeds.
 void set_type(VertexType& type, const Arguments& a, size_t t, MapKind map_kind, int64_t num_trees) {
   type.num_vertices = a.num_vertices[t];
   type.time = optional_int64(a.node_time[t], type.num_vertices, "node_time", t);
@@ -232,7 +232,7 @@ void set_type(VertexType& type, const Arguments& a, size_t t, MapKind map_kind, 
       map.begin_batch(type.num_vertices, num_seeds);
       map.reserve(num_seeds);
       const auto inserter = map.inserter();
-      // A repeated seed keeps its place in n_id; edges refer to its first one.
+      // A repeated seed keeps its place in n_id; edges refer to its first place.
       for (int64_t i = 0; i < num_seeds; ++i) inserter.insert(seed[i], i);
     }
   });
@@ -290,7 +290,7 @@ TypedSample sample_typed_neighbors(
   const size_t num_relations = indptr.size();
   static thread_local Scratch scratch;
   Scratch& s = scratch;
-  // Loaders of several graphs may take turns, so what the others keep stays.
+  // Loaders of several graphs may take turns, so the memory of the other types stays.
   if (s.types.size() < num_types) s.types.resize(num_types);
   if (s.relations.size() < num_relations) s.relations.resize(num_relations);
   const std::span<VertexType> types(s.types.data(), num_types);
@@ -299,7 +299,7 @@ TypedSample sample_typed_neighbors(
   for (size_t r = 0; r < num_relations; ++r) set_relation(relations[r], a, r);
   const std::vector<int64_t> most = most_local_ids(a);
   const bool fit = stamps_fit(a);
-  check(num_trees < HashMap::kMaxLocalIds, "a batch may hold fewer than ", HashMap::kMaxLocalIds, " vertices, got ",
+  check(num_trees < HashMap::kMaxLocalIds, "a batch must hold fewer than ", HashMap::kMaxLocalIds, " vertices, got ",
         num_trees, " seeds");
   for (size_t t = 0; t < num_types; ++t) {
     const bool is_narrow = num_vertices[t] < std::numeric_limits<uint32_t>::max();

@@ -1,6 +1,6 @@
-// Draws that agree between vertices. Every neighbour has one number for the whole batch, and a vertex takes those with
-// the smallest (LABOR-0: Balin and Catalyurek, Layer-Neighbor Sampling, NeurIPS 2023), so that vertices which list the
-// same neighbours tend to draw the same. Without replacement.
+// Draws that agree between vertices. Every neighbour has one number for the whole batch, and a vertex takes the
+// neighbours with the smallest numbers. So vertices that list the same neighbours tend to draw the same. Draws are
+// without replacement. (LABOR-0: Balin and Catalyurek, Layer-Neighbor Sampling, NeurIPS 2023.)
 #pragma once
 
 #include <algorithm>
@@ -13,32 +13,32 @@
 
 namespace salientpp {
 
-// Keeps its memory between vertices.
+// The object keeps its memory between vertices.
 //
-// The number of a neighbour is a function of the key and its id, one-to-one, so that equal numbers are parallel edges.
-// The i-th of these (from 0) has a number of its own, a function of (key, id, i): every edge of a list has another one,
-// independent of the others, and what a vertex takes is a uniform subset of its edges.
+// The number of a neighbour is a one-to-one function of its id for each key, so equal numbers mean parallel edges. The
+// i-th of several parallel edges (from 0) gets its own number, a function of (key, id, i). So all edges of a list have
+// different, independent numbers, and a vertex takes a uniform subset of its edges.
 class SharedDraw {
  public:
-  // A longer list is not read for a few draws: its vertex draws by itself, as if nothing were shared.
+  // A longer list is not read for a few draws: its vertex draws by itself, without sharing.
   static constexpr int64_t kMostNeighbors = 1000;
 
   static bool applies(int64_t degree, int64_t count) { return count > 0 && count < degree && degree <= kMostNeighbors; }
 
-  // What the numbers are made from, given the key of the batch; no hop's key is made from this word.
+  // Returns the key of the numbers from the key of the batch. No hop's key is made from this word.
   static uint64_t key_of(uint64_t batch_key) { return join_key(batch_key, 0x736861726564ULL); }
 
-  // Writes `count` positions to `out`, ascending; `source` gives the id at a position. Only where `applies`.
+  // Writes `count` positions to `out`, ascending; `source` gives the id at a position. To be called only if `applies`.
   template <class Source>
   void operator()(uint64_t key, const Source& source, int64_t begin, int64_t degree, int64_t count, int64_t* out) {
-    // About so many numbers are below a threshold that keeps enough of them nearly always; all are, if it does not.
+    // Expected count of numbers below the threshold. Enough of them are below it nearly always; if not, all are kept.
     const double wanted = static_cast<double>(count) + 3.0 * std::sqrt(static_cast<double>(count)) + 2.0;
     const double chance = wanted / static_cast<double>(degree);
     uint64_t threshold = chance >= 1.0 ? ~uint64_t{0} : static_cast<uint64_t>(chance * 0x1p64);
     int64_t num_low = find_numbers(key, source, begin, degree, threshold);
     if (num_low < count) num_low = keep_below(threshold = ~uint64_t{0}, degree);
-    // The largest number to take, by bisection: sorting would be a coin toss at every step, which no predictor wins.
-    uint64_t few = 0, enough = threshold;  // below `few` are fewer than `count`, up to `enough` that many or more
+    // Find the largest number to take by bisection: sorting would branch unpredictably at every step.
+    uint64_t few = 0, enough = threshold;  // fewer than `count` are below `few`; at least `count` are up to `enough`
     int64_t num_enough = num_low;
     while (num_enough > count && few < enough) {
       const uint64_t middle = few + (enough - few) / 2;
@@ -51,7 +51,7 @@ class SharedDraw {
         num_enough = num_middle;
       }
     }
-    for (int64_t k = num_low - 1; num_enough > count; --k) {  // equal ones, of which the last go
+    for (int64_t k = num_low - 1; num_enough > count; --k) {  // drop the last of equal numbers
       if (low_number_[static_cast<size_t>(k)] != enough) continue;
       std::copy(low_.data() + k + 1, low_.data() + num_low, low_.data() + k);
       std::copy(low_number_.data() + k + 1, low_number_.data() + num_low, low_number_.data() + k);
@@ -69,8 +69,8 @@ class SharedDraw {
   static constexpr int64_t kBitsPerNeighbor = 64;
   static constexpr int64_t kFewSuspects = 32;
 
-  // Finds all numbers, and keeps those up to the threshold; gives how many these are. Numbers whose leading bits an
-  // earlier one of the list has too may be its equals.
+  // Computes all numbers, keeps the numbers up to the threshold, and returns how many are kept. A number whose leading
+  // bits occurred earlier in the list may be equal to an earlier one.
   template <class Source>
   int64_t find_numbers(uint64_t key, const Source& source, int64_t begin, int64_t degree, uint64_t threshold) {
     const uint64_t num_bits = std::bit_ceil(static_cast<uint64_t>(kBitsPerNeighbor * degree));
@@ -91,7 +91,7 @@ class SharedDraw {
     }
     bool repeats = false;
     if (num_suspects <= kFewSuspects) {
-      for (int64_t k = num_suspects - 1; k >= 0; --k) {  // from the end, so that those before are as they were
+      for (int64_t k = num_suspects - 1; k >= 0; --k) {  // from the end, so that earlier ones are unchanged
         const int32_t place = suspect_[static_cast<size_t>(k)];
         uint64_t& number = number_[static_cast<size_t>(place)];
         const auto before = static_cast<uint64_t>(std::count(number_.data(), number_.data() + place, number));
@@ -105,7 +105,7 @@ class SharedDraw {
     return repeats ? keep_below(threshold, degree) : num_low;
   }
 
-  // The same where many are parallel.
+  // The same for lists with many parallel edges.
   void number_repeats(int64_t degree) {
     for (int64_t i = 0; i < degree; ++i) low_[static_cast<size_t>(i)] = static_cast<int32_t>(i);
     std::sort(low_.data(), low_.data() + degree, [&](int32_t a, int32_t b) {

@@ -1,9 +1,9 @@
-// The edges of a batch with their reverses, sorted by target and then source, each pair of ends once.
+// Joins the edges of a batch with their reverses, sorted by target and then source, each pair of ends once.
 //
-// What PyG makes by sorting all pairs is made here from what is known of them: sampled edges stand together by target,
-// few to each, and reversing them in that order lists each target's new sources in ascending order. So the edges of a
-// target are sorted, its reversed ones found by counting, and the two lists merged. In any other order it is right too,
-// and slower.
+// PyG does this by sorting all pairs. This operator uses the order of sampled edges: they stand together by target,
+// with few per target. Reversing them in this order lists each target's new sources in ascending order. So it sorts the
+// edges of each target, finds the reversed ones by counting, and merges the two lists. For edges in any other order the
+// result is also right, but takes longer.
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -16,27 +16,27 @@
 namespace salientpp {
 namespace {
 
-// An edge in the list of its target: `position` is its place among the edges, then the reversed ones.
+// An edge in the list of its target. `position` counts the edges first, then the reversed edges.
 struct Entry {
   int32_t source;
   int32_t position;
   bool operator<(const Entry& other) const { return source < other.source; }
 };
 
-// Edges by target: those of t are entries[offset[t]:offset[t + 1]], in the order in which they were given.
+// Edges by target: the edges of t are entries[offset[t]:offset[t + 1]], in the order in which they were given.
 struct Lists {
   Buffer<int32_t> offset;
   Buffer<Entry> entries;
 };
 
-// What a thread keeps between batches. It never influences a result.
+// Scratch memory that a thread keeps between batches. It never influences a result.
 struct Scratch {
   Lists forward, reversed;
   Buffer<int32_t> row, col;
   Buffer<int64_t> edge;
 };
 
-constexpr int64_t kAhead = 16;  // how far ahead memory is asked for
+constexpr int64_t kAhead = 16;  // distance of prefetching
 constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
 
 int64_t largest_of(const Tensor& ids, const char* name) {
@@ -56,7 +56,7 @@ void list(Lists& lists, const int64_t* source, const int64_t* target, int64_t si
   int32_t* offset = lists.offset.data();
   Entry* entries = lists.entries.data();
   std::fill(offset, offset + num_targets + 2, 0);
-  // One place further than they end in, which the second pass moves back.
+  // Count one place too far; the second pass moves this back.
   for (int64_t e = 0; e < size; ++e) ++offset[target[e] + 2];
   for (int64_t t = 2; t < num_targets + 2; ++t) offset[t] += offset[t - 1];
   for (int64_t e = 0; e < size; ++e) {
@@ -65,7 +65,7 @@ void list(Lists& lists, const int64_t* source, const int64_t* target, int64_t si
   }
 }
 
-// Sorts a list and keeps the order of equals.
+// Sorts a list; equal entries keep their order.
 void sort(Entry* begin, Entry* end) {
   constexpr int64_t kFew = 32;
   if (end - begin > kFew) {
@@ -88,11 +88,11 @@ std::tuple<Tensor, Tensor> to_bidirectional(const Tensor& row, const Tensor& col
   check_vector(rev_row, ScalarType::Long, "rev_row");
   check_vector(rev_col, ScalarType::Long, "rev_col");
   const int64_t size = row.numel(), rev_size = rev_row.numel();
-  check(col.numel() == size, "row and col must be of one length, got ", size, " and ", col.numel());
-  check(rev_col.numel() == rev_size, "rev_row and rev_col must be of one length, got ", rev_size, " and ",
+  check(col.numel() == size, "row and col must have the same length, got ", size, " and ", col.numel());
+  check(rev_col.numel() == rev_size, "rev_row and rev_col must have the same length, got ", rev_size, " and ",
         rev_col.numel());
   check(size < kMost - rev_size, "there must be fewer than ", kMost, " edges, got ", size, " and ", rev_size);
-  check(edge_id.has_value() == rev_edge_id.has_value(), "edge_id and rev_edge_id must be there both or not at all");
+  check(edge_id.has_value() == rev_edge_id.has_value(), "edge_id and rev_edge_id must both be given or both be None");
   if (edge_id) {
     check_vector(*edge_id, ScalarType::Long, "edge_id");
     check_vector(*rev_edge_id, ScalarType::Long, "rev_edge_id");
@@ -131,7 +131,7 @@ std::tuple<Tensor, Tensor> to_bidirectional(const Tensor& row, const Tensor& col
       const bool is_reversed = a == a_end || (b < b_end && b->source < a->source);
       const Entry next = is_reversed ? *b : *a;
       (is_reversed ? b : a) += 1;
-      at += next.source != last;  // of edges with the same ends the last one's id counts
+      at += next.source != last;  // of edges with the same ends, the last one's id counts
       last = next.source;
       out_row[at - 1] = next.source;
       out_col[at - 1] = static_cast<int32_t>(t);

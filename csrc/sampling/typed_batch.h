@@ -1,4 +1,4 @@
-// What a batch of several types of vertices is made of: types, relations, and blocks of a hop's vertices.
+// Data of a batch with several vertex types: types, relations, and blocks of a hop's vertices.
 #pragma once
 
 #include <array>
@@ -19,14 +19,14 @@ constexpr int64_t kBlockVertices = 64;
 
 enum class MapKind { kStamp, kHash, kTree, kWideTree };
 
-// One type of vertices: the graph's side of it and the batch's.
+// One vertex type: its data in the graph and in the batch.
 struct VertexType {
   int64_t num_vertices = 0;
   const int64_t* time = nullptr;  // [num_vertices] or absent
   MapKind map_kind = MapKind::kHash;
-  StampMap stamp_map;  // without trees: id -> local id, one of the two
+  StampMap stamp_map;  // without trees: id -> local id, in one of the two maps
   HashMap hash_map;
-  TreeMap<uint32_t> tree_map;  // with them: (tree, id) -> local id, by how many bits an id takes
+  TreeMap<uint32_t> tree_map;  // with trees: (tree, id) -> local id, by the width of an id
   TreeMap<uint64_t> wide_tree_map;
   Buffer<int64_t> n_id;
   Buffer<int32_t> tree;  // [n_id] if disjoint
@@ -56,14 +56,14 @@ struct Relation {
   const Tensor* time = nullptr;    // [num_edges], in list order, or absent
   size_t source = 0, target = 0;
   const Tensor* edge_id = nullptr;  // [num_edges], in list order, or absent
-  const uint64_t* links = nullptr;  // [num_edges], read in place of `indices` and `edge_id`, or absent
-  Buffer<int64_t> edge;       // per sampled edge: its position in `indices`, or its id where that comes with the source
-  Buffer<int32_t> row;        // per sampled edge: local id of its source
-  Buffer<int32_t> num_drawn;  // per vertex of the target type: how many of the edges are its, which stand together
+  const uint64_t* links = nullptr;  // [num_edges], read instead of `indices` and `edge_id`, or absent
+  Buffer<int64_t> edge;             // per sampled edge: its position in `indices`, or its id if stored with the source
+  Buffer<int32_t> row;              // per sampled edge: local id of its source
+  Buffer<int32_t> num_drawn;        // per vertex of the target type: number of its edges, which stand together
   std::vector<int64_t> num_sampled;
 };
 
-// Calls f with what a position in the relation leads to.
+// Calls f with the object that gives the source and id at a position of the relation.
 template <class F>
 void with_lists(const Relation& relation, F&& f) {
   if (relation.links != nullptr)
@@ -76,17 +76,17 @@ struct Options {
   bool replace, disjoint, last, induced, shared;
 };
 
-// What the vertices of a block draw from.
+// Lists that the vertices of a block draw from.
 struct Block {
   int64_t first, size;                             // local ids
-  std::array<int64_t, kBlockVertices> begin, end;  // the lists, or what may be seen of them
-  std::array<int64_t, kBlockVertices> count;       // how many to draw
-  std::array<int64_t, kBlockVertices> now;         // with times: the seed's
-  std::array<int64_t, kBlockVertices> low, left;   // of the search: where it starts, how many it has left
-  std::array<int32_t, kBlockVertices> searching;   // of the search: who is not done
+  std::array<int64_t, kBlockVertices> begin, end;  // bounds of the lists, or of their visible prefix
+  std::array<int64_t, kBlockVertices> count;       // number of draws
+  std::array<int64_t, kBlockVertices> now;         // with times: the seed's time
+  std::array<int64_t, kBlockVertices> low, left;   // state of the search: its start, and the number of entries left
+  std::array<int32_t, kBlockVertices> searching;   // state of the search: vertices that are not done
 };
 
-// What a thread keeps between batches. It never influences a result.
+// Scratch memory that a thread keeps between batches. It never influences a result.
 struct Scratch {
   std::vector<VertexType> types;
   std::vector<Relation> relations;

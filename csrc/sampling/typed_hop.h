@@ -1,5 +1,5 @@
-// Expands a hop over one relation, or finds all edges of it between the vertices of the batch: finds the lists of a
-// block of vertices, as far as the vertices' trees may see them, draws from them, and gives what was drawn its places.
+// Expands a hop over one relation, or finds all its edges between the vertices of the batch. Expanding a block finds
+// the visible lists of its vertices, draws from them, and assigns places to the drawn vertices.
 #pragma once
 
 #include <algorithm>
@@ -11,12 +11,12 @@
 #include "random.h"
 #include "sampling/typed_batch.h"
 
-// Without a name, as the sampler alone includes this: what is called once is then always inlined.
+// An anonymous namespace, because only the sampler includes this file: functions called once are then always inlined.
 namespace salientpp::typed {
 namespace {
 
-// Shortens each list of the block to the neighbours whose time is at most its seed's. The searches go on side by side,
-// so that their cache misses overlap.
+// Shortens each list of the block to the neighbours whose time is at most the seed's time. The searches run side by
+// side, so that their cache misses overlap.
 template <class TimeOf, class Prefetch>
 void keep_past(Block& block, const TimeOf& time_of, const Prefetch& prefetch) {
   int64_t num_searching = 0;
@@ -33,9 +33,9 @@ void keep_past(Block& block, const TimeOf& time_of, const Prefetch& prefetch) {
       const int32_t i = block.searching[k];
       const int64_t half = block.left[i] / 2;
       const int64_t middle = block.low[i] + half;
-      const int64_t is_past = time_of(middle) <= block.now[i];  // as a number: a coin toss that no predictor wins
+      const int64_t is_past = time_of(middle) <= block.now[i];  // as a number, since a branch would be unpredictable
       block.low[i] += is_past * (half + 1);
-      block.left[i] = half - (is_past & ~block.left[i]);  // the upper half is one smaller where the size is even
+      block.left[i] = half - (is_past & ~block.left[i]);  // the upper half is one smaller if the size is even
       prefetch(block.low[i] + block.left[i] / 2);
       block.searching[kept] = i;
       kept += block.left[i] > 0;
@@ -45,7 +45,7 @@ void keep_past(Block& block, const TimeOf& time_of, const Prefetch& prefetch) {
   for (int64_t i = 0; i < block.size; ++i) block.end[i] = block.low[i];
 }
 
-// Finds the lists of the block's vertices, as far as their trees may see them, and prefetches for the next block.
+// Finds the visible lists of the block's vertices, and prefetches for the next block.
 template <class Lists>
 void find_lists(Scratch& s, Relation& relation, const Lists& lists, int64_t first, int64_t last) {
   VertexType& target = s.types[relation.target];
@@ -83,7 +83,7 @@ void find_lists(Scratch& s, Relation& relation, const Lists& lists, int64_t firs
   }
 }
 
-// Draws for the block: positions in `indices`, list by list, each fetched while the next list is drawn from.
+// Draws positions in `indices` for the block, list by list. While it draws from one list, it prefetches the next.
 template <class Lists>
 void draw_block(Scratch& s, const Relation& relation, const Lists& lists, int64_t fanout, uint64_t key,
                 uint64_t shared_key, const Options& options, int64_t* edge) {
@@ -95,7 +95,7 @@ void draw_block(Scratch& s, const Relation& relation, const Lists& lists, int64_
   const auto stream_of = [&](int64_t i) {
     return vertex_stream(tree == nullptr ? key : join_key(key, static_cast<uint64_t>(tree[i])), n_id[i]);
   };
-  constexpr int64_t kMostLines = 16;  // of a list; beyond that the processor has seen where it goes
+  constexpr int64_t kMostLines = 16;  // prefetched lines of a list; the hardware prefetcher detects the rest
   if (relation.weight == nullptr) {
     const auto is_shared = [&](int64_t i) {
       return options.shared && SharedDraw::applies(block.end[i] - block.begin[i], block.count[i]);
@@ -118,7 +118,7 @@ void draw_block(Scratch& s, const Relation& relation, const Lists& lists, int64_
   }
   const auto draw_all = [&](const auto* weight) {
     constexpr int64_t kLine = 64 / sizeof(*weight);
-    constexpr int64_t kAhead = 8;  // lists: more would push each other out of the nearest cache
+    constexpr int64_t kAhead = 8;  // lists; more would evict each other from the nearest cache
     const auto prefetch = [&](int64_t i) {
       const int64_t end = std::min(block.end[i], block.begin[i] + kMostLines * kLine);
       for (int64_t e = block.begin[i]; e < end; e += kLine) prefetch_read(&weight[e]);
@@ -138,19 +138,19 @@ void draw_block(Scratch& s, const Relation& relation, const Lists& lists, int64_
 
 constexpr int64_t kLookAhead = 1024;  // vertices of a tree beyond the block
 
-// As find_sources, in trees; `tree_of` holds the `num_left` vertices from the block on. With `ends` a tree that none of
-// these has takes no more vertices.
+// As find_sources, but with trees. `tree_of` holds the `num_left` vertices from the block on. With `ends`, a tree
+// without any of these vertices gets no more vertices.
 template <class Lists, class Key>
 void insert_in_trees(VertexType& source, TreeMap<Key>& map, const Lists& lists, int64_t* edge, const Block& block,
                      const int32_t* tree_of, int64_t num_left, bool ends, int32_t* row) {
   const auto num_vertices = static_cast<uint64_t>(source.num_vertices);
-  bool is_cold = false;  // a table that was neither made now nor used for the block before
+  bool is_cold = false;  // true if a table is neither new nor used by the block before
   for (int64_t i = 0; i < block.size;) {
     const int32_t tree = tree_of[i];
     const int64_t begin = i;
     int64_t num_edges = 0;
     for (; i < block.size && tree_of[i] == tree; ++i) num_edges += block.count[i];
-    // A run of vertices of one tree may go on in the next blocks, and tables should not grow at each.
+    // A run of vertices of one tree may continue in later blocks, and tables should not grow for each.
     int64_t run = i;
     if (i == block.size) {
       const int64_t most = std::min(i + kLookAhead, num_left);
@@ -190,7 +190,7 @@ void insert_in_trees(VertexType& source, TreeMap<Key>& map, const Lists& lists, 
   source.tree.set_size(size);
 }
 
-// Not inlined: where the scratch of the thread is would be looked up again and again.
+// Not inlined, because the address of the thread's scratch memory would be looked up repeatedly.
 template <class Lists>
 [[gnu::noinline]] void expand(Scratch& s, Relation& relation, const Lists lists, int64_t fanout, uint64_t key,
                               uint64_t shared_key, bool is_last, const Options& options) {
@@ -218,7 +218,7 @@ template <class Lists>
     const int64_t edges_before = relation.edge.size();
     check(source.n_id.size() + num_edges < HashMap::kMaxLocalIds &&
               edges_before + num_edges < std::numeric_limits<int64_t>::max() / 16,
-          "a batch may hold fewer than ", HashMap::kMaxLocalIds,
+          "a batch must hold fewer than ", HashMap::kMaxLocalIds,
           " vertices; use a smaller batch_size or smaller fanouts");
     for (int64_t i = 0; i < block.size; ++i) num_drawn[first + i] = static_cast<int32_t>(block.count[i]);
     relation.edge.reserve(edges_before + num_edges);
@@ -242,7 +242,7 @@ template <class Lists>
   }
 }
 
-// Replaces what was drawn by every visible edge between vertices of the batch (of the same tree).
+// Replaces the drawn edges by every visible edge between vertices of the batch (of the same tree).
 template <class Lists>
 [[gnu::noinline]] void induce(Scratch& s, Relation& relation, const Lists lists) {
   VertexType& target = s.types[relation.target];

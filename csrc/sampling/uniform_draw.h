@@ -1,7 +1,7 @@
 // Uniform draws of a vertex from its neighbour list: positions in [begin, begin + degree), a pure function of a stream.
 //
-// Without replacement by Floyd's algorithm (Bentley and Floyd, CACM 30(9), 1987), whose j-th draw is from [0, j]
-// inclusive. With replacement the draws are independent.
+// Draws without replacement use Floyd's algorithm (Bentley and Floyd, CACM 30(9), 1987), whose j-th draw is from [0, j]
+// inclusive. Draws with replacement are independent.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace salientpp {
 
-// Above this fanout a scan of the vertex's earlier draws costs more than a hash set of them.
+// Above this fanout, a scan of the vertex's earlier draws is slower than a hash set of them.
 constexpr int64_t kScanFanout = 48;
 
 // Membership of Floyd's earlier draws, for large fanouts.
@@ -37,13 +37,13 @@ class DrawnSet {
   std::vector<int64_t> table_;
 };
 
-// What a vertex draws from, given the key of all that the draw depends on besides. Both samplers use it, so both draw
-// the same.
+// Returns the stream of a vertex, from the key of everything else that its draws depend on. Both samplers use it, so
+// both draw the same.
 inline Stream vertex_stream(uint64_t key, int64_t vertex) {
   return Stream(mix64(key ^ static_cast<uint64_t>(vertex) * kGolden));
 }
 
-// How many of `degree` neighbours a vertex draws; a fanout below 0 takes all, each once, also with replacement.
+// Returns the number of neighbours that a vertex draws. A fanout below 0 takes all, each once, also with replacement.
 inline int64_t num_draws(int64_t degree, int64_t fanout, bool replace) {
   return degree == 0 ? 0 : fanout < 0 ? degree : replace ? fanout : std::min(fanout, degree);
 }
@@ -57,7 +57,7 @@ inline void draw(Stream stream, int64_t begin, int64_t degree, int64_t count, bo
   } else if (count == degree) {
     for (int64_t i = 0; i < count; ++i) out[i] = begin + i;
   } else if (degree <= 64) {
-    uint64_t taken = 0;  // by place, a bit each
+    uint64_t taken = 0;  // one bit per place
     for (int64_t i = 0; i < count; ++i) {
       const auto last = static_cast<uint64_t>(degree - count + i);
       const uint64_t candidate = stream.below(last + 1);
@@ -66,7 +66,7 @@ inline void draw(Stream stream, int64_t begin, int64_t degree, int64_t count, bo
       out[i] = begin + static_cast<int64_t>(place);
     }
   } else if (count <= kScanFanout) {
-    uint64_t seen = 0;  // the same by the last six bits of a place, so that few draws need the scan
+    uint64_t seen = 0;  // one bit per last six bits of a place, so that few draws need the scan
     for (int64_t i = 0; i < count; ++i) {
       const auto last = static_cast<uint64_t>(degree - count + i);
       uint64_t place = stream.below(last + 1);

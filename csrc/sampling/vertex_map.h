@@ -1,17 +1,18 @@
 // Global id -> local id, for one batch at a time: the maps that the sampler inserts into.
 //
-// Promise of both maps: `begin_batch` forgets every id; `insert(id, next)` of the inserter returns the local id of
-// `id`, which is `next` exactly when the id was not there; `reserve(size)` precedes the inserts that it makes room for.
-//
-// `find(id)` is -1 where the id is not there.
+// Promises of both maps:
+//   * `begin_batch` forgets every id.
+//   * `insert(id, next)` of the inserter returns the local id of `id`: `next` if and only if `id` was not there.
+//   * `reserve(size)` must come before the inserts that it makes room for.
+//   * `find(id)` returns -1 if `id` is not there.
 //
 //   StampMap  4 bytes per vertex of the graph and thread; one load and one store per insert. A slot holds an
 //             8-bit batch stamp and a 24-bit local id, so only every 255th batch clears anything.
 //   HashMap   32 to 64 bytes per vertex of the batch; linear probing at a load of at most one half. For graphs
 //             whose StampMap would exceed the memory budget, and for batches of 2^24 vertices or more.
-//   TreeMap   for disjoint trees, (tree, id) -> local id: a hash table per tree, so that the one of the tree at hand
-//             stays in the processor's cache; 16 to 32 bytes per vertex of the batch, and twice that for ids >= 2^32
-//             - 2.
+//   TreeMap   for disjoint trees, (tree, id) -> local id. Each tree has its own hash table, so that the current tree's
+//             table stays in the processor's cache. It takes 16 to 32 bytes per vertex of the batch, and twice that
+//             for ids >= 2^32 - 2.
 #pragma once
 
 #include <algorithm>
@@ -25,8 +26,8 @@
 
 namespace salientpp {
 
-// So many inserts ahead their slots are fetched, which are as many misses as a core has under way. More at once wait
-// for each other: with a whole block's, several hundred, sampling took 1.7 times as long on 2.4 M vertices.
+// Distance in inserts at which slots are prefetched: the number of misses that a core can have under way. More requests
+// wait for each other. With a whole block, several hundred, sampling took 1.7 times as long on 2.4 M vertices.
 constexpr int64_t kInsertsAhead = 24;
 
 class StampMap {
@@ -50,16 +51,16 @@ class StampMap {
   void prefetch(int64_t id) const { prefetch_write(&slots_[id]); }
   void reserve(int64_t /*size*/) {}
 
-  // For a loop, in registers that what the loop writes to is no part of. Branch-free: whether the id is new is a coin
-  // toss that no predictor wins.
+  // A view for loops. Its fields stay in registers, because they are not part of the memory that the loop writes. It
+  // has no branch: new and known ids alternate at random, and mispredictions would be expensive.
   struct Inserter {
     uint32_t* slots;
-    uint32_t stamped;  // a slot of local id 0
+    uint32_t stamped;  // the slot value of local id 0
 
     void prefetch(int64_t id) const { prefetch_write(&slots[id]); }
     int64_t insert(int64_t id, int64_t next) const {
       const uint32_t slot = slots[id];
-      // All ones where the id is new. A condition would be compiled to a jump here.
+      // All ones if the id is new. A condition would be compiled to a jump here.
       const auto mask = static_cast<uint32_t>(-static_cast<int32_t>((slot ^ stamped) >> 24) >> 31);
       const uint32_t value = slot ^ ((slot ^ (stamped | static_cast<uint32_t>(next))) & mask);
       slots[id] = value;
@@ -80,7 +81,7 @@ class StampMap {
 
 class HashMap {
   struct Entry {
-    uint64_t key = 0;  // id + 1; 0 is empty
+    uint64_t key = 0;  // id + 1; 0 means empty
     int64_t local_id = 0;
   };
   using Table = std::vector<Entry, HugePageAllocator<Entry>>;
@@ -89,10 +90,10 @@ class HashMap {
   static constexpr int64_t kMaxLocalIds = int64_t{1} << 31;
 
   void begin_batch(int64_t /*num_vertices*/, int64_t expected) {
-    // The last batch foretells the size of this one.
+    // The size of the last batch predicts the size of this one.
     const uint64_t wanted = capacity_for(std::max(expected, size_));
     size_ = 0;
-    // A table grown by one huge batch would be cleared in full for every small one after it.
+    // A table that one huge batch has grown would be cleared in full for every small batch after it.
     if (table_.size() > 8 * wanted || table_.size() < wanted) {
       table_ = Table(wanted);
       set_shift();
@@ -103,7 +104,7 @@ class HashMap {
 
   void prefetch(int64_t id) const { prefetch_write(&table_[home(id)]); }
 
-  // For a loop.
+  // A view for loops.
   struct Inserter {
     HashMap* map;
     void prefetch(int64_t id) const { map->prefetch(id); }
@@ -111,7 +112,7 @@ class HashMap {
   };
   Inserter inserter() { return {this}; }
 
-  // Makes room for `size` ids in all; must precede the inserts, so that prefetched addresses stay valid.
+  // Makes room for `size` ids in total. It must come before the inserts, so that prefetched addresses stay valid.
   void reserve(int64_t size) {
     if (capacity_for(size) <= table_.size()) return;
     Table old(capacity_for(2 * size));
@@ -158,11 +159,11 @@ class HashMap {
   int shift_ = 64;
 };
 
-// Key: an unsigned type that holds every id plus one.
+// Key: an unsigned type that can hold every id plus one.
 template <class Key>
 class TreeMap {
   struct Entry {
-    Key key = 0;  // id + 1; 0 is empty
+    Key key = 0;  // id + 1; 0 means empty
     int32_t local_id = 0;
   };
   using Chunk = std::vector<Entry, HugePageAllocator<Entry>>;
@@ -170,7 +171,7 @@ class TreeMap {
   static constexpr int kLeastBits = 3;
 
  public:
-  // One tree's; valid until `reserve` is called for the tree.
+  // The table of one tree; valid until `reserve` is called for the tree.
   class Table {
    public:
     void prefetch(int64_t id) const { prefetch_write(&entries_[home(id)]); }
@@ -208,14 +209,14 @@ class TreeMap {
   void begin_batch(int64_t num_trees) {
     tables_.assign(static_cast<size_t>(num_trees), Table());
     for (auto& entries : free_) entries.clear();
-    // Memory of one huge batch would stay for all the small ones after it.
+    // The memory of one huge batch would otherwise stay for all small batches after it.
     if (chunks_.size() > 2 * (chunk_ + 1)) chunks_.resize(chunk_ + 1);
     chunk_ = used_ = 0;
   }
 
   Table table(int32_t tree) const { return tables_[static_cast<size_t>(tree)]; }
 
-  // Makes room for `count` more ids of a tree, and if it must grow, for the `expected` ones; true if its table is new.
+  // Makes room for `count` more ids of a tree, or for `expected` ids if it must grow. Returns true if the table is new.
   bool reserve(int32_t tree, int64_t count, int64_t expected) {
     Table& table = tables_[static_cast<size_t>(tree)];
     const int64_t size = table.size_ + expected;
@@ -225,7 +226,7 @@ class TreeMap {
     table.bits_ = bits_for(size);
     table.entries_ = take(table.bits_);
     if (old.bits_ < kLeastBits) return true;
-    // Moved together first: which entries are empty is a coin toss that no predictor wins.
+    // Gather the entries first: empty and full entries alternate at random, so a branch would be mispredicted.
     uint64_t num_moved = 0;
     for (uint64_t at = 0; at <= old.mask(); ++at) {
       const Entry entry = old.entries_[at];
@@ -238,31 +239,31 @@ class TreeMap {
     return true;
   }
 
-  // A tree asks for nothing any more: what it had is for the next, and still in the cache.
+  // Releases a tree that needs no more inserts. Its memory is reused for the next tree while it is still in the cache.
   void release(int32_t tree) {
     Table& table = tables_[static_cast<size_t>(tree)];
     if (table.bits_ >= kLeastBits) free_[static_cast<size_t>(table.bits_)].push_back(table.entries_);
     table = Table();
   }
 
-  // Takes back room that was made for ids which turned out to be there.
+  // Returns room that was reserved for ids which turned out to be there already.
   void give_back(int32_t tree, int64_t count) {
     tables_[static_cast<size_t>(tree)].size_ -= static_cast<int32_t>(count);
   }
 
  private:
-  // Of a table that is at most half full.
+  // Returns the size in bits of a table that is at most half full.
   static int bits_for(int64_t size) {
     return std::max(kLeastBits, static_cast<int>(std::bit_width(2 * static_cast<uint64_t>(size) - 1)));
   }
 
-  // 2^bits empty entries.
+  // Returns 2^bits empty entries.
   Entry* take(int bits) {
     const size_t size = size_t{1} << bits;
     Entry* entries;
     auto& free = free_[static_cast<size_t>(bits)];
     if (!free.empty()) {
-      entries = free.back();  // what another tree has outgrown, and is still in the cache
+      entries = free.back();  // memory that another tree has outgrown, still in the cache
       free.pop_back();
     } else {
       while (chunk_ < chunks_.size() && used_ + size > chunks_[chunk_].size()) {
@@ -277,12 +278,12 @@ class TreeMap {
     return entries;
   }
 
-  static inline std::array<Entry, 2> nothing_{};  // the table of a tree without ids
+  static inline std::array<Entry, 2> nothing_{};  // the table of trees without ids
 
   std::vector<Table> tables_;
   std::vector<Chunk> chunks_;
   size_t chunk_ = 0, used_ = 0;
-  std::array<std::vector<Entry*>, 64> free_;  // by bits
+  std::array<std::vector<Entry*>, 64> free_;  // free tables, by size in bits
 };
 
 }  // namespace salientpp

@@ -1,13 +1,12 @@
 // Weighted draws of a vertex from its neighbour list: positions in [begin, begin + degree), a pure function of a
 // stream.
 //
-// Without replacement by successive sampling, that is one draw after another with probability proportional to the
-// weights that are left: the `count` smallest of E_i / w_i with E_i exponential (Efraimidis and Spirakis, IPL 97(5),
-// 2006). With replacement the draws are independent, by the running sum of the weights.
+// Draws without replacement use successive sampling: one draw after another, with probability proportional to the
+// remaining weights. This takes the `count` smallest of E_i / w_i with E_i exponential (Efraimidis and Spirakis, IPL
+// 97(5), 2006). Draws with replacement are independent and use the running sum of the weights.
 //
-// A weight of zero is the limit of an ever smaller one: drawn only where the positive ones have run out. Only ratios of
-// weights count, whatever their size: E / w and the running sum are kept from leaving the range of a double, by powers
-// of two.
+// A weight of zero acts as a vanishing weight: it is drawn only after all positive weights. Only ratios of weights
+// matter. Scaling by powers of two keeps E / w and the running sum within the range of a double.
 #pragma once
 
 #include <algorithm>
@@ -22,12 +21,12 @@
 
 namespace salientpp {
 
-// Natural logarithm of a normal x > 0, to a few units in the last place. The library's differs between CPUs; this one
-// adds, multiplies and divides, so it does not: log(m 2^e) = e log 2 + 2 artanh((m - 1) / (m + 1)), m in [1/sqrt 2,
-// sqrt 2). Without a branch and without converting an integer, so that a loop of it takes several at once.
+// Natural logarithm of a normal x > 0, to a few units in the last place. The library's result differs between CPUs.
+// This one only adds, multiplies and divides, so it does not: log(m 2^e) = e log 2 + 2 artanh((m - 1) / (m + 1)), with
+// m in [1/sqrt 2, sqrt 2). It has no branch and converts no integer, so that the compiler can vectorise a loop of it.
 inline double portable_log(double x) {
   const auto bits = std::bit_cast<uint64_t>(x);
-  // An integer below 2^52 in the last bits of 2^52.
+  // An integer below 2^52 in the low bits of 2^52.
   double exponent = std::bit_cast<double>(bits >> 52 | 0x4330000000000000ULL) - (0x1p52 + 1023.0);
   double mantissa = std::bit_cast<double>((bits & 0x000fffffffffffffULL) | 0x3ff0000000000000ULL);
   const bool is_large = mantissa > 1.4142135623730951;
@@ -40,11 +39,11 @@ inline double portable_log(double x) {
   return exponent * 0.6931471805599453 + 2.0 * s * series;
 }
 
-// Weighted draws; keeps its memory between vertices.
+// Weighted draws. The object keeps its memory between vertices.
 class WeightedDraw {
  public:
-  // Writes `count` positions to `out`, ascending where there is no replacement. `weights` are those of the whole list:
-  // finite and >= 0. Floats draw what the same numbers as doubles do.
+  // Writes `count` positions to `out`, ascending without replacement. `weights` has the weights of the whole list,
+  // finite and >= 0. Floats draw the same as equal doubles.
   template <class Weight>
   void operator()(Stream stream, const Weight* weights, int64_t begin, int64_t degree, int64_t count, bool replace,
                   int64_t* out) {
@@ -58,9 +57,9 @@ class WeightedDraw {
   }
 
  private:
-  // An exponential variable over a weight, time * 2^exponent with time in [1, 2): over a weight near either end of the
-  // range of a double, the quotient itself would be infinite or zero. Infinite weights are not there, so zero is the
-  // only special one.
+  // An exponential variable divided by a weight, as time * 2^exponent with time in [1, 2). For weights near either end
+  // of the range of a double, the quotient itself would be infinite or zero. Weights are never infinite, so zero is the
+  // only special case.
   struct Arrival {
     int64_t exponent;
     double time;
@@ -71,7 +70,7 @@ class WeightedDraw {
     }
   };
 
-  // After every arrival over a positive weight.
+  // Later than every arrival over a positive weight.
   static constexpr int64_t kWeightless = int64_t{1} << 32;
 
   static Arrival arrival(double exponential, double weight, int64_t position) {
@@ -85,10 +84,10 @@ class WeightedDraw {
     return found;
   }
 
-  // A positive, finite x as time * 2^exponent.
+  // Splits a positive, finite x into time * 2^exponent.
   static Arrival split(double x, int64_t position) {
     int64_t bias = 1023;
-    if (x < std::numeric_limits<double>::min()) {  // subnormal: normal after this
+    if (x < std::numeric_limits<double>::min()) {  // subnormal; scale it to a normal number
       x *= 0x1p54;
       bias += 54;
     }
@@ -97,10 +96,10 @@ class WeightedDraw {
             std::bit_cast<double>((bits & 0x000fffffffffffffULL) | 0x3ff0000000000000ULL), position};
   }
 
-  // Uniform on the midpoints of 2^52 equal parts of (0, 1): never 0 and never 1.
+  // Returns a uniform draw from the midpoints of 2^52 equal parts of (0, 1): never 0 and never 1.
   static double uniform(Stream& stream) { return (static_cast<double>(stream.next() >> 12) + 0.5) * 0x1p-52; }
 
-  // Fills the running sums of the weights, scaled in two steps as one factor may be out of range; returns the last.
+  // Fills the running sums of the weights, and returns the last. Scales in two steps, since one factor may overflow.
   template <class Weight>
   double add_up(const Weight* weights, int64_t degree, double scale, double again = 1.0) {
     sums_.resize(static_cast<size_t>(degree));
@@ -114,8 +113,8 @@ class WeightedDraw {
                         int64_t* out) {
     double sum = add_up(weights + begin, degree, 1.0);
     if (sum != 0.0 && !(sum > 0x1p-900 && sum < 0x1p1000)) {
-      // The largest weight becomes about 2^900, so that 2^100 of them may follow; what is lost below is lost in the sum
-      // anyway.
+      // Scale the largest weight to about 2^900, so that 2^100 of them can be summed. Weights that are lost below would
+      // be lost in the sum anyway.
       const double largest{*std::max_element(weights + begin, weights + begin + degree)};
       const int shift = 900 - std::ilogb(largest);
       sum = add_up(weights + begin, degree, std::ldexp(1.0, shift / 2), std::ldexp(1.0, shift - shift / 2));
@@ -126,7 +125,7 @@ class WeightedDraw {
         continue;
       }
       const auto found = std::upper_bound(sums_.begin(), sums_.end(), uniform(stream) * sum);
-      // Rounding may give the whole sum; the last neighbour with weight has it then.
+      // Rounding may give the whole sum. Then take the last neighbour with weight.
       const auto last = std::lower_bound(sums_.begin(), sums_.end(), sum);
       out[i] = begin + (std::min(found, last) - sums_.begin());
     }
@@ -140,18 +139,18 @@ class WeightedDraw {
       draw_any(stream, weights, begin, degree, count, out);
   }
 
-  // What `draw_any` draws, without an arrival of everyone: who may arrive before some moment is found without a
-  // logarithm, as the exponential variable -log(u) is at least 2 (1 - u) / (1 + u). If `count` do arrive before it, the
-  // earliest are among them; if not, the moment was too early. False where weights are so large or small that an
-  // arrival is no double.
+  // Draws the same as `draw_any`, but without computing every arrival. The exponential variable -log(u) is at least
+  // 2 (1 - u) / (1 + u), so entries that may arrive before a moment are found without a logarithm. If at least `count`
+  // of them do arrive before it, the earliest are among them. Otherwise the moment was too early, and a later one is
+  // tried. Returns false if weights are so large or small that an arrival does not fit a double.
   template <class Weight>
   bool draw_early(const Stream& stream, const Weight* weights, int64_t begin, int64_t degree, int64_t count,
                   int64_t* out) {
     if (degree > std::numeric_limits<int32_t>::max()) return false;
     constexpr double kLeast = 0x1p-900, kMost = 0x1p900;
     constexpr double kNever = std::numeric_limits<double>::infinity();
-    constexpr double kRounding = 1.0 + 0x1p-40;  // more than all that rounding adds
-    std::array<double, 4> sums{};                // of every fourth weight, since one addition waits for the one before
+    constexpr double kRounding = 1.0 + 0x1p-40;  // larger than all rounding errors
+    std::array<double, 4> sums{};  // sums of every fourth weight, because a single chain of additions waits
     int64_t i = 0;
     for (; i + 4 <= degree; i += 4) {
       for (int64_t k = 0; k < 4; ++k) sums[static_cast<size_t>(k)] += double{weights[i + k]};
@@ -166,7 +165,7 @@ class WeightedDraw {
     }
     double* __restrict time = time_.data(), * __restrict heavy = heavy_.data();
     int32_t* __restrict place = place_.data();
-    // If weights are alike, so many arrive on average: seldom fewer than `count`.
+    // If all weights are equal, this number arrives on average; it is seldom fewer than `count`.
     const double wanted = static_cast<double>(count) + 1.5 * std::sqrt(static_cast<double>(count)) + 2.0;
     const double share = wanted / static_cast<double>(degree);
     double moment = share < 0.9 ? -static_cast<double>(degree) * std::log1p(-share) / sum : kNever;
@@ -179,24 +178,24 @@ class WeightedDraw {
         time[num_early] = u;
         heavy[num_early] = weight;
         place[num_early] = static_cast<int32_t>(k);
-        num_early += !(2.0 * (1.0 - u) > latest * weight * (1.0 + u));  // infinity times zero is not greater
+        num_early += !(2.0 * (1.0 - u) > latest * weight * (1.0 + u));  // infinity times zero compares false
       }
       if (num_early >= count) {
         bool is_usual = true;
         for (int64_t k = 0; k < num_early; ++k)
           is_usual &= (heavy[k] == 0.0) | ((heavy[k] >= kLeast) & (heavy[k] <= kMost));
         if (!is_usual) return false;
-        for (int64_t k = 0; k < num_early; ++k) time[k] = -portable_log(time[k]) / heavy[k];  // never, without weight
+        for (int64_t k = 0; k < num_early; ++k) time[k] = -portable_log(time[k]) / heavy[k];  // infinite for weight 0
         if (take_earliest(begin, count, num_early, std::min(moment, std::numeric_limits<double>::max()), out))
           return true;
-        if (moment == kNever) return false;  // too few have weight: among the others others decide
+        if (moment == kNever) return false;  // too few have weight; `draw_any` chooses among the others
       }
       moment = tries < 3 ? 8.0 * moment : kNever;
     }
   }
 
-  // Writes the `count` places of `size` with the smallest times, of equals the first; false if fewer are at most
-  // `most`. By bisection: sorting would be a coin toss at every step, which no predictor wins.
+  // Writes the `count` places of `size` with the smallest times; ties go to the first. Returns false if fewer than
+  // `count` times are at most `most`. It uses bisection, because sorting would branch unpredictably at every step.
   bool take_earliest(int64_t begin, int64_t count, int64_t size, double most, int64_t* out) const {
     const double* time = time_.data();
     const auto num_until = [&](uint64_t bits) {
@@ -205,8 +204,8 @@ class WeightedDraw {
       for (int64_t k = 0; k < size; ++k) number += time[k] <= moment;
       return number;
     };
-    // As numbers, the bits of doubles that are not negative have their order. Up to `few` are fewer than `count`, up to
-    // `enough` are enough.
+    // As integers, the bits of non-negative doubles have the same order. Fewer than `count` times are up to `few`, and
+    // at least `count` are up to `enough`.
     uint64_t enough = std::bit_cast<uint64_t>(most);
     int64_t num_enough = num_until(enough);
     if (num_enough < count) return false;
@@ -223,7 +222,7 @@ class WeightedDraw {
       }
     }
     const double last = std::bit_cast<double>(enough);
-    int64_t num_equal = 0;  // that are taken, of those that arrive last
+    int64_t num_equal = 0;  // number of the last arrivals that are taken, if several arrive at the same time
     if (num_enough > count)
       num_equal = count - std::count_if(time, time + size, [&](double each) { return each < last; });
     for (int64_t k = 0, taken = 0; taken < count; ++k) {
@@ -252,9 +251,9 @@ class WeightedDraw {
   }
 
   std::vector<double> sums_;
-  std::vector<double> time_, heavy_;  // of those that may be early: the arrival, and the weight
-  std::vector<int32_t> place_;        // where they stand in the list
-  std::vector<Arrival> earliest_;     // a heap with the latest in front
+  std::vector<double> time_, heavy_;  // for entries that may be early: the arrival, and the weight
+  std::vector<int32_t> place_;        // their places in the list
+  std::vector<Arrival> earliest_;     // a heap with the latest arrival in front
 };
 
 }  // namespace salientpp

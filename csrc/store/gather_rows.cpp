@@ -15,7 +15,7 @@ Piece memory_of(const Tensor& rows) {
   return {static_cast<const char*>(rows.const_data_ptr()), bytes};
 }
 
-// Moves the rows that begin at row(i), in one of `sources`, to their places; null: in order.
+// Copies the rows that begin at row(i), in one of `sources`, to their places (null: in order).
 template <class Row>
 void move_rows(const std::vector<Piece>& sources, const Row& row, int64_t num_rows, int64_t row_bytes,
                const Tensor& out, const int64_t* target, bool parallel) {
@@ -25,11 +25,11 @@ void move_rows(const std::vector<Piece>& sources, const Row& row, int64_t num_ro
                        reinterpret_cast<uintptr_t>(to) % kStreamedLine == 0;
   const auto copy = [&](int64_t first, int64_t last, auto bytes) {
     constexpr int64_t kLine = 64, kNarrow = 512, kWide = 1024, kWidest = 3072, kCachedBytes = int64_t{1} << 20;
-    // So many misses a core must have under way, in one row or in several. Of wider rows so many lines would push each
-    // other out of the nearest cache, and the widest are long enough for what fetches lines ahead by itself.
+    // A core needs this number of cache misses under way, in one row or in several. The lines of more rows would evict
+    // each other from the nearest cache if rows are wide. The hardware prefetcher handles the widest rows by itself.
     const int64_t ahead = row_bytes <= kLine ? 64 : row_bytes <= kNarrow ? 16 : row_bytes <= kWidest ? 2 : 0;
-    // A store to a line that is in no cache waits for it to be read, also where rows are written in order: what
-    // fetches lines ahead by itself follows the reads, which jump; but within rows of several kilobytes it keeps up.
+    // A store to an uncached line waits until the line is read, even if rows are written in order. The hardware
+    // prefetcher follows the reads, which jump. It keeps up only within rows of several kilobytes.
     const bool writes_miss =
         !streams && out_bytes > kCachedBytes && row_bytes <= kWide && (target || row_bytes > kLine);
     for (int64_t i = first; i < last; ++i) {
@@ -50,7 +50,7 @@ void move_rows(const std::vector<Piece>& sources, const Row& row, int64_t num_ro
     if (streams) end_streaming();
   };
   const auto copy_range = [&](int64_t first, int64_t last) {
-    switch (row_bytes) {  // a constant length turns memcpy into plain loads and stores
+    switch (row_bytes) {  // a constant size turns memcpy into plain loads and stores
       case 1:
         return copy(first, last, [] { return 1; });
       case 2:
@@ -72,7 +72,7 @@ void move_rows(const std::vector<Piece>& sources, const Row& row, int64_t num_ro
   ReadAhead(sources, row_bytes, row, num_rows).over(grain, copy_range);
 }
 
-// out[out_index[i]] = source[source_index[i]], rows moved as bytes; out_index absent means i.
+// out[out_index[i]] = source[source_index[i]], with rows copied as bytes; without out_index, row i goes to place i.
 void gather_rows(const Tensor& source, const Tensor& source_index, const Tensor& out,
                  const std::optional<Tensor>& out_index, bool parallel) {
   check_defined(source, "source");
@@ -85,13 +85,13 @@ void gather_rows(const Tensor& source, const Tensor& source_index, const Tensor&
   const Piece from = memory_of(source);
   dispatch_index(source_index, [&](auto* index) {
     check_rows(index, num_rows, source.size(0), target, out.size(0));
-    if (row_bytes == 0) return;  // then there may be no memory to copy from or to
+    if (row_bytes == 0) return;  // there may be no memory to copy from or to
     const auto row = [from = from.from, index, row_bytes](int64_t i) { return from + index[i] * row_bytes; };
     move_rows({from}, row, num_rows, row_bytes, out, target, parallel);
   });
 }
 
-// The same of the rows of several tensors, counted through.
+// Copies rows of several tensors, which are numbered as if they were concatenated.
 void gather_joined_rows(const std::vector<Tensor>& sources, const Tensor& source_index, const Tensor& out,
                         const std::optional<Tensor>& out_index, bool parallel) {
   check(!sources.empty(), "sources must have at least one tensor, got none");
@@ -100,7 +100,8 @@ void gather_joined_rows(const std::vector<Tensor>& sources, const Tensor& source
   int64_t row_bytes = 0;
   std::vector<Piece> pieces;
   std::vector<int64_t> first_row{0};
-  // Where row 0 would be if all that comes before lay before each piece too: as a number, since it is in no memory.
+  // The address that row 0 would have if all earlier pieces lay directly before each piece. It is kept as a number,
+  // because it points into no object.
   std::vector<uintptr_t> origin;
   for (const Tensor& source : sources) {
     check_defined(source, "a tensor of sources");

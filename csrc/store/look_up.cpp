@@ -1,4 +1,4 @@
-// Which tier holds a row, and where in it: sets of ids, and the look-up over them.
+// Finds the tier that holds a row, and the place in it: sets of ids, and the look-up over them.
 #include <algorithm>
 #include <bit>
 #include <vector>
@@ -10,9 +10,9 @@
 namespace salientpp {
 namespace {
 
-// A set of ids as a bitmap with ranks: word w holds the membership bits of ids 32 w ... 32 w + 31 in its lower
-// half and the number of smaller members in its upper half, so one load answers both "is it there" and "what
-// is its slot". A quarter of a byte per id of the universe.
+// A set of ids as a bitmap with ranks. Word w holds the membership bits of ids 32 w to 32 w + 31 in its lower half, and
+// the number of smaller members in its upper half. So one load tells both membership and slot. The set takes a quarter
+// of a byte for each possible id.
 class IdSet {
  public:
   IdSet(const Tensor& words, const char* name) {
@@ -39,12 +39,12 @@ class IdSet {
   int64_t num_words_;
 };
 
-// `ids` ascending and distinct; slot i of the set is ids[i].
+// Packs `ids`, ascending and distinct; slot i of the set is ids[i].
 Tensor pack_id_set(const Tensor& ids, int64_t num_ids) {
   check_vector(ids, ScalarType::Long, "ids");
   check(num_ids >= 0, "num_ids must be >= 0, got ", num_ids);
   const int64_t size = ids.numel();
-  check(size < (int64_t{1} << 32), "a set may hold fewer than 2^32 ids, got ", size);
+  check(size < (int64_t{1} << 32), "a set must hold fewer than 2^32 ids, got ", size);
   const int64_t num_words = size == 0 ? 0 : num_ids / 32 + (num_ids % 32 != 0);
   Tensor words = new_table(num_words, ScalarType::Long);
   auto* out = reinterpret_cast<uint64_t*>(words.mutable_data_ptr());
@@ -78,15 +78,15 @@ struct Group {
   }
 };
 
-// Where a loop writes pairs. A local variable, so that its size is a register: in a Group it could be one of the
-// integers written.
+// Output position for pairs. It is a local variable, so that its size is in a register: inside a Group, the compiler
+// would have to assume that the written integers change it.
 struct Writer {
   int64_t* position;
   int64_t* row;
   int64_t size;
 
   explicit Writer(Group& group) : position(group.position.data()), row(group.row.data()), size(group.size) {}
-  // Writes always and counts when it holds: which tier an id is in is a coin toss that no predictor wins.
+  // Always writes, and counts if it holds: the tier of an id is random, so a branch would be mispredicted often.
   void add_if(bool holds, int64_t p, int64_t r) {
     position[size] = p;
     row[size] = r;
@@ -94,7 +94,7 @@ struct Writer {
   }
 };
 
-// Sets of `sets`, each of ids in [0, num_ids).
+// Opens `sets`, each over ids in [0, num_ids).
 std::vector<IdSet> open_sets(const std::vector<Tensor>& sets, int64_t num_ids, const char* name, const char* ids) {
   std::vector<IdSet> opened;
   for (size_t i = 0; i < sets.size(); ++i) {
@@ -104,7 +104,7 @@ std::vector<IdSet> open_sets(const std::vector<Tensor>& sets, int64_t num_ids, c
   return opened;
 }
 
-// The K + 1 bounds of K parts.
+// Checks and returns the K + 1 bounds of K parts.
 const int64_t* check_book(const Tensor& offsets) {
   check_vector(offsets, ScalarType::Long, "offsets");
   const int64_t num_parts = offsets.numel() - 1;
@@ -116,8 +116,9 @@ const int64_t* check_book(const Tensor& offsets) {
   return offset;
 }
 
-// Every id goes to the first set that has it: local ids to one of local_sets or else to the rows of the part, others to
-// one of remote_sets or else to their owner. The groups come in this order, each as (position in the batch, slot).
+// Assigns every id to the first set that has it. Local ids are searched in local_sets, and else belong to the rows of
+// the part. Other ids are searched in remote_sets, and else belong to their owner. The groups are returned in this
+// order, each as (position in the batch, slot).
 std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor> look_up(const Tensor& n_id, const Tensor& offsets,
                                                                      int64_t part_id,
                                                                      const std::vector<Tensor>& local_sets,
@@ -134,8 +135,8 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor> look_up(const Tenso
 
   const int64_t size = n_id.numel();
   const int64_t* id = int64_data(n_id);
-  // Local and foreign first, without touching the sets: then each look-up loop runs over ids that need it,
-  // and can prefetch the words ahead.
+  // Split into local and foreign ids first, without touching the sets. Each look-up loop then runs only over ids that
+  // need it, and can prefetch the words ahead.
   static thread_local Group local, foreign, others;
   static thread_local std::vector<Group> groups;
   const size_t num_groups = near.size() + copies.size() + 2;
@@ -146,7 +147,7 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor> look_up(const Tenso
   {
     Writer here(local), elsewhere(foreign);
     for (int64_t i = 0; i < size; ++i) {
-      // Unsigned: an id that is far out of range, which is refused below, would overflow.
+      // Unsigned, because a signed difference could overflow for an id far out of range. Such ids are refused below.
       const uint64_t row = static_cast<uint64_t>(id[i]) - static_cast<uint64_t>(begin);
       const bool is_local = row < static_cast<uint64_t>(end - begin);
       largest = std::max(largest, static_cast<uint64_t>(id[i]));
@@ -159,7 +160,7 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor> look_up(const Tenso
   if (largest >= static_cast<uint64_t>(num_vertices)) check_ids(id, size, num_vertices, "n_id");
 
   constexpr int64_t kAhead = 32;
-  // Moves the members of each set from `rest` to a group of their own, and what is left to one more.
+  // Moves the members of each set from `rest` to a group of their own, and the remaining ids to one more group.
   const auto split = [](Group& rest, const std::vector<IdSet>& sets, Group* to) {
     for (const IdSet& set : sets) {
       Group& members = *to++;
@@ -191,7 +192,7 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor> look_up(const Tenso
     slots.push_back(vector_of({groups[g].row.data(), entries}));
   }
 
-  // Group the remote ids by owner, keeping their order inside a group.
+  // Group the remote ids by owner; keep their order inside a group.
   const Group& remote = groups[num_groups - 1];
   const int64_t num_remote = remote.size;
   Tensor remote_position = new_vector(num_remote, ScalarType::Long);
@@ -220,7 +221,7 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor> look_up(const Tenso
   return {positions, slots, remote_counts};
 }
 
-// What remains to be fetched of a batch's remote rows, in their order, where those at `hit_place` are found here.
+// Splits off the remote rows at `hit_place`, which are found here; the others remain to be fetched, in their order.
 std::tuple<Tensor, Tensor, Tensor, Tensor> take_hits(const Tensor& remote_position, const Tensor& remote_id,
                                                      const Tensor& offsets, const Tensor& hit_place) {
   check_vector(remote_position, ScalarType::Long, "remote_position");

@@ -1,8 +1,8 @@
-// Rows in fewer bytes: written as half or brain floats, as floats of 8 bits with a scale, or as integers of 8 or 4 bits
-// with a scale and an offset; and read back. salientpp/store/narrow.py says what the formats are.
+// Rows in fewer bytes, written and read back. Formats are half and brain floats, 8-bit floats with a scale, and
+// integers of 8 or 4 bits with a scale and an offset. salientpp/store/narrow.py defines the formats.
 //
-// The arithmetic is that of 32-bit floats, operation by operation (the build forbids fused ones), and nothing depends
-// on an order that a compiler may choose; so every CPU writes and reads the same bits.
+// The arithmetic uses 32-bit floats, one operation at a time (the build forbids fused operations). Nothing depends on
+// an order that a compiler may choose. So every CPU writes and reads the same bits.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -19,13 +19,13 @@ namespace {
 
 enum Format : int64_t { kFloat16, kBrain16, kFloat8, kInt8, kInt4, kNumFormats };
 
-// Rows whose values differ by less, or are less, are constant, or zeros: below, reciprocals and products would leave
-// the range of normal numbers, which some processors are told to take for zeros.
+// If the values of a row differ by less than this, the row counts as constant; if they are smaller, as zeros. Below
+// it, reciprocals and products would leave the range of normal numbers, and some processors flush these to zero.
 constexpr float kLeast = 1e-30F;
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// How a row of `columns` values is laid out: scale and offset of each block of columns, codes, and zeros up to a
-// multiple of 4 bytes.
+// Layout of a row of `columns` values: scale and offset of each block of columns, codes, and zero padding to a multiple
+// of 4 bytes.
 struct Layout {
   int64_t format, columns, block;
 
@@ -33,7 +33,7 @@ struct Layout {
       : format(format_), columns(columns_), block(block_ == 0 ? columns_ : block_) {
     check(format >= 0 && format < kNumFormats, "format must be in [0, ", int64_t{kNumFormats}, "), got ", format);
     check(block_ >= 0 && block_ % 2 == 0, "block must be even and >= 0, got ", block_);
-    check(block_ == 0 || format >= kInt8, "block is for integers, got ", block_, " with format ", format);
+    check(block_ == 0 || format >= kInt8, "block is only for integer formats, got ", block_, " with format ", format);
   }
   int64_t num_blocks() const { return columns == 0 ? 1 : (columns + block - 1) / block; }
   int64_t header_bytes() const { return format < kFloat8 ? 0 : format == kFloat8 ? 4 : 8 * num_blocks(); }
@@ -43,8 +43,8 @@ struct Layout {
 
 // --- 16 bits ---------------------------------------------------------------------------------------------
 
-// Compilers turn loops of the functions below into vectors, since none of them branches: both answers are computed, and
-// one is taken by its bits.
+// Compilers vectorise loops over the functions below, because none of them branches: both results are computed, and one
+// is selected by a bit mask.
 uint32_t pick(bool first, uint32_t one, uint32_t other) {
   const uint32_t mask = 0U - static_cast<uint32_t>(first);
   return (one & mask) | (other & ~mask);
@@ -99,11 +99,11 @@ struct Range {
   bool finite;
 };
 
-// Four numbers; what is done to them is done to each.
+// Four numbers. An operation applies to each of them.
 using Four = float __attribute__((vector_size(16)));
 
-// Smallest and largest of at least one value. Which of two zeros is the smaller depends on the order, so zeros become
-// +0.
+// Returns the smallest and largest of at least one value. The smaller of two zeros would depend on the order, so zeros
+// become +0.
 Range range_of(const float* values, int64_t size) {
   Four low = Four{} + values[0], high = low, trouble{};
   int64_t i = 0;
@@ -112,7 +112,7 @@ Range range_of(const float* values, int64_t size) {
     std::memcpy(&four, values + i, sizeof(Four));
     low = four < low ? four : low;
     high = four > high ? four : high;
-    trouble += four * 0.0F;  // NaN of what is not finite
+    trouble += four * 0.0F;  // NaN if a value is not finite
   }
   for (; i < size; ++i) {
     low[0] = std::min(low[0], values[i]);
@@ -134,11 +134,11 @@ Range range_of(const float* values, int64_t size) {
 
 constexpr float kLargest8 = 448.0F;
 
-// The nearest, ties to even, of a number of at most 448 (and a rounding).
+// Rounds to the nearest 8-bit float, ties to even, a number of at most 448 (and a rounding error).
 uint8_t to_float8(float value) {
   const uint32_t bits = bits_of(value), magnitude = bits & 0x7FFFFFFFU;
   const uint32_t normal = ((magnitude + 0x7FFFFU + ((magnitude >> 20) & 1U)) >> 20) - (120U << 3);
-  // Adding 2^14 leaves multiples of 2^-9, rounded.
+  // Adding 2^14 rounds to multiples of 2^-9.
   const uint32_t small = bits_of(with_bits(magnitude) + 0x1p14F) - bits_of(0x1p14F);
   return static_cast<uint8_t>(pick(magnitude < bits_of(0x1p-6F), small, normal) | (bits >> 24 & 0x80U));
 }
@@ -184,7 +184,7 @@ struct Steps {
   float scale, offset;
 };
 
-// The codes of one block, each the nearest of 0 ... levels.
+// Returns the codes of one block, each the nearest of 0 ... levels.
 Steps encode_block(const float* values, int64_t size, int32_t levels, uint8_t* code) {
   Steps steps{0.0F, 0.0F};
   float times = 0.0F;
@@ -215,7 +215,7 @@ void decode_block(const uint8_t* code, int64_t size, Steps steps, float* values)
     values[i] = static_cast<float>(static_cast<int32_t>(code[i])) * steps.scale + steps.offset;
 }
 
-// Two codes a byte, that of the even column in its lower half.
+// Packs two codes per byte; the code of the even column is in the lower half.
 void pack(const uint8_t* code, int64_t columns, uint8_t* to) {
   for (int64_t i = 0; i < columns / 2; ++i) to[i] = static_cast<uint8_t>(code[2 * i] | (code[2 * i + 1] << 4));
   if (columns % 2 != 0) to[columns / 2] = code[columns - 1];
@@ -231,7 +231,7 @@ void unpack(const uint8_t* from, int64_t columns, uint8_t* code) {
 
 // --- rows ------------------------------------------------------------------------------------------------
 
-// Encodes and decodes rows, one at a time; a thread has its own.
+// Encodes and decodes rows, one at a time. Each thread has its own.
 class Coder {
  public:
   explicit Coder(const Layout& layout) : layout_(layout), codes_(static_cast<size_t>(layout.columns)) {}
@@ -290,7 +290,7 @@ class Coder {
   std::vector<uint8_t> codes_;
 };
 
-// Rows of any float dtype as rows of 32-bit floats, in `buffer` unless they are such.
+// Returns a row of any float dtype as 32-bit floats; in `buffer` unless it has that dtype already.
 const float* as_floats(const float* row, int64_t, float*) {
   return row;
 }
@@ -306,7 +306,7 @@ void from_floats(const float* values, int64_t columns, Wide* row) {
   for (int64_t c = 0; c < columns; ++c) row[c] = static_cast<Wide>(values[c]);
 }
 
-// Where rows of `row` are decoded to, before from_floats.
+// Returns where rows of the type of `row` are decoded to, before from_floats.
 float* floats_at(float* row, float*) {
   return row;
 }
@@ -328,7 +328,7 @@ void check_encoded(const Tensor& rows, const Layout& layout, const char* name) {
         rows.size(1));
 }
 
-// Calls row(coder, buffer, from, to) for every row: the index of one in the source, and its place.
+// Calls row(coder, buffer, from, to) for every row, with its index in the source and its place.
 template <class Row>
 void for_rows(const Tensor& source, const Tensor& source_index, const Tensor& out,
               const std::optional<Tensor>& out_index, const Layout& layout, int64_t source_bytes, int64_t out_bytes,
@@ -342,7 +342,7 @@ void for_rows(const Tensor& source, const Tensor& source_index, const Tensor& ou
   check_apart(source, out);
   dispatch_index(source_index, [&](auto* index) {
     check_rows(index, num_rows, source.size(0), target, out.size(0));
-    if (layout.row_bytes() == 0) return;  // then there may be no memory to read or write
+    if (layout.row_bytes() == 0) return;  // there may be no memory to read or write
     const auto range = [&](int64_t first, int64_t last) {
       Coder coder(layout);
       std::vector<float> buffer(static_cast<size_t>(layout.columns));

@@ -1,4 +1,4 @@
-// Which rows go where: the indices that every kernel over rows takes.
+// Places of rows: checks of the indices that every kernel over rows takes.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace salientpp {
 
-// Calls f with a null pointer of the type of a tensor's values, which are floats.
+// Calls f with a null pointer of the type of a tensor's values; raises unless they are floats.
 template <class F>
 void dispatch_float(const Tensor& tensor, const char* name, F&& f) {
   switch (tensor.scalar_type()) {
@@ -27,7 +27,7 @@ void dispatch_float(const Tensor& tensor, const char* name, F&& f) {
   }
 }
 
-// The values of a row, where `source` and `out` have rows of one kind.
+// Returns the number of values of a row. Raises unless `source` and `out` have the same dtype and row shape.
 inline int64_t check_kind(const Tensor& source, const Tensor& out) {
   check(source.dim() >= 1 && out.dim() == source.dim(),
         "source and out must have the same number of dimensions >= 1, got ", source.dim(), " and ", out.dim());
@@ -43,17 +43,17 @@ inline int64_t check_kind(const Tensor& source, const Tensor& out) {
   return columns;
 }
 
-// Which of K ranges an id is in: the range p is [offset[p], offset[p + 1]), and `id` in one of them.
+// Returns the range that an id is in. Range p is [offset[p], offset[p + 1]), and `id` is in one of them.
 inline int32_t owner_of(int64_t id, const int64_t* offset, int64_t num_parts) {
   constexpr int64_t kCountedParts = 32;
   if (num_parts > kCountedParts)
     return static_cast<int32_t>(std::upper_bound(offset, offset + num_parts + 1, id) - offset - 1);
-  int32_t part = 0;  // comparing with every bound beats a search whose branches no predictor wins
+  int32_t part = 0;  // comparing with every bound is faster than a search with unpredictable branches
   for (int64_t p = 1; p < num_parts; ++p) part += id >= offset[p];
   return part;
 }
 
-// The places of out's rows, or null: row i of the output is place i. Raises unless there is one for each row.
+// Returns the places of out's rows, or null: then row i goes to place i. Raises unless each row has a place.
 inline const int64_t* check_places(int64_t num_rows, const Tensor& out, const std::optional<Tensor>& out_index) {
   if (!out_index) {
     check(out.size(0) >= num_rows, "out must have at least ", num_rows, " rows, got ", out.size(0));
@@ -65,7 +65,7 @@ inline const int64_t* check_places(int64_t num_rows, const Tensor& out, const st
   return int64_data(*out_index);
 }
 
-// Every index is checked before the first byte moves, so an error leaves `out` as it was.
+// Checks every index before the first byte is written, so an error leaves `out` unchanged.
 template <class Index>
 void check_rows(const Index* index, int64_t num_rows, int64_t source_rows, const int64_t* target, int64_t out_rows) {
   for (int64_t i = 0; i < num_rows; ++i) {

@@ -1,8 +1,8 @@
-// Rows of a file that is mapped and not all in memory: asking for them before they are touched.
+// Reads ahead the rows of a mapped file that is not entirely in memory.
 //
-// A thread that touches a page which is not in memory waits for it alone, and for its neighbours with it, which nobody
-// wants of rows that are read at random. So where some of the rows are not there, the pages of the next thousands are
-// asked for at once, and the disk serves them side by side.
+// A thread that touches a missing page waits for that page alone. The system also reads neighbouring pages, which are
+// useless if rows are read at random. So if some rows are missing, the pages of the next thousands of rows are
+// requested at once, and the disk serves the requests in parallel.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ struct Piece {
   int64_t bytes;
 };
 
-// Calls range(first, last) on pieces of [0, num_rows), in parallel, for rows that start at row(i), in one of `sources`.
+// Calls range(first, last) on pieces of [0, num_rows), in parallel. Row i starts at row(i), in one of `sources`.
 template <class Row>
 class ReadAhead {
  public:
@@ -41,7 +41,7 @@ class ReadAhead {
         ask(first + kRows, first + 2 * kRows, grain);
         torch::stable::parallel_for(first, std::min(num_rows_, first + kRows), grain, range);
       }
-      advise_all(MADV_NORMAL);  // who reads all rows in their order wants their neighbours
+      advise_all(MADV_NORMAL);  // a later sequential reader needs the neighbouring pages
       return;
     }
 #endif
@@ -50,9 +50,9 @@ class ReadAhead {
 
 #ifdef __linux__
  private:
-  // What is asked for ahead: with pages of 4 KB, 64 MB of the page cache, and more than disks do at a time.
+  // Number of rows requested ahead. With pages of 4 KB this is 64 MB of the page cache, more than disks do at a time.
   static constexpr int64_t kRows = 1 << 14;
-  // A look costs a quarter of a microsecond. Less than this is little to wait for, or is in memory before long.
+  // A look costs a quarter of a microsecond. Smaller sources cost little waiting, or are soon in memory.
   static constexpr int64_t kRowsPerLook = 256, kMostLooks = 16, kLeastBytes = int64_t{1} << 26;
 
   static uintptr_t page() {
@@ -60,7 +60,7 @@ class ReadAhead {
     return size;
   }
 
-  // The pages of a row: the first byte of the first, and the bytes of all.
+  // Returns the pages of a row: the address of the first page, and the bytes of all.
   std::pair<uintptr_t, uintptr_t> pages(int64_t i) const {
     const auto row = reinterpret_cast<uintptr_t>(row_(i));
     const uintptr_t begin = row & ~(page() - 1), end = row + static_cast<uintptr_t>(row_bytes_);

@@ -1,5 +1,5 @@
-// One row for several: the sum, the mean or the largest values of rows, added up as they come from memory. Rows may
-// have weights, by which they are multiplied first; a mean is still over their number.
+// Reduces groups of rows to their sum, mean or maximum, adding rows up as they come from memory. Rows may be multiplied
+// by weights first; a mean still divides by the number of rows.
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
@@ -14,7 +14,7 @@ namespace {
 
 enum Reduction : int64_t { kSum, kMean, kMax };
 
-// out[i] = the reduction of size[i] rows, in order. `Wide` is what is added up in.
+// out[i] = the reduction of size[i] rows, in order. `Wide` is the type of the sums.
 template <class Value, class Wide, class Index>
 void reduce(const Value* source, const Index* index, const Wide* weight, const std::vector<int64_t>& begin,
             int64_t columns, int64_t reduction, bool parallel, Value* out) {
@@ -41,7 +41,7 @@ void reduce(const Value* source, const Index* index, const Wide* weight, const s
           for (int64_t c = 0; c < columns; ++c) {
             const auto value = times * static_cast<Wide>(row[c]);
             Wide& most = total[static_cast<size_t>(c)];
-            most = value > most || value != value ? value : most;  // a NaN stays
+            most = value > most || value != value ? value : most;  // NaN stays
           }
         } else {
           for (int64_t c = 0; c < columns; ++c) total[static_cast<size_t>(c)] += times * static_cast<Wide>(row[c]);

@@ -1,8 +1,8 @@
 // Vertex inclusion probabilities (VIP) of several seed sets in one sweep over the edges, by the formulas of
 // salientpp/vip/inclusion.py.
 //
-// Products are kept as complements, a <- a + y - a * y, which keeps small probabilities to full relative
-// precision and reaches 1 exactly. All parts of a vertex share a cache line, so an edge costs one line.
+// Products are kept as complements, a <- a + y - a * y. This keeps the full relative precision of small
+// probabilities and reaches 1 exactly. All parts of a vertex share a cache line, so an edge costs one line.
 #include <algorithm>
 #include <vector>
 
@@ -14,10 +14,10 @@ namespace {
 
 constexpr int64_t kPrefetchAhead = 48;
 constexpr int64_t kRunEdges = 512;
-// Of more vertices, four parts are swept at a time and not eight: what a sweep holds is 8 bytes for each vertex and
+// With more vertices, four parts are swept at a time instead of eight, because a sweep holds 8 bytes per vertex and
 // part.
 constexpr int64_t kManyVertices = int64_t{1} << 25;
-// Less work than this is not worth waking threads for.
+// Smaller work is not worth waking threads.
 constexpr int64_t kParallelWork = 1 << 16;
 
 double draw_probability(int64_t degree, int64_t fanout, bool replace) {
@@ -37,13 +37,13 @@ inline float either(float a, float b) {
   return a + (b - a * b);
 }
 
-// Vertex ranges of about equal numbers of edges, so that threads finish together on skewed graphs.
+// Returns bounds of vertex ranges with about equal numbers of edges, so that threads finish together on skewed graphs.
 std::vector<int64_t> equal_edge_ranges(const int64_t* indptr, int64_t num_vertices, int64_t num_ranges) {
   std::vector<int64_t> bounds{0};
   const int64_t num_edges = indptr[num_vertices];
   if (num_edges + num_vertices < kParallelWork) num_ranges = 1;
   for (int64_t r = 1; r < num_ranges; ++r) {
-    // Vertices count too: a range of isolated vertices is work as well.
+    // Vertices count too, because a range of isolated vertices is also work.
     const int64_t target = (num_edges + num_vertices) / num_ranges * r;
     int64_t low = bounds.back(), high = num_vertices;
     while (low < high) {
@@ -67,8 +67,8 @@ void over_ranges(const std::vector<int64_t>& bounds, const F& f) {
 }
 
 struct Problem {
-  const int64_t* indptr;      // in-lists: only their lengths matter here
-  const int64_t* out_indptr;  // the lists pulled from: the vertices that have u as a source
+  const int64_t* indptr;      // in-lists; only their lengths are used
+  const int64_t* out_indptr;  // for each u, the vertices that have u as a source; the sweep pulls from them
   int64_t num_vertices;
   const int64_t* seeds;
   const int64_t* seed_offsets;
@@ -77,14 +77,14 @@ struct Problem {
   bool frontier, include_seeds, replace;
 };
 
-// W parts at a time, `first_part` and on; writes rows [first_part, first_part + num_parts) of `out` [K, N].
+// Sweeps W parts at a time, from `first_part` on; writes rows [first_part, first_part + num_parts) of `out` [K, N].
 template <int W, class Index>
 void sweep(const Problem& problem, const Index* out_indices, int64_t first_part, int64_t num_parts, float* out) {
   const int64_t n = problem.num_vertices;
   const auto bounds =
       equal_edge_ranges(problem.out_indptr, n, 16 * static_cast<int64_t>(torch::stable::get_num_threads()));
   float seed_probability[W] = {};
-  std::vector<uint8_t> is_seed(static_cast<size_t>(n), 0);  // bit k: in the k-th seed set
+  std::vector<uint8_t> is_seed(static_cast<size_t>(n), 0);  // bit k: the vertex is in the k-th seed set
   for (int64_t k = 0; k < num_parts; ++k) {
     const int64_t begin = problem.seed_offsets[first_part + k], end = problem.seed_offsets[first_part + k + 1];
     if (end > begin) {
@@ -124,8 +124,8 @@ void sweep(const Problem& problem, const Index* out_indices, int64_t first_part,
         float product[W] = {};
         const int64_t stop = problem.out_indptr[u + 1];
         for (int64_t e = problem.out_indptr[u]; e < stop;) {
-          // In runs, so that the rounding errors of a hub's edges do not add up; and with two accumulators,
-          // because the additions of one chain would wait for each other.
+          // Add in runs, so that the rounding errors of a hub's edges do not accumulate. Use two accumulators,
+          // because each addition of a single chain would wait for the one before.
           const int64_t run_stop = std::min(stop, e + kRunEdges);
           float even[W] = {}, odd[W] = {};
           for (; e + 1 < run_stop; e += 2) {

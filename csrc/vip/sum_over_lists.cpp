@@ -1,5 +1,5 @@
-// For every vertex the sum of a value, or of a row of values, over its list: one product with the adjacency matrix,
-// which need not be made.
+// Sums a value, or a row of values, over the list of every vertex. This is a product with the adjacency matrix, which
+// is never built.
 #include <algorithm>
 #include <atomic>
 
@@ -8,15 +8,15 @@
 namespace salientpp {
 namespace {
 
-// Columns that are summed up side by side, in registers.
+// Number of columns that are summed together, in registers.
 constexpr int64_t kMostColumns = 8;
 
-// sum[v] = the sum of x over v's list; both have `width` columns. Returns whether all ids are in range.
+// sum[v] = the sum of x over v's list; both have `width` columns. Returns true if all ids are in range.
 template <class Value, class Index>
 bool sum_rows(const int64_t* ptr, const Index* list, int64_t num_vertices, const Value* x, int64_t num_values,
               int64_t width, Value* sum) {
   constexpr int64_t kPrefetchAhead = 32;
-  // What lies ahead is not checked yet, and a pointer may not be moved as far as a wrong id says; an integer may, and
+  // Ids further ahead are not checked yet. A pointer must not be advanced by a wrong id, but an integer may be, and
   // prefetching never faults.
   const auto prefetch = [&](uint64_t id) {
     __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(x) +
@@ -27,7 +27,7 @@ bool sum_rows(const int64_t* ptr, const Index* list, int64_t num_vertices, const
   torch::stable::parallel_for(0, num_vertices, 4096, [&](int64_t begin, int64_t end) {
     const int64_t last = ptr[end];
     for (int64_t v = begin; v < end; ++v) {
-      uint64_t largest = 0;  // a list is short and read again at once, so that looking first costs next to nothing
+      uint64_t largest = 0;  // check first: a list is short and read again at once, so this costs almost nothing
       for (int64_t e = ptr[v]; e < ptr[v + 1]; ++e) largest = std::max(largest, static_cast<uint64_t>(list[e]));
       if (ptr[v] < ptr[v + 1] && largest >= static_cast<uint64_t>(num_values)) {
         in_range = false;

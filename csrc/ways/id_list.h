@@ -1,10 +1,10 @@
-// Coded lists of ids. A list holds the distinct ids that a batch needs, ascending: a byte for the kind, and then either
-// the gaps between ids, or a bit per id, whichever is shorter. About 5 to 7 bits an id.
+// Coded lists of ids. A list holds the distinct ids that a batch needs, ascending. The first byte is the kind. Then
+// come either the gaps between ids or one bit per id, whichever is shorter. A list takes about 5 to 7 bits per id.
 //
-// Gaps are Rice's codes (Some practical universal noiseless coding techniques, JPL 79-22, 1979), lowest bit first: of a
-// gap g the number g >> k as so many zeros and a one, and then the low k bits of g. Ids of a part are in the order of
-// how probably it needs them itself, so gaps grow and shrink along a list: each 64 of them have a k of their own, in
-// five bits before them. A bit per id is the same code with k = 0 throughout. What is left of the last byte is zeros.
+// Gaps are Rice codes (Some practical universal noiseless coding techniques, JPL 79-22, 1979), lowest bit first. A gap
+// g is coded as g >> k zeros and a one, followed by the low k bits of g. Inside a part, ids are ordered by the part's
+// own inclusion probability, so gaps grow and shrink along a list. Each block of 64 gaps therefore has its own k, in
+// five bits before the block. One bit per id is the same code with k = 0 throughout. Unused bits at the end are 0.
 #pragma once
 
 #include <bit>
@@ -26,7 +26,7 @@ inline void check_num_ids(int64_t num_ids) {
   check(num_ids >= 0 && num_ids < kMostIds, "num_ids must be in [0, 2^31), got ", num_ids);
 }
 
-// The ids of a list, in order.
+// Reads the ids of a list, in order.
 class ListReader {
  public:
   ListReader(const Tensor& list, int64_t num_ids, const char* name) : name_(name), num_ids_(num_ids) {
@@ -40,10 +40,10 @@ class ListReader {
     advance();
   }
 
-  // Calls f(id) for all that are left below `limit`.
+  // Calls f(id) for all remaining ids below `limit`.
   template <class F>
   void until(int64_t limit, F&& f) {
-    ListReader here = *this;  // what f writes to is none of this, so that all of it stays in registers
+    ListReader here = *this;  // f cannot write to this copy, so all of it stays in registers
     while (here.next_ < limit) {
       f(here.next_);
       here.advance();
@@ -54,7 +54,7 @@ class ListReader {
  private:
   static constexpr int64_t kEnd = std::numeric_limits<int64_t>::max();
 
-  // 56 bits or more, unless the list ends before. Those beyond are zeros, or what will be there.
+  // Keeps 56 bits or more, unless the list ends before. Bits beyond are zeros, or the bits that belong there.
   void fill() {
     if (end_ - at_ >= 8) [[likely]] {
       uint64_t word;
@@ -114,7 +114,7 @@ class ListReader {
   const char* name_;
   const uint8_t *at_, *end_;
   int64_t num_ids_, next_ = kEnd, last_ = -1;
-  int64_t left_;  // of the block
+  int64_t left_;  // gaps left in the block
   uint64_t bits_ = 0;
   int num_bits_ = 0, k_ = 0;
 };

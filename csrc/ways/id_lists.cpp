@@ -1,4 +1,4 @@
-// Makes coded lists of ids, and reads them.
+// Writes coded lists of ids, and reads them.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -17,7 +17,7 @@ class BitWriter {
  public:
   explicit BitWriter(uint8_t* out) : out_(out) {}
 
-  // At most 32 bits, and no others.
+  // Appends at most 32 bits; no higher bits may be set.
   void put(uint64_t value, int bits) {
     word_ |= value << filled_;
     filled_ += bits;
@@ -51,11 +51,11 @@ class BitWriter {
   int filled_ = 0;
 };
 
-// Of a block of gaps: the k of the shortest code among those near the mean's, and how many bits that takes.
+// For a block of gaps, returns the best k near the k of the mean, and the number of bits that the block then takes.
 std::pair<int, int64_t> best_code(const uint32_t* gaps, int64_t size) {
   uint64_t sum = 0;
   for (int64_t i = 0; i < size; ++i) sum += gaps[i];
-  // Of gaps that are spread geometrically, the best is about log2 of 0.7 times the mean.
+  // For gaps with a geometric distribution, the best k is about log2 of 0.7 times the mean.
   const int about = static_cast<int>(std::bit_width(sum * 11 / 16 / static_cast<uint64_t>(size))) - 1;
   std::pair<int, int64_t> best{0, std::numeric_limits<int64_t>::max()};
   for (int k = std::max(0, about - 1); k <= std::min(30, about + 1); ++k) {
@@ -67,7 +67,7 @@ std::pair<int, int64_t> best_code(const uint32_t* gaps, int64_t size) {
   return best;
 }
 
-// Leaves the distinct ids of a list in ascending order. `spare` and `bits` are for its use.
+// Leaves the distinct ids of a list in ascending order. `spare` and `bits` are scratch memory.
 void sort_distinct(std::vector<uint64_t>& ids, std::vector<uint64_t>& spare, std::vector<uint64_t>& bits,
                    int64_t num_ids) {
   if (std::is_sorted(ids.begin(), ids.end())) {
@@ -80,7 +80,7 @@ void sort_distinct(std::vector<uint64_t>& ids, std::vector<uint64_t>& spare, std
     ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
     return;
   }
-  // A bit per id that there is takes less time than sorting, where there are not many more of them.
+  // If the range of ids is not much larger than their number, setting one bit per id is faster than sorting.
   bits.assign(num_words, 0);
   for (const uint64_t id : ids) bits[id / 64] |= uint64_t{1} << (id % 64);
   size_t size = 0;
@@ -90,7 +90,7 @@ void sort_distinct(std::vector<uint64_t>& ids, std::vector<uint64_t>& spare, std
   ids.resize(size);
 }
 
-// The distinct ids that are not in [but_from, but_to).
+// Codes the distinct ids that are not in [but_from, but_to).
 Tensor code_ids(const Tensor& ids, int64_t num_ids, int64_t but_from, int64_t but_to) {
   check_vector(ids, ScalarType::Long, "ids");
   check_num_ids(num_ids);
@@ -149,18 +149,18 @@ Tensor ids_of_list(const Tensor& list, int64_t num_ids) {
   return vector_of(ids);
 }
 
-// For each id of the first lists, in which later list it comes next. From the last list to the first, with what was
-// seen last of each id. A stretch of ids at a time, so that this takes little memory, and a fast one.
+// For each id of the first lists, finds the next later list that has it. It goes from the last list to the first and
+// remembers where each id was seen last. It takes a stretch of ids at a time, so that this memory is small and fast.
 std::vector<Tensor> link_lists(const std::vector<Tensor>& lists, int64_t heads, int64_t num_ids) {
   constexpr int64_t kStretch = int64_t{1} << 15;
   check_num_ids(num_ids);
   const auto size = static_cast<int64_t>(lists.size());
   check(heads >= 0 && heads <= size, "heads must be in [0, ", size, "], got ", heads);
-  check(size < 1 << 15, "there may be fewer than 2^15 lists, got ", size);
+  check(size < 1 << 15, "there must be fewer than 2^15 lists, got ", size);
   std::vector<ListReader> readers;
   readers.reserve(lists.size());
   for (const Tensor& list : lists) readers.emplace_back(list, num_ids, "lists");
-  static thread_local std::vector<uint16_t> seen;  // one more than the list, 0 for none
+  static thread_local std::vector<uint16_t> seen;  // number of the list plus one; 0 for none
   seen.assign(static_cast<size_t>(std::min(kStretch, num_ids)), 0);
   std::vector<std::vector<int16_t>> found(static_cast<size_t>(heads));
   for (int64_t begin = 0; begin < num_ids; begin += kStretch) {

@@ -1,19 +1,21 @@
-// Which rows of a batch come from other parts whole, and which as sums that their owners make?
+// Decides which rows of a batch come whole from other parts, and which are replaced by sums that their owners compute.
 //
-// Of the edges of the deepest hop, those count whose source has a row that would be fetched. The edges from one owner's
-// vertices into one target are a group: its sum can be sent in place of the rows of its sources. Every edge must be
-// served, by the row of its source or by the sum of its group: a vertex cover of a bipartite graph, of least weight. A
-// row takes `row_bytes` and an id. A sum takes as many bytes, its size, and `source_bytes` (an id, and a weight if
-// there are such) for each edge that it serves, of which there are as many as edges whose source is not sent. So with
-// what its edges would take as what it saves, the weight of source s is row_bytes + id_bytes - source_bytes *
-// degree(s), and that of a group row_bytes + id_bytes.
+// Only those edges of the deepest hop count whose source has a row that would be fetched. The edges from one owner's
+// vertices into one target are a group. The sum of a group can be sent instead of the rows of its sources. Every edge
+// must be served, by the row of its source or by the sum of its group. This is a vertex cover of least weight in a
+// bipartite graph.
 //
-// Each owner's part of the graph is a problem of its own. Three answers are compared there, the first of the cheapest
-// is taken, so sums are never worse than rows:
+// A row takes `row_bytes` and an id. A sum takes `row_bytes`, its size, and `source_bytes` (an id, and a weight if
+// there are weights) for each edge that it serves: each edge whose source is not sent. A source that is sent saves
+// these bytes. So the weight of source s is row_bytes + id_bytes - source_bytes * degree(s), and the weight of a group
+// is row_bytes + id_bytes.
+//
+// Each owner's part of the graph is a separate problem. Three solutions are compared, and the first of the cheapest is
+// taken, so sums are never worse than rows:
 //   * every row;
-//   * greedy: an edge that nothing serves yet is served by the end that serves more edges for its weight;
-//   * local ratio: each edge lowers what is left of the weights of its two ends by the smaller of them, and ends of
-//     which nothing is left serve. At most twice the least weight (Bar-Yehuda and Even, 1985).
+//   * greedy: an edge that is not served yet is served by the end that serves more edges per weight;
+//   * local ratio: each edge lowers the remaining weights of its two ends by the smaller of them, and ends without
+//     remaining weight serve. The result has at most twice the least weight (Bar-Yehuda and Even, 1985).
 #include <algorithm>
 #include <cstdint>
 #include <vector>
@@ -23,7 +25,7 @@
 namespace salientpp {
 namespace {
 
-// Edges by one of their ends: those of end v are edge[begin[v]] to edge[begin[v + 1] - 1], in order.
+// Edges by one of their ends: the edges of end v are edge[begin[v]] to edge[begin[v + 1] - 1], in order.
 struct Lists {
   std::vector<int32_t> begin, edge;
 
@@ -42,15 +44,15 @@ struct Lists {
   }
 };
 
-// The edges to be served. Sources are the vertices of the deepest hop, by their place in it.
+// The edges to serve. Sources are the vertices of the deepest hop, numbered by their place in it.
 struct Cut {
   std::vector<int32_t> source, group;  // the ends of each edge
-  std::vector<int32_t> place;          // of each edge among those given
-  std::vector<int64_t> target;         // of each group
-  std::vector<int32_t> owner;          // of each group
+  std::vector<int32_t> place;          // place of each edge among the given edges
+  std::vector<int64_t> target;         // target of each group
+  std::vector<int32_t> owner;          // owner of each group
 };
 
-// What is sent: rows of sources, and sums of groups.
+// A solution: the rows of sources and the sums of groups that are sent.
 struct Choice {
   std::vector<uint8_t> row, sum;
 };
@@ -58,7 +60,7 @@ struct Choice {
 struct Problem {
   const Cut& cut;
   Lists by_source, by_group;
-  std::vector<int64_t> weight;  // of each source
+  std::vector<int64_t> weight;  // weight of each source
   int64_t group_weight;
 
   Problem(const Cut& edges, int64_t num_sources, int64_t row_bytes, int64_t id_bytes, int64_t source_bytes)
@@ -111,7 +113,7 @@ struct Problem {
     return choice;
   }
 
-  // Lets go of rows whose edges sums serve, and of sums where the rows of what they serve cost no more.
+  // Drops rows whose edges are served by sums, and sums where the rows of the edges that they serve cost no more.
   void trim(Choice& choice) const {
     for (size_t s = 0; s < weight.size(); ++s) {
       if (!choice.row[s] || weight[s] <= 0) continue;
@@ -127,7 +129,7 @@ struct Problem {
       by_group.each(g, [&](size_t edge) {
         const size_t s = source_of(edge);
         if (choice.row[s]) return;
-        choice.row[s] = 1;  // at once, as an edge may be there twice
+        choice.row[s] = 1;  // set it now, because an edge may occur twice
         served.push_back(s);
         rows += weight[s];
       });
@@ -140,7 +142,7 @@ struct Problem {
   }
 };
 
-// By owner the weight of a choice.
+// Returns the weight of a choice for each owner.
 std::vector<int64_t> weights_of(const Problem& problem, const Choice& choice, const int64_t* owner, size_t num_parts) {
   std::vector<int64_t> total(num_parts);
   for (size_t s = 0; s < problem.weight.size(); ++s)
@@ -175,7 +177,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> plan_
   check_vector(owner, ScalarType::Long, "owner");
   check(row.numel() == col.numel(), "row and col must have one entry per edge, got ", row.numel(), " and ",
         col.numel());
-  check(row.numel() <= kMost && owner.numel() <= kMost, "a hop may have fewer than 2^31 edges and vertices, got ",
+  check(row.numel() <= kMost && owner.numel() <= kMost, "a hop must have fewer than 2^31 edges and vertices, got ",
         row.numel(), " and ", owner.numel());
   check(first >= 0 && first <= kMost, "first must be in [0, 2^31), got ", first);
   check(num_parts >= 1 && num_parts <= kMostParts, "num_parts must be in [1, ", kMostParts, "], got ", num_parts);
@@ -197,7 +199,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> plan_
 
   const auto is_fetched = [&](int64_t vertex) { return vertex >= first && owner_of[vertex - first] >= 0; };
   Cut cut;
-  std::vector<int64_t> last_target(parts, -1);  // of the groups of each part so far
+  std::vector<int64_t> last_target(parts, -1);  // target of the last group of each part so far
   std::vector<int32_t> last_group(parts);
   for (int64_t k = 0; k < num_edges; ++k) {
     if (!is_fetched(from[k])) continue;
@@ -218,7 +220,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> plan_
   std::vector<int64_t> kept_vertex, number(static_cast<size_t>(num_sources), -1);
   for (int64_t s = 0; s < num_sources; ++s) {
     const auto at = static_cast<size_t>(s);
-    // A vertex without edges here is not what a sum could replace.
+    // A vertex without edges here cannot be replaced by a sum.
     if (owner_of[s] < 0 || choice.row[at] || problem.by_source.degree(at) == 0) {
       number[at] = first + static_cast<int64_t>(kept_vertex.size());
       kept_vertex.push_back(s);
@@ -231,7 +233,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> plan_
     kept_edge.push_back(k);
     kept_row.push_back(source);
   }
-  // Sums by owner, and among one owner's by target.
+  // Order the sums by owner, then by target.
   std::vector<int64_t> groups(parts), sources(parts), size(cut.target.size());
   for (size_t g = 0; g < size.size(); ++g) {
     if (!choice.sum[g]) continue;

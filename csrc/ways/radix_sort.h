@@ -1,4 +1,4 @@
-// Sorts keys of 64 bits by some of their bits.
+// Sorts 64-bit keys by some of their bits.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace salientpp {
 
-// Sorts by the bits from `first` on, least significant digit first; `spare` is as long.
+// Sorts by the bits from `first` on, least significant digit first; `spare` has the same length.
 inline void radix_sort(std::vector<uint64_t>& keys, std::vector<uint64_t>& spare, int first, int bits) {
   constexpr int kDigit = 11;
   const size_t size = keys.size();
@@ -30,7 +30,7 @@ inline void radix_sort(std::vector<uint64_t>& keys, std::vector<uint64_t>& spare
   }
 }
 
-// How many bits an id of [0, num_ids) takes.
+// Returns the number of bits that an id of [0, num_ids) takes.
 inline int bits_of(int64_t num_ids) {
   return num_ids <= 1 ? 0 : 64 - std::countl_zero(static_cast<uint64_t>(num_ids - 1));
 }

@@ -1,9 +1,9 @@
-// The slots of a cache that knows the next batches. Everything that lasts is in tensors of the caller:
+// The slots of a cache that knows the next batches. All lasting state is in tensors of the caller:
 //
-//   slot_id   per slot the id whose row it holds, -1 for none.
-//   slot_key  per slot when the row is needed next: the batch's number mod 2^15 if it is known, else 2^15 + a level
-//             that falls as the row is more probable; 2^16 - 1 without a row.
-//   table     open addressing from id to slot + 1, 0 for nobody.
+//   slot_id   per slot, the id whose row it holds; -1 for none.
+//   slot_key  per slot, the time of the row's next use. If it is known, this is the batch's number mod 2^15. If not, it
+//             is 2^15 + a level that is lower for more probable rows. Without a row it is 2^16 - 1.
+//   table     open addressing from id to slot + 1; 0 for an empty entry.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr uint32_t kUnknown = 0x8000, kNoRow = 0xffff, kNumberMask = 0x7fff;
 
-// 16 levels to a factor of two; the last is that of probability 0. The order of positive floats is that of their bits.
+// 16 levels per factor of two; the last level is probability 0. Positive floats have the same order as their bits.
 constexpr uint32_t kLevels = 1024;
 
 inline uint32_t level_of(float probability) {
@@ -31,7 +31,7 @@ inline uint32_t level_of(float probability) {
   return probability >= 1.0F ? 0 : std::min((0x3f800000U - bits) >> 19, kLevels - 2);
 }
 
-// Entry: an unsigned type that holds the number of slots.
+// Entry: an unsigned type that can hold the number of slots.
 template <class Entry>
 struct Slots {
   int32_t* id;
@@ -48,8 +48,8 @@ struct Slots {
     if (const Entry entry = table[home(wanted)]; entry != 0) prefetch_read(&id[entry - 1]);
   }
 
-  // Entries name slots, as many as have rows; so every search ends. In types that leave the compiler its vectors, since
-  // this reads all of the table.
+  // Every entry must name a slot, and entries must be as many as slots with rows, so that every search ends. The types
+  // allow vectorised code, since this reads the whole table.
   void check_table() const {
     uint32_t entries = 0, rows = 0;
     Entry largest = 0;
@@ -63,7 +63,7 @@ struct Slots {
     check(entries == rows, "table is corrupt: it names ", entries, " slots, and in slot_id ", rows, " have rows");
   }
 
-  // Where its entry is, or would be.
+  // Returns the place of an id's entry, or the place where it would be.
   uint64_t place(int64_t wanted) const {
     for (uint64_t at = home(wanted);; at = after(at)) {
       const Entry entry = table[at];
@@ -94,7 +94,7 @@ struct Slots {
   }
 };
 
-// Calls f with the slots that the tensors are.
+// Calls f with the slots that the tensors hold.
 template <class F>
 void with_slots(const Tensor& slot_id, const Tensor& slot_key, const Tensor& table, F&& f) {
   check_vector(slot_id, ScalarType::Int, "slot_id");
@@ -119,7 +119,7 @@ void with_slots(const Tensor& slot_id, const Tensor& slot_key, const Tensor& tab
     call(static_cast<uint32_t*>(nullptr));
 }
 
-// Lets the first slots hold some rows, with no batch known.
+// Fills the first slots with rows; no next use is known yet.
 void fill_slots(const Tensor& ids, const Tensor& prior, const Tensor& slot_id, const Tensor& slot_key,
                 const Tensor& table) {
   check_vector(ids, ScalarType::Long, "ids");
@@ -130,7 +130,7 @@ void fill_slots(const Tensor& ids, const Tensor& prior, const Tensor& slot_id, c
   check_num_ids(prior.numel());
   check_ids(id, size, prior.numel(), "ids");
   with_slots(slot_id, slot_key, table, [&](auto slots) {
-    check(size <= slots.num_slots, "there may be at most as many ids as the ", slots.num_slots, " slots, got ", size);
+    check(size <= slots.num_slots, "there must be at most as many ids as the ", slots.num_slots, " slots, got ", size);
     std::vector<int64_t> sorted(id, id + size);
     std::sort(sorted.begin(), sorted.end());
     const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
@@ -145,13 +145,13 @@ void fill_slots(const Tensor& ids, const Tensor& prior, const Tensor& slot_id, c
   });
 }
 
-// Notes in slots at which batch their rows are needed next.
+// Records in slots the batch that needs their rows next.
 void note_uses(const Tensor& list, int64_t batch, int64_t num_ids, const Tensor& slot_id, const Tensor& slot_key,
                const Tensor& table) {
   check_num_ids(num_ids);
   static thread_local std::vector<int64_t> ids;
   ids.clear();
-  // All of it before anything is written.
+  // Read the whole list before anything is written.
   ListReader(list, num_ids, "list").until(num_ids, [&](int64_t id) { ids.push_back(id); });
   const auto number = static_cast<uint16_t>(static_cast<uint64_t>(batch) & kNumberMask);
   with_slots(slot_id, slot_key, table, [&](auto slots) {
@@ -166,15 +166,15 @@ void note_uses(const Tensor& list, int64_t batch, int64_t num_ids, const Tensor&
   });
 }
 
-// A batch's rows of other parts: their ids, and how many batches later they are needed next, in ascending order of ids.
+// A batch's rows of other parts: their ids, and the number of batches until their next use, in ascending order of ids.
 struct Batch {
   const int64_t* id;
   const int16_t* link;
   int64_t size;
-  const float* chance;  // by id, of being needed by any batch
+  const float* chance;  // by id, the probability that a batch needs it
   uint32_t now;         // the batch's number mod 2^15
 
-  // Larger is later: known distances first, then levels.
+  // A larger rank is a later use: known distances first, then levels.
   uint32_t rank_of(uint32_t key) const { return (key & kUnknown) != 0 ? key : (key - now) & kNumberMask; }
 };
 
@@ -184,18 +184,18 @@ size_t index_of(uint32_t rank) {
   return static_cast<size_t>(std::min(rank, kUnknown + kLevels));
 }
 
-// What a thread keeps between calls. It never influences a result.
+// Scratch memory that a thread keeps between calls. It never influences a result.
 struct Scratch {
   std::vector<uint64_t> sorted, spare;  // the ids, with their places in the lower half
   std::vector<int32_t> slot_at;         // by place in the batch: its slot, or -1
-  std::vector<uint16_t> key_at;         // by place: the key that the slot had
-  std::vector<int32_t> row_at;          // by place: which of the fetched rows it is
-  std::vector<uint32_t> rank;           // of the fetched rows by ascending id: when they are needed next
-  std::vector<int32_t> place;           // of the same
-  std::vector<int32_t> admitted;        // of the same: which of them enter
+  std::vector<uint16_t> key_at;         // by place: the former key of the slot
+  std::vector<int32_t> row_at;          // by place: its number among the fetched rows
+  std::vector<uint32_t> rank;           // fetched rows by ascending id: rank of their next use
+  std::vector<int32_t> place;           // the same rows: their places
+  std::vector<int32_t> admitted;        // numbers of the rows that enter, among the same rows
   std::vector<uint16_t> slot_rank;
   std::vector<uint32_t>
-      count[2];  // of rows by rank; of every other row, as those that follow each other are often equal
+      count[2];  // numbers of rows by rank; two arrays for alternate rows, since adjacent rows often have equal ranks
 };
 
 // Checks the batch and sorts its ids.
@@ -213,7 +213,7 @@ void sort_ids(Scratch& s, const Batch& batch, int64_t num_ids) {
           "remote_id must be distinct, got ", static_cast<int64_t>(s.sorted[static_cast<size_t>(k)] >> 32), " twice");
 }
 
-// Finds the slots of the batch's rows, which get the keys of their next uses, and the ranks of all other rows.
+// Finds the slots of the batch's rows and sets their keys to the next uses. Finds the ranks of all other rows.
 template <class Entry>
 void find_rows(Scratch& s, const Slots<Entry>& slots, const Batch& batch) {
   s.slot_at.resize(static_cast<size_t>(batch.size));
@@ -245,15 +245,15 @@ void find_rows(Scratch& s, const Slots<Entry>& slots, const Batch& batch) {
   }
 }
 
-// Rows of lower ranks than `last` are kept, those of higher ranks go. Of the rows of this rank, so many in slots leave,
-// and so many fetched ones may enter.
+// Rows of ranks below `last` are kept, and rows of ranks above it go. Of the rows of rank `last`, `slots_to_go` leave
+// their slots, and `may_enter` of the fetched rows may enter.
 struct Boundary {
   size_t last;
   int64_t slots_to_go, may_enter;
 };
 
-// The rows that are needed last stay out or leave: as many as are fetched, for the slots are all in use, by a row or by
-// none, which is what leaves first.
+// Finds the rows that are needed last, which leave or stay out. Their number is the number of fetched rows, because
+// every slot is in use by a row or by none. Slots without a row are reused first.
 template <class Entry>
 Boundary find_boundary(Scratch& s, const Slots<Entry>& slots, uint32_t now) {
   s.slot_rank.resize(static_cast<size_t>(slots.num_slots));
@@ -278,7 +278,7 @@ Boundary find_boundary(Scratch& s, const Slots<Entry>& slots, uint32_t now) {
     ++odd[index_of(rank)];
     farthest = std::max(farthest, static_cast<uint16_t>(rank < kUnknown ? rank : 0));
   }
-  // Of the rank where it ends, `to_go` rows: fetched ones stay out first, which saves writing them.
+  // `to_go` rows of the last rank go. Fetched rows stay out first, which saves writing them.
   auto to_go = static_cast<int64_t>(s.rank.size());
   size_t last = kNumRanks - 1;
   while (to_go > even[last] + int64_t{odd[last]}) {
@@ -289,7 +289,7 @@ Boundary find_boundary(Scratch& s, const Slots<Entry>& slots, uint32_t now) {
     std::fill_n(count, size_t{farthest} + 1, 0U);
     std::fill(count + kUnknown, count + kNumRanks, 0U);
   }
-  int64_t at_last = 0;  // fetched rows of that rank
+  int64_t at_last = 0;  // fetched rows of the last rank
   for (const uint32_t rank : s.rank) at_last += index_of(rank) == last;
   const int64_t stay_out = std::min(at_last, to_go);
   return {last, to_go - stay_out, at_last - stay_out};
@@ -304,7 +304,7 @@ void admit_rows(Scratch& s, const Boundary& boundary) {
   }
 }
 
-// Writes where rows are, by place in the batch, and numbers those that are fetched.
+// Writes the places of rows in the slots, by place in the batch, and numbers the fetched rows.
 void write_places(Scratch& s, int64_t size, int64_t* hit, int64_t* from, int64_t* fetched) {
   s.row_at.resize(static_cast<size_t>(size));
   int64_t num_rows = 0;
@@ -320,15 +320,15 @@ void write_places(Scratch& s, int64_t size, int64_t* hit, int64_t* from, int64_t
   }
 }
 
-// Writes the slots that are taken over, ascending: all are looked at before the first changes. Raises where the table
-// does not lead to one; then no slot is changed.
+// Writes the slots that are reused, ascending. All are checked before the first changes: if the table does not lead to
+// one of them, this raises and no slot is changed.
 template <class Entry>
 void find_leaving(const Scratch& s, const Slots<Entry>& slots, const Boundary& boundary, int64_t size, int64_t* to) {
   const uint16_t* slot_rank = s.slot_rank.data();
   const auto num_admitted = static_cast<int64_t>(s.admitted.size());
   const size_t last = boundary.last;
   int64_t num_left = 0, slots_to_go = boundary.slots_to_go;
-  // Few are: a stretch without any is passed over at once.
+  // Few slots leave, so stretches without any are skipped at once.
   constexpr int64_t kStretch = 64;
   bool sound = true;
   for (int64_t begin = 0; begin < slots.num_slots && num_left < num_admitted && sound; begin += kStretch) {
@@ -352,7 +352,7 @@ void find_leaving(const Scratch& s, const Slots<Entry>& slots, const Boundary& b
   }
 }
 
-// Puts the admitted rows into the slots `to`, and writes which of the fetched rows they are.
+// Puts the admitted rows into the slots `to`, and writes their numbers among the fetched rows.
 template <class Entry>
 void enter_rows(const Scratch& s, Slots<Entry>& slots, const Batch& batch, const int64_t* to, int64_t* row) {
   for (size_t entered = 0; entered < s.admitted.size(); ++entered) {
@@ -376,7 +376,7 @@ Moves plan_batch(const Tensor& remote_id, const Tensor& links, int64_t batch_num
   check_vector(prior, ScalarType::Float, "prior");
   const int64_t size = remote_id.numel();
   check_num_ids(prior.numel());
-  check(size < kMostIds, "a batch may need fewer than 2^31 rows, got ", size);
+  check(size < kMostIds, "a batch must need fewer than 2^31 rows, got ", size);
   check(links.numel() == size, "links must have one entry per id, expected ", size, ", got ", links.numel());
   const Batch batch{int64_data(remote_id), static_cast<const int16_t*>(links.const_data_ptr()), size,
                     static_cast<const float*>(prior.const_data_ptr()),

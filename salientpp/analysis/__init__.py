@@ -1,1 +1,1 @@
-"""What a plan would cost, before machines are rented."""
+"""The cost of a plan in rows and bytes, computed without running the job."""

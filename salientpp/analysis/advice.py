@@ -1,9 +1,9 @@
-"""Advises how much cache and how much GPU memory is worth giving.
+"""Recommends a cache size and an amount of GPU memory.
 
-Both questions have the same shape: rows ordered by how often they are needed, and what the first of them save. The advice is the
-knee of that curve over the range that was tried: where it is farthest above the straight line from its first to its last point (as in
-Satopaa et al., Finding a "Kneedle" in a Haystack, ICDCS Workshops 2011). Less gives much away, more brings little; a machine with
-memory to spare may still want more, so what a next GB would save is said as well.
+Both questions have the same form: rows are ordered by how often they are needed, and a curve shows what the first rows save. The advice is
+the knee of that curve over the range that was tried. It is the point farthest above the straight line from the first to the last point
+(as in Satopaa et al., Finding a "Kneedle" in a Haystack, ICDCS Workshops 2011). Less memory gives up much, and more memory brings little. For
+machines with memory to spare, the advice also says what one more GB would save.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ DEVICE_FRACTIONS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 
 
 def advise(job: Job, vip: Sequence[Volume]) -> tuple[list[DeviceRows], Recommendation]:
-    """Expected host-to-device rows over β, and the recommended α and β.
+    """Returns the expected host-to-device rows over β, and the recommended α and β.
 
     Args:
-        vip: of the static caches of the policy 'vip', by replication factor.
+        vip: results of the static caches of the policy 'vip', by replication factor.
     """
     row_bytes = job.widths[None]
     gb_rows = int(1e9 / row_bytes) if row_bytes else 0
     chosen = vip[_knee([volume.replication_factor for volume in vip], [volume.reduction for volume in vip])]
     book, num_neighbors = job.workloads[0].book, tuple(job.workloads[0].num_neighbors)
     capacity = cache_capacity(chosen.replication_factor, book)
-    remote = saved = needed = (
-        0.0  # rows of others that batches need, and that a next GB would save; own rows that they need
-    )
-    by_vip, by_id = [], []  # of each part, how probably a batch needs its rows, in VIP's and in the user's order
+    # Remote rows that batches need, remote rows that one more GB would save, and own rows that batches need.
+    remote = saved = needed = 0.0
+    # For each part, the probability that a batch needs its rows, in VIP's order and in the user's order.
+    by_vip, by_id = [], []
     for part_id, workload in enumerate(job.workloads):
         begin, end = book.range_of(part_id)
         chance = job.vip[part_id][None].double()
@@ -73,7 +73,7 @@ def advise(job: Job, vip: Sequence[Volume]) -> tuple[list[DeviceRows], Recommend
 
 
 def _knee(costs: Sequence[float], gains: Sequence[float]) -> int:
-    """The index of the point farthest above the line from the first to the last; ``costs`` ascend."""
+    """Returns the index of the point farthest above the line from the first to the last point; ``costs`` ascend."""
     span, rise = max(costs[-1] - costs[0], 1e-12), max(gains[-1] - gains[0], 1e-12)
     above = [(gain - gains[0]) / rise - (cost - costs[0]) / span for cost, gain in zip(costs, gains)]
     return above.index(max(above))

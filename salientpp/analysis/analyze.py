@@ -1,7 +1,7 @@
-"""Counts and forecasts the feature rows that would cross the network in an epoch, and says what caches, lookahead and sums would save.
+"""Counts and forecasts the feature rows that would cross the network in an epoch, and the savings of caches, lookahead and sums.
 
-The count is that of a run with the same seed: per batch the distinct rows that its host lacks and no cache has, of the batches that loaders make. Every way to
-fetch fewer rows is counted on one dry run of the loaders' engine, since none changes a batch.
+The count equals the count of a run with the same seed. For each batch of the loaders, it is the number of distinct rows that the host lacks and no cache
+has. No way changes a batch, so one dry run of the loaders' engine serves to count every way.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from salientpp.ways.lookahead.shape import Window, check_lookahead
 
 @dataclass(frozen=True)
 class Ways:
-    """The ways to fetch fewer rows that are compared.
+    """The ways to compare.
 
     Attributes:
-        policies: names of ``vip.policies.POLICIES``, and 'oracle', which stands for both oracles; None: those of
-            :data:`~salientpp.analysis.caches.DEFAULT_POLICIES` that the batches allow.
+        policies: names of ``vip.policies.POLICIES``, and 'oracle', which means both oracles. None: the policies in
+            :data:`~salientpp.analysis.caches.DEFAULT_POLICIES` that support the batches.
         replication_factors: α >= 0, any number of them.
-        lookahead: count what loaders with this argument fetch, with the policy 'vip'; None: predict that, for 'auto'.
+        lookahead: count the rows that loaders with this argument fetch, with the policy 'vip'; None: only forecast them, for 'auto'.
         sums: count what loaders with ``partial_aggregation`` fetch, with the policy 'vip', and what they copy to a device.
-        send_as: the formats that rows of ``x`` travel in, as in :class:`salientpp.NeighborLoader`; those that a directory stores narrower travel so.
+        send_as: formats that rows of ``x`` travel in, as in :class:`salientpp.NeighborLoader`. Rows that a directory stores in a narrow format travel in it.
     """
 
     policies: Sequence[str] | None = None
@@ -50,14 +50,14 @@ class Ways:
     send_as: Mapping[Any, str] | None = None
 
     def checked(self, predict_only: bool) -> Ways:
-        """The same with each α once, ascending; or ValueError if something is wrong whatever the graph is."""
+        """Returns the same ways with each α once, ascending; ValueError for arguments that are wrong for every graph."""
         if self.sums and predict_only:
             raise ValueError(
-                "partial counts what sums leave to fetch, for which there is no forecast; leave predict_only out"
+                "partial_aggregation has no forecast of the rows that sums leave to fetch; leave predict_only out"
             )
         if self.sums and self.send_as:
             raise ValueError(
-                "partial sums rows as they are, and send_as has them travel otherwise; leave one of them out"
+                "partial_aggregation sums rows in their own format, and send_as makes them travel in another; leave one of them out"
             )
         alphas = sorted({check_replication_factor(alpha) for alpha in self.replication_factors})
         lookahead = None if self.lookahead is None else check_lookahead(self.lookahead)
@@ -79,23 +79,23 @@ def analyze(
     name: str = "graph",
     progress: Progress | None = None,
 ) -> Analysis:
-    """Count and forecast the rows that cross the network per epoch.
+    """Counts and forecasts the rows that cross the network per epoch.
 
     Args:
-        data: a ``Data``, partitioned here in memory for the first batches; or an opened dataset directory, whose ids are the loader's, so that counts
-            equal a live run's exactly.
-        batches: what to count, or several that differ in ``num_neighbors``.
-        ways: what to compare.
+        data: a ``Data``, which is partitioned here in memory for the first batches; or an opened dataset directory. With a directory, ids are the
+            loader's, so the counts equal a live run's exactly.
+        batches: the batches to count, or several that differ in ``num_neighbors``.
+        ways: the ways to compare.
         parts: K; needed for a ``Data``.
-        method, edge_weights, refine: of partitioning a ``Data``, as in ``partition``.
-        ranks: W; None: as many as parts. Several share a part's seeds, or one has several parts.
-        ranks_per_host: of every host, or a number for each. The ranks of a host have one cache; a cache for each rank is counted too.
-        predict_only: no sampling, VIP's forecast alone.
-        name: of the dataset, for the report.
-        progress: told of each step.
+        method, edge_weights, refine: options for partitioning a ``Data``, as in ``partition``.
+        ranks: W; None: the number of parts. Several ranks share a part's seeds, or one rank has several parts.
+        ranks_per_host: number for all hosts, or a number for each host. The ranks of a host have one cache; a cache for each rank is counted too.
+        predict_only: do not sample; only VIP's forecast.
+        name: name of the dataset, for the report.
+        progress: receives each step.
 
     Raises:
-        ValueError: an argument is wrong; nothing was computed.
+        ValueError: an argument is wrong. It is raised before anything is computed.
     """
     progress = progress or Progress()
     several = one_or_several(Batches() if batches is None else batches, data)
@@ -105,10 +105,10 @@ def analyze(
     options = PartitionOptions(method, edge_weights, refine=refine, seed=several[0].seed)
     graph, row_bytes = open_graph(data, parts, several[0], ways.send_as)
     num_parts: Any = graph.num_parts if isinstance(graph, PartitionedGraph) else parts
-    # What does not fit is said before the graph is partitioned.
+    # Report numbers that do not fit before the graph is partitioned.
     is_small = ranks is not None or num_parts <= MOST_RANKS
     placements = placed(ranks, num_parts, ranks_per_host) if is_small else None
-    del data  # a caller who keeps no reference either has the memory back
+    del data  # frees the memory, if the caller keeps no reference either
     part: Any = graph if isinstance(graph, PartitionedGraph) else graph(options, progress)
     del graph
     placements = placements or placed(ranks, num_parts, ranks_per_host)
@@ -117,7 +117,7 @@ def analyze(
         _check(job, ways)
     epochs = 0 if predict_only else several[0].epochs
     steps = max(jobs[0].engines[0].basis.epochs.order.batches_by_rank)
-    found = [_count(jobs.pop(0), ways, policies, epochs, progress) for _ in several]  # one by one, for their memory
+    found = [_count(jobs.pop(0), ways, policies, epochs, progress) for _ in several]  # one by one, to bound memory
     first, send_as = several[0], (ways.send_as or {}).items()
     counted = "results", "device_rows", "recommendations", "copies"
     quality = part.description.quality if isinstance(part, PartitionedGraph) else part.quality
@@ -147,19 +147,19 @@ def _check(job: Job, ways: Ways) -> None:
     agree = job.batches.shared_draws is not None or job.batches.draw_block > 1
     if (agree or ways.lookahead is not None or ways.sums) and not job.is_simple:
         raise ValueError(
-            "lookahead, shared_draws, draw_block and partial are counted for plain draws from one type of vertices, and a rank per part and host; "
-            "loader.stats() says what a loader with them fetches"
+            "lookahead, shared_draws, draw_block and partial_aggregation are counted only for plain draws from one vertex type, with one rank per part "
+            "and host; loader.stats() counts what a loader with them fetches"
         )
     if ways.sums and isinstance(job.part, PartitionedGraph):
         stored = job.part.description.vertices(None).attributes.get("x", {}).get("stored_as")
         if stored is not None:
             raise ValueError(
-                f"partial: {job.part.root} stores x as {stored['format']}, and rows are summed as they are; leave it out"
+                f"partial_aggregation: {job.part.root} stores x as {stored['format']}, and rows are summed in their own format; leave it out"
             )
 
 
 def _count(job: Job, ways: Ways, policies: Sequence[str], epochs: int, progress: Progress) -> dict[str, Any]:
-    """Count one kind of batches for all ranks of a job; by attribute of an :class:`~salientpp.analysis.result.Analysis`, what it holds of them."""
+    """Counts one kind of batches for all ranks of a job. Returns values by attribute of an :class:`~salientpp.analysis.result.Analysis`."""
     alphas, title, ranks = ways.replication_factors, ",".join(map(str, job.batches.numbers)), len(job.engines)
     progress.begin(f"{title}: inclusion probabilities")
     caches = Caches(job, policies, alphas, epochs)
@@ -170,7 +170,7 @@ def _count(job: Job, ways: Ways, policies: Sequence[str], epochs: int, progress:
         accesses: list[Values] = []
         others: list[Values] = []
         for number in host:
-            # Threads call `measure` of each with every batch; `add` gets what that returns, in order.
+            # Threads call `measure` of each consumer with every batch; `add` gets the results in order.
             consumers: list[Any] = [Accesses(job, epochs)]
             if job.is_simple:
                 caches_ahead = lookahead.Lookahead(job, number, alphas, window, counted)

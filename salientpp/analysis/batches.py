@@ -1,4 +1,4 @@
-"""Says which batches an analysis counts: their seeds, their draws, and how many epochs of them."""
+"""The batches that an analysis counts: their seeds, their draws, and the number of epochs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ MOST_EPOCHS = 1_000_000
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of a job, as the loaders' arguments of these names describe them.
+    """The batches of a job, described by loader arguments of the same names.
 
     Attributes:
-        num_neighbors, batch_size, seeds: None: what the dataset directory was ordered for; of a graph in memory 15, 10, 5, batches of 1024 and 'train'.
-            ``seeds`` is the name of a split or 'all', what ``input_nodes`` takes where vertices have several types, or ``edge_label_index`` with ``link``.
-        epochs: to count, from the first one on.
-        seed: of the batches, and of the partition of a graph in memory.
-        link: seeds are edges.
-        shared_draws, draw_block, replace, disjoint, time_attr, temporal_strategy, weight_attr, neg_sampling, edge_label_time: how batches are drawn.
+        num_neighbors, batch_size, seeds: None: the values that the dataset directory was ordered for. For a graph in memory: 15, 10, 5, batches of 1024
+            and 'train'. ``seeds`` is the name of a split or 'all'. With several vertex types it is the value of ``input_nodes``, and with ``link``
+            the value of ``edge_label_index``.
+        epochs: number of epochs to count, from the first one on.
+        seed: seed of the batches, and of the partition of a graph in memory.
+        link: True if seeds are edges.
+        shared_draws, draw_block, replace, disjoint, time_attr, temporal_strategy, weight_attr, neg_sampling, edge_label_time: options of the draws.
     """
 
     num_neighbors: Any = None
@@ -46,20 +47,20 @@ class Batches:
 
     @property
     def is_plain(self) -> bool:
-        """Vertices are seeds, and draws are uniform: the forecasts of one type of vertices hold."""
+        """True if seeds are vertices and draws are uniform, so that the forecasts for one vertex type hold."""
         changed = (self.link, self.replace, self.disjoint, self.time_attr, self.weight_attr, self.neg_sampling)
         return not any(changed) and self.temporal_strategy == "uniform"
 
     @property
     def numbers(self) -> tuple[Any, ...]:
-        """``num_neighbors``, or those of each type of edges where they differ."""
+        """``num_neighbors``; if edge types differ, the fanouts of each."""
         if not isinstance(self.num_neighbors, Mapping):
             return tuple(self.num_neighbors)
         each = list(dict.fromkeys(map(tuple, self.num_neighbors.values())))
         return each[0] if len(each) == 1 else tuple(each)
 
     def filled(self, data: Any) -> Batches:
-        """The same with what nobody has said; ValueError if a value is wrong."""
+        """Returns the same batches with defaults for missing values; ValueError if a value is wrong."""
         self.check()
         num_neighbors: Any = [15, 10, 5]
         seeds: Any = "train"
@@ -78,7 +79,7 @@ class Batches:
         )
 
     def check(self) -> None:
-        """Raise ValueError for what is wrong whatever the graph is."""
+        """Raises ValueError for values that are wrong for every graph."""
         if self.num_neighbors is not None and not isinstance(self.num_neighbors, Mapping):
             check_fanouts(self.num_neighbors)
         if self.batch_size is not None:
@@ -87,7 +88,7 @@ class Batches:
             raise ValueError(f"epochs must be >= 1, got {self.epochs}")
         if self.epochs > MOST_EPOCHS:
             raise ValueError(
-                f"epochs must be at most {MOST_EPOCHS:,}, got {self.epochs}: counts are kept for each; ten are enough for most graphs"
+                f"epochs must be at most {MOST_EPOCHS:,}, got {self.epochs}; counts are kept for each epoch, and ten are enough for most graphs"
             )
         if self.shared_draws not in (None, "batch"):
             raise ValueError(f"shared_draws must be 'batch' or None, got {self.shared_draws!r}")
@@ -95,7 +96,7 @@ class Batches:
             raise ValueError(f"draw_block must be an integer >= 1 (batches that draw alike), got {self.draw_block!r}")
 
     def draws(self) -> dict[str, Any]:
-        """How neighbours and negative examples are drawn, as JSON values."""
+        """Returns the options of the draws of neighbours and negative examples, as JSON values."""
         which = "num_neighbors", "batch_size", "seeds", "epochs", "seed", "link"
         negatives = None if self.neg_sampling is None else NegativeSampling.cast(self.neg_sampling)
         text = None if negatives is None else f"{negatives.mode.value} {negatives.amount:g}"
@@ -108,12 +109,12 @@ class Batches:
 
 
 def one_or_several(batches: Batches | Sequence[Batches], data: Any) -> list[Batches]:
-    """The batches to count, filled; ValueError if there are none, or if they differ in more than ``num_neighbors``."""
+    """Returns the batches to count, with defaults filled in; ValueError if none are given, or if they differ in more than ``num_neighbors``."""
     several = [each.filled(data) for each in ([batches] if isinstance(batches, Batches) else batches)]
     if not several:
         raise ValueError("batches must hold at least one entry")
     for each in several:
         names = [field.name for field in fields(each) if getattr(each, field.name) != getattr(several[0], field.name)]
         if set(names) - {"num_neighbors"}:
-            raise ValueError(f"batches may differ in num_neighbors alone, but differ in {', '.join(names)}")
+            raise ValueError(f"batches may differ only in num_neighbors, but differ in {', '.join(names)}")
     return several

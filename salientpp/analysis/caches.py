@@ -1,10 +1,10 @@
-"""Counts and forecasts what static caches leave to fetch, for every policy and replication factor.
+"""Counts and forecasts the rows that static caches leave to fetch, for every policy and replication factor.
 
-A cache changes what travels and never the batches, so one dry run serves all of them: a row is fetched by every batch that needs it, unless it is cached.
-Beside the count stands the forecast of the inclusion probabilities, which needs no sampling: too high from two hops on, so a few batches calibrate it.
+A cache changes what travels and never the batches, so one dry run serves all caches. Every batch that needs a row fetches it, unless it is cached.
+Besides the count there is the forecast of the inclusion probabilities, which needs no sampling. It is too high from two hops on, so a few batches calibrate it.
 
-Two oracles bound what a static cache can do. ``oracle`` ranks vertices by the very accesses that are counted: no static cache is better, but with few epochs
-it has learned their noise. ``oracle-heldout`` ranks by as many other epochs.
+Two oracles bound what a static cache can save. ``oracle`` ranks vertices by the counted accesses themselves. No static cache is better, but with few
+epochs it has learned their noise. ``oracle-heldout`` ranks by the same number of other epochs.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ from salientpp.vip.shared import shared_inclusion_probability
 from salientpp.ways.cache import scores_of
 
 ORACLES = ("oracle", "oracle-heldout")
-#: Compared unless others are named: all but 'vip-hop', which ranks nearly as 'vip' does.
+#: Policies compared by default: all except 'vip-hop', which ranks nearly as 'vip' does.
 DEFAULT_POLICIES = ("vip", "degree", "halo", "wpr", "paths", "simulation", "random", "oracle")
-#: Policies that need sampling, so that there is nothing to forecast without it.
+#: Policies that need sampling. They have no forecast without it.
 LEARNED = (*ORACLES, "simulation")
-#: One cache for the ranks of a host, as loaders have it; and a cache of the same memory for each rank.
+#: One cache for the ranks of a host, as in loaders; and a cache of the same memory for each rank.
 CACHE, PRIVATE = "cache", "private cache"
-#: Batches per rank that calibrate the forecast.
+#: Number of batches per rank that calibrate the forecast.
 _CALIBRATION_BATCHES = 20
 
-#: By vertex type: int32 [R, N], or one number for each vertex.
+#: Values by vertex type: int32 [R, N], or one number for each vertex.
 Values = dict[str | None, np.ndarray]
 Scores = Mapping[str | None, Tensor]
 Out = TypeVar("Out")
 
 
 def check_policies(policies: Sequence[str] | None, predict_only: bool, is_typed: bool) -> list[str]:
-    """The policies to compare, 'vip' among them.
+    """Returns the policies to compare; 'vip' is always included.
 
     Args:
-        is_typed: vertices have several types, or batches are no plain ones.
+        is_typed: True if vertices have several types, or if batches are not plain.
 
     Raises:
-        ValueError: there is no such policy.
+        ValueError: a policy does not exist.
     """
     known: Mapping[str, Any] = TYPED_POLICIES if is_typed else POLICIES
     allowed = {*known, *ORACLES}
@@ -69,12 +69,12 @@ def check_policies(policies: Sequence[str] | None, predict_only: bool, is_typed:
             raise ValueError(f"policies must be among {', '.join([*sorted(known), 'oracle'])}{words}, got {policy!r}")
     checked = [each for policy in names for each in (ORACLES if policy == "oracle" else [policy])]
     if "vip" not in checked:
-        checked.insert(0, "vip")  # the forecasts and recommendations are VIP's
+        checked.insert(0, "vip")  # forecasts and recommendations need it
     return [*dict.fromkeys(policy for policy in checked if not predict_only or policy not in LEARNED)]
 
 
 class Accesses:
-    """Counts in how many batches of each of R epochs a rank needs each row that its host lacks.
+    """Counts, for each of R epochs, the batches in which a rank needs each row that its host lacks.
 
     Attributes:
         counts: by vertex type int32 [R, N].
@@ -93,11 +93,11 @@ class Accesses:
 
 
 def other_accesses(job: Job, number: int, epochs: int, title: str, progress: Progress) -> Values:
-    """The same counts of rank ``number`` over as many other epochs: int32 [1, N] by type."""
+    """Returns the same counts of rank ``number`` over as many other epochs: int32 [1, N] by type."""
     total, engine = Accesses(job, 1), job.engines[number]
     size, num_seeds = engine.basis.batch_size, engine.basis.source.seeds.number
     progress.begin(f"{title}, held-out epochs", epochs * -(-num_seeds // size), "batches")
-    # The keys of `simulation` are numbered by part; these lie beyond.
+    # `simulation` numbers its keys by part; these numbers lie beyond.
     batches = shuffled_batches(torch.arange(num_seeds, device="cpu"), size, len(job.engines) + number, epochs)
     for measured in _drawn(engine, total.measure, batches if num_seeds else ()):
         total.add(0, measured)
@@ -106,7 +106,7 @@ def other_accesses(job: Job, number: int, epochs: int, title: str, progress: Pro
 
 
 def _drawn(engine: Engine, measure: Callable[[Drawn], Out], batches: Iterable[tuple[Tensor, int]]) -> Iterator[Out]:
-    """What ``measure`` says of batches of no training run: positions of seeds, int64, and a key."""
+    """Yields the results of ``measure`` for batches of no training run. A batch is given as positions of seeds, int64, and a key."""
 
     def measured(batch: tuple[Tensor, int]) -> Out:
         return measure(engine.producer.drawn([(batch[0], BatchKeys(batch[1], batch[1]))], only_vertices=True))
@@ -115,15 +115,15 @@ def _drawn(engine: Engine, measure: Callable[[Drawn], Out], batches: Iterable[tu
 
 
 def _batches_by_size(basis: Basis) -> Counter[int]:
-    """How many batches of an epoch have how many seeds: full ones, and perhaps a smaller last one."""
+    """Counts the batches of an epoch by their number of seeds: full batches, and perhaps a smaller last one."""
     return Counter(sorted(positions.numel() for positions in basis.epochs.positions(0)))
 
 
 def _expected(job: Job) -> list[Values]:
-    """By rank and vertex type float64 [N], in how many batches of an epoch a row that the host lacks is expected."""
+    """Returns the expected number of batches per epoch that need each row that the host lacks: by rank and vertex type float64 [N]."""
 
     @cache
-    def chances(size: int) -> Any:  # of plain batches of so many seeds, float32 [N] of each unit
+    def chances(size: int) -> Any:  # for plain batches of `size` seeds, float32 [N] of each unit
         first, seeds = job.workloads[0], [each.seeds for each in job.workloads]
         if job.batches.shared_draws is not None:
             return [shared_inclusion_probability(first.graph, own, first.num_neighbors, size) for own in seeds]
@@ -139,7 +139,7 @@ def _expected(job: Job) -> list[Values]:
             total = torch.zeros(book.num_vertices, dtype=torch.float64, device="cpu")
             for size, times in sizes.items() if job.workloads else ():
                 total += chances(size)[unit].double() * times
-            if not job.workloads:  # a smaller batch counts by its size
+            if not job.workloads:  # a smaller batch counts in proportion to its size
                 total += job.vip[unit][type_].double() * (sum(sizes.elements()) / engine.basis.batch_size)
             total[slice(*book.range_of(engine.basis.source.exchange.part_id))] = 0
             found[-1][type_] = total.numpy()
@@ -153,7 +153,7 @@ class Caches:
 
     Attributes:
         left: by (way, policy) [W, T, A, R + 1], the rows that are left to fetch.
-        bare: [W, T, R + 1], the same without a cache.
+        bare: [W, T, R + 1], the rows to fetch without a cache.
         cached: by (way, policy) [T, A], rows in all caches.
         calibrated, variance: by way [T, A], an estimate for 'vip' from a few batches per rank, and its variance.
     """
@@ -172,14 +172,14 @@ class Caches:
     def count(
         self, host: range, accesses: Sequence[Values], others: Sequence[Values], on_policy: Callable[[], None]
     ) -> None:
-        """Count for the ranks of one host.
+        """Counts the rows for the ranks of one host.
 
         Args:
-            accesses: of these ranks.
-            others: of other epochs, where 'oracle-heldout' is asked for.
+            accesses: counts of these ranks.
+            others: counts of other epochs, if 'oracle-heldout' is compared.
         """
 
-        def needs(number: int, type_: str | None) -> list[np.ndarray]:  # of each row, in each epoch and as expected
+        def needs(number: int, type_: str | None) -> list[np.ndarray]:  # of each row, in each epoch and expected
             return [*accesses[number - host.start][type_], self._expected[number][type_]]
 
         for number in host:
@@ -187,7 +187,7 @@ class Caches:
                 self.bare[number, t] = [values.sum() for values in needs(number, type_)]
 
         planned = partial(self._plan, host, accesses, others)
-        # Planning takes one core, so policies share them.
+        # Planning a policy takes one core, so policies are planned in parallel.
         for policy, plans in zip(self._policies, in_order(planned, self._policies, "salientpp-plan")):
             for way, numbers, since in plans:
                 for t, type_ in enumerate(self._types):
@@ -205,7 +205,7 @@ class Caches:
     def _plan(
         self, host: range, accesses: Sequence[Values], others: Sequence[Values], policy: Any
     ) -> list[tuple[str, list[int], Values]]:
-        """The caches of a host: (way, ranks that use it, which rows it has)."""
+        """Returns the caches of a host: (way, ranks that use the cache, smallest factor with which each row is cached)."""
         engines = self._job.engines[host.start : host.stop]
         if policy in ORACLES:
             counts = accesses if policy == "oracle" else others
@@ -232,7 +232,7 @@ class Caches:
         return found
 
     def _since(self, scores: Scores, books: Mapping[str | None, PartitionBook], part_id: int) -> Values:
-        """By type int32 [N]: the first of the ascending replication factors with which a row is cached; their number if with none."""
+        """Returns, by type int32 [N], the index of the first (smallest) replication factor with which a row is cached; their number if none."""
         since = {t: np.full(book.num_vertices, len(self._alphas), dtype=np.int32) for t, book in books.items()}
         for a in reversed(range(len(self._alphas))):
             for type_, ids in plan_caches(scores, books, self._job.widths, part_id, self._alphas[a]).items():
@@ -256,7 +256,7 @@ class Caches:
             self.variance[way] += sampled.var(axis=0, ddof=min(1, len(sampled) - 1)) / len(sampled) * times**2
 
     def volumes(self) -> Iterator[Volume]:
-        """What is left, by way, policy, replication factor and vertex type."""
+        """Yields the rows that are left, by way, policy, replication factor and vertex type."""
         job, epochs = self._job, self._epochs
         totals = {each: self._total(rows) for each, rows in self.left.items()}
         bare = self._total(self.bare)
@@ -298,5 +298,5 @@ class Caches:
                     )
 
     def _total(self, rows: np.ndarray) -> np.ndarray:
-        """Of all ranks, the mean over epochs; as forecast where none was counted."""
+        """Sums over ranks: the mean over counted epochs, or the forecast if none was counted."""
         return rows[..., :-1].sum(axis=0).mean(axis=-1) if self._epochs else rows[..., -1].sum(axis=0)

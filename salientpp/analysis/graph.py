@@ -1,4 +1,4 @@
-"""Opens the graph of an analysis: a dataset directory, or a graph in memory, which is partitioned there."""
+"""Opens the graph of an analysis: a dataset directory, or a graph in memory, which is partitioned here."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from salientpp.vip.policies import Workload
 
 @dataclass(frozen=True, eq=False)
 class MemoryGraph:
-    """A graph of one type of vertices in parts, with what :class:`~salientpp.PartitionedGraph` says of topology, seeds and probabilities.
+    """A partitioned graph of one vertex type in memory, with the topology, seeds and probabilities that :class:`~salientpp.PartitionedGraph` has.
 
     Attributes:
-        graph: under the ids of the parts.
-        parts: which ids each part owns.
+        graph: the graph under the ids of the parts.
+        parts: partition book of these ids.
         seeds: by part, int64 global ids.
-        vip: by part, float32 [N], the inclusion probabilities of ``known_for`` (fanouts and batch size).
+        vip: by part, float32 [N], the inclusion probabilities for ``known_for`` (fanouts and batch size).
         order: int64 [N], the user's ids.
-        quality: of the partition.
-        offsets: the first part of each part of this view, and at the end their number.
-        part_id: the part of the view that a rank visits.
+        quality: quality of the partition.
+        offsets: first part of each part of this view; at the end, the number of parts.
+        part_id: part of the view that a rank visits.
     """
 
     graph: Graph
@@ -70,20 +70,20 @@ class MemoryGraph:
         return self.joined(range(self.parts.num_parts + 1), None)
 
     def joined(self, offsets: Sequence[int], part_id: int | None) -> MemoryGraph:
-        """The view whose part i is the parts ``offsets[i]`` to ``offsets[i + 1] - 1``."""
+        """Returns the view whose part i joins the parts ``offsets[i]`` to ``offsets[i + 1] - 1``."""
         return replace(self, offsets=offsets, part_id=part_id)
 
     def original_id(self, n_id: Tensor) -> Tensor:
         return self.order[n_id]
 
     def split(self, name: str, part_id: int, type_: None = None) -> Tensor:
-        """The seeds of a part, whatever their name."""
+        """Returns the seeds of a part, for every ``name``."""
         return torch.cat(list(self.seeds[self.offsets[part_id] : self.offsets[part_id + 1]]))
 
     def workload(
         self, part_id: int, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, replace: bool = False
     ) -> Workload:
-        """What a part's cache is planned by."""
+        """Returns the workload that a part's cache is planned for."""
         first, last = self.offsets[part_id], self.offsets[part_id + 1]
         is_known = last - first == 1 and (list(num_neighbors), batch_size) == self.known_for
         vip = self.vip[first] if is_known else None
@@ -93,12 +93,13 @@ class MemoryGraph:
 def open_graph(
     data: Data | PartitionedGraph, parts: int | None, batches: Batches, send_as: Mapping[Any, str] | None = None
 ) -> tuple[PartitionedGraph | Callable[[PartitionOptions, Progress], MemoryGraph], dict[str | None, int]]:
-    """A graph, and by vertex type the bytes of a row of ``x`` as it travels.
+    """Opens a graph. Also returns, by vertex type, the bytes of a row of ``x`` as it travels.
 
-    What partitions a ``Data`` holds no more of it than that needs: the rest may be freed while METIS wants the memory.
+    For a ``Data``, it returns a function that partitions the graph. The function holds only what it needs of the ``Data``, so that the rest can be
+    freed while METIS needs the memory.
 
     Raises:
-        ValueError: ``parts``, ``batches`` or ``send_as`` do not fit it.
+        ValueError: ``parts``, ``batches`` or ``send_as`` do not fit the graph.
     """
     if isinstance(data, PartitionedGraph):
         if parts not in (None, data.num_parts):
@@ -110,11 +111,11 @@ def open_graph(
         raise ValueError("parts must be given for a graph that is not partitioned yet")
     if not batches.is_plain:
         raise ValueError(
-            "batches with seeds that are edges, times, weights, trees or replacement are counted on a dataset directory; write one with "
+            "batches with seeds that are edges, times, weights, trees or replacement are counted only on a dataset directory; write one with "
             "salientpp.partition first"
         )
     seeds, graph = batches.seeds, Graph.from_data(data)
-    graph = Graph.trusted(graph.indptr, graph.indices)  # the user's edge ids are not needed: 8 bytes per edge
+    graph = Graph.trusted(graph.indptr, graph.indices)  # drops the user's edge ids, 8 bytes per edge
     splits = collect_splits(data, None, data.get("y"), graph.num_vertices)
     if seeds != "all" and seeds not in splits:
         raise ValueError(
@@ -130,7 +131,7 @@ def open_graph(
     def partitioned(options: PartitionOptions, progress: Progress) -> MemoryGraph:
         num_seeds = graph.num_vertices if chosen is None else chosen.numel()
         options, _ = options.decided(num_parts=parts, num_edges=graph.num_edges, num_seeds=num_seeds)
-        # METIS lets no other Python thread run, so a clock on the screen stands still with it.
+        # METIS blocks all other Python threads, so a clock on the screen stops.
         is_metis = isinstance(options.method, str) and options.method == "metis"
         progress.begin("partitioning (METIS stops the clock)" if is_metis else "partitioning")
         assigned = assign_for(graph, parts, options, splits=splits, seeds=chosen, **workload)
@@ -153,7 +154,7 @@ def open_graph(
 
 
 def sent_row_bytes(part: PartitionedGraph, send_as: Mapping[Any, str] | None) -> dict[str | None, int]:
-    """By type of vertices, of a row of ``x`` as a run sends it and caches it; 0 of types without."""
+    """Returns, by vertex type, the bytes of a row of ``x`` as a run sends and caches it; 0 for types without ``x``."""
     types = {type_.name: type_ for type_ in part.description.node_types}
     stored = {name: type_.attributes["x"] for name, type_ in types.items() if "x" in type_.attributes}
     known = {(name, "x"): (getattr(torch, entry["dtype"]), entry["row_shape"]) for name, entry in stored.items()}
@@ -163,7 +164,7 @@ def sent_row_bytes(part: PartitionedGraph, send_as: Mapping[Any, str] | None) ->
         if narrow is not None:
             words = attribute if name is None else str((name, attribute))
             raise ValueError(
-                f"send_as names {words!r}, which {part.root} stores as {narrow.format}, and so it travels; leave it out"
+                f"send_as names {words!r}, which {part.root} stores and sends as {narrow.format}; leave it out"
             )
         if not types[name].replicated:
             row_bytes[name] = format.row_bytes

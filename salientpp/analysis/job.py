@@ -1,4 +1,4 @@
-"""The ranks of a job on their hosts, each with the engine that a loader would have: without rows, and without other ranks to talk to."""
+"""The ranks of a job on their hosts. Each has the engine that a loader would have, without rows and without communication."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from salientpp.vip.inclusion import inclusion_probability
 from salientpp.vip.policies import Workload
 from salientpp.ways.cache import scores_of
 
-#: Upper bound on ranks that are given; each is counted by itself.
+#: Largest number of ranks that may be given; each rank is counted separately.
 MOST_RANKS = 1024
 
 
 def placed(ranks: int | None, num_parts: int, ranks_per_host: int | Sequence[int] = 1) -> list[Placement]:
-    """Every rank's placement; None ranks are as many as parts.
+    """Returns every rank's placement; ``ranks=None`` means one rank per part.
 
     Raises:
         ValueError: the numbers do not fit each other, or there are too many ranks.
@@ -50,12 +50,12 @@ def placed(ranks: int | None, num_parts: int, ranks_per_host: int | Sequence[int
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One kind of batches of all ranks.
+    """All ranks of a job, with one kind of batches.
 
     Attributes:
-        batches: what the ranks draw.
-        engines: of the ranks; they draw the loaders' batches, in the loaders' order.
-        widths: by vertex type whose rows travel, bytes of a row.
+        batches: the batches that the ranks draw.
+        engines: one engine per rank. They draw the loaders' batches in the loaders' order.
+        widths: bytes of a row, by vertex type whose rows travel.
     """
 
     batches: Batches
@@ -66,16 +66,16 @@ class Job:
     def of(
         cls, part: Any, row_bytes: Mapping[str | None, int], placements: Sequence[Placement], batches: Batches
     ) -> Job:
-        """Engines as of loaders that shuffle. Where ranks have no seeds, loaders serve them with uneven='exact'.
+        """Creates engines like the engines of loaders with ``shuffle``. If ranks have no seeds, they use uneven='exact', as loaders then must.
 
         Args:
             part: a :class:`~salientpp.PartitionedGraph` or a :class:`~salientpp.analysis.graph.MemoryGraph`.
-            row_bytes: by vertex type, of a row of ``x`` as it travels.
+            row_bytes: by vertex type, bytes of a row of ``x`` as it travels.
         """
         travelling = (type_ for type_ in part.books if type_ not in part.replicated)
         types = [type_ for type_ in travelling if row_bytes[type_] or not part.is_hetero]
         if not types:
-            raise ValueError("no type of vertices has rows of x that would travel, so there is nothing to count")
+            raise ValueError("no vertex type has rows of x that would travel, so there is nothing to count")
         alone, batch_size = Comm(None, DEFAULT_TIMEOUT), batches.batch_size or 0
         draws = {name: getattr(batches, name) for name in ("replace", "disjoint", "temporal_strategy", "shared_draws")}
         sampler = sampler_of_part(part, batches.num_neighbors, batches.time_attr, batches.weight_attr, **draws)
@@ -104,17 +104,17 @@ class Job:
 
     @cached_property
     def hosts(self) -> list[range]:
-        """The ranks of each host."""
+        """Ranks of each host."""
         return [*dict.fromkeys(engine.basis.epochs.placement.ranks_of_host for engine in self.engines)]
 
     @cached_property
     def units(self) -> list[Basis]:
-        """Of a rank of each part that ranks visit."""
+        """The basis of one rank for each part that ranks visit."""
         return [*{engine.basis.epochs.placement.own_part: engine.basis for engine in self.engines}.values()]
 
     @cached_property
     def held(self) -> dict[str | None, PartitionBook]:
-        """By vertex type whose rows travel, which ids each host's rows are of."""
+        """Partition books of the rows that each host holds, by vertex type whose rows travel."""
         return {type_: self.engines[0].basis.source.books[type_] for type_ in self.widths}
 
     @property
@@ -124,23 +124,23 @@ class Job:
 
     @property
     def is_of_one_type(self) -> bool:
-        """Batches are plain, from one type of vertices."""
+        """True if batches are plain and from one vertex type."""
         return self.batches.is_plain and not self.part.is_hetero
 
     @property
     def is_simple(self) -> bool:
-        """And every rank is a host and has a part of its own."""
+        """True if, in addition, every rank is a host and has its own part."""
         return self.is_of_one_type and len(self.hosts) == len(self.units) == len(self.engines)
 
     @cached_property
     def workloads(self) -> list[Workload]:
-        """By unit, what caches are planned by, with its probabilities; of plain batches from one type of vertices alone."""
+        """Workloads that caches are planned for, by unit, with probabilities. Empty unless batches are plain and from one vertex type."""
         found = []
         for basis in self.units if self.is_of_one_type else ():
             source: Any = basis.source
             seeds, num_neighbors = source.seeds.inputs.node, source.sampler.fanouts[0]
             found.append(source.part.workload(source.part.part_id, seeds, num_neighbors, basis.batch_size))
-        if any(each.vip is None for each in found):  # one sweep for all
+        if any(each.vip is None for each in found):  # one sweep serves all
             first, seeds = found[0], [each.seeds for each in found]
             computed = inclusion_probability(first.graph, seeds, first.num_neighbors, first.batch_size)
             found = [replace(each, vip=own) if each.vip is None else each for each, own in zip(found, computed)]
@@ -148,6 +148,6 @@ class Job:
 
     @cached_property
     def vip(self) -> Sequence[Mapping[str | None, Tensor]]:
-        """By unit and vertex type float32 [N], the scores of 'vip'."""
+        """Scores of 'vip', by unit and vertex type float32 [N]."""
         known: list[Any] = [{None: each.vip} for each in self.workloads]
         return known or [scores_of(basis, "vip") for basis in self.units]

@@ -1,7 +1,7 @@
-"""Counts the rows that ranks fetch which know their next batches.
+"""Counts the rows that ranks fetch if they know their next batches.
 
-The planner (:mod:`salientpp.ways.lookahead.planner`) is that of loaders with ``lookahead=``. The first epoch begins with the rows of the static cache; later
-ones with what the epoch before has left.
+The planner (:mod:`salientpp.ways.lookahead.planner`) is the planner of loaders with ``lookahead=``. The first epoch begins with the rows of the static
+cache, and later epochs begin with the rows that the epoch before left in the cache.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from salientpp.ways.lookahead.shape import Shape, Window, group_of, plan_rows
 
 @dataclass(eq=False)
 class Known:
-    """What one rank's cache does, with one replication factor.
+    """Results for one rank's cache with one replication factor.
 
     Attributes:
-        shape: None where the cache stays the static one; ``refused`` says why, where that is not what was asked for.
+        shape: shape of the cache; None if it stays static. ``refused`` then gives the reason, unless a static cache was asked for.
         num_static: rows of the static cache.
-        predicted, static, best: rows per batch by the forecast: with the window, with a static cache, and with all of the future.
-        rows: fetched in each counted epoch, if the cache is not the static one.
+        predicted, static, best: forecasts of rows per batch with the window, with a static cache, and with all future batches known.
+        rows: rows fetched in each counted epoch, if the cache is not static.
     """
 
     shape: Shape | None
@@ -49,15 +49,15 @@ class Known:
 
 
 class Lookahead:
-    """The caches of one rank, for every replication factor; of plain batches.
+    """The caches of one rank for plain batches, for every replication factor.
 
     Args:
-        number: of the rank.
-        lookahead: as of a loader.
-        epochs: to count; 0: only predicted.
+        number: number of the rank.
+        lookahead: the loader argument.
+        epochs: epochs to count; 0: only forecast.
 
     Attributes:
-        found: by replication factor.
+        found: results by replication factor.
     """
 
     def __init__(self, job: Job, number: int, alphas: Sequence[float], lookahead: Window, epochs: int) -> None:
@@ -67,10 +67,10 @@ class Lookahead:
         scores = score("vip", workload).to(torch.float32)
         self._remote = scores.clone()
         self._remote[slice(*book.range_of(part_id))] = 0
-        self._reach = 0  # batches that the longest window takes
-        self._lists: deque[Tensor] = deque()  # from batch `_first` on
+        self._reach = 0  # batches that the longest window needs
+        self._lists: deque[Tensor] = deque()  # lists from batch `_first` on
         self._first = 0
-        self._later: Iterator[Tensor] = iter(())  # lists of the epochs after those that are counted
+        self._later: Iterator[Tensor] = iter(())  # lists of the epochs after the counted ones
         if epochs and self._num_batches:
             self._later = chain.from_iterable(map(self._lists_of, count(epochs)))
         blocks = Blocks.of(workload, job.batches.draw_block, self._num_batches, job.batches.shared_draws is not None)
@@ -101,7 +101,7 @@ class Lookahead:
         return Trial.of(list(self._lists_of(0, self._engine.basis.trial_turns)), self._remote.numel())
 
     def _lists_of(self, epoch: int, turns: Sequence[Turn] | None = None) -> Iterator[Tensor]:
-        """The coded remote ids of the batches of an epoch."""
+        """Yields the coded remote ids of the batches of an epoch."""
         return self._engine.dry(epoch, self.measure, turns, only_vertices=True)
 
     def measure(self, batch: Drawn) -> Tensor:
@@ -113,7 +113,7 @@ class Lookahead:
             self._plan_next()
 
     def finish(self) -> None:
-        """Plan the last batches, whose windows reach into the next epochs; and let go of the plans."""
+        """Plans the last batches, whose windows reach into the next epochs, and releases the plans."""
         while self._first < self._epochs * self._num_batches:
             self._plan_next()
         self._planners, self._later = [], iter(())
@@ -133,12 +133,12 @@ class Lookahead:
 
 
 def volumes(ranks: Sequence[list[Known]], job: Job, vip: Sequence[Volume], epochs: int) -> list[Volume]:
-    """What all ranks fetch, by replication factor, beside the static caches of ``vip``; 0 epochs were counted: as forecast."""
+    """Returns what all ranks fetch, by replication factor, next to the static caches of ``vip``. With ``epochs=0`` these are forecasts."""
     found = []
     for own, known in zip(vip, zip(*ranks)):
         static, static_rows = sum(each.static for each in known), own.remote_rows_per_rank or ()
         if epochs and job.batches.draw_block > 1:
-            # Of draws that agree the probabilities say too little of what a static cache leaves, which is counted.
+            # For batches with common draws, the probabilities underestimate what a static cache leaves. So use its count.
             numbers = (max(1, engine.basis.epochs.order.num_batches) for engine in job.engines)
             static = sum(rows / number for rows, number in zip(static_rows, numbers))
         shapes, reach = [each.shape for each in known], max(each.reach for each in known)

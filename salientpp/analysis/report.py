@@ -1,4 +1,4 @@
-"""Shows an analysis: tables, advice in words, and a plot."""
+"""Shows an analysis: tables, written advice, and a plot."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rich.table import Table
 from salientpp.analysis.caches import CACHE
 from salientpp.analysis.result import Analysis, Volume, format_bytes
 
-#: A line of a table: its name, and a function that makes a cell for each column: a text, a number, or None where it is not known.
+#: A line of a table: its name, and a function that returns the cell of each column: a text, a number, or None if it is not known.
 Line = tuple[str, Any]
 
-#: Of which a table shows the rows; a file has those of all.
+#: Largest number of hosts that a table shows; a file has all of them.
 _MOST_HOSTS = 16
 
 
 def shown(analysis: Analysis) -> list[RenderableType]:
-    """All that is printed of an analysis."""
+    """Returns everything that is printed of an analysis."""
     widths = {type_: width for type_, width in analysis.row_bytes.items() if width or len(analysis.row_bytes) == 1}
     words = ", ".join(f"{width:,} bytes per row{f' of {type_}' if type_ else ''}" for type_, width in widths.items())
     lines: list[RenderableType] = [
@@ -40,7 +40,7 @@ def shown(analysis: Analysis) -> list[RenderableType]:
 
 
 def cache_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
-    """For each policy and α the share of what moves without a cache that is still fetched; for VIP the rows too."""
+    """Shows, for each policy and α, the rows that are still fetched, as a share of the rows without a cache; for VIP also the rows."""
     cells, hosts = _caches(analysis, numbers), len(analysis.ranks_by_host)
     is_alone = max(analysis.ranks_by_host) == 1 and hosts == analysis.parts  # every rank is a host and has one part
     own = cells[CACHE, "vip"]
@@ -51,7 +51,7 @@ def cache_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
     machines = f"{sum(analysis.ranks_by_host)} ranks ({per_host} a host, {hosts} hosts) on {analysis.parts} parts"
     table = _table(
         f"num_neighbors {list(numbers)}: {bare} feature rows {kind} per epoch by {f'{hosts} machines' if is_alone else machines} without a cache; the "
-        f"share {'of their bytes ' if len(first) > 1 else ''}still {kind} with one of α N / {'K' if is_alone else 'hosts'} rows per "
+        f"share {'of their bytes ' if len(first) > 1 else ''}still {kind} with a cache of α N / {'K' if is_alone else 'hosts'} rows per "
         f"{machine}, by policy",
         "policy",
         [(f"α={alpha:g}", alpha) for alpha in own],
@@ -78,7 +78,7 @@ def cache_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
 
 
 def _caches(analysis: Analysis, numbers: tuple[Any, ...]) -> dict[tuple[str, str], dict[float, list[Volume]]]:
-    """The static caches: (way, policy) -> α -> the results of each vertex type."""
+    """Returns the static caches: (way, policy) -> α -> the results of each vertex type."""
     found: dict[tuple[str, str], dict[float, list[Volume]]] = {}
     for volume in analysis.of(num_neighbors=numbers):
         if volume.ahead is None and volume.summed is None:
@@ -95,12 +95,12 @@ def _lines_of_bytes(analysis: Analysis) -> list[Line]:
 
 
 def _of_way(analysis: Analysis, way: str, numbers: tuple[Any, ...]) -> list[tuple[str, Any]]:
-    """A column for each α."""
+    """Returns a column for each α."""
     return [(f"α={each.replication_factor:g}", each) for each in analysis.of(num_neighbors=numbers, way=way)]
 
 
 def lookahead_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
-    """For each α what is left of the static cache's rows, if ranks know their next batches."""
+    """Shows, for each α, the share of the static cache's rows that ranks still fetch if they know their next batches."""
     asked = analysis.draws["lookahead"]
     counted = asked is not None and analysis.epochs > 0
     vip = {each.replication_factor: each.rows for each in analysis.of(num_neighbors=numbers, way=CACHE, policy="vip")}
@@ -129,39 +129,39 @@ def lookahead_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
 
 
 def sums_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
-    """For each α what is fetched with sums in the place of rows, and what of the bytes."""
+    """Shows, for each α, the rows and sums that are fetched with partial aggregation, and the share of bytes."""
     return _table(
-        f"num_neighbors {list(numbers)}: what is fetched per epoch with partial_aggregation, over all machines, with the policy vip",
+        f"num_neighbors {list(numbers)}: rows and sums fetched per epoch with partial_aggregation, over all machines, with the policy vip",
         "",
         _of_way(analysis, "sums", numbers),
         [
             ("rows", attrgetter("remote_rows_per_epoch")),
-            ("sums in the place of rows", attrgetter("summed.sums_per_epoch")),
+            ("sums instead of rows", attrgetter("summed.sums_per_epoch")),
             ("rows in these sums", attrgetter("summed.sources_per_epoch")),
-            ("bytes, of those without", lambda volume: f"{volume.summed.share:.3f}"),
+            ("share of the bytes without", lambda volume: f"{volume.summed.share:.3f}"),
             ("machines that ask with 'auto'", lambda volume: f"{sum(volume.summed.auto)} of {analysis.parts}"),
         ],
     )
 
 
 def copies_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
-    """For each β that was counted what is copied to devices with sums in the place of rows."""
+    """Shows, for each counted β, the rows and sums that are copied to devices with partial aggregation."""
     return _table(
-        f"num_neighbors {list(numbers)}: what hosts copy to devices of their own parts' rows per epoch with partial_aggregation, over all machines, if the "
+        f"num_neighbors {list(numbers)}: own parts' rows that hosts copy to devices per epoch with partial_aggregation, over all machines, if the "
         "first β of each part are kept in GPU memory",
         "",
         [(f"β={copies.device_fraction:g}", copies) for copies in analysis.copies if copies.num_neighbors == numbers],
         [
             ("rows without", attrgetter("rows_without")),
             ("rows", attrgetter("rows_per_epoch")),
-            ("sums in the place of rows", attrgetter("sums_per_epoch")),
-            ("rows and sums, of rows without", lambda copies: f"{copies.share:.3f}"),
+            ("sums instead of rows", attrgetter("sums_per_epoch")),
+            ("rows and sums, share of rows without", lambda copies: f"{copies.share:.3f}"),
         ],
     )
 
 
 def advice(analysis: Analysis) -> list[str]:
-    """What to do, for each of the num_neighbors; and why a window was not counted."""
+    """Returns recommendations for each of the num_neighbors, and the reasons why a window was not counted."""
     lines = list(map(str, analysis.recommendations))
     for numbers in analysis.num_neighbors:
         ahead: list[Any] = analysis.of(num_neighbors=numbers, way="lookahead")
@@ -186,11 +186,11 @@ def advice(analysis: Analysis) -> list[str]:
 
 
 def mean_table(analysis: Analysis) -> Table:
-    """Geometric means over num_neighbors of the share of rows left; shares below 0.001 count as 0.001."""
+    """Shows geometric means over num_neighbors of the share of rows left; shares below 0.001 count as 0.001."""
     tables = [_caches(analysis, numbers) for numbers in analysis.num_neighbors]
 
     def mean(key: tuple[str, str], alpha: float) -> str:
-        # A cache that leaves nothing for one of them would make the mean zero.
+        # A cache that leaves nothing for one of the num_neighbors would make the mean zero.
         return f"{geometric_mean(max(analysis.share(cells[key][alpha]), 1e-3) for cells in tables):.3f}"
 
     return _table(
@@ -202,7 +202,7 @@ def mean_table(analysis: Analysis) -> Table:
 
 
 def device_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
-    """Expected host-to-device rows over β."""
+    """Shows the expected host-to-device rows over β."""
     columns = [
         ("GPU memory", lambda row: format_bytes(row.device_bytes) if analysis.row_bytes[""] else "–"),
         ("VIP order", attrgetter("rows_per_batch_vip_order")),
@@ -223,7 +223,7 @@ def _name(way: str, policy: str) -> str:
 
 
 def _table(title: str, first: str, columns: Sequence[tuple[str, Any]], lines: Sequence[Line]) -> Table:
-    """A table of these lines; a column has a heading, and what the lines' functions get for it."""
+    """Returns a table of these lines. A column has a heading, and the value that is passed to the lines' functions."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column(first, no_wrap=True)
     for heading, _ in columns:
@@ -233,7 +233,7 @@ def _table(title: str, first: str, columns: Sequence[tuple[str, Any]], lines: Se
 
 
 def _add(table: Table, columns: Collection[Any], lines: Sequence[Line]) -> None:
-    """Add lines, but for those of which nothing is known."""
+    """Adds lines, except lines without any known value."""
     for name, cell in lines:
         cells = [cell(each) for each in columns]
         style = "bold" if name in ("vip", "counted") else "dim" if name.startswith(("oracle", "all of")) else ""
@@ -242,7 +242,7 @@ def _add(table: Table, columns: Collection[Any], lines: Sequence[Line]) -> None:
 
 
 def _short(number: float | None) -> str:
-    """At most five characters and three digits: 53.4k."""
+    """Formats a number with at most five characters and three digits: 53.4k."""
     if number is None:
         return "–"
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -252,7 +252,7 @@ def _short(number: float | None) -> str:
 
 
 def check_matplotlib() -> None:
-    """Raise ImportError, with what to do, unless matplotlib can be imported."""
+    """Raises ImportError with instructions unless matplotlib can be imported."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
@@ -262,9 +262,9 @@ def check_matplotlib() -> None:
 
 
 def plot(analysis: Analysis, kind: str) -> bytes:
-    """A picture, 'png' or 'svg': rows per epoch over α on a log scale, one panel per ``num_neighbors``, the room between no cache and the oracle shaded.
+    """Draws a picture, 'png' or 'svg': rows per epoch over α on a log scale, with one panel per ``num_neighbors``.
 
-    Like Figure 2 of Kaler et al., SALIENT++ (MLSys 2023, arXiv:2305.03152).
+    The area between no cache and the oracle is shaded, as in Figure 2 of Kaler et al., SALIENT++ (MLSys 2023, arXiv:2305.03152).
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -301,7 +301,7 @@ def plot(analysis: Analysis, kind: str) -> bytes:
         axes.grid(True, which="both", lw=0.3)
     figure.axes[0].set_ylabel("feature rows fetched per epoch")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center", fontsize="small")
-    name = analysis.dataset.encode(errors="replace").decode()  # the name of a file need not be text
+    name = analysis.dataset.encode(errors="replace").decode()  # a file name need not be valid text
     figure.suptitle(f"{name}, {analysis.parts} parts, batch size {analysis.batch_size}", parse_math=False)
     picture = io.BytesIO()
     figure.savefig(picture, format=kind, dpi=150)

@@ -1,4 +1,4 @@
-"""Holds what an analysis found, as JSON and CSV. The section "JSON" of docs/analyze.md describes each field."""
+"""Results of an analysis, as JSON and CSV. docs/reference/analysis-files.md describes each field."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Ahead:
-    """Figures of ranks that know their next batches."""
+    """Figures for ranks that know their next batches."""
 
     refused: str | None
     windows: tuple[int, ...]
@@ -25,7 +25,7 @@ class Ahead:
 
 @dataclass(frozen=True)
 class Summed:
-    """Figures of sums in the place of rows; means over epochs."""
+    """Figures for sums instead of rows; means over epochs."""
 
     sums_per_epoch: float
     sources_per_epoch: float
@@ -38,7 +38,7 @@ class Summed:
 
 @dataclass(frozen=True)
 class Copies:
-    """Rows of their own parts that hosts copy to devices per epoch, if a device has the first β of each part; means over epochs."""
+    """Rows of their own parts that hosts copy to devices per epoch if a device holds the first β of each part; means over epochs."""
 
     num_neighbors: tuple[Any, ...]
     device_fraction: float
@@ -78,15 +78,15 @@ class Volume:
 
     @property
     def rows(self) -> float | None:
-        """The best figure there is: counted, else predicted."""
+        """The best available figure: the count, else the forecast."""
         return self.predicted_rows_per_epoch if self.remote_rows_per_epoch is None else self.remote_rows_per_epoch
 
     def beside(self, way: str, rows: Sequence[float] | None, left: float, **figures: Any) -> Volume:
-        """The figures of a way that takes the place of this static cache in its memory.
+        """Returns the figures of a way that uses the memory of this static cache instead of it.
 
         Args:
-            rows: by rank, if they were counted.
-            left: of the rows without a cache.
+            rows: counted rows by rank, or None.
+            left: rows left of the rows without a cache.
         """
         total = None if rows is None else sum(rows)
         return replace(
@@ -110,7 +110,7 @@ class DeviceRows:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A replication factor and a GPU fraction, for one fanout, with policy 'vip'."""
+    """A recommended replication factor and GPU fraction for one fanout list, with policy 'vip'."""
 
     num_neighbors: tuple[int, ...]
     replication_factor: float
@@ -158,32 +158,32 @@ class Analysis:
     copies: tuple[Copies, ...]
 
     def of(self, **labels: Any) -> list[Volume]:
-        """The results with these attributes, such as ``way='cache', policy='vip'``."""
+        """Returns the results with these attributes, such as ``way='cache', policy='vip'``."""
         return [each for each in self.results if all(getattr(each, name) == value for name, value in labels.items())]
 
     @property
     def num_neighbors(self) -> list[tuple[Any, ...]]:
-        """Of which there are results."""
+        """The num_neighbors that have results."""
         return list(dict.fromkeys(volume.num_neighbors for volume in self.results))
 
     def by_host(self, volume: Volume) -> list[float]:
-        """The counted rows that each host fetches."""
+        """Returns the counted rows that each host fetches."""
         ends = [0, *accumulate(self.ranks_by_host)]
         return [sum((volume.remote_rows_per_rank or ())[first:last]) for first, last in pairwise(ends)]
 
     def share(self, volumes: Sequence[Volume]) -> float:
-        """Bytes that one cache leaves of those without it, over all vertex types; rows where there are no bytes."""
+        """Returns the share of bytes that one cache leaves, over all vertex types; the share of rows if rows have no bytes."""
         weights = [volume.row_bytes or 1 for volume in volumes]
         without = sum(volume.rows_without_cache * weight for volume, weight in zip(volumes, weights))
         left = sum((volume.rows or 0) * weight for volume, weight in zip(volumes, weights))
         return left / without if without else 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values; ``schema`` is the version of their meaning."""
+        """Returns JSON values; ``schema`` is the version of their format."""
         return {"schema": 2, **asdict(self)}
 
     def to_csv(self) -> str:
-        """One line per result; the columns are :class:`Volume`'s, and those of its :class:`Ahead` and :class:`Summed` but for figures by rank."""
+        """Returns one line per result. The columns are the fields of :class:`Volume`, :class:`Ahead` and :class:`Summed`, without figures by rank."""
         out = io.StringIO()
         left_out = "ahead", "summed", "remote_rows_per_rank", "windows", "slots", "state_bytes", "sums_per_rank", "auto"
         entries = (entry.name for kind in (Volume, Ahead, Summed) for entry in fields(kind))
@@ -202,7 +202,7 @@ def word_of_type(type_: Any) -> str:
 
 
 def _next_gb(saves: float, left: float) -> str:
-    # What is left was counted and what a GB saves is a forecast, so "all" may be a little off.
+    # The rest was counted and the savings of a GB are a forecast, so "the rest" may be slightly off.
     return "a next GB would save the rest" if saves >= 0.99 * left else f"a next GB would save another {saves:.1%}"
 
 

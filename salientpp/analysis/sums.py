@@ -1,6 +1,7 @@
-"""Counts the rows and sums that ranks fetch, and copy to devices, where owners and hosts sum up what they can.
+"""Counts the rows and sums that ranks fetch and copy to devices, if owners and hosts compute the sums that they can.
 
-The plan (:mod:`salientpp.ways.sums.plan`) is that of loaders with ``partial_aggregation=``. Whether 'auto' asks for sums follows from the same trial.
+The plan (:mod:`salientpp.ways.sums.plan`) is the plan of loaders with ``partial_aggregation=``. The decision of 'auto' for or against sums follows from the
+same trial.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from salientpp.vip.policies import plan_cache, score
 from salientpp.ways.sums.moved import Moved
 from salientpp.ways.sums.plan import Wire
 
-#: Of a part's rows, what a device has for which copies are counted.
+#: Fractions of a part's rows on a device, for which copies are counted.
 DEVICE_FRACTIONS = (0.0, 0.04, 0.2)
 
 
 class Sums:
-    """What one rank fetches, for every replication factor, and then what its host copies, for every one of :data:`DEVICE_FRACTIONS`.
+    """Rows that one rank fetches, for every replication factor; then rows that its host copies, for every fraction in :data:`DEVICE_FRACTIONS`.
 
     Attributes:
-        wire: what moves for a row.
-        moved: in all epochs.
-        asks: once finished, whether 'auto' asks for sums, and whether its host makes them.
+        wire: bytes that move for a row.
+        moved: totals of all epochs.
+        asks: after :meth:`finish`, True for each case in which 'auto' asks for sums, or in which the host makes sums for its device.
     """
 
     def __init__(self, job: Job, number: int, alphas: Sequence[float]) -> None:
@@ -39,7 +40,7 @@ class Sums:
         self.wire = wire = Wire(job.widths[None], 4 if book.num_vertices < 2**31 else 8)
         home = Tier("host", None, {}, False, "")
         scores, size = score("vip", workload), book.size_of(part_id)
-        #: What moves for a batch, and by which bytes 'auto' decides.
+        #: For each case, a function that measures what a batch moves, and the bytes by which 'auto' decides.
         self._measures: list[tuple[Callable[[Any], Moved], Wire]] = []
         for alpha in alphas:
             members = IdSet.of(plan_cache(scores, book, part_id, alpha), book.num_vertices)
@@ -59,14 +60,14 @@ class Sums:
         self.moved = [total + one for total, one in zip(self.moved, measured)]
 
     def finish(self) -> None:
-        """After the last epoch: see ``asks``, and let go of what found rows."""
+        """Ends the count after the last epoch: sets ``asks``, and releases the tiers."""
         tried = list(self._engine.dry(0, lambda batch: batch.mfg, self._engine.basis.trial_turns))
         self.asks = [sum(map(measure, tried), Moved()).is_worth_it(wire) for measure, wire in self._measures]
         self._measures = []
 
 
 def volumes(ranks: Sequence[Sums], vip: Sequence[Volume], epochs: int) -> tuple[list[Volume], list[Copies]]:
-    """What all ranks fetch, by replication factor, beside the static caches of ``vip``; and what is copied, by β."""
+    """Returns what all ranks fetch, by replication factor, next to the static caches of ``vip``; and what is copied, by β."""
     wire, found, copies = ranks[0].wire, [], []
     moved, asks = list(zip(*(each.moved for each in ranks))), list(zip(*(each.asks for each in ranks)))
     for own, by_rank, auto in zip(vip, moved, asks):

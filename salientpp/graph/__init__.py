@@ -1,1 +1,1 @@
-"""Graphs, and how they are read from PyG's."""
+"""Graphs in CSC form, and the readers of PyG's graph objects."""

@@ -1,4 +1,4 @@
-"""Compares times, whole and real ones alike, without rounding any."""
+"""Exact comparison of integer and floating-point times."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Clock:
-    """Times as int64 in an order-preserving way, so that kernels compare one kind of number.
+    """Order-preserving map of times to int64, so that kernels compare one kind of number.
 
-    Whole and real times compare by value, exactly: none is rounded to the other kind. Where a graph has both kinds, a time becomes
-    the number of the graph's times that are not later.
+    Integer and floating-point times compare by value, exactly: neither kind is rounded to the other. In a graph with both kinds, a
+    time becomes the number of the graph's times that are not later.
 
     Attributes:
-        real: the graph has real times, floating-point numbers.
-        known: if it has whole times too: all of either kind, int64 and float64, ascending.
+        real: True if the graph has floating-point times.
+        known: all times of the graph, as ascending int64 and ascending float64, if it has both kinds; else None.
     """
 
     real: bool
@@ -26,7 +26,7 @@ class Clock:
 
     @classmethod
     def of(cls, times: Sequence[Tensor], name: str) -> Clock:
-        """For a graph that has these times.
+        """Creates the clock of a graph that has these times.
 
         Raises:
             ValueError: as :meth:`read`.
@@ -39,12 +39,13 @@ class Clock:
         )
 
     def read(self, time: Tensor, name: str) -> Tensor:
-        """int64: for a time t of the graph and any time s, ``read(t) <= read(s)`` just where ``t <= s``.
+        """Returns int64 values in the order of the times.
 
-        What no time of the graph can equal is rounded down: 2.5 among whole times to 2, 2^53 + 1 among real ones to 2^53.
+        For a time t of the graph and any time s, ``read(t) <= read(s)`` exactly where ``t <= s``. A time that no time of the graph can
+        equal is rounded down: 2.5 among integer times to 2, 2^53 + 1 among floating-point times to 2^53.
 
         Raises:
-            ValueError: a time that is not a number, or not below 2^63 though whole; times of a dtype without an order.
+            ValueError: a time is NaN, an integer is not below 2^63, or the dtype has no order.
         """
         time = _exact_time(time, name)
         is_whole = time.dtype == torch.int64
@@ -61,10 +62,10 @@ class Clock:
 
 
 def _exact_time(time: Tensor, name: str) -> Tensor:
-    """The same values on the CPU as int64 or float64; ValueError where these cannot hold them, or they have no order."""
+    """Returns the same values on the CPU as int64 or float64; ValueError if neither can hold them, or if they have no order."""
     if not isinstance(time, Tensor) or time.dtype.is_complex:
         raise ValueError(
-            f"{name} must be a tensor of whole or real numbers, got {time.dtype if isinstance(time, Tensor) else type(time).__name__}"
+            f"{name} must be a tensor of integers or floating-point numbers, got {time.dtype if isinstance(time, Tensor) else type(time).__name__}"
         )
     time = time.detach().cpu()
     if time.dtype.is_floating_point:
@@ -80,14 +81,14 @@ def _exact_time(time: Tensor, name: str) -> Tensor:
 
 
 def _whole_below(time: Tensor) -> Tensor:
-    """The largest int64 that is at most a float64; the least one where there is none."""
+    """Returns the largest int64 that is at most a float64, or the least int64 if none is."""
     floor = time.floor()
     inside = floor.clamp(-(2.0**63), 2.0**63 - 1024).to(torch.int64)  # 2^63 - 1024 is the last float64 below 2^63
     return torch.where(floor >= 2.0**63, 2**63 - 1, inside)
 
 
 def _real_below(time: Tensor) -> Tensor:
-    """The largest float64 that is at most an int64."""
+    """Returns the largest float64 that is at most an int64."""
     real = time.to(torch.float64)
     rounded_up = (real >= 2.0**63) | (real.clamp(max=2.0**63 - 1024).to(torch.int64) > time)
     return torch.where(rounded_up, real.nextafter(torch.tensor(-torch.inf, dtype=torch.float64, device="cpu")), real)

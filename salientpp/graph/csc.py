@@ -1,8 +1,7 @@
-"""The graph of this package.
+"""Graph topology in CSC form.
 
-A :class:`Graph` is topology in CSC form: ``indices[indptr[v]:indptr[v + 1]]`` are the sources of the edges
-into v, the vertices that v aggregates from (PyG's ``source_to_target``). It is validated once, when it is made;
-every later step relies on that.
+A :class:`Graph` holds two arrays: ``indices[indptr[v]:indptr[v + 1]]`` are the sources of the edges into v, the vertices
+that v aggregates from (PyG's ``source_to_target``). A graph is validated once, in its constructor; every later step relies on that.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from salientpp import ops
 from salientpp.graph.from_pyg import read_adj_t, read_edge_index
 from salientpp.processes import lazy, may_compute_in_parallel
 
-#: Numbers by which graphs of this process are told apart.
+#: Numbers that tell the graphs of this process apart.
 _identities = itertools.count(1)
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A directed graph of N vertices and E edges; self-loops and repeated edges are kept.
+    """A directed graph of N vertices and E edges. Self-loops and repeated edges are kept.
 
     Attributes:
         indptr: int64 [N + 1].
-        indices: int32 or int64 [E], sources in [0, N); int32 halves the memory that sampling reads.
-        edge_id: int64 [E], the user's number of each edge, or None where positions in ``indices`` are the
+        indices: int32 or int64 [E], sources in [0, N). int32 halves the memory that sampling reads.
+        edge_id: int64 [E], the user's number of each edge; None if positions in ``indices`` are the
             numbers.
 
     Raises:
@@ -42,7 +41,7 @@ class Graph:
     indices: Tensor
     edge_id: Tensor | None = field(default=None)
 
-    #: What sampling reads in place of ``indices`` and ``edge_id`` where there is one, see :class:`LinkedGraph`.
+    #: The array that sampling reads instead of ``indices`` and ``edge_id``; None except in a :class:`LinkedGraph`.
     links: ClassVar[Tensor | None] = None
 
     def __post_init__(self) -> None:
@@ -68,9 +67,9 @@ class Graph:
 
     @classmethod
     def trusted(cls, indptr: Tensor, indices: Tensor) -> Graph:
-        """A graph whose arrays were validated before, for instance when they were written to disk.
+        """Creates a graph from arrays that were validated before, for instance when they were written to disk.
 
-        The sampler still refuses ids out of range, so a wrong array is an error and never a stray read.
+        The sampler still refuses ids out of range, so a wrong array raises an error and never causes a stray read.
         """
         graph = object.__new__(cls)
         for name, value in (("indptr", indptr), ("indices", indices), ("edge_id", None)):
@@ -91,12 +90,12 @@ class Graph:
         return sum(t.nbytes for t in (self.indptr, self.indices, self.edge_id) if t is not None)
 
     def in_degree(self) -> Tensor:
-        """int64 [N]: how many neighbours each vertex draws from."""
+        """Returns the number of neighbours that each vertex draws from, int64 [N]."""
         return self.indptr.diff()
 
     @lazy
     def _transposed(self) -> Graph:
-        # Most graphs that are large are undirected, and mapped: they need no second copy, in memory.
+        # Most large graphs are undirected and memory-mapped. They need no second copy in memory.
         if bool(ops.is_symmetric(self.indptr, self.indices)):
             return Graph.trusted(self.indptr, self.indices)
         return Graph.trusted(*ops.transpose_csc(self.indptr, self.indices))
@@ -106,33 +105,36 @@ class Graph:
         return next(_identities)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy, also one in another process, has an identity of its own."""
+        """Returns the state without the identity: a copy gets its own, also in another process."""
         return {name: value for name, value in vars(self).items() if name != "_identity"}
 
     @property
     def number(self) -> int:
-        """Of this graph as it is now: no other in this process has it, nor had this one before something was written to its arrays. At least 1."""
+        """Number of this graph in its present state, at least 1. No other graph of the process has it; writing to the arrays changes it."""
         written = sum(0 if array.is_inference() else array._version for array in (self.indptr, self.indices))
         return self._identity + (written << 40)
 
     def transpose(self) -> Graph:
-        """The graph with every edge turned round, without edge ids; made once and kept. Of an undirected graph whose lists ascend it has the same arrays."""
+        """Returns the graph with every edge reversed, without edge ids.
+
+        It is computed once and kept. If the graph is undirected and its lists ascend, both share the same arrays.
+        """
         return self._transposed
 
     @classmethod
     def from_edge_index(
         cls, edge_index: Tensor, num_vertices: int | None = None, *, is_sorted: bool = False, linked: bool = False
     ) -> Graph:
-        """From PyG's COO form.
+        """Creates a graph from PyG's COO form.
 
         Args:
             edge_index: int32 or int64 [2, E]; row 0 sources, row 1 targets.
-            num_vertices: N; None takes the largest id plus one.
+            num_vertices: N; None means the largest id plus one.
             is_sorted: the edges are already sorted by target, so edge ids need no array.
-            linked: where edge ids need one and sizes allow it, make a :class:`LinkedGraph`.
+            linked: make a :class:`LinkedGraph` if edge ids need an array and N and E are below 2**31.
 
         Raises:
-            ValueError: wrong shape, dtype or an id out of range.
+            ValueError: a shape or dtype is wrong, or an id is out of range.
         """
         edge_index = read_edge_index(edge_index, "edge_index")
         if num_vertices is None:
@@ -159,8 +161,10 @@ class Graph:
 
     @classmethod
     def from_data(cls, data: Data, *, is_sorted: bool = False, linked: bool = False) -> Graph:
-        """From a homogeneous PyG ``Data`` with ``edge_index``, or with ``adj_t`` (torch_sparse or torch's CSR); the options are those of
-        :meth:`from_edge_index`."""
+        """Creates a graph from a homogeneous PyG ``Data`` with ``edge_index``, or with ``adj_t`` (torch_sparse or torch's CSR).
+
+        :meth:`from_edge_index` explains the options.
+        """
         if not isinstance(data, Data):
             raise TypeError(f"data must be a torch_geometric.data.Data, got {type(data).__name__}")
         if data.get("edge_index") is not None:
@@ -179,14 +183,14 @@ class Graph:
 
 
 class LinkedGraph(Graph):
-    """A graph that keeps edge ids beside the sources, in words of 64 bits: an edge that is sampled misses the cache once for both.
+    """A graph that keeps the source and the id of an edge in one 64-bit word, so that a sampled edge costs one cache miss instead of two.
 
-    It takes the memory of a graph with edge ids. ``edge_id`` is made when it is first asked for, and takes as much again.
+    It takes the memory of a graph with edge ids. ``edge_id`` is computed on first use and takes 8 more bytes per edge.
     """
 
     @classmethod
     def of(cls, indptr: Tensor, indices: Tensor, links: Tensor) -> LinkedGraph:
-        """Of what :func:`salientpp.ops.csc_from_coo` made."""
+        """Creates a graph from the result of :func:`salientpp.ops.csc_from_coo` with ``linked``."""
         graph = object.__new__(cls)
         graph.__dict__.update(indptr=indptr, indices=indices, links=links)
         return graph
@@ -203,7 +207,7 @@ class LinkedGraph(Graph):
 
 
 def runs_of_vertices(indptr: Tensor, num_edges: int) -> Iterator[tuple[int, int]]:
-    """Consecutive ranges of the vertices of ``indptr`` int64 [N + 1], with at most ``num_edges`` edges into each, or one vertex."""
+    """Yields consecutive ranges of the vertices of ``indptr`` int64 [N + 1]. A range has at most ``num_edges`` in-edges, or one vertex."""
     first, num_vertices = 0, indptr.numel() - 1
     while first < num_vertices:
         last = max(first + 1, int(torch.searchsorted(indptr, indptr[first] + num_edges, right=True)) - 1)

@@ -1,4 +1,4 @@
-"""Reads PyG's form of a graph: edge lists, sparse matrices and numbers of vertices."""
+"""Readers of PyG's graph formats: edge lists, sparse matrices and numbers of vertices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_EDGES = torch.empty(2, 0, dtype=torch.int64, device="cpu")
 
 
 def read_edge_index(edge_index: object, name: str, size: str = "E") -> Tensor:
-    """Pairs of vertex ids, int32 or int64 [2, ``size``], on the CPU; ValueError with ``name`` for anything else."""
+    """Returns pairs of vertex ids, int32 or int64 [2, ``size``], on the CPU; ValueError with ``name`` for anything else."""
     if not isinstance(edge_index, Tensor) or edge_index.dim() != 2 or edge_index.size(0) != 2:
         got = list(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index).__name__
         raise ValueError(f"{name} must be a tensor of shape [2, {size}], got {got}")
@@ -33,7 +33,7 @@ def read_edge_index(edge_index: object, name: str, size: str = "E") -> Tensor:
 
 
 def read_adj_t(adj_t: Any, name: str) -> tuple[Tensor, Tensor]:
-    """``indptr`` and ``indices`` of a torch_sparse or a torch CSR matrix."""
+    """Returns ``indptr`` and ``indices`` of a torch_sparse or a torch CSR matrix."""
     if not isinstance(adj_t, Tensor):
         return adj_t.csr()[:2]
     if adj_t.layout != torch.sparse_csr:
@@ -42,10 +42,13 @@ def read_adj_t(adj_t: Any, name: str) -> tuple[Tensor, Tensor]:
 
 
 def positions_in(adj_t: Any, edge_index: Tensor, name: str) -> Tensor | None:
-    """Where a torch_sparse or torch CSR matrix of targets by sources holds each edge of a list [2, E]; ValueError if the edges differ.
+    """Finds the edges of a list [2, E] in a torch_sparse or torch CSR matrix of targets by sources.
 
     Returns:
-        int64 [E], the place of each edge in the matrix row by row, of repeated edges in their order; None: the orders are the same.
+        int64 [E], the position of each edge in the matrix, row by row. Repeated edges keep their order. None if both orders are the same.
+
+    Raises:
+        ValueError: the edges of the list and of the matrix differ.
     """
     listed = read_edge_index(edge_index, f"edge_index of {name}").to(torch.int64)
     indptr, indices = (part.cpu().to(torch.int64) for part in read_adj_t(adj_t, f"adj_t of {name}"))
@@ -57,7 +60,7 @@ def positions_in(adj_t: Any, edge_index: Tensor, name: str) -> Tensor | None:
     orders = [order_by(*edges) for edges in (listed, kept)]
     if listed.shape != kept.shape or not torch.equal(listed[:, orders[0]], kept[:, orders[1]]):
         raise ValueError(
-            f"edge_index and adj_t of {name} must be of the same edges, got {listed.size(1)} and {kept.size(1)} that differ; "
+            f"edge_index and adj_t of {name} must hold the same edges, got {listed.size(1)} and {kept.size(1)} edges that differ; "
             "delete the one that is not meant"
         )
     position = torch.empty_like(orders[0])
@@ -66,15 +69,15 @@ def positions_in(adj_t: Any, edge_index: Tensor, name: str) -> Tensor | None:
 
 
 def order_by(key: Tensor, target: Tensor) -> Tensor:
-    """int64 [E]: the stable order of edges by target, and by ``key`` [E] among those of one."""
+    """Returns the stable order of edges by target, then by ``key`` [E], int64 [E]."""
     order = torch.sort(key, stable=True).indices
     return order[torch.sort(target[order], stable=True).indices]
 
 
 def count_vertices(data: Data | HeteroData | tuple[FeatureStore, GraphStore]) -> dict[str | None, int]:
-    """How many vertices of each type there are; the type of a homogeneous graph is None.
+    """Returns the number of vertices of each type; the type of a homogeneous graph is None.
 
-    A type of a ``HeteroData`` that has nothing but edges is one larger than the largest id in these.
+    If a type of a ``HeteroData`` has nothing but edges, its number is the largest id in them plus one.
     """
     if isinstance(data, (Data, HeteroData)):
         sizes: dict[Any, int | None] = {None: data.num_nodes} if isinstance(data, Data) else {}
@@ -83,7 +86,7 @@ def count_vertices(data: Data | HeteroData | tuple[FeatureStore, GraphStore]) ->
         for name, size in sizes.items():
             if size is None:
                 raise ValueError(
-                    f"data must say how many there are of {words_for(name)}: set num_nodes, or an attribute such as x"
+                    f"data must give the number of vertices of {words_for(name, 'the graph')}; set num_nodes, or an attribute such as x"
                 )
         return {name: int(size) for name, size in sizes.items() if size is not None}
     feature_store, graph_store = data
@@ -96,7 +99,7 @@ def count_vertices(data: Data | HeteroData | tuple[FeatureStore, GraphStore]) ->
 
 
 def with_sizes(data: HeteroData) -> HeteroData:
-    """The same data, where every type says how many vertices it has; a shallow copy if one does not."""
+    """Returns the data with ``num_nodes`` set wherever only the edges tell it; a shallow copy if any is missing."""
     inferred = _sizes_by_type(data)[1]
     out = copy.copy(data) if inferred else data
     for name, size in inferred.items():
@@ -105,7 +108,7 @@ def with_sizes(data: HeteroData) -> HeteroData:
 
 
 def _sizes_by_type(data: HeteroData) -> tuple[dict[str, int | None], dict[str, int]]:
-    """How many vertices the types say that they have, and how many the others have by their edges."""
+    """Returns the sizes that types declare (None if not), and the sizes that follow from the edges for the others."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Unable to accurately infer 'num_nodes'")
         sizes: dict[str, int | None] = {name: data[name].num_nodes for name in data.node_types}
@@ -117,7 +120,7 @@ def _sizes_by_type(data: HeteroData) -> tuple[dict[str, int | None], dict[str, i
                 inferred[name] = max(inferred.get(name, 0), size)
     for name, size in inferred.items():
         warnings.warn(
-            f"data[{name!r}] has no attributes that say how many there are, so it is taken to have {size}, one more than the largest id in its edges; "
+            f"data[{name!r}] has no attribute that gives its number of vertices, so {size} is assumed, one more than the largest id in its edges; "
             f"set data[{name!r}].num_nodes",
             UserWarning,
             stacklevel=4,
@@ -126,7 +129,7 @@ def _sizes_by_type(data: HeteroData) -> tuple[dict[str, int | None], dict[str, i
 
 
 def _size_by_edges(store: Any, side: int) -> int | None:
-    """How many sources (``side`` 0) or targets (1) there are by the edges of a relation; None where these do not tell, or are none."""
+    """Returns the number of sources (``side`` 0) or targets (1) that the edges of a relation imply; None if they imply none."""
     edge_index = store.get("edge_index")
     if isinstance(edge_index, Tensor) and edge_index.dim() == 2 and edge_index.size(0) == 2:
         return int(edge_index[side].max()) + 1 if edge_index.numel() else 0
@@ -135,9 +138,9 @@ def _size_by_edges(store: Any, side: int) -> int | None:
 
 
 def full_edge_type(name: Any, edge_types: Iterable[Any]) -> Any:
-    """The edge type that a pair (source type, target type) means, as in PyG: the only one between them, or the one named 'to'.
+    """Returns the edge type that a pair (source type, target type) means in PyG: the only one between them, or the one named 'to'.
 
-    Anything else is given back, a list as a tuple.
+    Any other value is returned unchanged, except that a list becomes a tuple.
     """
     if not isinstance(name, (tuple, list)) or len(name) != 2 or not all(isinstance(word, str) for word in name):
         return tuple(name) if isinstance(name, list) else name
@@ -146,12 +149,12 @@ def full_edge_type(name: Any, edge_types: Iterable[Any]) -> Any:
 
 
 def count_edges(graph_store: GraphStore) -> dict[tuple[str, str, str] | None, int]:
-    """The number of edges of each edge type; the type of a homogeneous graph is None."""
+    """Returns the number of edges of each edge type; the type of a homogeneous graph is None."""
     sizes: dict[Any, int] = {}
     for attr in graph_store.get_all_edge_attrs():
         if attr.edge_type not in sizes:
             edges = graph_store.get_edge_index(attr)
-            # A CSR pair is (rowptr, col). Both others begin with an entry per edge.
+            # A CSR pair is (rowptr, col). In the other two layouts, the first tensor has an entry per edge.
             sizes[attr.edge_type] = edges[1 if attr.layout == EdgeLayout.CSR else 0].numel()
     return sizes
 

@@ -1,6 +1,6 @@
-"""Arrays that are mapped from files: which files they are, and how their pages leave this process's memory at once.
+"""Memory-mapped arrays: finds the file behind an array, and releases its pages from this process's memory.
 
-Pages of a mapped file that a process has read count as resident until somebody wants the memory. Pages that were let go of are read again when needed.
+Pages that a process has read from a mapped file count as resident until the system needs the memory. Released pages are read again on the next use.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _HEAD = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) \S+ (\d+)\s*(.*)")
 
 
 def nothing() -> None:
-    """There is nothing to let go of."""
+    """Does nothing: no pages to release."""
 
 
 def releaser(array: Tensor) -> Callable[[], None]:
-    """What lets go of the pages under an array each time it is called. The array may be read meanwhile, and must not be written to.
+    """Returns a function that releases the pages under an array at each call. Others may read the array meanwhile, but must not write to it.
 
-    It is :func:`nothing` unless the array lies in a mapped file (Linux), and none of that map's pages was written to.
+    The result is :func:`nothing` unless the array lies in a mapped file (Linux) and the process has not written to any page of that mapping.
     """
     advise = getattr(ctypes.CDLL(None), "madvise", None)
-    # The pages that are the array's alone.
+    # Only whole pages: the first and the last may hold other data too.
     first = -(-array.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     last = (array.data_ptr() + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if advise is None or not array.is_contiguous() or last <= first or _map_over(first, last) is None:
@@ -40,14 +40,17 @@ def releaser(array: Tensor) -> Callable[[], None]:
 
 
 def mapped_from(array: Tensor) -> tuple[Path, int] | None:
-    """The file that an array lies in and the byte where it begins there; None unless it is mapped (Linux), and none of that map's pages was written to."""
+    """Returns the file that an array is mapped from, and the byte at which the array begins there.
+
+    None unless the array is mapped (Linux), and the process has not written to any page of that mapping.
+    """
     first = array.data_ptr()
     found = _map_over(first, first + array.nbytes) if array.is_contiguous() and array.numel() else None
     if found is None:
         return None
     start, offset, inode, path = found
     try:
-        # The system's text says it otherwise of odd names.
+        # The system escapes unusual characters of a path, so make sure that the path leads to this file.
         is_there = path.is_absolute() and path.stat().st_ino == inode
     except OSError:
         return None
@@ -55,10 +58,13 @@ def mapped_from(array: Tensor) -> tuple[Path, int] | None:
 
 
 def _map_over(first: int, last: int) -> tuple[int, int, int, Path] | None:
-    """If addresses belong to one map, of a file, without pages of this process's own: its start, the offset and inode of the file, its path."""
+    """Returns the mapping that covers the addresses [first, last): its start, the file's offset and inode, and the path.
+
+    None unless one mapping of a file covers them all and has no private (written) pages.
+    """
     inside = None
     try:
-        # For smaps the system looks at every page of a map, so it is read no further than needed, and not at all for arrays in memory.
+        # For smaps, the system visits every page of a mapping. So it is read only as far as needed, and never for arrays in memory.
         with open("/proc/self/maps", errors="surrogateescape") as maps:
             for line in maps:
                 begin, end = (int(address, 16) for address in line[: line.index(" ")].split("-"))

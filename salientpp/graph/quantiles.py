@@ -1,7 +1,7 @@
 """PyG's quantile aggregation, corrected for targets without edges.
 
-``QuantileAggregation`` (and so ``aggr="median"``) looks for the quantile of a target without edges in front of the target's place. That fails where the
-first targets have no edges, or where there are no two edges. A whole graph hardly ever looks so, but batches and parts of it do.
+For a target without edges, ``QuantileAggregation`` (and so ``aggr="median"``) reads an entry before the target's place. That fails if the first
+targets have no edges, or if there are fewer than two edges. Whole graphs are rarely like this, but batches and parts often are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch_geometric.nn.aggr import QuantileAggregation
 
 
 def corrected(module: torch.nn.Module) -> Callable[..., Tensor] | None:
-    """What to call in the place of ``module.forward``; None: ``module`` needs no correction."""
+    """Returns the function to call instead of ``module.forward``; None if ``module`` needs no correction."""
     if isinstance(module, QuantileAggregation) and type(module).forward is QuantileAggregation.forward:
         return functools.partial(_aggregate, module)
     return None
@@ -32,7 +32,7 @@ def _aggregate(
     forward = functools.partial(QuantileAggregation.forward, module)
     if index is None or (index.numel() > 1 and int(index.min()) == 0):
         return forward(x, index, ptr, dim_size, dim)
-    # A target with two edges goes in front of all others, and its quantile is taken off again.
+    # Put a target with two edges before all others, and drop its quantile afterwards.
     shape = [*x.shape]
     shape[dim] = 2
     x = torch.cat([x.new_zeros(shape), x], dim)

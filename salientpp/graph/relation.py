@@ -1,4 +1,4 @@
-"""The edges from one type of vertices to another, and how they are read."""
+"""Edges between two vertex types, and the reader that makes them from PyG's formats."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from salientpp.graph.from_pyg import NO_EDGES, order_by, read_adj_t, read_edge_i
 from salientpp.ids import first_outside
 from salientpp.processes import may_compute_in_parallel
 
-#: Weights of these are kept as float32, which takes half the memory; others may lose by it.
+#: Weights of these dtypes are kept as float32, which takes half the memory. Other dtypes might lose precision by it.
 _HELD_BY_FLOAT32 = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, eq=False)
 class Relation:
-    """The edges from one type of vertices to another, or the same; validated by :class:`TypedGraph`.
+    """The edges from one vertex type to another, or to itself. :class:`TypedGraph` validates them.
 
     Attributes:
         source, target: positions in the graph's ``node_types``.
         indptr: int64 [N_target + 1].
         indices: int32 or int64 [E], sources in [0, N_source).
-        edge_id: int32 [E] where E < 2**31, else int64: the user's number of each edge, or None where positions in ``indices`` are the numbers, or
-            ``links`` hold them.
-        edge_weight: float32 [E] in the order of ``indices``, where that holds what was given exactly, else float64; finite and >= 0, or None: all alike.
+        edge_id: int32 [E] if E < 2**31, else int64: the user's number of each edge. None if positions in ``indices`` are the numbers, or if
+            ``links`` holds them.
+        edge_weight: float32 [E] in the order of ``indices`` if that holds the given values exactly, else float64; finite and >= 0. None: all
+            edges weigh the same.
         edge_time: int64 [E] in the order of ``indices``, or None; see :class:`Clock`.
-        source_time: the times of the vertices in ``indices``, or None where these have none: int32 [E] where they fit, else int64, so
-            4 or 8 bytes per edge. A search in a list then reads the list's times alone, and no vertex's.
-        links: int64 [E], what sampling reads in place of ``indices`` and ``edge_id``: the source in the lower half, the edge's number in the upper.
+        source_time: times of the vertices in ``indices``: int32 [E] if they fit, else int64; None if these vertices have no times. The copy costs
+            4 or 8 bytes per edge. In return, a search in a list reads only consecutive times, not the times of scattered vertices.
+        links: int64 [E], read by sampling instead of ``indices`` and ``edge_id``: the source in the lower half, the edge's number in the upper.
     """
 
     source: int
@@ -46,7 +47,7 @@ class Relation:
     links: Tensor | None = None
 
     def linked(self) -> Relation:
-        """The same edges for sampling: what it reads of an edge stands together, where ids need an array and sizes allow it."""
+        """Returns the same edges with ``links`` for faster sampling, if edge ids need an array and sizes allow links."""
         if self.edge_id is None or self.indices.dtype != torch.int32 or self.indices.numel() >= 2**31:
             return self
         links = self.edge_id.to(torch.int64, copy=True).bitwise_left_shift_(32).bitwise_or_(self.indices)
@@ -64,7 +65,7 @@ Arrays = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tens
 
 @dataclass(frozen=True)
 class EdgeReader:
-    """Reads one relation: its name for errors, its sizes, and what the user says of its order."""
+    """Reader of one relation. It knows the relation's name for errors, its sizes, and the order that the user declares."""
 
     name: str
     num_sources: int
@@ -73,22 +74,22 @@ class EdgeReader:
     backward: bool
 
     def read(self, edges: Mapping[str, Any], node_time: Tensor | None, edge_time: Tensor | None) -> Arrays:
-        """The arrays of a :class:`Relation`.
+        """Returns the arrays of a :class:`Relation`.
 
         Args:
             edges: ``edge_index``, ``adj_t``, ``csc`` (sources, indptr, and edge ids or None) or ``lists`` (indptr and indices that were validated
-                before), or none of them where there are no edges; perhaps ``weight``.
-            node_time: of the vertices that are drawn.
-            edge_time: [E].
+                before). None of them means no edges. ``weight`` is optional.
+            node_time: times of the vertices that are drawn.
+            edge_time: times of the edges, [E].
 
         Raises:
-            ValueError: an id is out of range, a weight or a time is none; with ``is_sorted``, edges are not in order.
+            ValueError: an id is out of range, a weight or a time is not valid, or, with ``is_sorted``, edges are not in order.
         """
         if "lists" in edges:
             indptr, indices = edges["lists"]
             return self._read_lists(indptr, indices, edges.get("weight"), node_time, edge_time)
         ids = None
-        listed = False  # edges stand in the order of a neighbour list, so that positions are ids
+        listed = False  # True if edges stand in the order of a neighbour list, so that positions are ids
         if edges.get("edge_index") is not None:
             source, target = self._ends(edges["edge_index"])
         elif edges.get("adj_t") is not None:
@@ -108,7 +109,7 @@ class EdgeReader:
         if time is not None and not self.is_sorted:
             order = torch.sort(time, stable=True).indices
             source, target = source[order], target[order]
-        # The kernel sorts by target and keeps the order of a list. It knows one number of vertices, so take the larger.
+        # The kernel sorts by target and keeps the order inside a list. It takes one number of vertices for both ends, so pass the larger.
         widest = max(num_sources, num_targets)
         indptr, indices, edge_id = ops.csc_from_coo(
             source.contiguous(), target.contiguous(), widest, parallel=may_compute_in_parallel()
@@ -138,7 +139,7 @@ class EdgeReader:
     def _read_lists(
         self, indptr: Tensor, indices: Tensor, weight: Tensor | None, node_time: Tensor | None, edge_time: Tensor | None
     ) -> Arrays:
-        """Of lists that were validated before; they are shared, unless times want another order. Positions are edge ids."""
+        """Returns the arrays for lists that were validated before. Positions are edge ids. Lists are shared unless times need another order."""
         weight, time = self._checked(weight, indices, node_time, edge_time)
         fall = None if time is None else _first_fall(indptr, time)
         edge_id = None
@@ -158,7 +159,7 @@ class EdgeReader:
     def _checked(
         self, weight: Tensor | None, source: Tensor, node_time: Tensor | None, edge_time: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The weights, and the times by which lists ascend: those of the edges, or of their sources."""
+        """Returns the weights, and the times that lists ascend by: times of the edges, or else of their sources."""
         weight = None if weight is None else self._checked_weight(weight, source.numel())
         if edge_time is not None:
             return weight, one_each(edge_time, source.numel(), f"the time of {self.name}")
@@ -196,7 +197,7 @@ class EdgeReader:
 
 
 def _first_fall(indptr: Tensor, time: Tensor) -> int | None:
-    """The first position in a list after which a smaller time follows in the same list; None: lists ascend."""
+    """Returns the first position whose successor in the same list has a smaller time; None if all lists ascend."""
     falls = time.diff() < 0
     starts = indptr[1:-1]
     starts = starts[(starts > 0) & (starts < time.numel())]
@@ -205,12 +206,12 @@ def _first_fall(indptr: Tensor, time: Tensor) -> int | None:
 
 
 def _narrow_ids(edge_id: Tensor) -> Tensor:
-    """The same permutation as int32 where that holds it: what a batch reads of it lies on half as many lines."""
+    """Returns the same permutation as int32 if that holds it, so that a batch's reads touch half as many cache lines."""
     return edge_id.to(torch.int32) if edge_id.numel() < 2**31 else edge_id
 
 
 def _times(time: Tensor | None, of_edges: bool) -> tuple[Tensor | None, Tensor | None]:
-    """``edge_time`` and ``source_time``, of which ``time`` is one. Those of sources are int32 where that holds them."""
+    """Returns ``edge_time`` and ``source_time``; ``time`` is one of them, the other is None. Source times become int32 if they fit."""
     if time is None or of_edges:
         return time, None
     least, most = time.aminmax() if time.numel() else (-(2**31), 2**31)

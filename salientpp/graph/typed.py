@@ -1,7 +1,7 @@
-"""A graph with several types of vertices, or with times or weights.
+"""Graphs with several vertex types, or with times or weights.
 
-A :class:`TypedGraph` is several matrices in CSC form, one for each relation between types of vertices, with the times and weights that edges may
-have; a homogeneous graph with times or weights is one too.
+A :class:`TypedGraph` holds one CSC matrix for each relation between vertex types, with the times and weights of its edges if they have any. A
+homogeneous graph with times or weights is a typed graph too.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from salientpp.graph.relation import EdgeReader, Relation, one_each
 
 @dataclass(frozen=True, eq=False)
 class TypedGraph:
-    """Vertices of T types with R relations between them, with times and weights if there are any.
+    """Vertices of T types with R relations between them, and their times and weights if any.
 
     A homogeneous graph is the case of one type and one relation, both named None.
 
     Attributes:
         node_types, num_vertices: T names and sizes.
         edge_types, relations: R names and matrices.
-        node_time: per type int64 [N], or None where vertices are there at all times.
-        clock: how times were read; None without times.
+        node_time: per type int64 [N], or None if its vertices exist at all times.
+        clock: the map from the user's times to int64; None without times.
 
-    Lists of a relation with times ascend by them.
+    In a relation with times, every list ascends by time.
     """
 
     node_types: tuple[str | None, ...]
@@ -45,7 +45,7 @@ class TypedGraph:
 
     @classmethod
     def of(cls, graph: Graph) -> TypedGraph:
-        """A homogeneous graph; shares its arrays."""
+        """Wraps a homogeneous graph; shares its arrays."""
         edge_id = graph.edge_id if graph.links is None else None
         relation = Relation(0, 0, graph.indptr, graph.indices, edge_id, links=graph.links)
         return cls((None,), (graph.num_vertices,), (None,), (relation,), (None,))
@@ -61,17 +61,17 @@ class TypedGraph:
         backward: bool = False,
         linked: bool = False,
     ) -> TypedGraph:
-        """From PyG's objects; a relation with neither ``edge_index`` nor ``adj_t`` has no edges.
+        """Creates a graph from PyG's objects. A relation with neither ``edge_index`` nor ``adj_t`` has no edges.
 
         Args:
-            time_attr: the name of node or edge times; they may be missing on some types.
-            weight_attr: the name of edge weights; they may be missing on some relations.
-            is_sorted: edges are sorted by target already, and by time inside a target's list.
-            backward: turn every edge round, so that a vertex draws from those it points to.
-            linked: make relations for sampling, which is faster and takes 4 more bytes for each edge that needs an id; see :attr:`Relation.links`.
+            time_attr: name of the node or edge times; types without it are allowed.
+            weight_attr: name of the edge weights; relations without it are allowed.
+            is_sorted: edges are already sorted by target, and by time inside a target's list.
+            backward: reverse every edge, so that a vertex draws from the vertices that it points to.
+            linked: make relations for sampling. They are faster and take 4 more bytes for each edge that needs an id; see :attr:`Relation.links`.
 
         Raises:
-            ValueError: an attribute is missing or of the wrong shape, a weight is negative or not finite, an id is out of range.
+            ValueError: an attribute is missing or has the wrong shape, a weight is negative or not finite, or an id is out of range.
         """
         if isinstance(data, HeteroData):
             nodes = {name: data[name] for name in data.node_types}
@@ -82,7 +82,7 @@ class TypedGraph:
         for name, end in ((type_, end) for type_ in edges for end in _ends(type_)):
             if end not in num_vertices:
                 raise ValueError(
-                    f"edge type {name} must join node types of the data ({', '.join(map(str, num_vertices))}), got {end!r}; set num_nodes of it"
+                    f"edge type {name} must join node types of the data ({', '.join(map(str, num_vertices))}), got {end!r}; set its num_nodes"
                 )
         node_time, edge_time = _times(data, nodes, edges, time_attr)
         if weight_attr is not None and not any(weight_attr in store for store in edges.values()):
@@ -102,10 +102,10 @@ class TypedGraph:
         time_attr: str | None = None,
         backward: bool = False,
     ) -> TypedGraph:
-        """From PyG's interfaces to graphs and features that are kept elsewhere: their topology is read whole, their times too.
+        """Creates a graph from PyG's feature store and graph store. The whole topology is read, and the times too.
 
         Raises:
-            ValueError: ``time_attr`` names nothing, or both vertices' and edges' times.
+            ValueError: ``time_attr`` names nothing, or times of both vertices and edges.
         """
         edge_types = list(dict.fromkeys(attr.edge_type for attr in graph_store.get_all_edge_attrs()))
         attributes = feature_store.get_all_tensor_attrs()
@@ -116,7 +116,7 @@ class TypedGraph:
                 continue
             attr = copy.copy(attr)
             attr.index = None
-            # A graph of one type has no names to tell whose times they are, so PyG goes by the attribute's.
+            # A homogeneous graph has no type names, so the attribute's name decides whose times these are, as in PyG.
             homogeneous = edge_types == [None]
             of_nodes = time_attr == "time" if homogeneous else isinstance(attr.group_name, str)
             found = on_nodes if of_nodes else on_edges
@@ -146,18 +146,18 @@ class TypedGraph:
         weight: Mapping[tuple[str, str, str] | None, Tensor] = MappingProxyType({}),
         is_sorted: bool = False,
     ) -> TypedGraph:
-        """From neighbour lists that were validated before; positions in them are edge ids. Arrays are shared where nothing has to be sorted.
+        """Creates a graph from neighbour lists that were validated before. Positions in them are edge ids. Arrays that need no sorting are shared.
 
         Args:
-            num_vertices: of every vertex type, all named None if there is but one without a name.
-            lists: of every edge type ``(indptr, indices)``: of the vertices of its target type, ids of its source type.
-            time_attr: what the times are called.
-            node_time, edge_time: [N] and [E], of one of the two kinds; they may be missing on some types.
-            weight: [E]; it may be missing on some relations.
-            is_sorted: lists ascend by time already.
+            num_vertices: size of each vertex type; the only type of a homogeneous graph is None.
+            lists: ``(indptr, indices)`` of each edge type: for each vertex of its target type, ids of its source type.
+            time_attr: name of the times, used in errors. None: times are not used.
+            node_time, edge_time: times [N] or [E], of one of the two kinds; types without times are allowed.
+            weight: edge weights [E]; relations without weights are allowed.
+            is_sorted: lists already ascend by time.
 
         Raises:
-            ValueError: a time or a weight is none, or lists do not ascend.
+            ValueError: a time or a weight is not valid, or lists do not ascend.
         """
         edges = {name: {"lists": arrays, "weight": weight.get(name)} for name, arrays in lists.items()}
         return cls._assemble(num_vertices, edges, node_time, edge_time, time_attr, is_sorted)
@@ -174,7 +174,7 @@ class TypedGraph:
         backward: bool = False,
         linked: bool = False,
     ) -> TypedGraph:
-        """``edges`` are by edge type what :meth:`EdgeReader.read` reads."""
+        """Builds the graph. ``edges`` has, by edge type, the input of :meth:`EdgeReader.read`."""
         node_types = tuple(num_vertices)
         times = [*node_time.values(), *edge_time.values()]
         clock, on_clock, edges_on_clock = None, {}, {}
@@ -206,19 +206,19 @@ class TypedGraph:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays, with all that relations keep beside their edges."""
+        """Bytes of all arrays, including everything that relations keep per edge."""
         return sum(relation.nbytes for relation in self.relations) + sum(
             time.nbytes for time in self.node_time if time is not None
         )
 
 
 def _ends(name: Any) -> tuple[str | None, str | None]:
-    """Source and target type of an edge type."""
+    """Returns the source and target type of an edge type."""
     return (None, None) if name is None else (name[0], name[2])
 
 
 def _times(data: Data | HeteroData, nodes: dict, edges: dict, time_attr: str | None) -> tuple[dict, dict]:
-    """Node times by node type and edge times by edge type; one of the two is empty."""
+    """Returns node times by node type and edge times by edge type; one of the two is empty."""
     if time_attr is None:
         return {}, {}
     if isinstance(data, HeteroData):

@@ -1,10 +1,10 @@
-"""The compiled operators: one typed function per operator of ``csrc/library.cpp``, with shapes, dtypes and errors.
+"""Typed functions for the compiled operators of ``csrc/library.cpp``, with shapes, dtypes and errors.
 
 The kernels run on CPU tensors and release the GIL. They have no state that a caller can see, so several Python threads may call them at
-once. A kernel raises ``RuntimeError`` that says what was expected and what came. The public functions of the package check users' arguments
+once. A kernel raises ``RuntimeError`` with the expected and the given value. The public functions of the package check users' arguments
 first. The operators have no fake kernels, because loaders call them outside compiled models.
 
-Suffixes of shapes: N vertices, E edges, K parts, n ids at hand.
+Letters in shapes: N vertices, E edges, K parts, n ids of the call.
 """
 
 # ruff: noqa: F401 (every function can be imported from here)

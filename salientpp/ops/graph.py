@@ -16,15 +16,15 @@ def csc_from_coo(
     is_sorted: bool = False,
     parallel: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort edges by target, keeping the order of edges with the same target.
+    """Sorts edges by target and keeps the order of edges with the same target.
 
     Args:
         source, target: int32 or int64 [E], ids in [0, N).
         num_vertices: N.
-        linked: give links in place of ``edge_id``: int64 [E], an edge's source in the lower half, its input position in the upper. For
+        linked: return links instead of ``edge_id``: int64 [E], an edge's source in the lower half, its input position in the upper. Needs
             fewer than 2**31 vertices and edges.
-        is_sorted: the edges are in order already, which is checked; ``edge_id`` is empty.
-        parallel: torch's threads share large work; False: the thread that calls does it.
+        is_sorted: the edges are already sorted by target; this is checked. ``edge_id`` is empty.
+        parallel: share large work among torch's threads; False: the calling thread does it alone.
 
     Returns:
         ``indptr`` int64 [N + 1]; ``indices`` [E], the sources (int32 where N < 2**31, else int64); ``edge_id``
@@ -34,18 +34,19 @@ def csc_from_coo(
 
 
 def transpose_csc(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """The same edges, listed by source: ``indptr`` int64 [N + 1], ``indices`` [E] (ascending targets)."""
+    """Lists the same edges by source: ``indptr`` int64 [N + 1], ``indices`` [E] (targets, ascending)."""
     return operators.transpose_csc(indptr, indices)
 
 
 def is_symmetric(indptr: Tensor, indices: Tensor) -> Tensor:
-    """Whether :func:`transpose_csc` would give the same arrays, bool [1]: lists ascend, and every edge is there in both directions, equally often.
+    """Checks if :func:`transpose_csc` would return the same arrays, bool [1].
 
-    By a sum of hashes, which takes no memory and takes one graph in 2**64 for symmetric that is not.
+    It would if lists ascend and every edge exists equally often in both directions. The check compares sums of hashes. It needs no memory, and
+    takes one asymmetric graph in 2**64 for symmetric.
     """
     return operators.is_symmetric(indptr, indices)
 
 
 def check_csc(indptr: Tensor, indices: Tensor) -> None:
-    """Raise unless ``indptr`` int64 [N + 1] runs from 0 to E without decreasing and ``indices`` is in [0, N)."""
+    """Raises unless ``indptr`` int64 [N + 1] runs from 0 to E without decreasing and ``indices`` is in [0, N)."""
     operators.check_csc(indptr, indices)

@@ -11,5 +11,5 @@ except ImportError as error:
         "`pip install --no-build-isolation .`, or `make build` in a checkout"
     ) from error
 
-#: All operators, as :file:`csrc/library.cpp` declares them. The other files of this folder have a typed function for each.
+#: All operators, as :file:`csrc/library.cpp` declares them. The other files of this folder have one typed function per operator.
 operators = torch.ops.salientpp

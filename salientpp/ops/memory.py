@@ -1,4 +1,4 @@
-"""Functions of the memory in which a tensor lies."""
+"""Functions that act on the memory of a tensor."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from salientpp.ops.library import operators
 
 
 def use_huge_pages(tensor: Tensor) -> None:
-    """Ask the system to move a large CPU tensor into huge pages, where it lies; rows are then read at random in less time.
+    """Asks the system to move a large CPU tensor into huge pages, in place. Reading rows at random is then faster.
 
-    Nothing happens where that is not possible: small or strided tensors, memory-mapped files, systems without huge pages or
-    without ``MADV_COLLAPSE`` (Linux 6.1). Takes about as long as copying the tensor; others may read it meanwhile.
+    It does nothing for small or strided tensors, memory-mapped files, and systems without huge pages or without
+    ``MADV_COLLAPSE`` (Linux 6.1). It takes about as long as copying the tensor. Others may read the tensor meanwhile.
     """
     operators.use_huge_pages(tensor)
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """uint8 [bytes], the memory of a tensor, or of a contiguous copy.
+    """Returns the memory of a tensor, or of a contiguous copy, as uint8 [bytes].
 
-    torch calls a tensor of one entry or none contiguous whatever its strides are, and then refuses to view it as bytes.
+    torch calls a tensor of at most one entry contiguous whatever its strides are, and then refuses to view it as bytes.
     """
     tensor = tensor.detach().contiguous()
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)

@@ -1,8 +1,8 @@
-"""Operators of message passing: edges as lists by target and by source, products over the lists, and the parts of their gradients.
+"""Operators of message passing: edges as lists by target and by source, products over the lists, and their gradients.
 
-``indptr`` int64 [n + 1] says where n lists begin in the entries; entries beyond the last list are not read. ``index``, int32 or int64, has the row of each
-entry. Values are float32, float64, float16 or bfloat16, of one dtype in each call; those of 16 bits are added up in float32. Results do not depend
-on the number of threads.
+``indptr`` int64 [n + 1] holds the first entry of each of n lists. Entries beyond the last list are not read. ``index``, int32 or int64, has the row
+of each entry. Values are float32, float64, float16 or bfloat16, with one dtype per call; 16-bit values are added up in float32. Results do not
+depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from salientpp.ops.library import operators
 
 
 def group_by_target(source: Tensor, target: Tensor, num_sources: int, num_targets: int) -> Tensor:
-    """Row pointers int64 [num_targets + 1] of edges, ``source`` and ``target`` int64 [E], that are grouped by target.
+    """Returns row pointers int64 [num_targets + 1] of edges that are grouped by target; ``source`` and ``target`` are int64 [E].
 
-    Empty if ``target`` does not ascend or a number is out of range.
+    The result is empty if ``target`` does not ascend or an id is out of range.
     """
     return operators.group_by_target(source, target, num_sources, num_targets)
 
 
 def group_by_source(indptr: Tensor, source: Tensor, num_sources: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The transposed lists: ``indptr`` int64 [num_sources + 1], and ``target`` and ``place`` int32 [E], ascending for each source.
+    """Returns the transposed lists: ``indptr`` int64 [num_sources + 1], and ``target`` and ``place`` int32 [E], ascending for each source.
 
     ``source`` is int32 or int64 [E], E < 2**31. Raises if a source is not in [0, num_sources).
     """
@@ -29,10 +29,10 @@ def group_by_source(indptr: Tensor, source: Tensor, num_sources: int) -> tuple[T
 
 
 def add_self_loops(indptr: Tensor, source: Tensor, edge: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Lists by target with one self-loop at the end of each: ``indptr`` int64, ``source`` int32 and ``edge`` int32.
+    """Returns lists by target with one self-loop at the end of each: ``indptr`` int64, ``source`` int32 and ``edge`` int32.
 
-    Loops that are there already are taken out. ``edge`` int32 [E] has the number of each edge (None: its place); a loop has that of the last
-    one that was taken out of its list, else -1.
+    Existing loops are removed first. ``edge`` int32 [E] has the number of each edge; None: its position. A loop takes the number of the last
+    loop that was removed from its list, or -1.
     """
     return operators.add_self_loops(indptr, source, edge)
 
@@ -46,26 +46,26 @@ def sum_listed_rows(
     mean: bool = False,
     prefix: bool = False,
 ) -> Tensor:
-    """``out[i]`` = the sum of ``weight[place[k]] * x[index[k]]`` over the entries k of list i; zeros for an empty list.
+    """Sums listed rows: ``out[i]`` is the sum of ``weight[place[k]] * x[index[k]]`` over the entries k of list i; zeros for an empty list.
 
     Args:
-        index: None: entry k is row k of x.
-        place: int32, the row of ``weight`` of each entry; None: its own number.
+        index: row of x for each entry; None: entry k is row k of x.
+        place: int32, the row of ``weight`` of each entry; None: the entry's own number.
         x: [S, ...] or [S, H, ...].
         weight: [P], or [P, H] with a weight for each head; None: 1 each.
         mean: divide by the number of entries.
-        prefix: each list ends at the first entry that x has no row for. Else such an entry raises.
+        prefix: end each list at the first entry that has no row in x. If False, such an entry raises.
     """
     return operators.sum_listed_rows(indptr, index, place, x, weight, mean, prefix)
 
 
 def extreme_listed_rows(indptr: Tensor, index: Tensor | None, x: Tensor, largest: bool) -> Tensor:
-    """``out[i]`` = the largest or smallest values of ``x[index[k]]`` over list i; a NaN is one. Zeros for an empty list."""
+    """Returns the largest or smallest values of the rows ``x[index[k]]`` of each list; NaN counts as extreme. Zeros for an empty list."""
     return operators.extreme_listed_rows(indptr, index, x, largest)
 
 
 def share_ties(indptr: Tensor, index: Tensor | None, x: Tensor, extreme: Tensor, grad: Tensor) -> Tensor:
-    """``grad`` [n, ...] divided by the number of entries of each list that are equal to ``extreme`` [n, ...].
+    """Divides ``grad`` [n, ...] by the number of entries of each list that equal ``extreme`` [n, ...].
 
     An extreme of zero counts once more, as in ``torch.scatter_reduce`` over zeros.
     """
@@ -73,44 +73,48 @@ def share_ties(indptr: Tensor, index: Tensor | None, x: Tensor, extreme: Tensor,
 
 
 def pass_ties(indptr: Tensor, target: Tensor, x: Tensor, extreme: Tensor, share: Tensor) -> Tensor:
-    """``out[s]`` = the sum of ``share[target[k]]`` over list s where ``x[s] == extreme[target[k]]``.
+    """Sums shares of ties: ``out[s]`` is the sum of ``share[target[k]]`` over the entries k of list s with ``x[s] == extreme[target[k]]``.
 
-    Each list ends at the first target that ``extreme`` has no row for.
+    Each list ends at the first target that has no row in ``extreme``.
     """
     return operators.pass_ties(indptr, target, x, extreme, share)
 
 
 def pass_ties_to_entries(indptr: Tensor, values: Tensor, extreme: Tensor, share: Tensor) -> Tensor:
-    """``out[k]`` = ``share[i]`` where ``values[k] == extreme[i]``, else zero, for the entries k of each list i."""
+    """Gives each entry k of list i its share: ``out[k]`` is ``share[i]`` where ``values[k] == extreme[i]``, else zero."""
     return operators.pass_ties_to_entries(indptr, values, extreme, share)
 
 
 def spread_rows(indptr: Tensor, x: Tensor) -> Tensor:
-    """``out[k]`` = ``x[i]`` for the entries k of each list i."""
+    """Copies rows to entries: ``out[k]`` is ``x[i]`` for the entries k of each list i."""
     return operators.spread_rows(indptr, x)
 
 
 def dot_listed_rows(indptr: Tensor, index: Tensor, target_rows: Tensor, source_rows: Tensor, heads: int) -> Tensor:
-    """``out[k, h]`` = the sum over c of ``target_rows[i, h, c] * source_rows[index[k], h, c]``, [E, heads], for the entries k of each list i."""
+    """Multiplies rows of both ends of each edge, per head; returns [E, heads].
+
+    ``out[k, h]`` is the sum over c of ``target_rows[i, h, c] * source_rows[index[k], h, c]``, for the entries k of each list i.
+    """
     return operators.dot_listed_rows(indptr, index, target_rows, source_rows, heads)
 
 
 def softmax_of_lists(indptr: Tensor, scores: Tensor) -> Tensor:
-    """The softmax over the entries of each list, for each further column by itself; sums are increased by 1e-16, as in PyG."""
+    """Returns the softmax over the entries of each list, separately per further column. Sums are increased by 1e-16, as in PyG."""
     return operators.softmax_of_lists(indptr, scores)
 
 
 def softmax_of_lists_backward(indptr: Tensor, out: Tensor, grad: Tensor) -> Tensor:
-    """The gradient of the scores, from the softmax ``out`` and its gradient."""
+    """Returns the gradient of the scores, from the softmax ``out`` and its gradient."""
     return operators.softmax_of_lists_backward(indptr, out, grad)
 
 
 def additive_scores(
     indptr: Tensor, index: Tensor, target_rows: Tensor, source_rows: Tensor, att: Tensor, negative_slope: float
 ) -> Tensor:
-    """``out[k, h]`` = the sum over c of ``att[h, c] * leaky_relu(target_rows[i, h, c] + source_rows[index[k], h, c])``, [E, H].
+    """Computes the attention scores of GATv2, [E, H].
 
-    ``att`` is [H, C]; rows are [n or more, H, C] and [S, H, C].
+    ``out[k, h]`` is the sum over c of ``att[h, c] * leaky_relu(target_rows[i, h, c] + source_rows[index[k], h, c])``. ``att`` is [H, C]; rows
+    are [n or more, H, C] and [S, H, C].
     """
     return operators.additive_scores(indptr, index, target_rows, source_rows, att, negative_slope)
 
@@ -124,7 +128,7 @@ def additive_scores_by_target(
     negative_slope: float,
     grad: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of ``target_rows``, for the n lists, and of ``att``, from that of the scores, ``grad`` [E, H]."""
+    """Returns the gradients of ``target_rows``, for the n lists, and of ``att``, from the gradient of the scores, ``grad`` [E, H]."""
     return operators.additive_scores_by_target(indptr, index, target_rows, source_rows, att, negative_slope, grad)
 
 
@@ -138,7 +142,7 @@ def additive_scores_by_source(
     negative_slope: float,
     grad: Tensor,
 ) -> Tensor:
-    """The gradient of ``source_rows`` over lists by source, which end at the first target that ``target_rows`` has no row for."""
+    """Returns the gradient of ``source_rows`` over lists by source. A list ends at the first target that has no row in ``target_rows``."""
     return operators.additive_scores_by_source(
         indptr, target, place, target_rows, source_rows, att, negative_slope, grad
     )

@@ -10,15 +10,16 @@ from salientpp.ops.library import operators
 def symmetrise(
     indptr: Tensor, indices: Tensor, weight_by_target: Tensor | None = None, weight_of_each: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The undirected graph without loops in which one edge stands for all between two vertices, in the lists of both.
+    """Returns the undirected graph without loops. One edge stands for all edges between two vertices, in the lists of both.
 
     Args:
-        weight_by_target: int64 [N] >= 1, what each edge into a vertex weighs; or
-        weight_of_each: int32 or int64 [E] >= 1; 1 each without both.
+        weight_by_target: int64 [N] >= 1, the weight of every edge into a vertex; or
+        weight_of_each: int32 or int64 [E] >= 1, the weight of each edge. Without both, every edge weighs 1.
 
     Returns:
-        ``indptr`` int64 [N + 1]; ``indices`` [E'] of the dtype that was given, ascending in each list; ``weight`` [E'], what the edges that an entry stands
-        for weigh together, int32 where all fit. It is empty where no weights are given and all entries stand for as many edges.
+        ``indptr`` int64 [N + 1]; ``indices`` [E'] of the given dtype, ascending in each list; and ``weight`` [E'].
+        An entry's weight is the total of the edges that it stands for, int32 if all totals fit. ``weight`` is empty if no weights are given and
+        all entries stand for the same number of edges.
     """
     return operators.symmetrise(indptr, indices, weight_by_target, weight_of_each)
 
@@ -33,33 +34,33 @@ def rebalance_parts(
     sweeps: int,
     edge_weights: Tensor | None = None,
 ) -> Tensor:
-    """Move vertices between parts until no part exceeds a limit; see :mod:`salientpp.partitioning.assign`."""
+    """Moves vertices between parts until no part exceeds a limit; see :mod:`salientpp.partitioning.assign`."""
     return operators.rebalance_parts(indptr, indices, assignment, weights, limits, num_parts, sweeps, edge_weights)
 
 
 def reassign_parts(cost: Tensor, assignment: Tensor, weights: Tensor, limits: Tensor, most_moves: int) -> Tensor:
-    """Move vertices to parts where they cost less, alone or two that swap places, those that gain most first; see :mod:`salientpp.partitioning.refine`.
+    """Moves vertices to parts where they cost less, one at a time or as swaps of two, largest gain first; see :mod:`salientpp.partitioning.refine`.
 
     Args:
-        cost: float32 [K, N], finite: of a vertex in a part, whatever other vertices do.
+        cost: float32 [K, N], finite: cost of a vertex in a part, independent of the other vertices.
         assignment: int64 [N], parts in [0, K).
-        weights: int64 [N, C], >= 0, what a vertex adds to its part.
-        limits: int64 [C]. No load rises above its limit, and none that is above it rises; no part becomes empty.
-        most_moves: of vertices; a swap may be one more.
+        weights: int64 [N, C], >= 0, what a vertex adds to the loads of its part.
+        limits: int64 [C]. No load rises above its limit, and a load above its limit does not rise. No part becomes empty.
+        most_moves: largest number of vertices to move; a final swap may exceed it by one.
 
     Returns:
-        int64 [N].
+        The new parts, int64 [N].
     """
     return operators.reassign_parts(cost, assignment, weights, limits, most_moves)
 
 
 def keep_heaviest_edges(indptr: Tensor, indices: Tensor, most: int, edge_weights: Tensor | None = None) -> Tensor:
-    """Which edges of an undirected graph are among the ``most`` heaviest at either end, bool [E].
+    """Marks the edges of an undirected graph that are among the ``most`` heaviest at either end, bool [E].
 
     Args:
         indptr, indices: each edge in the lists of both its ends, without repeats.
-        most: >= 1. A vertex of no more edges keeps them all.
-        edge_weights: int32 or int64 [E], the same at both ends; None means 1 each. A hash of the ends decides among equals.
+        most: >= 1. A vertex with at most this number of edges keeps them all.
+        edge_weights: int32 or int64 [E], the same in both lists; None means 1 each. A hash of the ends breaks ties.
     """
     return operators.keep_heaviest_edges(indptr, indices, most, edge_weights)
 
@@ -73,14 +74,14 @@ def cluster_vertices(
     seed: int,
     edge_weights: Tensor | None = None,
 ) -> Tensor:
-    """Clusters of an undirected graph's vertices that hang together, int32 [N], numbered from 0 by their first vertices.
+    """Groups strongly linked vertices of an undirected graph into clusters, int32 [N], numbered from 0 by their first vertices.
 
     Args:
         indptr, indices: each edge in the lists of both its ends; loops do not count.
         vertex_weights: int64 [N], >= 1, of sum <= 2**61.
-        most_weight: >= 1, of a cluster of more than one vertex.
-        rounds: >= 1, how often every vertex may move at most, to the cluster that it has most edge weight to.
-        seed: decides among equals.
+        most_weight: >= 1, largest weight of a cluster with more than one vertex.
+        rounds: >= 1, largest number of moves of a vertex. A move goes to the cluster that the vertex has most edge weight to.
+        seed: breaks ties.
         edge_weights: int32 or int64 [E] >= 1; None: 1 each.
     """
     return operators.cluster_vertices(indptr, indices, vertex_weights, most_weight, rounds, seed, edge_weights)
@@ -95,15 +96,15 @@ def contract_lists(
     last: int,
     edge_weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The neighbour lists of the clusters in [first, last), in the graph whose vertices are the clusters, without loops.
+    """Returns the neighbour lists of the clusters in [first, last), in the graph whose vertices are the clusters, without loops.
 
     Args:
         indptr, indices: each edge in the lists of both its ends.
-        cluster: int32 [N], of every vertex, in [0, num_clusters).
+        cluster: int32 [N], the cluster of every vertex, in [0, num_clusters).
         edge_weights: int32 [E] >= 1; None: 1 each.
 
     Returns:
-        The lengths of the lists, int64 [last - first]; their entries one after another, int32, ascending in each list; and the weights of all edges between
-        the two clusters together, int64. Beside it there are 4 bytes for each entry that was given, 8 with weights.
+        The lengths of the lists, int64 [last - first]; their entries one list after another, int32, ascending in each list; and int64 weights. A
+        weight is the total of all edges between two clusters. The call also needs 4 bytes of memory per given entry, or 8 with weights.
     """
     return operators.contract_lists(indptr, indices, cluster, num_clusters, first, last, edge_weights)

@@ -1,4 +1,4 @@
-"""Operators that draw vertices and edges, and the keys of their draws."""
+"""Operators that draw vertices and edges, and the keys that fix their draws."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 
 from salientpp.ops.library import operators
 
-#: Memory that one sampling thread may spend on its dense vertex map (4 bytes per vertex of the graph);
-#: graphs of more vertices use a hash map of the batch instead. Samples do not depend on the choice.
+#: Memory that one sampling thread may spend on its dense vertex map (4 bytes per vertex of the graph). For larger
+#: graphs it uses a hash map of the batch instead. Samples do not depend on the choice.
 MAP_BUDGET_BYTES = 512 * 2**20
 
 
 def permutation(size: int, key: int) -> Tensor:
-    """A uniformly random order of 0, ..., size - 1, int64 [size]; a pure function of the 64-bit ``key``."""
+    """Returns a uniformly random order of 0, ..., size - 1, int64 [size]; a pure function of the 64-bit ``key``."""
     return operators.permutation(size, key)
 
 
@@ -32,20 +32,20 @@ def sample_neighbors(
     shared: bool = False,
     graph_number: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Sample the neighbourhood of ``seeds``, hop by hop; see :mod:`salientpp.sampling.topology`.
+    """Samples the neighbourhood of ``seeds``, hop by hop; see :mod:`salientpp.sampling.topology`.
 
     Args:
-        indptr, indices: the graph in CSC form, as :class:`salientpp.Graph` has checked it.
-        edge_id: int64 [E], the ids to report for the edges, or None for positions in ``indices``.
+        indptr, indices: the graph in CSC form, validated by :class:`salientpp.Graph`.
+        edge_id: int64 [E], the ids to report for the edges; None: positions in ``indices``.
         seeds: int64 [B], global ids; a repeated seed is expanded each time.
         fanouts: neighbours per vertex and hop, nearest the seeds first; -1 takes all.
         batch_key: signed 64-bit key; with (hop, vertex) it fixes a vertex's draws.
         replace: draw with replacement.
-        links: as :func:`csc_from_coo` makes them, read in place of ``indices`` and ``edge_id``, which is None then; or None.
-        shared: every neighbour has one number for the batch, and a vertex takes those with the smallest; without ``replace``. A list of more than
-            1,000 draws by itself.
-        graph_number: where draws are shared, a number that only this graph has, as it is now: a thread then remembers some of what was drawn, up to
-            16 MiB, and does not read a list again for the same key. 0: nothing is remembered. Results are the same.
+        links: links that :func:`csc_from_coo` returned, read instead of ``indices`` and ``edge_id`` (which is None then); or None.
+        shared: give every neighbour one number for the batch; a vertex takes the neighbours with the smallest numbers. Not with ``replace``. A
+            vertex with more than 1,000 neighbours draws without sharing.
+        graph_number: for shared draws, a number that only this graph has in its present state. A thread then remembers up to 16 MiB of its draws
+            and does not read a list again for the same key. 0: nothing is remembered. Results are the same.
 
     Returns:
         ``n_id`` int64 [n], seeds first, then in order of discovery; ``edge_index`` int64 [2, e], positions in
@@ -78,7 +78,7 @@ def sample_vertices(
     shared: bool = False,
     graph_number: int = 0,
 ) -> Tensor:
-    """The ``n_id`` of :func:`sample_neighbors`, int64 [n]; in less time, as no edges are kept."""
+    """Samples only the ``n_id`` of :func:`sample_neighbors`, int64 [n]. It is faster, because it keeps no edges."""
     return operators.sample_vertices(
         indptr, indices, seeds, list(fanouts), batch_key, replace, map_budget_bytes, shared, graph_number
     )
@@ -109,28 +109,27 @@ def sample_typed_neighbors(
     map_budget_bytes: int = MAP_BUDGET_BYTES,
     shared: bool = False,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]:
-    """Sample over R relations between T types of vertices; see csrc/sampling/sample_typed_neighbors.cpp.
+    """Samples over R relations between T types of vertices; see csrc/sampling/sample_typed_neighbors.cpp.
 
     Args:
         indptr, indices: per relation, int64 [N_target + 1] and int32 or int64 [E], ids of the source type.
         edge_id, edge_weight, edge_time: per relation, int32 or int64, float32 or float64 (finite, >= 0), int32 or int64 [E] in list order, or None.
-            With times, a list ascends by them; they may be the edges' or those of the vertices in ``indices``.
+            Lists with times ascend by time. The times belong to the edges, or to the vertices in ``indices``.
         links: per relation, as in :func:`sample_neighbors`, or None.
         source_type, target_type: per relation, positions in ``num_vertices``.
-        node_time: per type, int64 [N], or None; not needed where ``edge_time`` says the same.
-        seeds, seed_time: per type, int64 [B], and int64 [B] or None; times for all seeds or for none.
-        first_tree: per type, the number of its first seed's tree; together the trees are 0, 1, ... without gaps.
+        node_time: per type, int64 [N], or None; not needed if ``edge_time`` has the same times.
+        seeds, seed_time: per type, int64 [B], and int64 [B] or None. Either all seeds have times or none.
+        first_tree: per type, the number of its first seed's tree; the trees of all types are 0, 1, ... without gaps.
         fanouts: ``num_hops`` per relation, one relation after the other; -1 takes all.
         replace, disjoint: as in :class:`salientpp.NeighborLoader`; times need ``disjoint``.
-        last: draw from the latest ``fanout`` neighbours only.
-        induced: give all edges between the sampled vertices.
+        last: draw only from the latest ``fanout`` neighbours.
+        induced: return all edges between the sampled vertices.
         map_budget_bytes: as in :func:`sample_neighbors`, for all types together; disjoint trees have hash maps of their own.
-        shared: as in :func:`sample_neighbors`; a neighbour's number is the same for all trees and relations. Without ``edge_weight``.
+        shared: as in :func:`sample_neighbors`; a neighbour has the same number in all trees and relations. Not with ``edge_weight``.
 
     Returns:
-        Per type ``n_id`` int64 [n], and with ``disjoint`` the tree of each; per relation
-        ``edge_index`` int64 [2, e] and ``e_id`` int64 [e]; ``num_sampled_nodes`` int64 [T, hops + 1] and ``num_sampled_edges``
-        int64 [R, hops].
+        Per type ``n_id`` int64 [n], and with ``disjoint`` the tree of each vertex. Per relation ``edge_index`` int64 [2, e] and
+        ``e_id`` int64 [e]. Then ``num_sampled_nodes`` int64 [T, hops + 1] and ``num_sampled_edges`` int64 [R, hops].
     """
     return operators.sample_typed_neighbors(
         indptr,
@@ -166,26 +165,26 @@ def to_bidirectional(
     edge_id: Tensor | None = None,
     rev_edge_id: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Edges and the reverses of others, each pair of ends once: what PyG's ``to_bidirectional`` makes by sorting.
+    """Joins edges with the reverses of others and keeps each pair of ends once. PyG's ``to_bidirectional`` does this by sorting.
 
     Args:
-        row, col: int64 [e], ids in [0, 2**31 - 1) of sources and targets; fastest where edges with the same target stand together, with
-            targets ascending.
-        rev_row, rev_col: int64 [f]; edges to turn round.
+        row, col: int64 [e], ids in [0, 2**31 - 1) of sources and targets. It is fastest if edges with the same target stand together and
+            targets ascend.
+        rev_row, rev_col: int64 [f]; edges to reverse.
         edge_id, rev_edge_id: int64 [e] and [f], or None.
 
     Returns:
-        ``edge_index`` int64 [2, g], by target and then by source; ``edge_id`` int64 [g] or None. Of edges with the same ends the last one's
-        id counts, where reversed ones come after the others.
+        ``edge_index`` int64 [2, g], sorted by target and then by source; and ``edge_id`` int64 [g] or None. Of several edges with the same
+        ends, the id of the last one counts; reversed edges come after the others.
     """
     edge_index, ids = operators.to_bidirectional(row, col, rev_row, rev_col, edge_id, rev_edge_id)
     return edge_index, None if edge_id is None else ids
 
 
 def join_key(*fields: int) -> int:
-    """A signed 64-bit key that depends on every field and on their order, for the kernels that draw.
+    """Mixes the fields to a signed 64-bit key for the kernels that draw. The key depends on every field and on their order.
 
-    The mixing of ``csrc/random.h``: splitmix64's finaliser (Steele, Lea, Flood, OOPSLA 2014).
+    The function is the one in ``csrc/random.h``: splitmix64's finaliser (Steele, Lea, Flood, OOPSLA 2014).
     """
     key = _with_field(_of_fields(fields[:-1]), fields[-1]) if fields else 0
     return key - 2**64 if key >= 2**63 else key
@@ -193,7 +192,7 @@ def join_key(*fields: int) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _of_fields(fields: tuple[int, ...]) -> int:
-    """Unsigned. The batches of an epoch have all but the last field in common."""
+    """Returns the unsigned key of the leading fields. It is cached, because the batches of an epoch share all but the last field."""
     key = 0
     for value in fields:
         key = _with_field(key, value)

@@ -22,12 +22,12 @@ def inclusion_probability(
     include_seeds: bool,
     replace: bool,
 ) -> Tensor:
-    """Vertex inclusion probabilities of K seed sets, float32 [K, N]; see :mod:`salientpp.vip.inclusion`.
+    """Computes vertex inclusion probabilities of K seed sets, float32 [K, N]; see :mod:`salientpp.vip.inclusion`.
 
     Args:
-        indptr: int64 [N + 1], in-lists (their lengths are the degrees that vertices draw from).
+        indptr: int64 [N + 1], the in-lists; their lengths are the in-degrees.
         out_indptr, out_indices: the transposed graph.
-        seeds: int64, the K seed sets one after the other; ``seed_offsets`` int64 [K + 1] bounds them.
+        seeds: int64, the K seed sets one after another; ``seed_offsets`` int64 [K + 1] holds their bounds.
         fanouts: one entry per hop, -1 for all neighbours.
     """
     return operators.inclusion_probability(
@@ -45,5 +45,8 @@ def inclusion_probability(
 
 
 def sum_over_lists(indptr: Tensor, indices: Tensor, value: Tensor) -> Tensor:
-    """``out[v]`` = the sum of ``value`` over ``indices[indptr[v]:indptr[v + 1]]``; float32 or float64, [N] or up to 8 columns, [N, W], as ``value``."""
+    """Sums values over lists: ``out[v]`` is the sum of ``value`` over ``indices[indptr[v]:indptr[v + 1]]``.
+
+    ``value`` and the result are float32 or float64, [N] or [N, W] with up to 8 columns.
+    """
     return operators.sum_over_lists(indptr, indices, value)

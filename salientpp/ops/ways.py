@@ -1,4 +1,4 @@
-"""Operators of lookahead and of sums."""
+"""Operators of the lookahead way and of the sums way."""
 
 from __future__ import annotations
 
@@ -10,28 +10,31 @@ from salientpp.ops.library import operators
 
 
 def code_ids(ids: Tensor, num_ids: int, but_from: int = 0, but_to: int = 0) -> Tensor:
-    """The distinct of the ``ids`` int64 [n], in any order, as a list of 5 to 7 bits an id, uint8; but for those in [but_from, but_to).
+    """Packs the distinct ``ids`` int64 [n], given in any order, into a list of 5 to 7 bits per id, uint8. Leaves out [but_from, but_to).
 
-    Ids are in [0, num_ids), of fewer than 2**31.
+    Ids are in [0, num_ids), with ``num_ids`` < 2**31.
     """
     return operators.code_ids(ids, num_ids, but_from, but_to)
 
 
 def ids_of_list(list: Tensor, num_ids: int) -> Tensor:
-    """The ids of a list that :func:`code_ids` made, int64 [n], ascending."""
+    """Unpacks a list that :func:`code_ids` made: int64 [n], ascending."""
     return operators.ids_of_list(list, num_ids)
 
 
 def link_lists(lists: Sequence[Tensor], heads: int, num_ids: int) -> list[Tensor]:
-    """For every id of each of the first ``heads`` lists, in ascending order, how many lists later it comes next, int16; 0: in none of these."""
+    """Finds the next use of every id of the first ``heads`` lists: the number of lists until the id comes again, int16; 0 if it does not.
+
+    One tensor per list, with its ids in ascending order.
+    """
     return operators.link_lists(lists, heads, num_ids)
 
 
 def fill_slots(ids: Tensor, prior: Tensor, slot_id: Tensor, slot_key: Tensor, table: Tensor) -> None:
-    """Let the first slots hold the distinct ``ids`` int64 and the others nothing, with no batch known.
+    """Fills the first slots with the distinct ``ids`` int64 and empties the others; no next use is known yet.
 
     Args:
-        prior: float32 [N], how probably a batch needs each id.
+        prior: float32 [N], the probability that a batch needs each id.
         slot_id, slot_key: int32 [C] and int16 [C], written.
         table: int16 (for C < 2**16) or int32, more than C entries, written.
     """
@@ -39,7 +42,7 @@ def fill_slots(ids: Tensor, prior: Tensor, slot_id: Tensor, slot_key: Tensor, ta
 
 
 def note_uses(list: Tensor, batch: int, num_ids: int, slot_id: Tensor, slot_key: Tensor, table: Tensor) -> None:
-    """Let slots whose next use is not known have it at ``batch``, if their ids are in the list. Lists come in the order of their batches."""
+    """Sets the next use of slots to ``batch`` if it is not known yet and their ids are in the list. Lists come in the order of their batches."""
     operators.note_uses(list, batch, num_ids, slot_id, slot_key, table)
 
 
@@ -52,17 +55,17 @@ def plan_batch(
     slot_key: Tensor,
     table: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Which rows of a batch the slots have, and which of the others enter; see :mod:`salientpp.ways.lookahead.planner`.
+    """Decides which rows of a batch the slots hold, and which others enter; see :mod:`salientpp.ways.lookahead.planner`.
 
     Args:
         remote_id: int64 [n], distinct ids of [0, N).
-        links: int16 [n], for the same ids in ascending order, as :func:`link_lists` gives them.
-        batch: its number; those of known batches are at most 2**15 - 1 larger.
-        prior, slot_id, slot_key, table: as in :func:`fill_slots`; the last three are brought up to date.
+        links: int16 [n], for the same ids in ascending order, from :func:`link_lists`.
+        batch: number of the batch. Known later batches have numbers that are at most 2**15 - 1 larger.
+        prior, slot_id, slot_key, table: as in :func:`fill_slots`; the last three are updated.
 
     Returns:
-        Five int64 vectors: ``hit_place`` (ascending, in ``remote_id``) and ``hit_slot``, ``fetched_place`` (ascending), and for what enters
-        ``admitted_row`` (which of the fetched) and ``admitted_slot``.
+        Five int64 vectors: ``hit_place`` (ascending, in ``remote_id``) and ``hit_slot``; ``fetched_place`` (ascending); and, for the rows that enter,
+        ``admitted_row`` (position among the fetched rows) and ``admitted_slot``.
     """
     return operators.plan_batch(remote_id, links, batch, prior, slot_id, slot_key, table)
 
@@ -77,20 +80,21 @@ def plan_sums(
     id_bytes: int,
     source_bytes: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Which rows of a batch's deepest hop are fetched, and which are replaced by sums; see :mod:`salientpp.ways.sums.plan`.
+    """Decides which rows of a batch's deepest hop are fetched, and which are replaced by sums; see :mod:`salientpp.ways.sums.plan`.
 
     Args:
         row, col: int64 [e], the edges of that hop as positions in the batch; ``col`` in [0, first), and does not decrease.
-        owner: int64 [d], for the batch's vertices first, ..., first + d - 1 the part that their rows would be fetched from; -1: from none.
-        first: the vertices that were found before.
+        owner: int64 [d], for the batch's vertices first, ..., first + d - 1, the part that their rows would be fetched from; -1: not fetched.
+        first: number of vertices that were found before that hop.
         num_parts: K, at most 2**20.
-        row_bytes: of a row, and of a sum.
-        id_bytes: of an id that is sent, and of the size of a group.
-        source_bytes: of what is sent for a row in a sum: its id, and its weight if there are such.
+        row_bytes: bytes of a row, and of a sum.
+        id_bytes: bytes of a sent id, and of a group's size.
+        source_bytes: bytes sent for each row in a sum: its id, and its weight if rows have weights.
 
     Returns:
-        Eight int64 vectors. ``kept_vertex``, ascending in [0, d), and ``kept_edge``, ascending in [0, e): what stays in the batch; ``kept_row``, the
-        sources of these edges, renumbered. By owner, and then by target: ``target`` (a position in the batch) and ``size`` of each sum, and, of all
-        their sizes together, ``summed_edge`` in [0, e), the edges that they replace. ``groups`` and ``sources`` [K]: how many of these each part has.
+        Eight int64 vectors. ``kept_vertex``, ascending in [0, d), and ``kept_edge``, ascending in [0, e), stay in the batch. ``kept_row`` has the
+        sources of these edges, renumbered. ``target`` (a position in the batch) and ``size`` describe each sum, ordered by owner, then by target.
+        ``summed_edge`` in [0, e) lists the edges that the sums replace, ``size`` of them for each. ``groups`` and ``sources`` [K] are the numbers of
+        sums and of rows in them for each part.
     """
     return operators.plan_sums(row, col, owner, first, num_parts, row_bytes, id_bytes, source_bytes)

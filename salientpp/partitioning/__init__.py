@@ -1,1 +1,1 @@
-"""Which part owns which vertex, and how vertices are numbered."""
+"""Assignment of vertices to parts, and numbering of vertices."""

@@ -1,11 +1,11 @@
 """Assigns every vertex to a part.
 
-Ranks work in step, so every part should hold about as many vertices, edges and seeds of each split as any other:
+Ranks work in step, so all parts should hold about equal numbers of vertices, edges and seeds of each split:
 
     load(p, c) <= limit(c) = max((1 + tolerance) * mean load, ceil(mean load), largest single weight)
 
-for each constraint c: 'vertices', 'edges' (in-degrees) and one per seed set. METIS or KaMinPar cuts the undirected graph without loops, in which an edge weighs
-as much as the directed edges that it stands for. :mod:`salientpp.partitioning.balance` then meets the limits at least cost to the cut.
+for each constraint c: 'vertices', 'edges' (in-degrees) and one per seed set. METIS or KaMinPar cuts the undirected graph without loops. There, the weight
+of an edge is the total of the directed edges that it stands for. :mod:`salientpp.partitioning.balance` then meets the limits at least cost to the cut.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from salientpp.partitioning.balance import VertexLoads
 from salientpp.partitioning.kaminpar import partition_with_kaminpar
 from salientpp.partitioning.metis import partition_with_metis
 
-#: Every part has tables of its own, and a folder of five digits on disk.
+#: Limit of the number of parts: every part has tables of its own, and a folder with five digits on disk.
 MOST_PARTS = 100_000
 
-#: Edges looked at together when the cut is counted: bounds memory, and memory-mapped graphs stay on disk.
+#: Number of edges processed together when the cut is counted. It bounds memory, and memory-mapped graphs stay on disk.
 _EDGES_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True, eq=False)
 class PartitionAssignment:
-    """Which part owns which vertex, and how good that is.
+    """The part of every vertex, with the cut and the loads of the parts.
 
     Attributes:
         assignment: int64 [N], the part of every vertex, in [0, K).
         num_parts: K.
         num_edges: E, directed edges of the graph.
         edge_cut: directed edges whose ends lie in different parts.
-        loads: for 'vertices', 'edges' (in-degrees) and each non-empty seed set, the K loads. A vertex that a
+        loads: the K loads of 'vertices', of 'edges' (in-degrees) and of each non-empty seed set. A vertex that a
             seed set lists twice counts twice.
     """
 
@@ -52,12 +52,12 @@ class PartitionAssignment:
 
     @property
     def edge_cut_fraction(self) -> float:
-        """``edge_cut`` over E, in [0, 1]; 0 without edges."""
+        """``edge_cut`` divided by E, in [0, 1]; 0 without edges."""
         return self.edge_cut / self.num_edges if self.num_edges else 0.0
 
     @property
     def balance(self) -> dict[str, float]:
-        """For each load, the fullest part over the mean: 1.0 is perfect, K is everything in one part."""
+        """Load of the fullest part divided by the mean, for each load: 1.0 is perfect, K means that one part has everything."""
         return {name: max(load) * self.num_parts / sum(load) if sum(load) else 1.0 for name, load in self.loads.items()}
 
 
@@ -73,29 +73,31 @@ def assign_parts(
     tolerance: float = 0.05,
     seed: int = 0,
 ) -> PartitionAssignment:
-    """Assign every vertex to one of K parts.
+    """Assigns every vertex to one of K parts.
 
     Args:
-        graph: N >= 1 vertices; directed edges, self-loops, repeated edges and isolated vertices are fine.
-        num_parts: K, 1 <= K <= N (a given assignment may leave parts empty, so there K may be larger).
-        method: 'metis': a small cut within the limits above. 'kaminpar': the same in less memory, with torch's threads; on several of them parts vary from run
-            to run. 'random': equally many vertices, and seeds of each set, in every part (off by one for disjoint sets), edges as they fall. Or an integer
-            tensor [N] of part ids, which is checked and measured, never changed.
-        seed_sets: name to int32 or int64 ids in [0, N). Empty ones are left out of the balance.
-        loads: name to int64 [N], >= 0: what a vertex adds to its part, beside the seed sets; None: 'vertices', 1 each, and 'edges', the in-degrees.
-        edge_weights: int64 [N], each >= 1: how much cutting an edge into v costs; None: 1 each. Only for 'metis' and 'kaminpar'.
-        weight_of_each: instead, int32 or int64 [E], in the order of ``graph.indices``.
-        tolerance: how far above the mean a load may be, >= 0. Limits are met wherever the kernel finds moves that meet them all.
+        graph: N >= 1 vertices; directed edges, self-loops, repeated edges and isolated vertices are allowed.
+        num_parts: K, 1 <= K <= N. A given assignment may leave parts empty, so K may then be larger.
+        method: one of these.
+            'metis': a small cut within the limits above.
+            'kaminpar': the same in less memory, with torch's threads. With several threads, parts vary from run to run.
+            'random': equal numbers of vertices, and of seeds of each set, in every part (within one for disjoint sets); edges are not balanced.
+            An integer tensor [N] of part ids: it is checked and measured, never changed.
+        seed_sets: name to int32 or int64 ids in [0, N). Empty sets are left out of the balance.
+        loads: name to int64 [N], >= 0: what a vertex adds to its part, besides the seed sets. None: 'vertices', 1 each, and 'edges', the in-degrees.
+        edge_weights: int64 [N], each >= 1: cost of cutting an edge into v; None: 1 each. Only for 'metis' and 'kaminpar'.
+        weight_of_each: alternative to ``edge_weights``: int32 or int64 [E], in the order of ``graph.indices``.
+        tolerance: largest excess of a load over the mean, as a fraction, >= 0. Limits are met if the kernel finds moves that meet all of them.
         seed: >= 0; the same graph, arguments, seed and pymetis give the same assignment.
 
     Raises:
         ValueError: an argument is out of range, or the graph is too large for this pymetis.
         ImportError: 'metis' without pymetis >= 2025.2, 'kaminpar' without kaminpar.
-        PartitionerError: METIS or KaMinPar failed, most often for want of memory. The text names the memory needed and the methods that need less.
+        PartitionerError: METIS or KaMinPar failed, most often for lack of memory. The text names the memory needed and the methods that need less.
     """
     _check_arguments(graph, num_parts, method, edge_weights, weight_of_each, tolerance, seed)
     weights = VertexLoads(graph, seed_sets or {}, loads)
-    # With all in one part the excess is num_parts - 1.
+    # If one part holds everything, the excess is num_parts - 1.
     num_vertices, tolerance = graph.num_vertices, min(tolerance, num_parts)
     if isinstance(method, Tensor):
         assignment = check_assignment(method, num_vertices, num_parts)
@@ -104,7 +106,7 @@ def assign_parts(
             f"num_parts must be at most the number of vertices, {num_vertices}, got {num_parts}: "
             "some parts would be empty"
         )
-    elif num_parts == 1:  # METIS is not made for one part
+    elif num_parts == 1:  # METIS does not support a single part
         assignment = torch.zeros(num_vertices, dtype=torch.int64, device="cpu")
     elif method == "random":
         strata = [load for name, load in zip(weights.names, weights.table.unbind(1)) if name in weights.seed_sets]
@@ -143,9 +145,9 @@ def _check_arguments(
         raise ValueError(f"method must be 'metis', 'kaminpar', 'random' or a tensor of part ids, got {method!r}")
     if edge_weights is not None or weight_of_each is not None:
         if isinstance(method, Tensor) or method == "random":
-            raise ValueError("edge_weights only guide method='metis' and 'kaminpar'; leave them out")
+            raise ValueError("edge_weights need method='metis' or 'kaminpar'; leave them out")
         if edge_weights is not None and weight_of_each is not None:
-            raise ValueError("edge_weights and weight_of_each are the same thing told in two ways; give one of them")
+            raise ValueError("edge_weights and weight_of_each both set the weights of edges; give one of them")
     if edge_weights is not None:
         _check_edge_weights(edge_weights, "edge_weights", graph.num_vertices, ", for the edges into each vertex")
     if weight_of_each is not None:
@@ -153,7 +155,7 @@ def _check_arguments(
 
 
 def check_num_parts(num_parts: int) -> None:
-    """Raise ValueError unless K is an integer >= 1."""
+    """Raises ValueError unless K is an integer in [1, MOST_PARTS]."""
     if isinstance(num_parts, bool) or not isinstance(num_parts, int) or num_parts < 1:
         raise ValueError(f"num_parts must be an integer >= 1, got {num_parts!r}")
     if num_parts > MOST_PARTS:
@@ -171,7 +173,7 @@ def _check_edge_weights(weights: Tensor, name: str, size: int, of: str, also: to
 
 
 def check_assignment(assignment: Tensor, num_vertices: int, num_parts: int) -> Tensor:
-    """A copy as int64 [N] on the CPU."""
+    """Checks an assignment and returns a copy as int64 [N] on the CPU."""
     if assignment.dim() != 1 or assignment.numel() != num_vertices:
         raise ValueError(
             f"assignment must have shape [{num_vertices}], one part per vertex, got {list(assignment.shape)}"
@@ -196,19 +198,19 @@ def _count_cut_edges(graph: Graph, assignment: Tensor) -> int:
 
 
 def _deal_at_random(seed_sets: Sequence[Tensor], num_vertices: int, num_parts: int, seed: int) -> Tensor:
-    """Shuffle the vertices, sort them by the seed sets they are in (int64 [N], how often), and deal them out in turn.
+    """Shuffles the vertices, sorts them by their seed sets (int64 [N], how often each set lists them), and deals them out in turn.
 
-    A run of equals is dealt evenly to within one, so every stratum is, and the whole.
+    Vertices that are equal in this order are dealt evenly to within one. So each stratum is even, and so is the whole.
     """
     stratum = np.zeros(num_vertices, dtype=np.int64)
     for weight in seed_sets:
-        # Numbered afresh after each set: fewer strata than vertices, so the product cannot overflow.
+        # Renumber after each set: strata are then fewer than vertices, so the product cannot overflow.
         _, listed = np.unique(weight.numpy(), return_inverse=True)
         _, stratum = np.unique(stratum * (listed.max() + 1) + listed, return_inverse=True)
     rng = np.random.Generator(np.random.PCG64(seed))
     order = rng.permutation(num_vertices)
     order = order[np.argsort(stratum[order], kind="stable")]
-    # Which part is dealt first is drawn too, lest the low parts always get the odd vertices.
+    # The order of the parts is drawn too, so that low parts do not always get the odd vertices.
     turn = rng.permutation(num_parts)
     assignment = np.empty(num_vertices, dtype=np.int64)
     assignment[order] = turn[np.arange(num_vertices) % num_parts]

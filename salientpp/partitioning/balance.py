@@ -1,4 +1,4 @@
-"""Computes what every vertex adds to the loads of its part, how large a load may be, and moves vertices until no load is larger."""
+"""Loads of parts: the contribution of every vertex, the limits, and moves of vertices until no load exceeds its limit."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from salientpp.graph.csc import Graph
 from salientpp.ids import first_outside
 from salientpp.partitioning.undirected import Undirected
 
-#: Refinement sweeps over all vertices after balancing; on real graphs later ones move next to nothing.
+#: Refinement sweeps over all vertices after balancing. On real graphs, later sweeps move almost nothing.
 _SWEEPS = 8
 
-#: Balancing aims below the limits by a tenth of the tolerance: it ends in parts that are exactly full, which
-#: would leave refinement no room, and where single moves cannot quite meet a limit the margin absorbs the rest.
+#: Balancing aims below the limits by a tenth of the tolerance. It would otherwise end with parts that are exactly full, which
+#: leaves refinement no room. The margin also absorbs the rest where single moves cannot quite meet a limit.
 _BALANCING_SHARE = 0.9
 
-#: What is balanced beside the seed sets: a vertex counts once, and with its in-degree.
+#: The default loads besides the seed sets: each vertex counts once, and with its in-degree.
 _LOADS = ("vertices", "edges")
 
 
 class VertexLoads:
-    """What each vertex adds to the loads of its part; ``loads`` and ``seed_sets`` are as of :func:`~salientpp.partitioning.assign.assign_parts`.
+    """Contribution of each vertex to the loads of its part. :func:`~salientpp.partitioning.assign.assign_parts` explains ``loads`` and ``seed_sets``.
 
     Attributes:
-        seed_sets: name to int64 ids, without empty ones; a vertex adds as often as it is listed.
-        names: of all loads, those of seed sets last.
+        seed_sets: name to int64 ids, without empty sets; a vertex counts as often as it is listed.
+        names: names of all loads, seed sets last.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class VertexLoads:
 
     @cached_property
     def table(self) -> Tensor:
-        """int64 [N, C], made when it is first asked for: partitioners can do with the memory."""
+        """Loads of every vertex, int64 [N, C]. The table is made on first use, because partitioners need the memory before."""
         table = torch.ones((self.graph.num_vertices, len(self.names)), dtype=torch.int64, device="cpu")
         for column, name in zip(table.unbind(1), self.names):
             if name in self.seed_sets:
@@ -74,11 +74,11 @@ class VertexLoads:
 
 
 def _load_limits(weights: VertexLoads, num_parts: int, tolerance: float) -> Tensor:
-    """int64 [C]: the largest load allowed under each constraint."""
+    """Returns the largest load allowed by each constraint, int64 [C]."""
     limits = []
     for weight in weights.table.unbind(1):
         total = int(weight.sum())
-        # Whole vertices cannot do better than ceil(mean), nor than the heaviest of them.
+        # Vertices are whole, so no limit can be below ceil(mean) or below the heaviest vertex.
         limits.append(max(int((1 + tolerance) * total / num_parts), -(-total // num_parts), int(weight.max())))
     return torch.tensor(limits, dtype=torch.int64, device="cpu")
 
@@ -86,18 +86,18 @@ def _load_limits(weights: VertexLoads, num_parts: int, tolerance: float) -> Tens
 def loads_and_limits(
     graph: Graph, num_parts: int, seed_sets: Mapping[str, Tensor], tolerance: float
 ) -> tuple[Tensor, Tensor]:
-    """What every vertex adds to its part, int64 [N, C], and how much of each a part may hold, int64 [C], of partitions of vertices, edges and seeds."""
+    """Returns the loads of every vertex, int64 [N, C], and their limits per part, int64 [C], for partitions of vertices, edges and seeds."""
     weights = VertexLoads(graph, seed_sets)
     return weights.table, _load_limits(weights, num_parts, min(tolerance, num_parts))
 
 
 def weight_of_vertices(graph: Graph) -> Tensor:
-    """In-degrees, and 1 for vertices without in-edges, lest a partitioner take them for nothing."""
+    """Returns in-degrees, and 1 for vertices without in-edges, so that no vertex has weight 0 for a partitioner."""
     return graph.indptr.diff().clamp_(min=1)
 
 
 def rebalanced(assignment: Tensor, lists: Undirected, weights: VertexLoads, num_parts: int, tolerance: float) -> Tensor:
-    """The parts int64 [N] moved within all limits, and then to a smaller cut."""
+    """Returns the parts int64 [N] after moves that meet all limits, and then after moves that make the cut smaller."""
     indptr, indices, edge_weights = lists
     for share, sweeps in ((_BALANCING_SHARE, 0), (1.0, _SWEEPS)):
         limits = _load_limits(weights, num_parts, share * tolerance)

@@ -1,7 +1,7 @@
-"""Makes a graph smaller for a partitioner that would take too much memory for it.
+"""Coarsens a graph for a partitioner that would need too much memory for the whole.
 
-Vertices that hang together become one cluster, which weighs what they weigh together, and the edges between two clusters one edge. The kernels
-(csrc/partitioning/coarsen.cpp) go through mapped lists from end to end, and hold 20 bytes a vertex and 20 an edge end of the piece that they contract.
+Strongly linked vertices become one cluster with their total weight, and the edges between two clusters become one edge. The kernels
+(csrc/partitioning/coarsen.cpp) read memory-mapped lists in order. They hold 20 bytes per vertex, and 20 per edge end of the piece that they contract.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from salientpp.graph.mapped import releaser
 from salientpp.partitioning.parhip import Lists, write_parhip
 from salientpp.partitioning.undirected import Undirected
 
-#: Larger graphs are coarsened, and again until no more clusters are left than the second number.
+#: Graphs with more vertices than the first number are coarsened until no more clusters are left than the second number.
 MOST_VERTICES = 2**22
 MOST_CLUSTERS = 2**18
 
-#: A cluster may weigh so many times the mean of the vertices, and this share of the mean of the parts.
+#: Limits of a cluster's weight: this multiple of the mean of the vertices, and the mean of the parts divided by the second number.
 _CLUSTER_SIZE = 32
 _CLUSTERS_PER_PART = 128
-#: Rounds in which vertices join clusters; later ones move few.
+#: Rounds in which vertices join clusters. Later rounds move few vertices.
 _ROUNDS = 5
-#: A level that leaves more than this share of the vertices is the last.
+#: Coarsening stops if a level leaves more than this share of the vertices.
 _MOST_LEFT = 0.9
-#: Of a cluster, beside those that the other end keeps. KaMinPar's memory is by the edges, and between clusters most are light.
-#: With 64 of them the parts of two real graphs fetched 1 to 2 % more rows.
+#: Number of edges that each cluster keeps, besides those that the other end keeps. KaMinPar's memory depends on the edges, and most edges between
+#: clusters are light. With 64 edges per cluster, the parts of two real graphs fetched 1 to 2 % more rows.
 _EDGES_KEPT = 128
 
-#: Times that the lists are gone through, each time for the clusters with such a share of the edge ends; entries of the result that are thinned at a time.
+#: Number of passes over the lists, each for the clusters with one share of the edge ends; and number of result entries that are thinned at a time.
 _TIMES = 16
 _PIECE = 2**20
 _MOST_WEIGHT = 2**31 - 1
 
 
 def coarsen(path: Path, lists: Undirected, vertex_weights: Tensor, num_parts: int, seed: int) -> tuple[Tensor, Path]:
-    """Write a graph of clusters, unless this one is small or does not get smaller.
+    """Writes a graph of clusters, unless the graph is small or does not get smaller.
 
     Args:
-        path: where the graph is written, as by :func:`~salientpp.partitioning.parhip.write_parhip`; files of other suffixes are made beside it.
+        path: file of the graph, as :func:`~salientpp.partitioning.parhip.write_parhip` wrote it; files with other suffixes are made beside it.
         lists: the graph, int32.
         vertex_weights: int64 [N], each >= 1.
-        seed: decides among equals.
+        seed: breaks ties.
 
     Returns:
-        int32 [N], the cluster of every vertex, that is the vertex of the graph that is to be partitioned; and where this one is written.
+        int32 [N], the cluster of every vertex, which is its vertex in the graph to partition; and the file of this graph.
     """
     total = int(vertex_weights.sum())
     cluster, level = torch.arange(vertex_weights.numel(), dtype=torch.int32, device="cpu"), 0
@@ -67,7 +67,7 @@ def coarsen(path: Path, lists: Undirected, vertex_weights: Tensor, num_parts: in
         larger, lists = lists, _write_contracted(path, lists, joined, vertex_weights)
         for array in larger[1:]:
             if array is not None:
-                releaser(array)()  # not needed until its parts are balanced, or ever
+                releaser(array)()  # not needed until the parts are balanced, or not again
         cluster = joined.index_select(0, cluster)
     if level:
         path = path.with_suffix(".heaviest")
@@ -76,7 +76,7 @@ def coarsen(path: Path, lists: Undirected, vertex_weights: Tensor, num_parts: in
 
 
 def _write_contracted(path: Path, lists: Undirected, cluster: Tensor, weight_of_cluster: Tensor) -> Undirected:
-    """Write the graph of the clusters, and return its lists."""
+    """Writes the graph of the clusters, and returns its lists."""
     indptr, indices, weights = lists
     num_clusters = weight_of_cluster.numel()
     ends = torch.zeros(num_clusters + 1, dtype=torch.int64, device="cpu")
@@ -92,7 +92,7 @@ def _write_contracted(path: Path, lists: Undirected, cluster: Tensor, weight_of_
 
 
 def _heaviest(indptr: Tensor, indices: Tensor, weights: Tensor | None) -> Iterator[Lists]:
-    """The lists without the edges that are not among the heaviest of either end."""
+    """Yields the lists, keeping only edges that are among the heaviest of either end."""
     kept = ops.keep_heaviest_edges(indptr, indices, _EDGES_KEPT, weights)
     for first, last in runs_of_vertices(indptr, _PIECE):
         begin, end = int(indptr[first]), int(indptr[last])

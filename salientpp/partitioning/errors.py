@@ -1,4 +1,4 @@
-"""Errors of partitioning that are neither the caller's nor the data's mistake: a partitioner that failed, and memory that ran out."""
+"""Failures of partitioners: a partitioner that stops with an error, and memory that runs out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class PartitionerError(RuntimeError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out. torch and C++ report that as a plain RuntimeError, the system as an OSError."""
+    """Returns True if an error means that memory ran out. torch and C++ raise a plain RuntimeError for it, the system an OSError."""
     if isinstance(error, RuntimeError):
         return any(words in str(error) for words in ("can't allocate memory", "bad_alloc", "not enough memory"))
     return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
@@ -20,7 +20,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def names_memory(partitioner: str, what: str, nbytes: int, less: str) -> Iterator[None]:
-    """Turn memory that runs out inside the block into a PartitionerError; arguments as of :func:`out_of_memory`."""
+    """Turns an out-of-memory error inside the block into a PartitionerError; the arguments are the same as for :func:`out_of_memory`."""
     try:
         yield
     except (MemoryError, RuntimeError, OSError) as error:
@@ -30,8 +30,8 @@ def names_memory(partitioner: str, what: str, nbytes: int, less: str) -> Iterato
 
 
 def out_of_memory(partitioner: str, what: str, nbytes: int, less: str) -> str:
-    """What to say of a partitioner whose memory ran out: the size of its input, an estimate of what it needs, and the methods that need less."""
+    """Returns the error text for a partitioner without enough memory: its input's size, an estimate of its need, and methods that need less."""
     return (
-        f"{partitioner} ran out of memory for {what}: it needs about {nbytes / 1e9:.1f} GB beside what this process has. Use a machine with more memory, "
+        f"{partitioner} ran out of memory for {what}: it needs about {nbytes / 1e9:.1f} GB besides what this process has. Use a machine with more memory, "
         f"{less}, or give an assignment"
     )

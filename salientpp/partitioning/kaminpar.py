@@ -1,7 +1,7 @@
-"""Partitions a graph with KaMinPar, in a process of its own, from a file.
+"""Partitions a graph with KaMinPar, in a separate process, from a file.
 
-TeraPart (Salwasser, Seemaier, Gottesbüren and Sanders, arXiv 2410.19119), by the package ``kaminpar`` (an extra), whose binding takes graphs from files alone.
-KaMinPar has a process of its own since it does not give all memory back. docs/scale.md compares its presets: 'terapart-largek' takes the least memory.
+The algorithm is TeraPart (Salwasser, Seemaier, Gottesbüren and Sanders, arXiv 2410.19119), from the package ``kaminpar`` (an extra). Its binding reads
+graphs only from files. KaMinPar runs in a separate process because it does not return all its memory. Its preset 'terapart-largek' takes the least memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from salientpp.partitioning.coarsen import coarsen
 from salientpp.partitioning.errors import PartitionerError, names_memory
 from salientpp.partitioning.parhip import write_undirected
 
-#: What the other process runs. It ends with this one, and finds the package where this one does.
+#: Program of the other process. It ends with this process, and searches packages in the same folders.
 _PROGRAM = """
 import array, ctypes, json, sys
 getattr(ctypes.CDLL(None), "prctl", lambda *_: None)(1, 9)
@@ -53,7 +53,7 @@ def partition_with_kaminpar(
     tolerance: float,
     seed: int,
 ) -> Tensor:
-    """Parts of the vertices, int64 [N], within the limits of all loads; errors as of :func:`~salientpp.partitioning.assign.assign_parts`."""
+    """Returns the parts of the vertices, int64 [N], within the limits of all loads. Raises as :func:`~salientpp.partitioning.assign.assign_parts`."""
     if not has_kaminpar():
         raise ImportError(
             "method='kaminpar' needs the package kaminpar, which is not installed; `pip install salientpp[kaminpar]`, or use method='metis'"
@@ -67,12 +67,12 @@ def partition_with_kaminpar(
         path = Path(folder) / "graph.parhip"
         vertex_weights = weight_of_vertices(graph)
         symmetric = write_undirected(path, graph, edge_weights, weight_of_each, vertex_weights)
-        releaser(graph.indices)()  # not needed until it is done
+        releaser(graph.indices)()  # not needed until KaMinPar is done
         cluster = None
         if symmetric[1].dtype == torch.int32:
             cluster, path = coarsen(path, symmetric, vertex_weights, num_parts, seed)
         del vertex_weights
-        # Half of the tolerance, as for METIS.
+        # Half of the tolerance leaves room for the other loads, as with METIS.
         assignment = _run_kaminpar(path, num_parts, tolerance / 2, seed)
         if cluster is not None:
             assignment = assignment.index_select(0, cluster)
@@ -80,7 +80,7 @@ def partition_with_kaminpar(
 
 
 def _run_kaminpar(path: Path, num_parts: int, tolerance: float, seed: int) -> Tensor:
-    """Parts of the vertices, int64 [N]. With one of torch's threads the same file and arguments give the same parts; with several they vary."""
+    """Returns the parts of the vertices, int64 [N]. With one torch thread, the same file and arguments give the same parts; with several they vary."""
     parts = path.with_suffix(".parts")
     given = {
         "path": [os.path.abspath(folder) for folder in sys.path],
@@ -93,10 +93,10 @@ def _run_kaminpar(path: Path, num_parts: int, tolerance: float, seed: int) -> Te
     }
     done = subprocess.run([sys.executable, "-c", _PROGRAM, json.dumps(given)], capture_output=True, text=True)
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()[-1]
+        said = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
         how = f"was ended by signal {-done.returncode}" if done.returncode < 0 else f"failed ({said})"
         raise PartitionerError(
-            f"KaMinPar {how}, most often for want of memory: it took 10 to 50 bytes for each end of an edge where measured, least with edge_weights='vip'; "
+            f"KaMinPar {how}, most often for lack of memory: in measurements it took 10 to 50 bytes for each end of an edge, least with edge_weights='vip'; "
             "use method='random', a machine with more memory, or give an assignment"
         )
     return torch.from_numpy(np.fromfile(parts, dtype=np.int32)).long()

@@ -1,11 +1,11 @@
 """Partitions a graph with METIS.
 
-METIS (Karypis and Kumar, SIAM J. Sci. Comput. 20(1), 1998) is called through pymetis, which takes one weight per vertex (and misreads more than one without
-a word). The weight is the in-degree: 'edges' is the constraint that is dear to repair, since moving load means moving well-connected vertices, while counts
-of vertices and seeds are repaired by moving those with few links.
+METIS (Karypis and Kumar, SIAM J. Sci. Comput. 20(1), 1998) is called through pymetis, which takes one weight per vertex (and silently misreads several).
+The weight is the in-degree. The 'edges' constraint is the expensive one to repair, because moving its load means moving well-connected vertices. Numbers
+of vertices and seeds are repaired by moving vertices with few links.
 
-METIS holds all the graphs it coarsens through, about 110 bytes per edge end where they stay dense. So of graphs with more than 2^26 edge ends METIS and
-rebalancing get the 32 heaviest edges of every vertex, those that either end keeps (docs/policies.md has what that costs).
+METIS holds every graph of its coarsening, about 110 bytes per edge end if they stay dense. So for graphs with more than 2^26 edge ends, METIS and
+rebalancing get only the 32 heaviest edges of every vertex: an edge stays if either end keeps it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from salientpp.partitioning.balance import VertexLoads, rebalanced, weight_of_ve
 from salientpp.partitioning.errors import PartitionerError, names_memory, out_of_memory
 from salientpp.partitioning.undirected import Undirected
 
-#: Graphs of more edge ends than this are thinned for METIS, to so many edges of every vertex. With 16 the cut of a generated graph grew by a third.
+#: Graphs with more edge ends than the first number are thinned to the second number of edges per vertex. With 16, the cut of a generated graph grew by a third.
 _MOST_EDGE_ENDS = 2**26
 _EDGES_KEPT = 32
 
@@ -39,8 +39,8 @@ def partition_with_metis(
     tolerance: float,
     seed: int,
 ) -> Tensor:
-    """Parts of the vertices, int64 [N], within the limits of all loads; errors as of :func:`~salientpp.partitioning.assign.assign_parts`."""
-    num_ends = min(2 * graph.num_edges, _MOST_EDGE_ENDS)  # in both directions, of which repeats are one
+    """Returns the parts of the vertices, int64 [N], within the limits of all loads. Raises as :func:`~salientpp.partitioning.assign.assign_parts`."""
+    num_ends = min(2 * graph.num_edges, _MOST_EDGE_ENDS)  # both directions; repeated edges count once
     what = f"{graph.num_vertices} vertices and up to {num_ends} edge ends"
     with names_memory("METIS", what, _metis_bytes(graph.num_vertices, num_ends), _LESS_THAN_METIS):
         lists = _undirected(graph, edge_weights, weight_of_each)
@@ -49,9 +49,9 @@ def partition_with_metis(
 
 
 def _undirected(graph: Graph, edge_weights: Tensor | None, weight_of_each: Tensor | None) -> Undirected:
-    """What METIS gets: as :func:`symmetrise` makes it, thinned where it is large."""
+    """Returns the graph for METIS: the result of :func:`symmetrise`, thinned if it is large."""
     idx_t = _import_pymetis().zero_copy_dtype()
-    # METIS adds these up, and now and then multiplies them by a little. In floating point: sums may overflow here.
+    # METIS adds the weights up, and sometimes multiplies them by a small factor. Use floating point, because sums may overflow here.
     edge_total = 2.0 * graph.num_edges
     if edge_weights is not None:
         edge_total = 2.0 * float(edge_weights.double() @ graph.indptr.diff().double())
@@ -68,35 +68,37 @@ def _undirected(graph: Graph, edge_weights: Tensor | None, weight_of_each: Tenso
 
 
 def _cut(lists: Undirected, vertex_weights: Tensor, num_parts: int, tolerance: float, seed: int) -> Tensor:
-    """METIS itself: parts of the vertices, int64 [N]."""
+    """Runs METIS; returns the parts of the vertices, int64 [N]."""
     pymetis = _import_pymetis()
     idx_t, num_vertices = pymetis.zero_copy_dtype(), vertex_weights.numel()
     indptr, indices, edge_weights = lists
     try:
         result = pymetis.part_graph(
             num_parts,
-            # Copies where METIS's integers are 64 bits wide, as in pymetis's wheels; METIS's own memory is several times that.
+            # These are copies if METIS's integers have 64 bits, as in pymetis's wheels; METIS itself takes several times that memory.
             pymetis.CSRAdjacency(*(ids.numpy().astype(idx_t, copy=False) for ids in (indptr, indices))),
             vweights=vertex_weights.numpy().astype(idx_t, copy=False),
             eweights=None if edge_weights is None else edge_weights.numpy().astype(idx_t, copy=False),
             recursive=False,
             options=pymetis.Options(
-                seed=seed % (2**31 - 1),  # goes to C's srand
-                ufactor=max(1, round(1000 * tolerance / 2)),  # in thousandths; half of it leaves room for the rest
+                seed=seed % (2**31 - 1),  # passed to C's srand
+                ufactor=max(
+                    1, round(1000 * tolerance / 2)
+                ),  # in thousandths; half of the tolerance leaves room for the other loads
             ),
         )
     except (RuntimeError, MemoryError) as error:
-        # METIS reports memory that ran out as it reports everything else, and prints the reason to standard error.
+        # METIS reports an out-of-memory error like any other error, and prints the reason to standard error.
         what = f"{num_vertices} vertices and {indices.numel()} edge ends in {num_parts} parts"
         needs = _metis_bytes(num_vertices, indices.numel())
         raise PartitionerError(
-            f"METIS failed ({error}), which most often means this: {out_of_memory('it', what, needs, _LESS_THAN_METIS)}"
+            f"METIS failed ({error}), most often because {out_of_memory('it', what, needs, _LESS_THAN_METIS)}"
         ) from error
     return torch.from_numpy(np.array(result.vertex_part, dtype=np.int64))
 
 
 def _metis_bytes(num_vertices: int, num_ends: int) -> int:
-    """An estimate of the memory that METIS takes, with the copies of its input."""
+    """Returns an estimate of the memory that METIS takes, with the copies of its input."""
     return 100 * num_vertices + 128 * num_ends
 
 
@@ -117,13 +119,13 @@ def _import_pymetis() -> Any:
 
 
 def symmetrise(graph: Graph, edge_weights: Tensor | None, weight_of_each: Tensor | None = None) -> Undirected:
-    """The undirected graph of :func:`salientpp.ops.symmetrise`."""
+    """Returns the undirected graph of :func:`salientpp.ops.symmetrise`."""
     indptr, indices, weight = ops.symmetrise(graph.indptr, graph.indices, edge_weights, weight_of_each)
     return indptr, indices, weight if weight.numel() else None
 
 
 def _thin(indptr: Tensor, indices: Tensor, weight: Tensor | None) -> Undirected:
-    """The undirected graph with those edges only that are among the heaviest of either end."""
+    """Returns the undirected graph with only those edges that are among the heaviest of either end."""
     kept = ops.keep_heaviest_edges(indptr, indices, _EDGES_KEPT, weight)
     place = torch.zeros(indices.numel() + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(kept, 0, out=place[1:])

@@ -1,7 +1,7 @@
 """Numbers the vertices of parts.
 
-Part p owns one contiguous range of ids. In the order 'vip' ids inside a part descend by the part's own inclusion probability, seeds counted, and among equals
-the user's order stays. In the order 'original' it stays throughout.
+Part p owns one contiguous range of ids. In the order 'vip', ids inside a part descend by the part's own inclusion probability, with seeds counted; ties
+keep the user's order. In the order 'original', all vertices of a part keep the user's order.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Numbering:
     """New ids of N vertices in K parts.
 
     Attributes:
-        order: int64 [N], the old id of every new one.
-        book: which new ids each part owns.
+        order: int64 [N], the old id of every new id.
+        book: the range of new ids that each part owns.
     """
 
     order: Tensor
     book: PartitionBook
 
     def new_id(self) -> Tensor:
-        """int64 [N], the new id of every old one."""
+        """Returns the new id of every old id, int64 [N]."""
         inverse = torch.empty_like(self.order)
         inverse[self.order] = torch.arange(self.order.numel(), device="cpu")
         return inverse
@@ -46,7 +46,7 @@ class VipNumbering(Numbering):
     """A numbering, with the inclusion probabilities under the new ids.
 
     Attributes:
-        vip: float32 [K, N] what each part's batches need, seeds not counted.
+        vip: float32 [K, N], inclusion probabilities of each part's batches, seeds not counted.
     """
 
     vip: Tensor
@@ -62,11 +62,11 @@ def number_vertices(
     order: str = "vip",
     vip: Tensor | None = None,
 ) -> VipNumbering:
-    """Number the vertices by the inclusion probabilities of a workload.
+    """Numbers the vertices by the inclusion probabilities of a workload.
 
     Args:
         seeds: int64 ids that batches start from, in any part; None: all vertices.
-        vip: float32 [K, N], where the probabilities are to lie; None: in memory.
+        vip: float32 [K, N], memory for the probabilities; None: allocate it.
     """
     seeds = torch.arange(graph.num_vertices, device="cpu") if seeds is None else seeds
     seed_sets = [seeds[assigned.assignment[seeds] == part_id] for part_id in range(assigned.num_parts)]
@@ -76,11 +76,11 @@ def number_vertices(
 
 
 def number_by(assignment: Tensor, vip: Tensor, with_seeds: Iterable[Tensor], order: str) -> VipNumbering:
-    """Number vertices by their part, and inside a part in an order.
+    """Numbers vertices by their part, and inside a part in an order.
 
     Args:
-        vip: float32 [K, N] by old id, seeds not counted. It is put into the new order in place: K rows are what takes most memory here.
-        with_seeds: K tensors float32 [N], the same with seeds. One is held at a time.
+        vip: float32 [K, N] by old id, seeds not counted. It is reordered in place, because these K rows take the most memory here.
+        with_seeds: K tensors float32 [N], the same with seeds counted. One is held at a time.
     """
     pieces = []
     for part_id, probability in enumerate(with_seeds):
@@ -98,14 +98,14 @@ def number_by(assignment: Tensor, vip: Tensor, with_seeds: Iterable[Tensor], ord
 def relabeled_edges(
     lists: Graph | Relation, targets: Numbering, sources: Numbering | None = None
 ) -> tuple[Tensor, Iterator[tuple[Tensor, Tensor]]]:
-    """Edges under new ids, piece by piece.
+    """Returns the edges under new ids, piece by piece.
 
     Args:
         lists: neighbour lists of the vertices that ``targets`` numbers.
-        sources: the numbering of the vertices in the lists; None: the same.
+        sources: the numbering of the vertices in the lists; None: the same as ``targets``.
 
     Returns:
-        ``indptr`` int64 [N + 1], and an iterator over pieces of the edges in new order: where they were in
+        ``indptr`` int64 [N + 1], and an iterator over pieces of the edges in the new order: their positions in
         ``lists.indices``, and their sources under new ids (dtype of ``lists.indices``).
     """
     degree = lists.indptr.diff()[targets.order]
@@ -123,6 +123,6 @@ def relabeled_edges(
 
 
 def relabel(graph: Graph, numbering: Numbering) -> Graph:
-    """The graph under new ids, in memory."""
+    """Returns the graph under new ids, in memory."""
     indptr, pieces = relabeled_edges(graph, numbering)
     return Graph.trusted(indptr, torch.cat([graph.indices[:0], *(sources for _, sources in pieces)]))

@@ -1,4 +1,4 @@
-"""Declares the options of partitioning, and decides what 'auto' and an unset ``refine`` mean for a graph."""
+"""Options of partitioning, and the meaning of 'auto' and of an unset ``refine`` for a graph."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from torch import Tensor
 
 from salientpp.partitioning.kaminpar import has_kaminpar
 
-#: What assigns vertices to parts, besides a given assignment.
+#: Methods that assign vertices to parts; an assignment may be given instead.
 METHODS = ("auto", "metis", "kaminpar", "random")
-#: How METIS and KaMinPar weigh an edge.
+#: Ways in which METIS and KaMinPar weigh an edge.
 EDGE_WEIGHTS = ("vip", "equal")
-#: How vertices are numbered inside a part.
+#: Orders of the vertices inside a part.
 ORDERS = ("vip", "original")
 
-#: METIS does not get larger graphs whole, so 'auto' leaves them to KaMinPar. Refinement is off there unless it is asked for: on 92.9 M edges it changed
-#: the predicted rows by -1 to +1 %, and took 30 s and, beside KaMinPar, twice the memory.
+#: METIS gets larger graphs only thinned, so 'auto' leaves them to KaMinPar. Refinement of such graphs is off unless it is asked for. On 92.9 M edges
+#: it changed the predicted rows by -1 to +1 %, took 30 s and, beside KaMinPar, twice the memory.
 MOST_EDGES_OF_METIS = 2**26
 
 
 @dataclass(frozen=True, eq=False)
 class PartitionOptions:
-    """How vertices are assigned to parts and numbered inside a part: the arguments of these names of :func:`salientpp.partition`."""
+    """Options for assigning vertices to parts and numbering them: the arguments of :func:`salientpp.partition` with these names."""
 
     method: str | Tensor | Mapping[str, Tensor] = "auto"
     edge_weights: str = "vip"
@@ -44,7 +44,11 @@ class PartitionOptions:
     def decided(
         self, num_parts: int, num_edges: int, num_seeds: int, is_hetero: bool = False
     ) -> tuple[PartitionOptions, str | None]:
-        """The options decided for a graph, and why parts are not refined if ``refine`` was unset. ValueError if it is True and impossible for the graph."""
+        """Returns the options with every choice made for a graph, and the reason if an unset ``refine`` became False.
+
+        Raises:
+            ValueError: ``refine`` is True, and the graph cannot be refined.
+        """
         method: Any = self.method
         is_large = num_edges > MOST_EDGES_OF_METIS
         if isinstance(method, str) and method == "auto":
@@ -73,18 +77,18 @@ class PartitionOptions:
 
     @property
     def weights_used(self) -> str | None:
-        """``edge_weights`` where METIS or KaMinPar minimises a cut by them, else None; of options that are decided."""
+        """The ``edge_weights`` that METIS or KaMinPar uses for its cut; None for other methods. Needs decided options."""
         return self.edge_weights if isinstance(self.method, str) and self.method in ("metis", "kaminpar") else None
 
     @property
     def words(self) -> str:
-        """`` by ...``, or nothing of a given assignment."""
+        """The words `` by ...`` for progress lines; empty for a given assignment."""
         if not isinstance(self.method, str):
             return ""
         return f" by {self.method}{' with equal edge weights' if self.weights_used == 'equal' else ''}"
 
     def to_json(self) -> dict[str, Any]:
-        """What a dataset directory says about how it was partitioned, of options that are decided."""
+        """Returns the entry of a dataset directory about its partitioning. Needs decided options."""
         named = self.method if isinstance(self.method, str) else "given"
         return {"method": named, "edge_weights": self.weights_used, "refine": self.refine, "order": self.order}
 

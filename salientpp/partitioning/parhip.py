@@ -1,6 +1,6 @@
-"""Writes an undirected graph as a file in ParHIP's binary format, piece by piece, and maps its lists.
+"""Writes an undirected graph to a file in ParHIP's binary format, piece by piece, and maps its lists.
 
-KaMinPar reads the file (:mod:`salientpp.partitioning.kaminpar`). The graph is never in this process's memory as a whole.
+KaMinPar reads the file (:mod:`salientpp.partitioning.kaminpar`). This process never holds the whole graph in memory.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from salientpp import ops
 from salientpp.graph.csc import Graph, runs_of_vertices
 from salientpp.partitioning.undirected import Undirected, first_of_equals, split_keys
 
-#: Edge ends that are merged, and entries that are written, at a time.
+#: Number of edge ends merged at a time, and of entries written at a time.
 _PIECE = 2**20
 _HEADER_BYTES = 24
 _MOST_NARROW = 2**31 - 1
 
-#: First and last vertex of a run, the lengths of its lists, the lists, and the weights of their entries (None: alike).
+#: First and last vertex of a run, lengths of its lists, the lists, and the weights of their entries (None: all equal).
 Lists = tuple[int, int, np.ndarray, np.ndarray, "np.ndarray | None"]
 
 
 def write_undirected(
     path: Path, graph: Graph, edge_weights: Tensor | None, weight_of_each: Tensor | None, vertex_weights: Tensor
 ) -> Undirected:
-    """Write the undirected graph without loops that partitioners want: as :func:`salientpp.ops.symmetrise` has it, whose words these are.
+    """Writes the undirected graph without loops for a partitioner; :func:`salientpp.ops.symmetrise` defines the graph and the terms.
 
     Args:
-        edge_weights: int64 [N], of the edges into each vertex; None: 1 each. In memory are then the graph's edges turned round, and a piece of the result.
-        weight_of_each: instead, int32 or int64 [E]; the result is then made in memory.
+        edge_weights: int64 [N], weights of the edges into each vertex; None: 1 each. Memory then holds the reversed edges and a piece of the result.
+        weight_of_each: alternative to ``edge_weights``: int32 or int64 [E]. The result is then built in memory.
         vertex_weights: int64 [N], each >= 1.
 
     Returns:
-        The graph, whose ``indices`` and weights lie in the file, mapped: int32, or int64 where they do not fit.
+        The graph. Its ``indices`` and weights are mapped from the file: int32, or int64 if they do not fit.
 
     Raises:
-        OSError: the folder does not hold the graph.
+            OSError: the disk is too small for the graph.
         ValueError: the weights sum to more than 2^60.
     """
     num_vertices = graph.num_vertices
@@ -51,7 +51,9 @@ def write_undirected(
         whole: Lists = (0, num_vertices, np.diff(lists[0]), lists[1], lists[2] if lists[2].size else None)
         most = int(lists[2].max(initial=1))
         return write_parhip(path, num_vertices, [whole], vertex_weights, most, lists[2].size > 0)
-    transposed = Graph.trusted(graph.indptr, graph.indices).transpose()  # of a graph of its own, so that it is not kept
+    transposed = Graph.trusted(
+        graph.indptr, graph.indices
+    ).transpose()  # a separate graph object, so that the transpose is not kept
     ends = graph.indptr + transposed.indptr
     largest = 1 if edge_weights is None else int(edge_weights.max())
     if edge_weights is not None and float(edge_weights.double() @ graph.indptr.diff().double()) > 2**60:
@@ -62,12 +64,12 @@ def write_undirected(
 
 
 def _merged(graph: Graph, transposed: Graph, ends: Tensor, edge_weights: Tensor | None) -> Iterator[Lists]:
-    """Of runs of vertices, the lists of all neighbours, ascending."""
+    """Yields runs of vertices with the lists of all their neighbours, ascending."""
     num_vertices = graph.num_vertices
     weight_of = None if edge_weights is None else edge_weights.numpy()
     for first, last in runs_of_vertices(ends, _PIECE):
         halves = []
-        # An edge end is one integer: the vertex whose list it is in, the neighbour, and whether the edge goes out.
+        # An edge end is one integer: the vertex whose list it is in, the neighbour, and the direction of the edge.
         for direction, lists in enumerate((graph, transposed)):
             begin, end = int(lists.indptr[first]), int(lists.indptr[last])
             key = np.repeat(np.arange(last - first), lists.indptr[first : last + 1].diff().numpy())
@@ -97,14 +99,14 @@ def _merged(graph: Graph, transposed: Graph, ends: Tensor, edge_weights: Tensor 
 def write_parhip(
     path: Path, num_vertices: int, lists: Iterable[Lists], vertex_weights: Tensor, most_weight: int, weighted: bool
 ) -> Undirected:
-    """A header (which arrays are there, and the sizes), where in the file each list begins, the lists, weights of vertices, weights of edges.
+    """Writes the file: a header (presence of arrays, and sizes), the position of each list, the lists, vertex weights, edge weights.
 
     Args:
-        lists: of all vertices, run by run.
-        most_weight: no edge weighs more.
-        weighted: write weights of edges even where all are alike.
+        lists: lists of all vertices, run by run.
+        most_weight: upper bound of an edge's weight.
+        weighted: write edge weights even if all are equal.
     """
-    # One width for all, so that all are aligned.
+    # All arrays have the same width, so that all are aligned.
     narrow = max(num_vertices, most_weight, int(vertex_weights.max())) <= _MOST_NARROW
     width = np.dtype(np.int32 if narrow else np.int64)
     position = _HEADER_BYTES + 8 * (num_vertices + 1)
@@ -125,7 +127,7 @@ def write_parhip(
             of_edges.seek(0)
             shutil.copyfileobj(of_edges, file, 8 * _PIECE)
         file.seek(0)
-        # A set bit says what is not there, or not 64 bits wide: weights of edges, of vertices; starts, ids, weights of vertices, of edges.
+        # A set bit means absent (edge weights, vertex weights) or not 64 bits wide (starts, ids, vertex weights, edge weights).
         absent = (not weighted) | (0b111000 if narrow else 0)
         file.write(np.array([absent, num_vertices, indptr[-1]], dtype=np.uint64).tobytes())
         _write(file, indptr, np.dtype(np.int64), width.itemsize, position)
@@ -142,5 +144,5 @@ def _write(file: BinaryIO | Any, array: np.ndarray, width: np.dtype, times: int 
 
 
 def _mapped(path: Path, width: np.dtype, offset: int, size: int) -> Tensor:
-    # Copy-on-write, since torch has no arrays that cannot be written to. An empty map there is not.
+    # Copy-on-write, since torch has no read-only arrays. An empty file region cannot be mapped.
     return torch.from_numpy(np.memmap(path, width, "c", offset, size) if size else np.empty(0, dtype=width))

@@ -1,21 +1,21 @@
 """Moves vertices to other parts so that fewer rows travel.
 
-A partitioner minimises a cut; what an epoch fetches is, over the parts k,
+A partitioner minimises a cut. The rows that an epoch fetches are, over the parts k,
 
     rows = sum_k n_k sum_{v not in k} p_k(v),        n_k = max(1, |T_k| / B)   (0 without seeds),
 
 with p_k the inclusion probabilities of part k's batches (:mod:`salientpp.vip.inclusion`), T_k its seeds and B the batch size. Given an assignment, a
-vertex v in part k changes that sum to first order by
+vertex v in part k changes this sum to first order by
 
-    cost(k, v) = -n_k p_k(v)                                                              its row is at hand there, and
-               + g_k(v) + [|T_k| >= B] (f_k / B - mean of g_k over T_k)   for a seed:     what its own sampling fetches,
+    cost(k, v) = -n_k p_k(v)                                                              its row is local there, and
+               + g_k(v) + [|T_k| >= B] (f_k / B - mean of g_k over T_k)   for a seed:     the rows that its own sampling fetches.
 
-where f_k is the inner sum and g_k its gradient by p_0(v), the probability that v is a seed: the recurrence of the probabilities differentiated backwards, hop
-by hop, at the price of computing them once more. Moves that lower the cost are made within the limits that the partition keeps, those that gain most first
-and a few at a time, since a cost holds as long as the others stay (kernel ``reassign_parts``). Then all is computed anew. A round that does not lower the
-sum is undone, and the next moves fewer vertices.
+Here f_k is the inner sum, and g_k its gradient by p_0(v), the probability that v is a seed. The gradient is the recurrence of the probabilities
+differentiated backwards, hop by hop; it takes about as long as the probabilities. Moves that lower the cost are made within the limits of the partition,
+largest gain first (kernel ``reassign_parts``). A round makes only few moves, since a cost is valid only as long as the other vertices stay. Then everything
+is computed again. If a round does not lower the sum, it is undone, and the next round moves fewer vertices.
 
-A part that is full takes a vertex for another, as Kernighan and Lin swap them (Bell System Technical Journal 49, 1970), but by rows in the place of the cut.
+A full part exchanges a vertex for another, like the swaps of Kernighan and Lin (Bell System Technical Journal 49, 1970), but by rows instead of the cut.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from torch import Tensor
 from salientpp import ops
 from salientpp.graph.csc import Graph
 
-#: Rounds, and the share of the vertices that the first may move. On two real graphs rounds after these gained less than 1 % together.
+#: Number of rounds, and the share of the vertices that the first may move. On two real graphs, further rounds gained less than 1 % together.
 _ROUNDS = 20
 _FIRST_SHARE = 0.05
-#: A round that gains less than this share of the rows is the last.
+#: Refinement stops after a round that gains less than this share of the rows.
 _LEAST_GAIN = 5e-4
 
-#: What a probability counts as at most, where its complement is divided by.
+#: Upper bound of a probability in a division by its complement.
 _ALMOST = 1.0 - 1e-6
 
-#: Parts whose probabilities are computed side by side: bounds memory, and lets an edge serve several.
+#: Number of parts whose probabilities are computed together. It bounds memory, and each pass over the edges serves several parts.
 _COLUMNS = 4
 
 
@@ -52,17 +52,17 @@ def refine_by_vip(
     weights: Tensor,
     limits: Tensor,
 ) -> Tensor:
-    """Move vertices between parts so that fewer rows are predicted to travel.
+    """Moves vertices between parts so that fewer rows are predicted to travel.
 
     Args:
         graph: N vertices. Its transpose is made and kept.
         assignment: int64 [N], parts in [0, K).
-        seeds: int64 ids that batches start from; those in part k are k's.
-        weights: int64 [N, C], what each vertex adds to its part.
-        limits: int64 [C]. No load rises above its limit, and one that is above it does not rise.
+        seeds: int64 ids that batches start from; part k has the seeds among its vertices.
+        weights: int64 [N, C], what each vertex adds to the loads of its part.
+        limits: int64 [C]. No load rises above its limit, and a load above its limit does not rise.
 
     Returns:
-        int64 [N], of no more predicted rows than ``assignment``; the same arguments give the same.
+        int64 [N], with at most the predicted rows of ``assignment``; the same arguments give the same result.
     """
     hops = _Hops(graph, num_neighbors)
     best, (fewest, cost) = assignment, hops.costs(assignment, num_parts, seeds, batch_size)
@@ -90,7 +90,7 @@ class _Hops:
         self.degree = graph.in_degree().clamp_(min=1).to(torch.float32)[:, None]
 
     def costs(self, assignment: Tensor, num_parts: int, seeds: Tensor, batch_size: int) -> tuple[float, Tensor]:
-        """The predicted rows of an epoch, and the costs float32 [K, N] of every vertex in every part."""
+        """Returns the predicted rows of an epoch, and the cost of every vertex in every part, float32 [K, N]."""
         cost = torch.empty((num_parts, self.graph.num_vertices), dtype=torch.float32, device="cpu")
         part_of_seed, total = assignment[seeds], 0.0
         for first in range(0, num_parts, _COLUMNS):
@@ -110,7 +110,7 @@ class _Hops:
         return total, cost
 
     def _differentiate(self, own: Sequence[Tensor], remote: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
-        """Inclusion probabilities, and the gradients of their sums over the remote vertices by p_0, both float32 [N, W].
+        """Returns inclusion probabilities, and the gradients of their sums over the remote vertices by p_0, both float32 [N, W].
 
         Forwards, with R_h the sum of q_0 to q_h: ``s_h = A^T log(1 - t_h q_{h-1})``, ``p_h = 1 - exp(s_h)``, ``q_h = p_h (1 - R_{h-1})``. Backwards, with
         a_h the derivative by q_h and m = [remote]: ``a_h = m [h > 0] - sum_{j>h} a_j p_j + t_{h+1} / (1 - t_{h+1} q_h) A ((1 - p_{h+1}) (1 - R_h) a_{h+1})``.
@@ -143,13 +143,13 @@ class _Hops:
         return included, by_draws - by_later
 
     def _chance(self, hop: int) -> Tensor:
-        """float32 [N, 1]: the probability that a vertex, once expanded, draws one given neighbour."""
+        """Returns the probability that a vertex, once expanded, draws one given neighbour, float32 [N, 1]."""
         fanout = self.fanouts[hop]
         return torch.ones_like(self.degree) if fanout < 0 else (fanout / self.degree).clamp_(max=1.0)
 
 
 def _not_yet(start: Tensor, reach: Sequence[Tensor]) -> Tensor:
-    """1 - R_h, how probably a vertex is not among those of the first h hops: since ``1 - R_h = (1 - R_{h-1}) (1 - p_h)``, from p_1 to p_h."""
+    """Returns 1 - R_h, the probability that a vertex is not found in the first h hops: ``1 - R_h = (1 - R_{h-1}) (1 - p_h)``, from p_1 to p_h."""
     left = 1.0 - start
     for p in reach:
         left *= 1.0 - p

@@ -1,11 +1,12 @@
 """Assigns the vertices of several types to parts, and numbers them.
 
-One partition serves all types. Their vertices are numbered one after another, and the edges of all relations between them are one graph, the **joint
-graph**, which is partitioned as any other (:mod:`salientpp.partitioning.assign`). Balanced are the vertices of every type, the edges of every relation
+One partition serves all types. Vertices of all types are numbered one type after another, and the edges of all relations between them form one graph, the
+**joint graph**. It is partitioned like any other (:mod:`salientpp.partitioning.assign`). Balanced are the vertices of every type, the edges of every relation
 (in-degrees) and every split of every type.
 
-With VIP weights an edge u -> v weighs as many bytes as a step is expected to get through it (:func:`~salientpp.vip.inclusion.typed_traffic`): u's row and the
-rows of what is drawn from u. By u's row alone parts were worse than without weights where half of the vertices have none (``synthetic-mag``).
+With VIP weights, an edge u -> v weighs the bytes that a step is expected to receive through it (:func:`~salientpp.vip.inclusion.typed_traffic`). These are
+the row of u and the rows of everything drawn from u. Counting only the row of u is not enough. If half of the vertices have no rows (``synthetic-mag``),
+parts were then worse than without weights.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from salientpp.partitioning.numbering import VipNumbering, number_by
 from salientpp.partitioning.options import METHODS, PartitionOptions
 from salientpp.vip.inclusion import check_fanouts, typed_inclusion_probabilities, typed_traffic, uniform_starts
 
-#: What :func:`check_typed_fanouts` takes.
+#: Input of :func:`check_typed_fanouts`.
 Fanouts = Sequence[int] | Mapping[tuple[str, str, str], Sequence[int]]
 
 
@@ -35,9 +36,9 @@ class JointGraph:
     """The vertices of all types and the edges of all relations as one graph.
 
     Attributes:
-        graph: its vertices are those of the first type, of the second, and so on.
-        first: per type the joint id of its vertex 0, and at the end their number.
-        place: per relation int64 [E], where its edges are in ``graph.indices``.
+        graph: its vertices are the vertices of the first type, then of the second, and so on.
+        first: per type, the joint id of its vertex 0; at the end, the number of all vertices.
+        place: per relation int64 [E], positions of its edges in ``graph.indices``.
     """
 
     graph: Graph
@@ -66,7 +67,11 @@ class JointGraph:
 
 
 def check_typed_fanouts(num_neighbors: Fanouts, edge_types: Sequence[tuple[str, str, str] | None]) -> list[list[int]]:
-    """Fanouts per relation, of one list for all or of a mapping from edge types. ValueError: an edge type is unknown or missing, or numbers of hops differ."""
+    """Returns the fanouts of each relation, from one list for all or from a mapping by edge type.
+
+    Raises:
+        ValueError: an edge type is unknown or missing, or numbers of hops differ.
+    """
     if not isinstance(num_neighbors, Mapping) or list(edge_types) == [None]:
         for_all = check_fanouts(num_neighbors)  # type: ignore[arg-type]  # checked there
         return [list(for_all) for _ in edge_types]
@@ -79,14 +84,14 @@ def check_typed_fanouts(num_neighbors: Fanouts, edge_types: Sequence[tuple[str, 
     fanouts = []
     for name in edge_types:
         if name not in num_neighbors:
-            raise ValueError(f"num_neighbors must have a list for every edge type, and has none for {name!r}")
+            raise ValueError(f"num_neighbors must have a list for every edge type, got none for {name!r}")
         try:
             fanouts.append(check_fanouts(num_neighbors[name]))
         except ValueError as error:
             raise ValueError(f"edge type {name!r}: {error}") from None
         if len(fanouts[-1]) != len(fanouts[0]):
             raise ValueError(
-                f"num_neighbors must have equally many hops for all edge types, got {len(fanouts[0])} for {edge_types[0]!r} and "
+                f"num_neighbors must have the same number of hops for all edge types, got {len(fanouts[0])} for {edge_types[0]!r} and "
                 f"{len(fanouts[-1])} for {name!r}"
             )
     return fanouts
@@ -103,24 +108,24 @@ def assign_types(
     batch_size: int,
     row_bytes: Mapping[str | None, int],
 ) -> PartitionAssignment:
-    """Assign the vertices of all types to K parts: the partition of the joint graph.
+    """Assigns the vertices of all types to K parts, by partitioning the joint graph.
 
     Args:
-        options: as they are decided. A given assignment has per type an integer tensor [N] of parts.
+        options: decided options. A given assignment has, per type, an integer tensor [N] of parts.
         splits: per type, name -> int64 ids.
-        seeds: per type the int64 ids that batches start from.
-        fanouts: per relation.
-        row_bytes: per type what fetching a vertex's row costs.
+        seeds: per type, the int64 ids that batches start from.
+        fanouts: one list per relation.
+        row_bytes: per type, bytes of fetching a vertex's row.
 
     Raises:
-        ValueError, ImportError, PartitionerError: as of :func:`~salientpp.partitioning.assign.assign_parts`.
+        ValueError, ImportError, PartitionerError: see :func:`~salientpp.partitioning.assign.assign_parts`.
     """
     joint = JointGraph.of(typed)
     method, weights = options.method, None
     given = method if isinstance(method, str) else _joint_assignment(typed, method, num_parts)
     if options.weights_used == "vip":
         weights = _cut_costs(typed, joint, uniform_starts(seeds, batch_size * num_parts), fanouts, row_bytes)
-    # Strata of 'random' are types and splits; edges fall as they may.
+    # The strata of 'random' are types and splits; edges are not balanced.
     starts = zip(typed.node_types, pairwise(joint.first))
     sets = {f"vertices of {name}": torch.arange(*bounds, device="cpu") for name, bounds in starts}
     for i, name in enumerate(typed.node_types):
@@ -154,7 +159,7 @@ def number_types(
     batch_size: int,
     order: str = "vip",
 ) -> dict[str | None, VipNumbering]:
-    """Number the vertices of every type by the inclusion probabilities of a workload, which is given as to :func:`assign_types`."""
+    """Numbers the vertices of every type by the inclusion probabilities of a workload; :func:`assign_types` explains the arguments."""
     parts = dict(zip(typed.node_types, assigned.assignment.split(list(typed.num_vertices))))
     num_parts = assigned.num_parts
     of_parts = [{name: ids[parts[name][ids] == part_id] for name, ids in seeds.items()} for part_id in range(num_parts)]
@@ -172,7 +177,7 @@ def number_types(
 
 
 def _joint_assignment(typed: TypedGraph, given: Any, num_parts: int) -> Tensor:
-    """int64 [N of all types] from per type integers [N]."""
+    """Returns int64 [N of all types] from integers [N] per type."""
     if not isinstance(given, Mapping):
         raise ValueError(
             f"method must be {', '.join(map(repr, METHODS))} or a mapping from node types to tensors of part ids, got {type(given).__name__}"
@@ -187,7 +192,7 @@ def _joint_assignment(typed: TypedGraph, given: Any, num_parts: int) -> Tensor:
     for name, size in zip(typed.node_types, typed.num_vertices):
         if not isinstance(given.get(name), Tensor):
             raise ValueError(
-                f"method must have a tensor of part ids for every node type, and has none for {words_for(name)}"
+                f"method must have a tensor of part ids for every node type, got none for {words_for(name)}"
             )
         try:
             pieces.append(check_assignment(given[name], size, num_parts))
@@ -203,7 +208,10 @@ def _cut_costs(
     fanouts: Sequence[Sequence[int]],
     row_bytes: Mapping[str | None, int],
 ) -> Tensor | None:
-    """int32 [E], in the order of the joint graph: the traffic through each edge, scaled to a mean of 10 over those that have any, in [1, 1000]; else None."""
+    """Returns the traffic through each edge as int32 [E] in the order of the joint graph; None if no edge has any.
+
+    It is scaled to a mean of 10 over the edges with traffic, and clamped to [1, 1000].
+    """
     traffic = typed_traffic(typed, start, fanouts, row_bytes)
     total, carrying = sum(float(each.sum()) for each in traffic), sum(int((each > 0).sum()) for each in traffic)
     if carrying == 0:

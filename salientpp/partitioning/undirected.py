@@ -1,7 +1,7 @@
-"""Finds the undirected edges of a directed graph.
+"""Undirected edges of a directed graph, found by sorting integers.
 
-The edge u -> v is one integer, its **key** ``major * N + minor``, which is sorted in place: no index arrays beside the keys, so that the edges of the largest
-graphs fit. N is below 2^31.5.
+The edge u -> v is one integer, its **key** ``major * N + minor``. Keys are sorted in place, without index arrays beside them, so that the edges of the
+largest graphs fit into memory. N is below 2^31.5.
 """
 
 from __future__ import annotations
@@ -9,36 +9,36 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-#: An undirected graph without loops: ``indptr`` int64 [N + 1], ``indices``, and the weights of these, None where all are alike.
+#: An undirected graph without loops: ``indptr`` int64 [N + 1], ``indices``, and the weights of the entries, or None if all are equal.
 Undirected = tuple[Tensor, Tensor, Tensor | None]
 
 
 def sorted_unique(key: np.ndarray) -> np.ndarray:
-    """``numpy.unique``, but sorting in place: ``key`` is used up."""
+    """Returns the sorted distinct keys, like ``numpy.unique``, but sorts in place: ``key`` is overwritten."""
     key.sort()
     is_first = first_of_equals(key)
     return key if is_first.all() else key[is_first]
 
 
 def first_of_equals(key: np.ndarray) -> np.ndarray:
-    """bool [n]: which of ascending keys differ from the one before them."""
+    """Marks ascending keys that differ from the key before them, bool [n]."""
     is_first = np.ones(key.size, dtype=bool)
     np.not_equal(key[1:], key[:-1], out=is_first[1:])
     return is_first
 
 
 def split_keys(key: np.ndarray, num_vertices: int, major: np.ndarray, minor: np.ndarray) -> None:
-    """Split keys into the two arrays given. Multiplying back is far faster than a modulo."""
+    """Splits keys into the two given arrays. Multiplying back is far faster than a modulo."""
     np.floor_divide(key, num_vertices, out=major)
     np.multiply(major, -num_vertices, out=minor)
     minor += key
 
 
 def symmetric_closure(source: np.ndarray, target: np.ndarray, num_vertices: int) -> np.ndarray:
-    """The symmetric closure of an edge list: int64 [2, E'], sorted by source, then target, each pair once.
+    """Returns the symmetric closure of an edge list: int64 [2, E'], sorted by source, then target, each pair once.
 
-    A self-loop stays single. The same graph as ``torch_geometric.utils.to_undirected``, which keeps several int64 arrays of the doubled edge list at
-    a time; by count, ogbn-papers100M (1.6 billion edges) needs near 80 GB beside its input here.
+    A self-loop stays single. The result is the same graph as with ``torch_geometric.utils.to_undirected``, which keeps several int64 arrays of the doubled
+    edge list at a time. By calculation, ogbn-papers100M (1.6 billion edges) needs nearly 80 GB besides its input here.
     """
     num_edges = source.size
     key = np.empty(2 * num_edges, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Assigns the vertices of a graph to parts for a workload: with edge weights by VIP, and refined by VIP."""
+"""Assigns the vertices of a graph to parts for a workload, with edge weights and refinement by VIP."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def assign_for(
     num_neighbors: Sequence[int],
     batch_size: int,
 ) -> PartitionAssignment:
-    """Assign every vertex to one of K parts for a workload.
+    """Assigns every vertex to one of K parts for a workload.
 
     Args:
-        options: VIP weights are those of :func:`~salientpp.vip.inclusion.draw_weights`, for the steps of K ranks.
+        options: VIP weights come from :func:`~salientpp.vip.inclusion.draw_weights`, for the steps of K ranks.
         splits: name to int64 ids, balanced as ``seed_sets`` of :func:`~salientpp.partitioning.assign.assign_parts`.
         seeds: int64 ids that batches start from; None: all vertices.
 
     Raises:
-        ValueError, ImportError, PartitionerError: as of ``assign_parts``; or ``refine`` is True and cannot be done.
+        ValueError, ImportError, PartitionerError: as in ``assign_parts``; or ``refine`` is True and refinement is impossible.
     """
     check_num_parts(num_parts)
     seeds = torch.arange(graph.num_vertices, device="cpu") if seeds is None else seeds
     options, _ = options.decided(num_parts=num_parts, num_edges=graph.num_edges, num_seeds=seeds.numel())
     weights = None
     if options.weights_used == "vip":
-        # A graph of its own, so that its transpose is not kept while METIS wants the memory.
+        # Use a separate graph object, so that its transpose is not kept while METIS needs the memory.
         own = Graph.trusted(graph.indptr, graph.indices)
         weights = draw_weights(own, seeds, num_neighbors, batch_size * num_parts)
         del own

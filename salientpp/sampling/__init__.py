@@ -1,1 +1,1 @@
-"""From seeds to the vertices and edges of a batch."""
+"""Seeds, schedules, topologies and the sampler: from seeds to the vertices and edges of a batch."""

@@ -1,7 +1,7 @@
-"""Provides the edges of a sampled batch as lists by target, and the same edges as lists by source.
+"""Edges of a sampled batch as lists by target, and the same edges as lists by source.
 
-A sampler gives edges in ascending order of their targets, so row pointers are enough to group them. Products over the lists write one row
-for each list; their gradients run over the lists by source.
+A sampler returns edges in ascending order of their targets, so row pointers are enough to group them. Products over the lists write one row
+per list; their gradients run over the lists by source.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class EdgeLists:
     """Edges of one relation, grouped by target.
 
     Attributes:
-        indptr: int64 [T + 1]. The edges into target t are at the places indptr[t] .. indptr[t + 1].
+        indptr: int64 [T + 1]. The edges into target t are at the places indptr[t] to indptr[t + 1] - 1.
         source: int32 or int64 [E], the source of the edge at each place, in [0, num_sources).
         edge: int32 [E], the column of the batch's ``edge_index`` at each place, -1 for an added self-loop. None: the place itself.
         num_sources: S.
@@ -36,9 +36,9 @@ class EdgeLists:
 
     @property
     def by_source(self) -> tuple[Tensor, Tensor, Tensor]:
-        """``indptr`` int64 [S + 1], ``target`` int32 [E] and ``place`` int32 [E]: the places of each source, ascending.
+        """Lists by source: ``indptr`` int64 [S + 1], ``target`` int32 [E] and ``place`` int32 [E], places ascending for each source.
 
-        Made on first use. Two threads that ask at the same time may both make it.
+        They are made on first use. Two threads that ask at the same time may both make them.
         """
         made = self.__dict__.get("_by_source")
         if made is None:
@@ -48,24 +48,24 @@ class EdgeLists:
         return made
 
     def __getstate__(self) -> dict[str, object]:
-        """What a copy has: all but the lists on other devices."""
+        """Returns the state for a copy: everything except the lists on other devices."""
         return {name: value for name, value in self.__dict__.items() if name != "_moved"}
 
     def num_places(self, num_targets: int) -> int:
-        """The number of edges into the first ``num_targets`` targets; does not wait for a device if :meth:`to` moved the lists."""
+        """Returns the number of edges into the first ``num_targets`` targets. It does not wait for a device if :meth:`to` moved the lists."""
         return int(self.__dict__.get("_host_indptr", self.indptr)[num_targets])
 
     def sizes(self, num_targets: int) -> Tensor:
-        """The number of edges into each of the first ``num_targets`` targets, int64."""
+        """Returns the number of edges into each of the first ``num_targets`` targets, int64."""
         return self.indptr[1 : num_targets + 1] - self.indptr[:num_targets]
 
     def targets(self, num_targets: int) -> Tensor:
-        """The target of each place of the first ``num_targets`` targets, int64."""
+        """Returns the target of each place of the first ``num_targets`` targets, int64."""
         every = torch.arange(num_targets, device=self.indptr.device)
         return torch.repeat_interleave(every, self.sizes(num_targets), output_size=self.num_places(num_targets))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> EdgeLists:
-        """The lists on a device. They are moved once per device; lists by source that are made already move too."""
+        """Returns the lists on a device. They are moved once per device, together with lists by source if these exist."""
         device = torch.device(device)
         if device == self.indptr.device:
             return self
@@ -82,7 +82,7 @@ class EdgeLists:
 
 
 def group_edges(edge_index: Tensor, num_sources: int, num_targets: int) -> EdgeLists | None:
-    """Group edges by target without a copy of their sources.
+    """Groups edges by target without copying their sources.
 
     Args:
         edge_index: int64 [2, E] on the CPU, sources and targets.
@@ -90,7 +90,7 @@ def group_edges(edge_index: Tensor, num_sources: int, num_targets: int) -> EdgeL
         num_targets: targets are in [0, num_targets).
 
     Returns:
-        The lists, or None if targets do not ascend or a number is out of range.
+        The lists, or None if targets do not ascend or an id is out of range.
     """
     source, target = edge_index[0].contiguous(), edge_index[1].contiguous()
     indptr = ops.group_by_target(source, target, num_sources, num_targets)
@@ -98,9 +98,9 @@ def group_edges(edge_index: Tensor, num_sources: int, num_targets: int) -> EdgeL
 
 
 def with_self_loops(lists: EdgeLists) -> EdgeLists:
-    """The lists with one self-loop for each target, at the end of its list; loops that are there already are taken out.
+    """Returns the lists with one self-loop at the end of each. Existing self-loops are removed first.
 
-    The targets must be the first T sources. ``edge`` of a loop is the last one of the loops that were taken out there, else -1.
+    The targets must be the first T sources. ``edge`` of a loop is the ``edge`` of the last loop removed from its list, or -1.
 
     Raises:
         ValueError: there are more targets than sources.
@@ -113,7 +113,7 @@ def with_self_loops(lists: EdgeLists) -> EdgeLists:
 
 
 def group_by_source_composed(indptr: Tensor, source: Tensor, num_sources: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The result of :func:`salientpp.ops.group_by_source` by torch's operations, for tensors on any device."""
+    """Computes :func:`salientpp.ops.group_by_source` with torch's operations, for tensors on any device."""
     sizes = indptr[1:] - indptr[:-1]
     target = torch.repeat_interleave(
         torch.arange(sizes.numel(), device=indptr.device, dtype=torch.int32), sizes, output_size=source.numel()

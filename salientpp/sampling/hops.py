@@ -1,7 +1,7 @@
-"""The hops of a sampled batch: how many of its first vertices and edges lie within a number of hops of the seeds, and its edges as lists.
+"""Hops of a sampled batch: the number of its vertices and edges within each number of hops of the seeds, and its edges as lists.
 
-A layer whose outputs are needed within d hops of the seeds needs the edges into those vertices, and inputs within d + 1 hops. Vertices are numbered, and edges
-ordered, in the order of discovery, so each of these sets is a prefix.
+A layer whose outputs are needed within d hops of the seeds needs the edges into these vertices, and inputs within d + 1 hops. Vertices are numbered,
+and edges ordered, by discovery, so each of these sets is a prefix.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch_geometric.sampler import HeteroSamplerOutput
 from salientpp.sampling.edge_lists import EdgeLists, group_edges, with_self_loops
 from salientpp.sampling.topology import Mfg
 
-#: A relation as the batch names it; None in a batch of one type.
+#: A relation's name in the batch; None in a batch with one vertex type.
 Relation = tuple[str, str, str] | None
 
 
 @dataclass
 class Demand:
-    """What models of this process want of batches.
+    """Facts that the models of this process need to know about batches.
 
     Attributes:
-        hops: the edges of batches shall know their hops.
-        lists: (relation, with self-loops, by source too): lists that were used of earlier batches. The loader's threads make these ahead.
+        hops: True if the edges of batches must know their hops.
+        lists: (relation, with self-loops, by source too) of the lists that were used before. The loader's threads make these ahead.
     """
 
     hops: bool = False
@@ -39,7 +39,7 @@ demand = Demand()
 
 @dataclass(eq=False)
 class Hops:
-    """What one batch is known to be.
+    """Hops of one batch.
 
     Attributes:
         num_nodes: by vertex type, the number of vertices within 0, 1, 2, ... hops of the seeds.
@@ -51,38 +51,38 @@ class Hops:
     num_edges: Mapping[Relation, list[int]]
     edge_index: Mapping[Relation, Tensor]
     kept: dict[Any, Any] = field(default_factory=dict)
-    is_exposed: bool = False  # numpy or others may write to them
+    is_exposed: bool = False  # True if numpy or other code may write to the edges
 
     def __post_init__(self) -> None:
         self.know(self.edge_index)
 
     def know(self, edge_index: Mapping[Relation, Tensor]) -> None:
-        """Keep the edges."""
+        """Keeps the edges and their versions, to notice later changes."""
         self.edge_index = edge_index
         self._versions = [edges._version for edges in edge_index.values()]
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the edges are those that were sampled, as far as torch counts changes."""
+        """True if the edges are still as sampled, as far as torch counts changes."""
         return not self.is_exposed and self._versions == [edges._version for edges in self.edge_index.values()]
 
     @property
     def depth(self) -> int:
-        """Hops that were sampled."""
+        """Number of sampled hops."""
         return max(map(len, self.num_nodes.values())) - 1
 
     def nodes_within(self, type_: str | None, hops: int) -> int:
-        """Vertices of a type within so many hops of the seeds."""
+        """Returns the number of vertices of a type within ``hops`` hops of the seeds."""
         counts = self.num_nodes[type_]
         return counts[min(hops, len(counts) - 1)]
 
     def edges_into(self, relation: Relation, hops: int) -> int:
-        """Edges of a relation that lead to vertices within so many hops of the seeds."""
+        """Returns the number of edges of a relation that lead to vertices within ``hops`` hops of the seeds."""
         counts = self.num_edges[relation]
         return counts[min(hops + 1, len(counts) - 1)]
 
     def lists(self, relation: Relation, self_loops: bool = False) -> EdgeLists | None:
-        """The edges of a relation, grouped by target; None where they are not ordered as this class says.
+        """Returns the edges of a relation, grouped by target; None if they are not in the order that this class describes.
 
         Args:
             self_loops: see :func:`~salientpp.sampling.edge_lists.with_self_loops`.
@@ -108,7 +108,7 @@ class Hops:
         return lists
 
     def make_used_lists(self) -> None:
-        """Make the lists that models have used of earlier batches. For sampling threads."""
+        """Makes the lists that models used for earlier batches. Sampling threads call it."""
         for relation, self_loops, by_source in sorted(demand.lists, key=str):
             if relation in self.edge_index:
                 lists = self.lists(relation, self_loops)
@@ -116,15 +116,15 @@ class Hops:
                     lists.by_source  # noqa: B018 (made on first use)
 
     def __reduce__(self) -> Any:
-        """Come out of a file or another process without lists, which are made again."""
+        """Pickles without the lists; the receiver makes them again."""
         return Hops, (self.num_nodes, self.num_edges, self.edge_index)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Hops:
-        return self  # nothing of it changes
+        return self  # it is never changed
 
 
 def hops_of(mfg: Mfg) -> Hops | None:
-    """The hops of a sampled batch; None where its edges are not those of hops, as in an induced subgraph."""
+    """Returns the hops of a sampled batch; None if its edges do not follow hops, as in an induced subgraph."""
     nodes, edges = mfg.num_sampled_nodes, mfg.num_sampled_edges
     if nodes is None or edges is None or mfg.orig_row is not None or mfg.row is None:
         return None

@@ -1,4 +1,4 @@
-"""Negative examples of edges, drawn as PyG draws them but by a key."""
+"""Negative examples of edges, drawn as PyG draws them, with draws fixed by a key."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.sampler import NegativeSampling
 
-#: torch.multinomial takes no more weights.
+#: Largest number of weights that torch.multinomial takes.
 _MOST_MULTINOMIAL = 2**24
 
-#: Weight -> (how often it had been written to, its cumulative sums), for more weights than that.
+#: Weight tensor -> (its version, its cumulative sums), for tensors with more weights.
 _SUMS = WeakTensorKeyDictionary()
 
 
 class KeyedNegatives:
-    """PyG's negative sampling, with draws that are a pure function of a key."""
+    """PyG's negative sampling with draws that are a pure function of a key."""
 
     def __init__(self, negatives: NegativeSampling, key: int) -> None:
         self._negatives = negatives
@@ -47,7 +47,7 @@ def _bad_weights(weight: Tensor, endpoint: str) -> ValueError:
 
 
 def _drawn_by_weight(weight: Tensor, num_samples: int, endpoint: str, generator: torch.Generator) -> Tensor:
-    """int64 [num_samples] positions, each drawn in proportion to its weight, for any number of weights.
+    """Draws positions, int64 [num_samples], each in proportion to its weight, for any number of weights.
 
     Raises:
         ValueError: a weight is negative or not finite, or all are 0.
@@ -61,5 +61,5 @@ def _drawn_by_weight(weight: Tensor, num_samples: int, endpoint: str, generator:
         _SUMS[weight] = weight._version, sums
     total = sums[-1]
     drawn = torch.rand(num_samples, dtype=torch.float64, generator=generator, device="cpu") * total
-    drawn.clamp_(max=torch.nextafter(total, torch.zeros_like(total)))  # a product may be rounded up
+    drawn.clamp_(max=torch.nextafter(total, torch.zeros_like(total)))  # the product may have been rounded up
     return torch.searchsorted(sums, drawn, right=True)

@@ -1,4 +1,7 @@
-"""The PyG ``BaseSampler`` of this package. What PyG does around a draw (the seeds of an edge, their labels, bidirectional subgraphs) is PyG's code here too."""
+"""A PyG ``BaseSampler`` that draws from this package's topologies.
+
+PyG's own code does the work around a draw: the seeds of an edge, their labels, and bidirectional subgraphs.
+"""
 
 from __future__ import annotations
 
@@ -31,21 +34,22 @@ from salientpp.sampling.stored import GraphTopology, topology_of
 from salientpp.sampling.topology import ByType, DrawOptions, Mfg, Topology, ids_by_type
 from salientpp.vip.inclusion import check_fanouts
 
-#: In what the draws of a batch's vertices agree.
+#: Scope in which the draws of a batch's vertices agree.
 SharedDraws = Literal["batch"] | None
 
-#: Joined with a batch's key for what is drawn beside neighbours: the negative examples.
+#: Mixed into a batch's key for the draws beside neighbours: negative examples.
 _NEGATIVES = 0x6E6567
 
 
 class NeighborSampler(BaseSampler):
-    """Neighbour sampling for any loader that takes a ``BaseSampler``: PyG's ``NodeLoader`` and ``LinkLoader``, Lightning's data
-    modules, and this package's loaders (``neighbor_sampler=``).
+    """Neighbour sampler for any loader that takes a ``BaseSampler``.
+
+    Such loaders are PyG's ``NodeLoader`` and ``LinkLoader``, Lightning's data modules, and this package's loaders (``neighbor_sampler=``).
 
     Args:
         data: a ``Data``, a ``HeteroData``, or a pair of PyG's ``FeatureStore`` and ``GraphStore``; or the edges alone: a :class:`~salientpp.Graph`,
-            one with types, or a :class:`~salientpp.sampling.topology.Topology`.
-        num_neighbors: fanouts, nearest the seeds first, -1 for all; of a ``HeteroData`` also a mapping from edge types, or PyG's
+            a typed graph, or a :class:`~salientpp.sampling.topology.Topology`.
+        num_neighbors: fanouts, nearest the seeds first, -1 for all. For a ``HeteroData`` also a mapping from edge types, or PyG's
             ``NumNeighbors``.
         subgraph_type: 'directional': the edges drawn; 'bidirectional': those and their reverses; 'induced': all edges between
             sampled vertices.
@@ -53,16 +57,16 @@ class NeighborSampler(BaseSampler):
         disjoint: every seed grows a tree of its own; ``batch`` numbers the trees.
         temporal_strategy: 'uniform' or 'last'; with ``time_attr``, draw from all neighbours that are not in the future of the seed,
             or from the latest of them.
-        time_attr: the attribute with the times of vertices or of edges; implies ``disjoint``.
-        weight_attr: the attribute with edge weights; a neighbour is drawn with probability proportional to its edge's.
+        time_attr: name of the attribute with the times of vertices or edges; implies ``disjoint``.
+        weight_attr: name of the attribute with edge weights; a neighbour is drawn with probability proportional to its edge's weight.
         is_sorted: ``edge_index`` is sorted by target, and inside a target's list by time.
-        share_memory: accepted; worker threads share memory anyway, and processes that fork do too.
+        share_memory: accepted and ignored: worker threads share memory anyway, and so do forked processes.
         directed: deprecated; False means ``subgraph_type='induced'``.
         sample_direction: 'forward' draws sources of edges into a vertex, 'backward' targets of edges out of it.
-        shared_draws: None: every vertex draws by itself. 'batch': every neighbour has one number in a batch, and each vertex takes those with the
-            smallest, so that a batch has fewer vertices; see :class:`~salientpp.NeighborLoader`.
+        shared_draws: None: every vertex draws independently. 'batch': every neighbour has one number in a batch, and each vertex takes the neighbours with
+            the smallest numbers, so that a batch has fewer vertices; see :class:`~salientpp.NeighborLoader`.
 
-    Every call draws anew from torch's global generator, unless ``key`` is given.
+    Every call makes new draws from torch's global generator, unless ``key`` is given.
 
     Raises:
         ValueError: an argument is wrong.
@@ -103,7 +107,7 @@ class NeighborSampler(BaseSampler):
             weight_attr=weight_attr,
             is_sorted=is_sorted,
             backward=sample_direction == "backward",
-            # Induced subgraphs read whole lists, and the ids of few of their edges.
+            # Induced subgraphs read whole lists, but the ids of only a few of their edges.
             linked=self.subgraph_type != SubgraphType.induced,
         )
         if temporal_strategy != "uniform" and not self.is_temporal:
@@ -133,14 +137,14 @@ class NeighborSampler(BaseSampler):
             raise ValueError(f"shared_draws must be 'batch' or None, got {self.shared_draws!r}")
         if self.replace:
             raise ValueError(
-                "shared_draws='batch' excludes replace=True: a neighbour has one number in a batch, so it is drawn once; leave one of them out"
+                "shared_draws='batch' excludes replace=True, because a neighbour has one number in a batch and is drawn once; leave one of them out"
             )
         if self.topology.has_weights:
             raise ValueError(
-                "shared_draws='batch' excludes weight_attr: shared draws are uniform; leave one of them out"
+                "shared_draws='batch' excludes weight_attr, because shared draws are uniform; leave one of them out"
             )
 
-    # --- what it is, in PyG's words ------------------------------------------------------------------------
+    # --- attributes that PyG's samplers have ------------------------------------------------------------------------
 
     @property
     def num_neighbors(self) -> NumNeighbors:
@@ -149,10 +153,10 @@ class NeighborSampler(BaseSampler):
     @num_neighbors.setter
     def num_neighbors(self, num_neighbors: Any) -> None:
         if isinstance(num_neighbors, NumNeighbors) or (self.is_hetero and isinstance(num_neighbors, Mapping)):
-            # PyG's class keeps what it derives, for one list of edge types.
+            # A NumNeighbors object caches values for one list of edge types, so make a new one.
             given = num_neighbors if isinstance(num_neighbors, NumNeighbors) else NumNeighbors(dict(num_neighbors))
             of = given.values
-            # Its keys are joined names, which cannot be parted again where a name contains "__".
+            # Its keys are joined names, which cannot be split again if a name contains "__".
             values = NumNeighbors(
                 {key.to_tuple(): of[key] for key in of} if isinstance(of, Mapping) else of, given.default
             )
@@ -168,7 +172,7 @@ class NeighborSampler(BaseSampler):
 
     @property
     def is_plain(self) -> bool:
-        """One type of vertices, and draws by no weights: the inclusion probabilities are those of a :class:`~salientpp.Graph`."""
+        """True for one vertex type without weighted draws: the inclusion probabilities of a :class:`~salientpp.Graph` apply."""
         return not self.is_hetero and not self.topology.has_weights
 
     @property
@@ -190,7 +194,7 @@ class NeighborSampler(BaseSampler):
 
     @property
     def node_time(self) -> Tensor | dict[Any, Tensor] | None:
-        """On the graph's clock."""
+        """Times of the vertices as int64 of the graph's clock."""
         times = self.topology.node_time
         return (dict(times) or None) if self.is_hetero else times.get(None)
 
@@ -200,14 +204,14 @@ class NeighborSampler(BaseSampler):
         return self.topology.nbytes
 
     def settings(self) -> dict[str, Any]:
-        """How it draws, as plain values."""
+        """Returns the sampling options as plain values."""
         return {
             "num_neighbors": self.fanouts if self.is_hetero else self.fanouts[0],
             "replace": self.replace,
             "subgraph_type": self.subgraph_type.value,
             "disjoint": self.disjoint,
             "temporal_strategy": self.temporal_strategy,
-            # States of loaders without it do not name it.
+            # Saved states of loaders without shared draws do not have this entry.
             **({} if self.shared_draws is None else {"shared_draws": self.shared_draws}),
         }
 
@@ -221,13 +225,13 @@ class NeighborSampler(BaseSampler):
         *,
         only_vertices: bool = False,
     ) -> Mfg:
-        """The MFG of some vertices.
+        """Samples the MFG of some vertices.
 
         Args:
-            inputs: the seeds, with times and node type where there are any.
-            key: 64-bit; fixes all draws. None draws one from torch's global generator.
-            draw_key: 64-bit; fixes the neighbours instead.
-            only_vertices: nothing but ``node`` is wanted, and that sooner.
+            inputs: the seeds, with times and node type if any.
+            key: 64-bit; fixes all draws. None draws a key from torch's global generator.
+            draw_key: 64-bit; fixes the draws of neighbours instead of ``key``.
+            only_vertices: return only ``node``, which is faster.
         """
         key = _drawn(key if draw_key is None else draw_key)
         return self._finished(
@@ -244,14 +248,14 @@ class NeighborSampler(BaseSampler):
         *,
         only_vertices: bool = False,
     ) -> Mfg:
-        """The MFG of the end points of some edges, and of negative examples.
+        """Samples the MFG of the end points of some edges and of negative examples.
 
         Args:
-            inputs: the edges, with labels, times and edge type where there are any.
-            neg_sampling: how many and which negative examples.
+            inputs: the edges, with labels, times and edge type if any.
+            neg_sampling: number and kind of negative examples.
             key: as in :meth:`sample_from_nodes`; fixes the negative examples too.
-            draw_key: as there; ``key`` then fixes the negative examples.
-            only_vertices: as there.
+            draw_key: as in :meth:`sample_from_nodes`; ``key`` then fixes only the negative examples.
+            only_vertices: as in :meth:`sample_from_nodes`.
         """
         key = _drawn(key)
         draw_key = key if draw_key is None else draw_key
@@ -260,7 +264,7 @@ class NeighborSampler(BaseSampler):
             inputs = copy.copy(inputs)
             inputs.time = clock.read(times, "edge_label_time")
         negatives = None if neg_sampling is None else KeyedNegatives(neg_sampling, ops.join_key(_NEGATIVES, key))
-        # PyG makes labels and positions on the default device. Naming one costs a tenth of a small batch, so only where it is needed.
+        # PyG creates labels and positions on the default device. Setting a device costs a tenth of a small batch, so do it only if needed.
         on_cpu = torch.get_default_device().type == "cpu"
         with contextlib.nullcontext() if on_cpu else torch.device("cpu"):
             out = edge_sample(
@@ -282,7 +286,7 @@ class NeighborSampler(BaseSampler):
             return out
         if isinstance(out, HeteroSamplerOutput):
             return out.to_bidirectional(keep_orig_edges=self.keep_orig_edges)
-        # What out.to_bidirectional gives, by a faster operator.
+        # The result of out.to_bidirectional, by a faster operator.
         edge_index, edge = ops.to_bidirectional(out.row, out.col, out.row, out.col, out.edge, out.edge)
         new = copy.copy(out)
         if self.keep_orig_edges:
@@ -300,10 +304,10 @@ class NeighborSampler(BaseSampler):
         on_clock: bool = False,
         only_vertices: bool = False,
     ) -> Mfg:
-        """By PyG's name, since PyG's bidirectional sampler calls it. ``on_clock``: the graph's clock has read the times."""
+        """Samples an MFG. PyG's bidirectional sampler calls it by this name. ``on_clock``: the graph's clock has already read the times."""
         key = _drawn(key)
         if self.shared_draws is not None:
-            self._check_shared_draws()  # `replace` may have been set since
+            self._check_shared_draws()  # `replace` may have changed since construction
         seeds = {name: ids.to(torch.int64) for name, ids in ids_by_type(seed).items()}
         clock, times = self.topology.clock, seed_time
         if times is not None:
@@ -315,7 +319,7 @@ class NeighborSampler(BaseSampler):
             self.replace,
             self._disjoint or clock is not None,
             self.temporal_strategy == "last",
-            # The edges between the vertices of a batch are looked for when it has all of these.
+            # Edges between the vertices of a batch are searched once all its vertices are known.
             self.subgraph_type == SubgraphType.induced and not only_vertices,
             self.shared_draws is not None,
         )
@@ -330,14 +334,14 @@ class NeighborSampler(BaseSampler):
 
 
 def _fanouts_of(num_neighbors: NumNeighbors, edge_types: Sequence[Any]) -> list[list[int]]:
-    """Checked, per edge type."""
+    """Returns the checked fanouts of each edge type."""
     if None in edge_types:
         return [check_fanouts(num_neighbors.get_values(), may_be_empty=True)]
     joined = Counter(map("__".join, edge_types))
     alike = [name for name in edge_types if joined["__".join(name)] > 1]
     if alike and isinstance(num_neighbors.values, Mapping):
         raise ValueError(
-            f"num_neighbors by edge type cannot tell {' and '.join(map(str, alike))} apart, which PyG joins to one name; rename one, or pass a list"
+            f"num_neighbors by edge type cannot tell {' and '.join(map(str, alike))} apart, because PyG joins both to one name; rename one, or pass a list"
         )
     values = num_neighbors.get_values(edge_types)
     fanouts = []

@@ -1,16 +1,16 @@
-"""Which seeds make up batch i of an epoch in each logical rank, and when a rank gives which batch.
+"""Schedules: the seeds of batch i of an epoch in each logical rank, and the step at which a rank gives each batch.
 
 An epoch's batches belong to logical ranks (:mod:`salientpp.ranks.placement`). Every logical rank of a unit visits its share of the unit's seeds, in an
-order that is a pure function of (seed, epoch, unit). Logical ranks may have different numbers of seeds; ``uneven`` says what follows:
+order that is a pure function of (seed, epoch, unit). If logical ranks have different numbers of seeds, ``uneven`` decides:
 
-* ``'wrap'``: every logical rank gives as many seeds as the one with the most, repeating its own from the start, so batches
-  have the same size in all logical ranks at every step and DDP never waits. As torch's ``DistributedSampler`` does.
+* ``'wrap'``: every logical rank gives as many seeds as the one with the most, repeating its own from the start. Batches
+  then have the same size in all logical ranks at every step, and DDP never waits. torch's ``DistributedSampler`` does the same.
 * ``'drop'``: every logical rank stops at the smallest number of batches.
-* ``'exact'``: every seed once; logical ranks differ in how many batches they give.
+* ``'exact'``: every seed once; logical ranks give different numbers of batches.
 * ``'error'``: different numbers of batches are refused.
 
-Round i of an epoch is batch i of every logical rank. All ranks move through an epoch in equal steps, ticks, each of which brings a rank one batch or
-none. A round takes as many ticks as the rank with most batches of it has such; one with fewer waits first. So no rank waits for another inside a round.
+Round i of an epoch is batch i of every logical rank. All ranks move through an epoch in equal steps, called ticks. A tick brings a rank one batch or
+none. A round has as many ticks as its busiest rank has batches; a rank with fewer batches waits first. So no rank waits for another inside a round.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from salientpp import ops
 UNEVEN = ("wrap", "drop", "exact", "error")
 
 
-# One word per purpose, so that the order of an epoch and the draws of its batches are independent; 3 is vip.accesses'.
+# One number per purpose, so that the order of an epoch and the draws of its batches are independent; vip.accesses uses 3.
 _ORDER, _DRAWS, _BLOCK = 1, 2, 4
 
 
 def order_key(seed: int, epoch: int, unit: int) -> int:
-    """The key of the order in which a unit's seeds are visited in an epoch."""
+    """Returns the key of the order in which a unit's seeds are visited in an epoch."""
     return ops.join_key(_ORDER, seed, epoch, unit)
 
 
 def batch_key(seed: int, epoch: int, logical_rank: int, index: int) -> int:
-    """The key of all draws of one batch."""
+    """Returns the key of all draws of one batch."""
     return ops.join_key(_DRAWS, seed, epoch, logical_rank, index)
 
 
 class BatchKeys(NamedTuple):
-    """What a batch's draws depend on.
+    """The keys of a batch's draws.
 
     Attributes:
-        batch: of what is its own, such as negative examples.
-        draws: of its neighbours, which a block of batches may have in common.
+        batch: key of the batch's own draws, such as negative examples.
+        draws: key of the neighbours, which the batches of a block may share.
     """
 
     batch: int
@@ -56,13 +56,13 @@ class BatchKeys(NamedTuple):
 
 
 def batch_keys(seed: int, epoch: int, logical_rank: int, index: int, block: int = 1) -> BatchKeys:
-    """The keys of one batch, where ``block`` batches of a logical rank that follow one another draw alike."""
+    """Returns the keys of one batch. ``block`` consecutive batches of a logical rank share the key of their neighbours."""
     own = batch_key(seed, epoch, logical_rank, index)
     return BatchKeys(own, own if block == 1 else ops.join_key(_BLOCK, seed, epoch, logical_rank, index // block))
 
 
 def share_size(num_seeds: int, place: int, num_shares: int) -> int:
-    """How many of a unit's seeds the logical rank with this place inside the unit visits."""
+    """Returns the number of a unit's seeds that a logical rank visits, from its place inside the unit."""
     return len(range(place, num_seeds, num_shares))
 
 
@@ -71,14 +71,15 @@ class Schedule:
     """The epochs of one logical rank.
 
     Attributes:
-        unit, num_seeds, place, logical_ranks_per_unit: which unit, its seeds, and the place of ``logical_rank`` among those that draw from it.
-        seeds_per_logical_rank: for every logical rank, how many seeds it visits.
+        unit, num_seeds, place, logical_ranks_per_unit: the unit, the number of its seeds, and the place of ``logical_rank`` among the logical ranks
+            that draw from it.
+        seeds_per_logical_rank: number of seeds that each logical rank visits.
         batch_size, shuffle, drop_last, uneven: as in the loader.
-        seed: of the order.
-        kind: what a text calls a logical rank.
+        seed: fixes the order.
+        kind: name of a logical rank in errors.
 
     Raises:
-        ValueError: a logical rank has no seeds under 'wrap' or 'drop'; logical ranks differ under 'error'.
+        ValueError: a logical rank has no seeds with 'wrap' or 'drop', or logical ranks differ with 'error'.
     """
 
     num_seeds: int
@@ -113,7 +114,7 @@ class Schedule:
         return num_seeds // self.batch_size if self.drop_last else -(-num_seeds // self.batch_size)
 
     def batches_of(self, logical_rank: int) -> int:
-        """Batches that a logical rank gives in an epoch."""
+        """Returns the number of batches that a logical rank gives in an epoch."""
         if self.uneven == "wrap":
             return self._batches(max(self.seeds_per_logical_rank))
         if self.uneven == "drop":
@@ -122,18 +123,18 @@ class Schedule:
 
     @property
     def num_batches(self) -> int:
-        """Batches that this logical rank gives in an epoch."""
+        """Number of batches that this logical rank gives in an epoch."""
         return self.batches_of(self.logical_rank)
 
     @property
     def num_rounds(self) -> int:
-        """Batches of the logical rank that gives the most: how long every rank must answer the others."""
+        """Number of batches of the logical rank that gives the most. Every rank must answer the others for this number of rounds."""
         if self.uneven in ("wrap", "drop"):
             return self.num_batches
         return max(map(self._batches, self.seeds_per_logical_rank))
 
     def batches(self, epoch: int) -> list[Tensor]:
-        """Positions in the unit's seeds, int64, one tensor per batch."""
+        """Returns positions in the unit's seeds, int64, one tensor per batch."""
         if self.shuffle:
             order = ops.permutation(self.num_seeds, order_key(self.seed, epoch, self.unit))
         else:
@@ -147,11 +148,11 @@ class Schedule:
 
 
 class Turn(NamedTuple):
-    """What one tick brings a rank: one batch.
+    """One batch of a rank, and its time.
 
     Attributes:
-        tick, round: when, counted from the beginning of the epoch.
-        pieces: (logical rank, int64 positions among the rank's seeds) of the batch, or of each of several that are joined to one.
+        tick, round: tick and round of the batch, counted from the beginning of the epoch.
+        pieces: (logical rank, int64 positions among the rank's seeds) of the batch, or of each of several that are joined to one batch.
     """
 
     tick: int
@@ -161,13 +162,13 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Turns:
-    """The epochs of one rank: which batches of its logical ranks it gives, and when.
+    """The epochs of one rank: the batches of its logical ranks that it gives, and their ticks.
 
     Attributes:
-        schedules: of this rank's logical ranks.
-        logical_ranks_by_rank: of every rank.
-        joined: the batches of a round are given as one.
-        positions: where the seeds of a unit are among this rank's; not of a rank that has but one unit.
+        schedules: one for each logical rank of this rank.
+        logical_ranks_by_rank: logical ranks of every rank.
+        joined: True if the batches of a round are given as one.
+        positions: by unit, positions of its seeds among this rank's seeds; empty if the rank has only one unit.
     """
 
     schedules: Sequence[Schedule]
@@ -177,7 +178,7 @@ class Turns:
 
     @property
     def batches_of_logical_rank(self) -> int:
-        """Batches that the first of this rank's logical ranks gives in an epoch."""
+        """Number of batches that the first of this rank's logical ranks gives in an epoch."""
         return self.schedules[0].num_batches
 
     @property
@@ -186,7 +187,7 @@ class Turns:
 
     @cached_property
     def _ticks_by_round(self) -> list[range]:
-        """How many ticks each round has, and which; those in which this rank gives a batch are the last."""
+        """Ticks of each round. This rank gives its batches in the last ticks of a round."""
         if self.joined or all(len(logical_ranks) == 1 for logical_ranks in self.logical_ranks_by_rank):
             return [range(index, index + 1) for index in range(self.num_rounds)]
         batches, number = self.schedules[0].batches_of, torch.arange(self.num_rounds, device="cpu")
@@ -199,12 +200,12 @@ class Turns:
 
     @property
     def num_ticks(self) -> int:
-        """Of an epoch; the same on every rank."""
+        """Number of ticks of an epoch, the same on every rank."""
         return self._ticks_by_round[-1].stop if self._ticks_by_round else 0
 
     @cached_property
     def _rounds(self) -> list[int]:
-        """The round of each batch that this rank gives."""
+        """Round of each batch that this rank gives."""
         numbers = [schedule.num_batches for schedule in self.schedules]
         return [
             index
@@ -214,12 +215,12 @@ class Turns:
 
     @property
     def num_batches(self) -> int:
-        """Batches that this rank gives in an epoch."""
+        """Number of batches that this rank gives in an epoch."""
         return len(self._rounds)
 
     @property
     def batches_by_rank(self) -> list[int]:
-        """Batches that each rank gives in an epoch."""
+        """Number of batches that each rank gives in an epoch."""
         numbers = [
             [self.schedules[0].batches_of(logical_rank) for logical_rank in logical_ranks]
             for logical_ranks in self.logical_ranks_by_rank
@@ -227,21 +228,21 @@ class Turns:
         return [max(of_rank) if self.joined else sum(of_rank) for of_rank in numbers]
 
     def round_after(self, batches: int) -> int:
-        """The first round of which this rank has not given all its batches, after so many."""
+        """Returns the first round that is not complete on this rank after ``batches`` batches."""
         if batches < len(self._rounds):
             return self._rounds[batches]
         return self._rounds[-1] + 1 if self._rounds else 0
 
     def batches_before(self, number: int) -> int:
-        """How many batches this rank gives before a round."""
+        """Returns the number of batches that this rank gives before a round."""
         return bisect_left(self._rounds, number)
 
     def with_seed(self, seed: int) -> Turns:
-        """The same with another seed."""
+        """Returns the same turns with another seed."""
         return replace(self, schedules=[replace(schedule, seed=seed) for schedule in self.schedules])
 
     def of_epoch(self, epoch: int) -> list[Turn]:
-        """This rank's turns, in order."""
+        """Returns this rank's turns in an epoch, in order."""
         batches = [(schedule, schedule.batches(epoch)) for schedule in self.schedules]
         turns = []
         for index, ticks in enumerate(self._ticks_by_round):

@@ -1,4 +1,4 @@
-"""Seeds as a user names them, checked and in PyG's types, and how probably a batch starts from each vertex."""
+"""Seeds that users pass: checks them, converts them to PyG's types, and gives the probability that a batch starts from each vertex."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from salientpp.vip.policies import TypedWorkload, score, score_types
 def part_nodes(
     part: PartitionedGraph, part_id: int, nodes: Any, time: Tensor | None, input_id: Tensor | None
 ) -> tuple[NodeSamplerInput, str | None]:
-    """All seeds of a part, and the name of the split if they are one."""
+    """Returns the seeds of a part, and the name of their split if they are a split."""
     type_ = None
     if part.is_hetero:
         type_, nodes = split_type(nodes, part.node_types)
@@ -52,7 +52,7 @@ def part_nodes(
 
 
 def split_type(nodes: Any, types: Collection[Any]) -> tuple[str, Any]:
-    """Node type and the rest of ``input_nodes`` on a graph with several types."""
+    """Returns the node type and the rest of ``input_nodes`` on a graph with several types."""
     type_, nodes = nodes if isinstance(nodes, (tuple, list)) and len(nodes) == 2 else (nodes, None)
     if not isinstance(type_, str):
         raise ValueError(
@@ -75,10 +75,10 @@ def check_one_per_seed(ids: Tensor, **given: Tensor | None) -> None:
 
 
 def read_seeds(nodes: Any, num_vertices: int, type_: str | None = None) -> tuple[Tensor, bool]:
-    """``input_nodes`` as int64 ids in range, and whether they were a mask.
+    """Returns ``input_nodes`` as int64 ids in range, and True if they were a mask.
 
     Args:
-        type_: whose ids they are, if types have names.
+        type_: vertex type of the ids, if types have names.
     """
     of = " of a homogeneous graph" if type_ is None else f" of {type_!r}"
     if isinstance(nodes, (tuple, str)) and not all(isinstance(node, int) for node in nodes):
@@ -92,7 +92,7 @@ def read_seeds(nodes: Any, num_vertices: int, type_: str | None = None) -> tuple
 
 
 def checked_ends(ends: Any, type_: tuple[str, str, str] | None, sizes: Mapping[Any, int]) -> Tensor:
-    """Pairs of ids as int64 [2, M], in range."""
+    """Returns pairs of ids as int64 [2, M], checked to be in range."""
     ends = read_edge_index(ends, "edge_label_index", "M").to(torch.int64)
     for side, end in enumerate((None, None) if type_ is None else (type_[0], type_[-1])):
         if end not in sizes:
@@ -107,13 +107,13 @@ def checked_ends(ends: Any, type_: tuple[str, str, str] | None, sizes: Mapping[A
 
 @dataclass(frozen=True, eq=False)
 class PartEdges:
-    """The seeds of one rank of a partitioned graph.
+    """Edges as seeds of one rank of a partitioned graph.
 
     Attributes:
         ends: int64 [2, M], global ids.
-        edge_id: int64 [M], the numbers of the graph's own edges; None of others.
-        split: what they are called, if it means the same on every rank.
-        rows: the graph's edge attributes of the type.
+        edge_id: int64 [M], the numbers of the graph's own edges; None for other pairs.
+        split: name of the edges, if it means the same on every rank.
+        rows: the graph's edge attributes of this edge type.
     """
 
     type_: Any
@@ -123,7 +123,7 @@ class PartEdges:
     rows: Mapping[str, Tensor]
 
     def attribute(self, given: Tensor | str | None) -> Tensor | None:
-        """What was given for every edge; a name means the attribute of the stored edges."""
+        """Returns the values given for every edge. A string names an attribute of the stored edges."""
         if not isinstance(given, str):
             return given
         if self.edge_id is None:
@@ -136,7 +136,7 @@ class PartEdges:
 
 
 def part_edges(part: PartitionedGraph, part_id: int, given: Any) -> PartEdges:
-    """``edge_label_index`` on a partitioned graph."""
+    """Returns the edges that ``edge_label_index`` means on a partitioned graph."""
     type_, which = None, given
     if part.is_hetero:
         words = given if isinstance(given, (tuple, list)) else ()
@@ -170,15 +170,16 @@ def scores_of_part(
     start: Mapping[str | None, Callable[[int], Tensor]],
     batch_size: int,
 ) -> Mapping[str | None, Tensor]:
-    """By what a part's cache is planned: a policy's scores, per vertex type float [N]. The loader and the analysis both plan by it, so that they
-    cache the same rows.
+    """Returns a policy's scores for a part's cache plan, per vertex type float [N].
+
+    The loader and the analysis both plan by these scores, so that they cache the same rows.
 
     Args:
         inputs: the seeds of the part.
-        start: how probably a batch starts from each vertex.
+        start: by vertex type, the probability that a batch starts from each vertex.
     """
     if sampler.is_plain and isinstance(inputs, NodeSamplerInput):
-        # What a tree may not see, for its time or as it is another's, counts as if it could.
+        # Neighbours that a tree may not see, because of their time or because they belong to another tree, are counted.
         workload = part.workload(part_id, inputs.node, sampler.fanouts[0], batch_size, sampler.replace)
         return {None: score(policy, workload)}
     typed, vip = sampler.topology.as_typed(), None
@@ -190,7 +191,7 @@ def scores_of_part(
 def edge_start(
     inputs: EdgeSamplerInput, negatives: NegativeSampling | None, batch_size: int
 ) -> Mapping[str | None, Callable[[int], Tensor]]:
-    """How probably a batch has each vertex among its seeds: the ends of its edges and of the negative examples."""
+    """Returns the probability that each vertex is among a batch's seeds: the ends of its edges and of its negative examples."""
     count = 0 if negatives is None else math.ceil(batch_size * negatives.amount)
     of_sources = 0 if negatives is not None and negatives.is_triplet() else count
     source = link_start(inputs.row, batch_size, of_sources, None if negatives is None else negatives.src_weight)

@@ -1,5 +1,7 @@
-"""Topologies whose graph is in the memory of this process: :class:`GraphTopology` for one type of vertices and uniform draws, which is the fastest, and
-:class:`TypedTopology` for everything else. Where both apply they draw the same.
+"""Topologies whose graph is in the memory of this process.
+
+:class:`GraphTopology` is for one vertex type and uniform draws, and is the fastest. :class:`TypedTopology` is for everything else. On graphs that
+both support they draw the same.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from salientpp.store.tiers import NO_IDS
 
 
 class GraphTopology(Topology):
-    """The edges of a :class:`~salientpp.Graph`."""
+    """Topology of a :class:`~salientpp.Graph`."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph: Graph = graph
@@ -41,7 +43,7 @@ class GraphTopology(Topology):
         seed_time: ByType | None = None,
         only_vertices: bool = False,
     ) -> Mfg:
-        """As in the protocol; ``row`` and ``col`` are two rows of one tensor."""
+        """Samples as :meth:`Topology.sample` says; ``row`` and ``col`` are two rows of one tensor."""
         if options.disjoint or options.induced:
             return self._typed.sample(seeds, key, options, seed_time)
         graph, ids, (fanouts,), shared = self.graph, seeds.get(None, NO_IDS), options.fanouts, options.shared
@@ -75,7 +77,7 @@ class GraphTopology(Topology):
 
 
 class TypedTopology(Topology):
-    """The edges of a graph with several types of vertices, with times or with weights."""
+    """Topology of a graph with several vertex types, with times or with weights."""
 
     def __init__(self, graph: TypedGraph) -> None:
         self.graph: TypedGraph = graph
@@ -162,12 +164,12 @@ class TypedTopology(Topology):
         if name not in self.node_time:
             of_edges = any(relation.edge_time is not None for relation in self.graph.relations)
             kind = "edges have times" if of_edges else f"{name!r} has none"
-            raise ValueError(f"the seeds need times, since {kind}; pass input_time (of a link loader edge_label_time)")
+            raise ValueError(f"the seeds need times, since {kind}; pass input_time (edge_label_time for a link loader)")
         return self.node_time[name][seeds]
 
 
 def is_remote(data: Any) -> bool:
-    """Whether this is a pair of PyG's interfaces to data that is kept elsewhere."""
+    """Returns True for a pair of PyG's FeatureStore and GraphStore."""
     return (
         isinstance(data, (tuple, list))
         and len(data) == 2
@@ -179,16 +181,16 @@ def is_remote(data: Any) -> bool:
 def topology_of(
     data: Any, *, time_attr: str | None, weight_attr: str | None, is_sorted: bool, backward: bool, linked: bool
 ) -> Topology:
-    """The topology that a :class:`~salientpp.NeighborSampler` of these arguments draws from.
+    """Returns the topology that a :class:`~salientpp.NeighborSampler` with these arguments draws from.
 
     Args:
-        backward: turn every edge round.
+        backward: reverse every edge.
         linked: keep edge ids beside the sources, see :class:`~salientpp.graph.csc.LinkedGraph`.
     """
     if isinstance(data, (Topology, Graph, TypedGraph)):
         if time_attr is not None or weight_attr is not None or backward:
             raise ValueError(
-                f"time_attr, weight_attr and sample_direction are for PyG's objects: a {type(data).__name__} has its times, weights and directions; "
+                f"time_attr, weight_attr and sample_direction are for PyG's objects: a {type(data).__name__} already has its times, weights and directions; "
                 "leave them out"
             )
         if isinstance(data, Topology):

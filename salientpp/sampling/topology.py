@@ -1,4 +1,4 @@
-"""The protocol of a topology: where a sampler finds the neighbours of vertices."""
+"""The protocol of a topology: the object in which a sampler finds the neighbours of vertices."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from salientpp.graph.clock import Clock
 from salientpp.graph.csc import Graph
 from salientpp.graph.typed import TypedGraph
 
-#: What a batch is made of, a message-flow graph: its vertices and edges, hop by hop.
+#: A message-flow graph: the vertices and edges of a batch, hop by hop.
 Mfg: TypeAlias = "SamplerOutput | HeteroSamplerOutput"
 
-#: Tensors by vertex type, all under None where there is but one type.
+#: Tensors by vertex type; the key is None if there is only one type.
 ByType = Mapping[str | None, Tensor]
 
 
 class DrawOptions(NamedTuple):
-    """How a batch is drawn.
+    """Options of a draw.
 
     Attributes:
         fanouts: per edge type of the topology, neighbours per vertex and hop, nearest the seeds first; -1 takes all.
         replace: draw with replacement.
-        disjoint: every seed grows a tree of its own. Times need it.
-        last: of the neighbours that a tree may see, draw from the latest only.
-        induced: give all edges between the sampled vertices (of a tree, and visible to it).
-        shared: draws agree between vertices, see :class:`salientpp.NeighborLoader`; of trees too.
+        disjoint: every seed grows a tree of its own. Times need this.
+        last: draw only from the latest of the neighbours that a tree may see.
+        induced: return all edges between the sampled vertices (of a tree, and visible to it).
+        shared: vertices, and trees, share their random numbers; see :class:`salientpp.NeighborLoader`.
     """
 
     fanouts: Sequence[Sequence[int]]
@@ -42,18 +42,18 @@ class DrawOptions(NamedTuple):
 
 
 class Topology(ABC):
-    """Vertices of one type or several, and how to draw from the edges into them.
+    """Vertices of one type or several, and a way to draw from the edges into them.
 
-    A subclass sets :attr:`num_vertices` and has :meth:`arrays` and :meth:`sample`. What else differs from a graph of one type of vertices without
-    times or weights, it overrides. Several threads may call :meth:`sample` at once.
+    A subclass sets :attr:`num_vertices` and implements :meth:`arrays` and :meth:`sample`. The other attributes have the values for one vertex type
+    without times or weights; a subclass overrides those that differ. Several threads may call :meth:`sample` at once.
 
     Attributes:
-        num_vertices: by vertex type; all named None where there is but one type.
+        num_vertices: by vertex type; the key is None if there is only one type.
         edge_types: names, in the order of ``DrawOptions.fanouts``.
-        node_time: by vertex type int64 [N], of the types whose vertices have times.
-        clock: how times were read; None without times.
-        has_weights: neighbours are drawn in proportion to weights.
-        graph: the whole graph, where this process holds it. What is planned by its edges needs it.
+        node_time: by vertex type int64 [N], for the types whose vertices have times.
+        clock: the map from the user's times to int64; None without times.
+        has_weights: True if neighbours are drawn in proportion to weights.
+        graph: the whole graph, if this process holds it. Everything that is planned from its edges needs it.
     """
 
     num_vertices: Mapping[str | None, int]
@@ -65,7 +65,7 @@ class Topology(ABC):
 
     @abstractmethod
     def arrays(self) -> list[Tensor]:
-        """What samples depend on, beside seeds, key and options; a saved state of a loader holds a digest of it."""
+        """Returns the arrays that samples depend on. A saved state of a loader holds a digest of them."""
 
     @abstractmethod
     def sample(
@@ -76,25 +76,25 @@ class Topology(ABC):
         seed_time: ByType | None = None,
         only_vertices: bool = False,
     ) -> Mfg:
-        """The MFG of ``seeds``; a pure function of the topology and the arguments.
+        """Samples the MFG of ``seeds``; a pure function of the topology and the arguments.
 
-        Hop h draws, for every vertex first found at hop h - 1, up to ``fanouts[h]`` neighbours. The draws of a vertex depend on (key, hop, vertex)
-        alone; shared ones on (key, neighbour).
+        Hop h draws up to ``fanouts[h]`` neighbours for every vertex first found at hop h - 1. The draws of a vertex depend only on
+        (key, hop, vertex); shared draws depend on (key, neighbour).
 
         Args:
             seeds: by vertex type int64 [B]; trees are numbered in the order of this mapping.
             key: signed 64-bit.
-            seed_time: by vertex type int64 [B], on the :attr:`clock`; None takes the seeds' own times. A tree sees neighbours whose time is at
-                most its seed's.
-            only_vertices: nothing but ``node`` is wanted; the rest may be empty.
+            seed_time: by vertex type int64 [B], on the :attr:`clock`; None takes the seeds' own times. A tree sees neighbours whose time is not
+                later than its seed's.
+            only_vertices: the caller wants only ``node``; the rest may be empty.
 
         Returns:
-            A ``SamplerOutput`` with one type of vertices, otherwise a ``HeteroSamplerOutput`` with every type. ``node`` int64 [n], seeds first, then in
-            order of discovery; ``row`` and ``col`` int64 [e], positions in ``node`` of sources and targets; ``edge`` int64 [e], the ids of the edges;
-            ``batch`` the tree of each vertex; counts per hop as lists, None for an induced subgraph.
+            A ``SamplerOutput`` for one vertex type, else a ``HeteroSamplerOutput`` with every type. ``node`` int64 [n] has seeds first, then vertices in
+            order of discovery. ``row`` and ``col`` int64 [e] are the positions in ``node`` of sources and targets. ``edge`` int64 [e] are the ids of
+            the edges. ``batch`` is the tree of each vertex. The counts per hop are lists, or None for an induced subgraph.
 
         Raises:
-            ValueError: edges have times and the seeds have none.
+            ValueError: edges have times and the seeds do not.
             RuntimeError: a seed is out of range.
         """
 
@@ -104,23 +104,23 @@ class Topology(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Memory of this process that the edges take, with their times and weights."""
+        """Memory that the edges take in this process, with their times and weights, in bytes."""
         return 0 if self.graph is None else self.graph.nbytes
 
     def as_typed(self) -> TypedGraph:
-        """:attr:`graph` as one with types.
+        """Returns :attr:`graph` as a typed graph.
 
         Raises:
-            ValueError: this process does not hold it.
+            ValueError: this process does not hold the graph.
         """
         if self.graph is None:
             raise ValueError(
-                f"inclusion probabilities are computed from the edges of a graph, and a {type(self).__name__} holds no graph; leave out what needs "
+                f"inclusion probabilities need the edges of a graph, and a {type(self).__name__} holds no graph; leave out the options that need "
                 "them, such as device_rows"
             )
         return TypedGraph.of(self.graph) if isinstance(self.graph, Graph) else self.graph
 
 
 def ids_by_type(n_id: Tensor | ByType) -> ByType:
-    """Ids by vertex type; None where there is only one."""
+    """Returns ids by vertex type; the key is None if there is only one type."""
     return {None: n_id} if isinstance(n_id, Tensor) else n_id

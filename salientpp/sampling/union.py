@@ -1,6 +1,7 @@
-"""The disjoint union of MFGs: one batch that holds what several have drawn, in PyG's order, hop by hop.
+"""The disjoint union of MFGs: one batch with the draws of several, in PyG's order, hop by hop.
 
-Their vertices stay apart, also where two have the same one, since each has drawn its own neighbours. The first ``batch_size`` rows are those of the seeds.
+Vertices of different MFGs stay separate even if they are the same vertex, since each has drawn its own neighbours. The first ``batch_size`` rows are
+the seeds' rows.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from salientpp.store.tiers import NO_IDS
 
 
 def disjoint_union(mfgs: Sequence[Mfg], input_type: str | tuple[str, str, str] | None, of_edges: bool) -> Mfg:
-    """One MFG of several that were drawn alike.
+    """Joins several MFGs of the same kind to one.
 
     Args:
-        mfgs: with the metadata that PyG's loaders read: of vertices their ids and times, of edges also where their ends are.
-        input_type: of the seeds; None without types.
-        of_edges: the seeds are edges.
+        mfgs: MFGs with the metadata that PyG's loaders read: ids and times of the seeds, and for edges also the places of their ends.
+        input_type: type of the seeds; None without types.
+        of_edges: True if the seeds are edges.
 
     Returns:
-        With the metadata of all, one after another; ``batch`` counts on from one MFG to the next.
+        The union with the metadata of all MFGs, one after another; ``batch`` numbers trees consecutively across them.
     """
     kind = type(mfgs[0])
 
     def by_key(name: str, key: Any) -> list[Any]:
-        """A field of every MFG; without types as if the vertices' type were None and the edges' (None,)."""
+        """Returns a field of every MFG by type. Without types, the vertex type is None and the edge type is (None,)."""
         values = [getattr(mfg, name) for mfg in mfgs]
         return values if kind is HeteroSamplerOutput else [value if value is None else {key: value} for value in values]
 
@@ -40,11 +41,11 @@ def disjoint_union(mfgs: Sequence[Mfg], input_type: str | tuple[str, str, str] |
         by_key(name, (None,)) for name in ("row", "col", "edge", "num_sampled_edges", "orig_row", "orig_col")
     )
     given = [mfg.metadata[0].numel() for mfg in mfgs]
-    seeds = [0] * len(mfgs) if of_edges else given  # the ends of an edge may be anywhere
+    seeds = [0] * len(mfgs) if of_edges else given  # the ends of an edge may be at any place
     of_type = {
         type_: _Layout(
             [
-                # An MFG that does not tell its hops has its seeds, and the rest.
+                # An MFG without counts per hop is split into its seeds and the rest.
                 (hops or {}).get(type_) or [own := number if type_ == input_type else 0, _of(ids, type_).numel() - own]
                 for hops, ids, number in zip(nodes_per_hop, node, seeds, strict=True)
             ]
@@ -86,7 +87,7 @@ def disjoint_union(mfgs: Sequence[Mfg], input_type: str | tuple[str, str, str] |
 
 
 class _Layout:
-    """Where things of several MFGs, of which each has so many in each hop, come to lie when they are put together hop by hop."""
+    """Positions of the vertices or edges of several MFGs in their union, which orders them hop by hop."""
 
     def __init__(self, hops: Sequence[Sequence[int]]) -> None:
         self._hops = hops
@@ -94,7 +95,7 @@ class _Layout:
         for hop, sizes in enumerate(zip_longest(*hops, fillvalue=0)):
             for mfg, size in enumerate(sizes):
                 begins[hop][mfg], at = at, at + size
-        # By how much each thing moves.
+        # The distance by which each entry moves.
         shifts = [
             [begins[hop][mfg] - before for hop, before in enumerate(accumulate(sizes[:-1], initial=0))]
             for mfg, sizes in enumerate(hops)
@@ -105,18 +106,18 @@ class _Layout:
         ]
 
     def joined(self, values: Sequence[Tensor]) -> Tensor:
-        """[n_1 + n_2 + ...] of [n_i] from each MFG, in the order of the union."""
+        """Joins tensors [n_i], one from each MFG, to [n_1 + n_2 + ...] in the order of the union."""
         pieces = [value.split(list(sizes)) for value, sizes in zip(values, self._hops, strict=True)]
         return torch.cat([piece for of_hop in zip_longest(*pieces) for piece in of_hop if piece is not None])
 
     def moved(self, mfg: int, index: Tensor) -> Tensor:
-        """Where the union has what an MFG has at ``index``."""
+        """Returns the positions in the union of the entries ``index`` of an MFG."""
         index = index.to(torch.int64)
         return index + self._shifts[mfg][index]
 
 
 def _metadata(mfgs: Sequence[Any], source: _Layout, target: _Layout) -> tuple[Tensor | None, ...]:
-    """What tells of the seeds: their ids and times; of edges also their labels, and in which rows their ends are."""
+    """Returns the metadata of the seeds: their ids and times, and for edges also their labels and the places of their ends."""
     columns = list(zip(*(mfg.metadata for mfg in mfgs), strict=True))
     if len(columns) == 4:  # edges, and perhaps negative ones: ids, both ends, labels, times
         both = [
@@ -133,7 +134,7 @@ def _metadata(mfgs: Sequence[Any], source: _Layout, target: _Layout) -> tuple[Te
 
 
 def _all(join: Callable[[list[Tensor]], Tensor], values: Sequence[Tensor | None]) -> Tensor | None:
-    """The values joined; None if one is missing."""
+    """Returns the joined values; None if one is missing."""
     there = [value for value in values if value is not None]
     return join(there) if len(there) == len(values) else None
 

@@ -1,1 +1,1 @@
-"""Vertex inclusion probabilities, and what ranks rows by them."""
+"""Vertex inclusion probabilities, and the policies that rank rows by them."""

@@ -1,6 +1,6 @@
-"""Counts how often batches need each vertex, by making them.
+"""Counts how often batches need each vertex, by sampling the batches.
 
-It is the ground truth of :mod:`salientpp.vip.inclusion`; two epochs of it are the ``simulation`` policy of SALIENT++ (section 3.2).
+The counts are the ground truth of :mod:`salientpp.vip.inclusion`. Counts of two epochs are the ``simulation`` policy of SALIENT++ (section 3.2).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def count_accesses(
     shared: bool = False,
     on_batch: Callable[[], None] = lambda: None,
 ) -> Tensor:
-    """In how many of the batches each vertex occurs, int32 [N].
+    """Counts the batches in which each vertex occurs, int32 [N].
 
     Args:
-        batches: (seeds int64 [B], key) pairs; a key fixes a batch's draws.
+        batches: pairs of seeds int64 [B] and a key, which fixes the batch's draws.
         num_neighbors, replace, shared: as in :func:`salientpp.ops.sample_neighbors`.
         on_batch: called after each batch, for progress bars.
     """
-    # numpy, because torch's threads would compete with the sampling threads over a few thousand additions
+    # numpy, because torch's threads would compete with the sampling threads for a few thousand additions
     counts = np.zeros(graph.num_vertices, dtype=np.int32)
 
     def sample(batch: tuple[Tensor, int]) -> np.ndarray:
@@ -41,17 +41,17 @@ def count_accesses(
         )[0].numpy()
 
     for vertices in in_order(sample, batches, "salientpp-count"):
-        counts[vertices] += 1  # assignment, so that a repeated seed counts once
+        counts[vertices] += 1  # indexed assignment counts a repeated seed once
         on_batch()
     return torch.from_numpy(counts)
 
 
 def shuffled_batches(seeds: Tensor, batch_size: int, key: int, epochs: int) -> Iterable[tuple[Tensor, int]]:
-    """Batches of ``epochs`` shuffled passes over ``seeds``, with keys of their own: not those of any training run."""
+    """Yields batches of ``epochs`` shuffled passes over ``seeds``. Their keys differ from the keys of every training run."""
     for epoch in range(epochs):
         order = ops.permutation(seeds.numel(), ops.join_key(_SIMULATION, key, epoch))
         for index, positions in enumerate(order.split(batch_size)):
             yield seeds[positions], ops.join_key(_SIMULATION, key, epoch, index)
 
 
-_SIMULATION = 3  # the purpose of these keys; 1 and 2 are sampling.schedule's
+_SIMULATION = 3  # the purpose of these keys; sampling.schedule uses 1 and 2

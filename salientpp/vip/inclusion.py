@@ -1,26 +1,26 @@
-"""The probability that a batch needs vertex v.
+"""Vertex inclusion probabilities: the probability that a batch needs vertex v.
 
-The vertex inclusion probability (VIP) of v for a part is the probability that a mini-batch whose seeds are drawn
-from the part's seed set T contains v after L hops of neighbour sampling. It decides which remote rows a part
-caches, in what order its own rows are kept on the device, and how vertices are numbered inside a part.
+The vertex inclusion probability (VIP) of v for a part is the probability that a mini-batch of the part contains v after L hops
+of neighbour sampling. The batch's seeds are drawn from the part's seed set T. VIP decides which remote rows a part
+caches, in what order the part's own rows are kept on the device, and how vertices are numbered inside a part.
 
-After Kaler et al., SALIENT++ (MLSys 2023, arXiv:2305.03152), Proposition 1. With batch size B and
-``p_0 = min(1, B / |T|)`` on T, at hop h
+The source is Kaler et al., SALIENT++ (MLSys 2023, arXiv:2305.03152), Proposition 1. Let B be the batch size and
+``p_0 = min(1, B / |T|)`` on T. At hop h
 
     p_h(u) = 1 - prod_{v lists u} (1 - t_h(v) x_{h-1}(v)),      t_h(v) = min(1, f_h / d(v)),
 
-where d(v) is the in-degree of v and t_h the chance that v, once expanded, draws one given neighbour (with
-replacement ``1 - (1 - 1/d)^f``). Two readings of a hop:
+where d(v) is the in-degree of v, and t_h the probability that v, once expanded, draws one given neighbour (with
+replacement ``1 - (1 - 1/d)^f``). A hop can be modelled in two ways:
 
-* ``expand='hop'``, the paper's: every vertex may be expanded at every hop, x = p, and the inclusion probability
-  is ``1 - prod_{h>=1} (1 - p_h)``.
-* ``expand='frontier'``, the default and what PyG's and our sampler do: hop h expands the vertices first found
-  at hop h - 1, so x = q with ``q_0 = p_0``, ``q_h(u) = p_h(u) (1 - sum_{j<h} q_j(u))``, and the inclusion
+* ``expand='hop'``, as in the paper: every vertex may be expanded at every hop. Then x = p, and the inclusion
+  probability is ``1 - prod_{h>=1} (1 - p_h)``.
+* ``expand='frontier'``, the default, as PyG's and our sampler work: hop h expands the vertices first found
+  at hop h - 1. Then x = q with ``q_0 = p_0``, ``q_h(u) = p_h(u) (1 - sum_{j<h} q_j(u))``, and the inclusion
   probability is ``sum_{h>=1} q_h``.
 
-At one hop the formula takes nothing but the seeds as independent (a shuffled epoch draws them without replacement, which is nearly
-that). From two hops on it takes events as independent that share vertices, and on most graphs overestimates; its ranking, which is what
-a cache needs, stays near the best.
+At one hop, the formula only assumes that seeds are independent. This nearly holds, though a shuffled epoch draws seeds without
+replacement. From two hops on, it assumes that events which share vertices are independent, and overestimates on most graphs. Its
+ranking, which is all that a cache needs, stays near the best.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from salientpp.graph.relation import Relation
 from salientpp.graph.typed import TypedGraph
 from salientpp.ids import check_range
 
-#: Of one set of seeds, per vertex type: ``p_0`` float [N], or what :func:`uniform_start` and :func:`link_start` give; types without seeds may be missing.
+#: One set of seeds. Per vertex type: ``p_0`` float [N], or a function from :func:`uniform_start` or :func:`link_start`. Types without seeds may be missing.
 Start: TypeAlias = "Mapping[str | None, Callable[[int], Tensor] | Tensor]"
 
-#: Seed sets that the kernel sweeps together, and in graphs of more vertices than the number below.
+#: Number of seed sets that the kernel sweeps together; the second one is for graphs of more vertices than the number below.
 _SETS_AT_ONCE, _SETS_OF_MANY_VERTICES = 8, 4
 _MANY_VERTICES = 2**25
 
 
 def check_fanouts(fanouts: Sequence[int], *, may_be_empty: bool = False) -> list[int]:
-    """``fanouts`` as a list of ints; ValueError unless each is >= 0, or -1 for all neighbours, and there is one if there must be."""
+    """Returns ``fanouts`` as a list of ints; ValueError if one is neither >= 0 nor -1 (all neighbours), or if the list may not be empty and is."""
     if isinstance(fanouts, (str, bytes)) or not isinstance(fanouts, Sequence):
         raise ValueError(f"num_neighbors must be a list of integers, one per hop, got {fanouts!r}")
     checked = []
@@ -65,7 +65,7 @@ def check_fanouts(fanouts: Sequence[int], *, may_be_empty: bool = False) -> list
 
 
 def check_batch_size(batch_size: int) -> int:
-    """``batch_size`` as an int; ValueError unless it is an integer of at least 1 in 64 bits."""
+    """Returns ``batch_size`` as an int; ValueError unless it is an integer of at least 1 in 64 bits."""
     number = as_integer(batch_size)
     if number is None:
         raise ValueError(f"batch_size must be an integer >= 1, got {batch_size!r}")
@@ -85,24 +85,24 @@ def inclusion_probability(
     replace: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Vertex inclusion probabilities of one seed set, or of several, some in one sweep over the edges.
+    """Computes the vertex inclusion probabilities of one seed set or of several. Several sets share sweeps over the edges.
 
     Args:
-        graph: N vertices; directed graphs are right, and the transpose is made (once) for the sweep.
-        seeds: int64 [T] global ids, or a list of K such tensors; an empty one gives zeros.
+        graph: N vertices; it may be directed. The sweep needs its transpose, which is made once.
+        seeds: int64 [T] global ids, or a list of K such tensors; an empty tensor gives zeros.
         num_neighbors: fanouts, nearest the seeds first; -1 takes all neighbours.
         batch_size: seeds per batch.
-        include_seeds: count being a seed as inclusion too (the order of a device's own rows needs it; what a
-            cache holds does not, since remote vertices are never seeds).
+        include_seeds: count being a seed as inclusion too. The order of a part's own rows on a device needs this. A cache
+            plan does not, since remote vertices are never seeds.
         expand: 'frontier' or 'hop', see above.
         replace: neighbours are drawn with replacement.
-        out: float32 [K, N], where the result of a list of seed sets goes, such as a mapped file: besides, no more than a sweep's part of it is in memory.
+        out: float32 [K, N], such as a mapped file, to hold the result of a list of seed sets. Then only the sets of one sweep are in memory at a time.
 
     Returns:
         float32 [N], or [K, N] for a list of seed sets; small values keep their relative precision.
 
     Raises:
-        ValueError: a seed out of range, a fanout below -1, ``batch_size`` < 1, an unknown ``expand``.
+            ValueError: a seed is out of range, a fanout is below -1, ``batch_size`` < 1, or ``expand`` is unknown.
     """
     if expand not in ("frontier", "hop"):
         raise ValueError(f"expand must be 'frontier' or 'hop', got {expand!r}")
@@ -115,7 +115,7 @@ def inclusion_probability(
             raise ValueError(f"seeds must be a dense CPU tensor or a list of such, got {got} in seed set {k}")
         if seed_set.dtype not in (torch.int64, torch.int32):
             raise ValueError(
-                f"seeds must be integer ids, got {seed_set.dtype} in seed set {k}; of a mask take mask.nonzero()"
+                f"seeds must be integer ids, got {seed_set.dtype} in seed set {k}; for a mask, pass mask.nonzero()"
             )
     ids = [seed_set.to(torch.int64).flatten() for seed_set in seed_sets]
     for k, seed_set in enumerate(ids):
@@ -145,16 +145,16 @@ def inclusion_probability(
     return sweep(ids)[0] if isinstance(seeds, Tensor) else sweep(ids)
 
 
-# --- several types of vertices, weights, seeds of other kinds ----------------------------------------------
+# --- several vertex types, weights, seeds of other kinds ----------------------------------------------
 
 
 def uniform_start(seeds: Tensor, batch_size: int) -> Callable[[int], Tensor]:
-    """``p_0`` of batches of ``batch_size`` of these seeds: a function of the number of vertices that gives float64 [N]."""
+    """Returns ``p_0`` for batches of ``batch_size`` of these seeds: a function from the number of vertices to float64 [N]."""
     return uniform_starts({None: seeds}, batch_size)[None]
 
 
 def uniform_starts(seeds: Mapping[str | None, Tensor], batch_size: int) -> dict[str | None, Callable[[int], Tensor]]:
-    """As :func:`uniform_start`, of seeds of several types that are drawn alike: per type."""
+    """Returns, per type, the ``p_0`` of :func:`uniform_start` if batches draw uniformly from the seeds of all types together."""
     share = min(1.0, batch_size / max(1, sum(ids.numel() for ids in seeds.values())))
 
     def start(ids: Tensor, num_vertices: int) -> Tensor:
@@ -168,7 +168,7 @@ def uniform_starts(seeds: Mapping[str | None, Tensor], batch_size: int) -> dict[
 def link_start(
     ends: Tensor, batch_size: int, negatives_per_batch: int = 0, weight: Tensor | None = None
 ) -> Callable[[int], Tensor]:
-    """``p_0`` of batches of ``batch_size`` edges, of which these are the ends of one side, and of random negative examples.
+    """Returns ``p_0`` for batches of ``batch_size`` edges with random negative examples. ``ends`` are the edges' ends on one side.
 
     A vertex that is the end of c of the M edges is a seed with probability ``1 - (1 - B/M)^c``; each negative example is
     vertex v with probability ``w(v) / sum w``.
@@ -176,7 +176,7 @@ def link_start(
     Args:
         ends: int64 [M].
         negatives_per_batch: negative examples on this side.
-        weight: [N]; how often each vertex is one; None: all alike.
+            weight: [N], relative frequency of each vertex as a negative example; None: uniform.
     """
 
     def start(num_vertices: int) -> Tensor:
@@ -192,11 +192,11 @@ def link_start(
 
 
 def draw_probability(relation: Relation, fanout: int, replace: bool) -> Tensor:
-    """``t``: for every edge of a relation, in list order, the probability that its target, once expanded, draws its source.
+    """Returns ``t``: for every edge of a relation, in list order, the probability that its target, once expanded, draws its source.
 
-    Uniform draws: ``min(1, f / d)``, with replacement ``1 - (1 - 1/d)^f``. Weighted ones with replacement:
-    ``1 - (1 - w/W)^f``. Weighted ones without: ``w / W`` for one draw, which is exact, as are all where at least d are drawn;
-    otherwise ``1 - exp(-λ w)`` with λ such that a list's sum is f, the asymptotic inclusion probability of successive sampling
+    Uniform draws have ``min(1, f / d)``, or ``1 - (1 - 1/d)^f`` with replacement. Weighted draws with replacement have
+    ``1 - (1 - w/W)^f``. Weighted draws without replacement are exact for one draw, ``w / W``, and where at least d are drawn. Otherwise they have
+    ``1 - exp(-λ w)`` with λ such that the sum over a list is f. This is the asymptotic inclusion probability of successive sampling
     (Rosén, Journal of Statistical Planning and Inference 62, 1997).
 
     Returns:
@@ -211,7 +211,7 @@ def draw_probability(relation: Relation, fanout: int, replace: bool) -> Tensor:
     def list_sum(values: Tensor) -> Tensor:
         return torch.zeros(degree.numel(), dtype=torch.float64, device="cpu").index_add_(0, target, values)
 
-    # A list of zeros counts as one of ones, as the sampler has it.
+    # A list with only zero weights counts as a list of ones, as in the sampler.
     weight = relation.edge_weight.to(torch.float64)
     weight = torch.where(list_sum(weight)[target] > 0, weight, 1.0)
     share = weight / list_sum(weight)[target]
@@ -219,7 +219,7 @@ def draw_probability(relation: Relation, fanout: int, replace: bool) -> Tensor:
         return 1.0 - (1.0 - share) ** fanout
     positive = list_sum((share > 0).to(torch.float64))
     wanted = positive.clamp(max=float(fanout))
-    rate = wanted.clone()  # Newton from below: the sum is concave in the rate, so no step goes too far
+    rate = wanted.clone()  # Newton's method from below: the sum is concave in the rate, so no step overshoots
     for _ in range(100):
         absent = torch.exp(-rate[target] * share)
         missing = wanted - list_sum(1.0 - absent)
@@ -229,26 +229,26 @@ def draw_probability(relation: Relation, fanout: int, replace: bool) -> Tensor:
         rate = torch.where(solve, rate + missing / list_sum(share * absent).clamp(min=1e-300), rate)
     probability = share if fanout == 1 else 1.0 - torch.exp(-rate[target] * share)
     all_positive = positive[target] <= fanout
-    # Where the positive ones run out, those without weight share what is left.
+    # If fewer positive entries than the fanout exist, entries without weight share the remaining draws.
     left = ((fanout - positive)[target] / (size - positive[target]).clamp(min=1.0)).clamp(0.0, 1.0)
     return torch.where(share > 0, torch.where(all_positive, 1.0, probability), torch.where(all_positive, left, 0.0))
 
 
 def uniform_draw_probability(degree: Tensor, fanout: int, replace: bool) -> Tensor:
-    """float64 [N]: the probability that a vertex of a degree, once expanded, draws one given neighbour."""
+    """Returns the probability that a vertex of each degree, once expanded, draws one given neighbour, float64 [N]."""
     size = degree.clamp(min=1).to(torch.float64)
     if fanout <= 0:
-        return torch.full_like(size, -fanout)  # of none or of all
+        return torch.full_like(size, -fanout)  # 0 or -1: no neighbours or all of them
     return 1.0 - (1.0 - 1.0 / size) ** fanout if replace else (fanout / size).clamp(max=1.0)
 
 
 class _TypedHops:
-    """What hops over several relations do to probabilities: prepared once, for any number of seed sets."""
+    """The effect of hops over several relations on probabilities. It is prepared once, for any number of seed sets."""
 
     def __init__(self, graph: TypedGraph, fanouts: Sequence[Sequence[int]], replace: bool) -> None:
         self.graph = graph
         self.num_hops = len(fanouts[0]) if fanouts else 0
-        # Per relation and hop: of every vertex where draws are uniform, [N], else of every edge, [E].
+        # Per relation and hop: [N], one entry per vertex, if draws are uniform; else [E], one per edge.
         self.chance = [
             [
                 uniform_draw_probability(relation.indptr.diff(), fanout, replace)
@@ -258,20 +258,20 @@ class _TypedHops:
             ]
             for relation, per_hop in zip(graph.relations, fanouts)
         ]
-        # Sums over the lists of sources are several times as fast as additions in the order of the edges.
+        # Sums over the lists of sources are several times faster than additions in the order of the edges.
         self.transposed = [
             None if relation.edge_weight is not None else _transpose(relation, graph.num_vertices[relation.source])
             for relation in graph.relations
         ]
 
     def draws(self, relation: int, hop: int, expanded: Sequence[Tensor]) -> Tensor:
-        """float64 [N] or [E], as ``chance``: how probably a hop draws an edge, given how probably it expands vertices."""
+        """Returns the probability that a hop draws an edge, float64 [N] or [E] as ``chance``, from the probability that it expands each vertex."""
         lists = self.graph.relations[relation]
         chance, q = self.chance[relation][hop], expanded[lists.target]
         return chance * (q if lists.edge_weight is None else torch.repeat_interleave(q, lists.indptr.diff()))
 
     def reach(self, hop: int, expanded: Sequence[Tensor]) -> list[Tensor]:
-        """Per type float64 [N]: how probably a hop draws a vertex, from how probably it expands each."""
+        """Returns, per type float64 [N], the probability that a hop draws each vertex, from the probability that it expands each vertex."""
         none = [torch.zeros_like(q) for q in expanded]  # log of the probability that no edge draws u
         for number, (relation, transposed) in enumerate(zip(self.graph.relations, self.transposed)):
             log_none = torch.log1p(-self.draws(number, hop, expanded).clamp(max=1.0))
@@ -283,9 +283,9 @@ class _TypedHops:
 
 
 def _transpose(relation: Relation, num_sources: int) -> tuple[Tensor, Tensor]:
-    """``indptr`` int64 [N_source + 1] and ``indices`` [E]: for every source the targets whose lists it is in, ascending."""
+    """Returns ``indptr`` int64 [N_source + 1] and ``indices`` [E]: for every source, the targets whose lists it is in, ascending."""
     num_targets = relation.indptr.numel() - 1
-    # The kernel knows one number of vertices, so there are as many lists as of the larger.
+    # The kernel takes one number of vertices for both ends, so pad to the larger.
     more = relation.indptr[-1:].expand(max(0, num_sources - num_targets))
     indptr, indices = ops.transpose_csc(torch.cat([relation.indptr, more]), relation.indices)
     return indptr[: num_sources + 1], indices
@@ -294,7 +294,7 @@ def _transpose(relation: Relation, num_sources: int) -> tuple[Tensor, Tensor]:
 def typed_inclusion_probability(
     graph: TypedGraph, start: Start, fanouts: Sequence[Sequence[int]], **options: Any
 ) -> dict[str | None, Tensor]:
-    """:func:`typed_inclusion_probabilities` of one set of seeds."""
+    """Computes :func:`typed_inclusion_probabilities` of one set of seeds."""
     return typed_inclusion_probabilities(graph, [start], fanouts, **options)[0]
 
 
@@ -307,14 +307,14 @@ def typed_inclusion_probabilities(
     expand: str = "frontier",
     replace: bool = False,
 ) -> list[dict[str | None, Tensor]]:
-    """Vertex inclusion probabilities over several types of vertices: the product above runs over every relation that can draw u.
+    """Computes vertex inclusion probabilities over several vertex types: the product of the module's formula runs over all relations that can draw u.
 
-    Times and disjoint trees are not in the model: what a tree may not see counts as if it could, and trees as if they shared
-    vertices. For one type without weights :func:`inclusion_probability` is faster.
+    The model leaves out times and disjoint trees. It counts neighbours that a tree may not see because of their time, and lets trees share
+    vertices. For one type without weights, :func:`inclusion_probability` is faster.
 
     Args:
-        starts: the sets of seeds, for which the graph is prepared once.
-        fanouts: per relation of the graph, one per hop.
+        starts: the sets of seeds. The graph is prepared once for all.
+        fanouts: one list per relation of the graph, with one entry per hop.
         include_seeds, expand, replace: as in :func:`inclusion_probability`.
 
     Returns:
@@ -346,7 +346,7 @@ def typed_inclusion_probabilities(
 
 
 def _start_of_types(graph: TypedGraph, start: Start) -> list[Tensor]:
-    """``p_0`` float64 [N] of every vertex type."""
+    """Returns ``p_0`` of every vertex type, float64 [N]."""
     first = []
     for name, size in zip(graph.node_types, graph.num_vertices):
         given = start.get(name, torch.zeros(size, dtype=torch.float64, device="cpu"))
@@ -363,18 +363,18 @@ def typed_traffic(
     fanouts: Sequence[Sequence[int]],
     row_bytes: Mapping[str | None, int],
 ) -> list[Tensor]:
-    """How many bytes a step is expected to get through each edge: per relation float64 [E].
+    """Computes the bytes that a step is expected to receive through each edge: per relation float64 [E].
 
-    An edge u -> v that hop h draws brings u's row, and the rows of all that is then drawn from u. With ``b(u)`` the bytes of a row,
+    An edge u -> v that hop h draws brings the row of u, and the rows of everything that is then drawn from u. With ``b(u)`` the bytes of a row,
 
         ``sum_h t_h(u, v) q_{h-1}(v) (b(u) + B_h(u))``,      ``B_h(u) = sum_{w in u's lists} t_{h+1}(w, u) (b(w) + B_{h+1}(w))``,
 
-    where ``B_h`` takes everything as drawn for the first time, and is 0 after the last hop. Without it, types without rows would let those fall
-    apart that hang together through them.
+    where ``B_h`` counts everything as drawn for the first time, and is 0 after the last hop. ``B_h`` matters for types without rows: without it, a
+    partitioner would separate vertices that are linked through them.
 
     Args:
         start, fanouts: as in :func:`typed_inclusion_probabilities`.
-        row_bytes: per vertex type; 0 where there are no rows, or rows are everywhere.
+        row_bytes: per vertex type; 0 if the type has no rows, or if every rank has them.
     """
     first = _start_of_types(graph, start)
     hops = _TypedHops(graph, fanouts, False)
@@ -402,7 +402,7 @@ def typed_traffic(
 
 
 def add_seeds(probability: Tensor, seeds: Tensor, batch_size: int) -> Tensor:
-    """What ``include_seeds=True`` gives, from a ``probability`` float [N] that was computed without; ``seeds`` int64 [T] are positions in it."""
+    """Returns the result of ``include_seeds=True`` from a ``probability`` float [N] computed without it; ``seeds`` int64 [T] are positions in it."""
     with_seeds = probability.clone()
     if seeds.numel():
         with_seeds[seeds] = (with_seeds[seeds] + min(1.0, batch_size / seeds.numel())).clamp(max=1.0)
@@ -412,14 +412,14 @@ def add_seeds(probability: Tensor, seeds: Tensor, batch_size: int) -> Tensor:
 def draw_weights(
     graph: Graph, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, *, mean: float = 10.0, most: int = 1000
 ) -> Tensor:
-    """Edge weights for a partitioner: how often per step v is expected to draw the source of a given in-edge.
+    """Returns edge weights for a partitioner: how often per step v is expected to draw the source of a given in-edge.
 
-    With ``q_h`` the frontier probabilities above, ``w(v) = sum_h t_h(v) q_{h-1}(v)``, the same for all edges into v. Cutting heavy
-    edges is what makes rows travel.
+    With ``q_h`` the frontier probabilities above, ``w(v) = sum_h t_h(v) q_{h-1}(v)``, the same for all edges into v. Every cut
+    edge that is drawn may move a row, so heavy edges should not be cut.
 
     Args:
-        seeds, num_neighbors, batch_size: of a step of all ranks together.
-        mean, most: the weights are scaled to this mean over the edges, rounded and clamped to [1, most], since partitioners take integers.
+        seeds, num_neighbors, batch_size: those of a step of all ranks together.
+        mean, most: weights are scaled to this mean over the edges, rounded and clamped to [1, most], since partitioners take integers.
 
     Returns:
         int64 [N].

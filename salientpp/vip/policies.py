@@ -1,10 +1,10 @@
-"""Chooses the remote rows that a part keeps a copy of.
+"""Cache policies, and the plan of the remote rows that a part caches.
 
-A policy scores every vertex for one part; the cache plan takes the remote vertices with the highest scores, as many
-as the replication factor α allows: ``floor(α N / K)`` rows per part. Policies are pure functions in one table.
+A policy scores every vertex for one part. The cache plan takes the remote vertices with the highest scores, up to
+``floor(α N / K)`` rows per part, where α is the replication factor. Policies are pure functions in one table.
 
-Over several types of vertices the budget is in bytes, ``α / K`` times those of all rows that may travel, and what counts is the score per byte:
-wide rows of one type compete with narrow ones of another. With one type the two are the same.
+Over several vertex types, the budget is in bytes: ``α / K`` times the bytes of all rows that may travel. Vertices are then ranked by score per byte,
+so wide rows of one type compete with narrow rows of another. With one type, both rules give the same plan.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from salientpp.ranks.partition_book import PartitionBook
 from salientpp.vip.accesses import count_accesses, shuffled_batches
 from salientpp.vip.inclusion import inclusion_probability, typed_inclusion_probability
 
-#: More than any number of parts; α N stays a number.
+#: Larger than any number of parts, and small enough that α N stays finite.
 _LARGEST_ALPHA = 1e9
 
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """What one part's batches are made from.
+    """The batches of one part, as input of a policy.
 
     Attributes:
-        graph, book: N vertices, and who owns what.
+        graph, book: N vertices, and the partition book with their owners.
         part_id: the part whose cache is planned.
         seeds: int64 global ids that the part's batches start from.
-        num_neighbors, replace: fanouts, nearest the seeds first, and whether neighbours are drawn with replacement.
+        num_neighbors, replace: fanouts, nearest the seeds first; True if neighbours are drawn with replacement.
         batch_size: seeds per batch.
-        vip: float32 [N], the inclusion probabilities of this workload if they are known, for instance stored with the graph. Whoever ranks
-            by them must take the same ones: computed under another numbering they differ in rounding, and so do the ranks of near ties.
+        vip: float32 [N], the inclusion probabilities of this workload if known, for instance stored with the graph. All ranks that rank
+            by them must use the same array. Under another numbering, recomputed values round differently, which reorders near ties.
     """
 
     graph: Graph
@@ -57,12 +57,12 @@ class Workload:
 
 
 def score_vip(workload: Workload) -> Tensor:
-    """The vertex inclusion probability, as our sampler expands (``expand='frontier'``)."""
+    """Scores by the vertex inclusion probability, as our sampler expands (``expand='frontier'``)."""
     return _vip(workload, "frontier") if workload.vip is None else workload.vip
 
 
 def score_vip_hop(workload: Workload) -> Tensor:
-    """The vertex inclusion probability of the paper's Proposition 1 (``expand='hop'``)."""
+    """Scores by the vertex inclusion probability of the paper's Proposition 1 (``expand='hop'``)."""
     return _vip(workload, "hop")
 
 
@@ -71,12 +71,12 @@ def _vip(of: Workload, expand: str) -> Tensor:
 
 
 def score_degree(workload: Workload) -> Tensor:
-    """The degree (how many vertices aggregate from v), for v within L hops of the part's seeds; else 0.
+    """Scores v by its degree, the number of vertices that aggregate from v, if v is within L hops of the part's seeds; else 0.
 
     The ``degree`` policy of SALIENT++, section 3.2.
     """
     graph = workload.graph
-    # With all neighbours drawn, a vertex has a positive inclusion probability just when it is within reach.
+    # If all neighbours are drawn, a vertex has a positive inclusion probability exactly if it is within reach.
     reach = inclusion_probability(
         graph, workload.seeds, [-1] * len(workload.num_neighbors), max(1, workload.batch_size)
     )
@@ -85,27 +85,28 @@ def score_degree(workload: Workload) -> Tensor:
 
 
 def score_random(workload: Workload) -> Tensor:
-    """A random order of all vertices, the same in every run and different for every part."""
+    """Scores vertices in a random order, the same in every run and different for every part."""
     return ops.permutation(workload.graph.num_vertices, workload.part_id).to(torch.float32) + 1
 
 
 def score_halo(workload: Workload) -> Tensor:
-    """The 1-hop halo of the part: how many of the part's edges come from v; 0 outside the halo.
+    """Scores v by the number of the part's edges that come from v; 0 outside the part's 1-hop halo.
 
-    The ``1-hop halo`` policy of SALIENT++, section 3.2, keeps all such v; under a budget those with most edges first.
+    The ``1-hop halo`` policy of SALIENT++, section 3.2, keeps the whole halo. Under a budget, vertices with most edges go first.
     """
     graph = workload.graph
     first, last = (int(graph.indptr[v]) for v in workload.book.range_of(workload.part_id))
     sources = graph.indices[first:last].long()
     if first_outside(sources, graph.num_vertices) is not None:
-        # Of a file that was altered after it was validated: counting would take memory for as many vertices as it names.
+        # The file was changed after its validation. Counting would take memory for as many vertices as the largest id.
         raise RuntimeError(f"indices is corrupt: it must hold ids in [0, {graph.num_vertices})")
     return torch.bincount(sources, minlength=graph.num_vertices).to(torch.float32)
 
 
 def score_wpr(workload: Workload) -> Tensor:
-    """Weighted reverse PageRank: 5 iterations of ``s <- (1 - 0.85) r + 0.85 sum_{v lists u} s(v) / d(v)``, where r is
-    uniform on the part's seeds and d(v) the in-degree.
+    """Scores by weighted reverse PageRank: 5 iterations of ``s <- (1 - 0.85) r + 0.85 sum_{v lists u} s(v) / d(v)``.
+
+    r is uniform on the part's seeds, and d(v) is the in-degree.
 
     Min et al., Graph neural network training and data tiering (KDD 2022); as a policy in SALIENT++, section 3.2.
     """
@@ -121,7 +122,7 @@ def score_wpr(workload: Workload) -> Tensor:
 
 
 def score_paths(workload: Workload) -> Tensor:
-    """The number of paths of length 1 to L from the part's seeds to v, in floating point.
+    """Scores v by the number of paths of length 1 to L from the part's seeds to v, in floating point.
 
     The ``#paths`` policy of SALIENT++, section 3.2.
     """
@@ -131,11 +132,11 @@ def score_paths(workload: Workload) -> Tensor:
     for _ in workload.num_neighbors:
         ending = _spread(workload.graph, ending)
         total += ending
-    return (total / total.max().clamp(min=1)).to(torch.float32)  # scaled: the counts outgrow float32
+    return (total / total.max().clamp(min=1)).to(torch.float32)  # scaled, because the counts exceed float32
 
 
 def score_simulation(workload: Workload) -> Tensor:
-    """In how many batches of 2 simulated epochs v occurs; the epochs are not those of any training run.
+    """Scores v by the number of batches of 2 simulated epochs that contain v. No training run has these epochs.
 
     The ``simulation`` policy of SALIENT++, section 3.2.
     """
@@ -144,7 +145,7 @@ def score_simulation(workload: Workload) -> Tensor:
 
 
 def _spread(graph: Graph, value: Tensor) -> Tensor:
-    """float64 [N]: for every u the sum of ``value`` over the vertices that list u, as often as they do."""
+    """Returns, for every u, the sum of ``value`` over the vertices that list u, once per listing, float64 [N]."""
     transposed = graph.transpose()
     return ops.sum_over_lists(transposed.indptr, transposed.indices, value)
 
@@ -161,14 +162,14 @@ POLICIES: dict[str, Callable[[Workload], Tensor]] = {
 }
 
 
-#: A policy by name, or a function that scores the vertices of a workload: float [N], the higher the sooner cached, 0 never.
+#: A policy by name, or a function that scores the vertices of a workload: float [N], highest cached first, 0 never cached.
 Policy = (
     Literal["degree", "halo", "paths", "random", "simulation", "vip", "vip-hop", "wpr"] | Callable[[Workload], Tensor]
 )
 
 
 def check_policy(policy: Policy) -> None:
-    """Raise ValueError if it is neither a function nor a name in ``POLICIES``."""
+    """Raises ValueError if the policy is neither a function nor a name in ``POLICIES``."""
     if not callable(policy) and not (isinstance(policy, str) and policy in POLICIES):
         raise ValueError(
             f"policy must be one of {', '.join(sorted(POLICIES))}, got {policy!r}; or pass a function of a Workload"
@@ -176,10 +177,10 @@ def check_policy(policy: Policy) -> None:
 
 
 def score(policy: Policy, workload: Workload) -> Tensor:
-    """The scores float [N] of a policy; zeros where nothing is drawn, since a batch of its seeds alone needs no remote row.
+    """Returns the scores of a policy, float [N]. Without hops they are zeros, since a batch of its own seeds alone needs no remote row.
 
     Raises:
-        ValueError: no such policy, or its scores are not one number for every vertex.
+        ValueError: the policy does not exist, or its scores are not one real number per vertex.
     """
     check_policy(policy)
     size = workload.graph.num_vertices
@@ -198,38 +199,38 @@ def score(policy: Policy, workload: Workload) -> Tensor:
     return scores if scores.dtype in (torch.float32, torch.float64) else scores.to(torch.float64)
 
 
-#: Policies whose scores are probabilities.
+#: Policies with probabilities as scores.
 PROBABILITIES = ("vip", "vip-hop")
 
 
 def add_scores(policy: Policy, pool: Tensor, scores: Tensor) -> None:
-    """Let ``pool`` count what one more rank of a host wants, in place.
+    """Adds one rank's scores to the pool of its host, in place.
 
     A host's cache serves all its ranks. So a vertex counts by the probability that any of them needs it in a round,
-    ``p_host(u) = 1 - prod_ranks (1 - p_rank(u))``; scores of policies that are no probabilities add up.
+    ``p_host(u) = 1 - prod_ranks (1 - p_rank(u))``. Scores that are not probabilities are added up.
 
     Args:
-        pool: float64 [N], zeros to begin with.
+        pool: float64 [N], zeros at first.
         scores: float [N], of the rank.
     """
-    # 1 - (1 - a)(1 - b) as a sum: for small numbers nothing is lost.
+    # 1 - (1 - a)(1 - b) written as a sum, so that small numbers keep their precision.
     pool += scores.to(torch.float64) * (1 - pool) if policy in PROBABILITIES else scores.to(torch.float64)
 
 
-# --- several types of vertices, weights, seeds that are edges ----------------------------------------------
+# --- several vertex types, weights, seeds that are edges ----------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class TypedWorkload:
-    """What one part's batches are made from, over several types of vertices, by weights, or from edges.
+    """The batches of one part with several vertex types, edge weights, or edges as seeds; input of a policy.
 
     Attributes:
         graph: the topology.
         part_id: the part whose cache is planned.
-        start: per vertex type with seeds, the probability that a batch has a vertex among them: a function of the number of vertices, see
+        start: per vertex type with seeds, the probability that a batch has each vertex among its seeds: a function of the number of vertices, see
             :func:`salientpp.vip.inclusion.uniform_start` and :func:`~salientpp.vip.inclusion.link_start`.
-        fanouts: per relation of the graph.
-        replace: neighbours are drawn with replacement.
+        fanouts: one list per relation of the graph.
+        replace: True if neighbours are drawn with replacement.
         vip: per vertex type float32 [N], the inclusion probabilities of this workload if they are known.
     """
 
@@ -248,7 +249,7 @@ def _typed_vip(of: TypedWorkload, expand: str = "frontier") -> Mapping[str | Non
 
 
 def _typed_degree(workload: TypedWorkload) -> Mapping[str | None, Tensor]:
-    """How many vertices aggregate from v, over all relations; anywhere, within reach of the seeds or not."""
+    """Scores v by the number of vertices that aggregate from v over all relations, also if v is out of reach of the seeds."""
     graph = workload.graph
     degree = [torch.zeros(size, dtype=torch.float32, device="cpu") for size in graph.num_vertices]
     for relation in graph.relations:
@@ -265,7 +266,7 @@ def _typed_random(workload: TypedWorkload) -> Mapping[str | None, Tensor]:
     }
 
 
-#: Those of :data:`POLICIES` that are there over several types of vertices.
+#: The policies of :data:`POLICIES` that support several vertex types.
 TYPED_POLICIES: dict[str, Callable[[TypedWorkload], Mapping[str | None, Tensor]]] = {
     "degree": _typed_degree,
     "random": _typed_random,
@@ -275,13 +276,13 @@ TYPED_POLICIES: dict[str, Callable[[TypedWorkload], Mapping[str | None, Tensor]]
 
 
 def score_types(policy: str | Callable[[Any], Any], workload: TypedWorkload) -> dict[str | None, Tensor]:
-    """The scores of a policy, per vertex type float [N]; zeros where nothing is drawn.
+    """Returns the scores of a policy, per vertex type float [N]; zeros if no fanout is given.
 
     Args:
-        policy: a name in :data:`TYPED_POLICIES`, or a function of a :class:`TypedWorkload` that gives such scores; types may be missing.
+        policy: a name in :data:`TYPED_POLICIES`, or a function from a :class:`TypedWorkload` to such scores; types may be missing.
 
     Raises:
-        ValueError: there is no such policy over several types, or its scores are not one number for every vertex.
+        ValueError: the policy does not exist for several types, or its scores are not one real number per vertex.
     """
     graph = workload.graph
     sizes = dict(zip(graph.node_types, graph.num_vertices))
@@ -289,7 +290,7 @@ def score_types(policy: str | Callable[[Any], Any], workload: TypedWorkload) -> 
         return {type_: torch.zeros(size, device="cpu") for type_, size in sizes.items()}
     if not callable(policy) and policy not in TYPED_POLICIES:
         raise ValueError(
-            f"policy must be one of {', '.join(sorted(TYPED_POLICIES))} over several types of vertices, weighted edges or seeds that are edges, "
+            f"policy must be one of {', '.join(sorted(TYPED_POLICIES))} over several vertex types, weighted edges or seeds that are edges, "
             f"got {policy!r}; or pass a function of a TypedWorkload"
         )
     scores = policy(workload) if callable(policy) else TYPED_POLICIES[policy](workload)
@@ -310,15 +311,15 @@ def plan_caches(
     part_id: int,
     replication_factor: float,
 ) -> dict[str | None, Tensor]:
-    """The remote vertices to cache for a part, of every type whose rows may travel.
+    """Selects the remote vertices that a part caches, over all types whose rows may travel.
 
     Args:
         scores: per vertex type float [N], see :func:`plan_cache`.
-        books, row_bytes: of the types whose rows may travel: who owns what, and the bytes of a row.
-        replication_factor: α >= 0; rows of ``α / K`` times the bytes of all these types' rows at most.
+        books, row_bytes: partition book and bytes of a row for each type whose rows may travel.
+        replication_factor: α >= 0; the cache holds at most ``α / K`` times the bytes of all rows of these types.
 
     Returns:
-        Per type ascending global ids, int64. Where scores per byte are equal, the type that comes first in ``books`` and in it the lower id wins.
+        Per type ascending global ids, int64. Among equal scores per byte, the first type in ``books`` wins, then the lower id.
     """
     if len(books) == 1:
         ((type_, book),) = books.items()
@@ -338,18 +339,22 @@ def plan_caches(
 def cache_bytes(
     replication_factor: float, books: Mapping[str | None, PartitionBook], row_bytes: Mapping[str | None, int]
 ) -> int:
-    """Bytes of rows that a part may cache: ``floor(α / K · Σ N · row bytes)`` over the types whose rows may travel."""
+    """Returns the bytes of rows that a part may cache: ``floor(α / K · Σ N · row bytes)`` over the types whose rows may travel."""
     alpha = check_replication_factor(replication_factor)
     total = sum(book.num_vertices * row_bytes[type_] for type_, book in books.items())
     num_parts = next((book.num_parts for book in books.values()), 1)
-    # Rounded first: 0.29 * 100 is a little less than 29 in floating point.
+    # Round first: 0.29 * 100 is slightly less than 29 in floating point.
     return math.floor(round(alpha * total / num_parts, 6))
 
 
 def densest(
     scores: Mapping[str | None, Tensor], row_bytes: Mapping[str | None, int], num_bytes: int
 ) -> dict[str | None, Tensor]:
-    """Of each type the positions, ascending int64, of the highest scores per byte, as long as rows fit into ``num_bytes``; never one below 0."""
+    """Selects the rows with the highest scores per byte that fit into ``num_bytes``. Negative scores are never selected.
+
+    Returns:
+        Per type the selected positions, ascending int64.
+    """
     types = list(scores)
     useful = [(scores[type_] >= 0).nonzero().flatten() for type_ in types]
     width = torch.cat([torch.full_like(ids, max(1, row_bytes[type_])) for type_, ids in zip(types, useful)])
@@ -362,7 +367,7 @@ def densest(
 
 
 def check_replication_factor(replication_factor: float) -> float:
-    """α as a float; ValueError if it is negative, not a finite number, or beyond all sense (K caches everything)."""
+    """Returns α as a float; ValueError if it is negative, not finite, or absurdly large (α = K already caches everything)."""
     number = as_real(replication_factor)
     if number is None or number < 0:
         raise ValueError(
@@ -370,25 +375,25 @@ def check_replication_factor(replication_factor: float) -> float:
         )
     if number > _LARGEST_ALPHA:
         raise ValueError(
-            f"replication_factor must be at most {_LARGEST_ALPHA:g} (with the number of parts all rows are cached), got {number:g}"
+            f"replication_factor must be at most {_LARGEST_ALPHA:g} (the number of parts already caches all rows), got {number:g}"
         )
     return number
 
 
 def cache_capacity(replication_factor: float, book: PartitionBook) -> int:
-    """Rows per part: ``floor(α N / K)``."""
+    """Returns the number of rows that a part may cache: ``floor(α N / K)``."""
     return cache_bytes(replication_factor, {None: book}, {None: 1})
 
 
 def plan_cache(scores: Tensor, book: PartitionBook, part_id: int, replication_factor: float) -> Tensor:
-    """The remote vertices to cache for a part.
+    """Selects the remote vertices that a part caches.
 
     Args:
-        scores: float [N]; a vertex that scores 0 is never cached.
-        replication_factor: α >= 0; ``floor(α N / K)`` rows at most.
+        scores: float [N]; a vertex with score 0 is never cached.
+        replication_factor: α >= 0; at most ``floor(α N / K)`` rows are cached.
 
     Returns:
-        Ascending global ids, int64. Among equal scores the lower id wins, so every rank of a part agrees.
+        Ascending global ids, int64. Among equal scores the lower id wins, so all ranks of a part agree.
     """
     capacity = cache_capacity(replication_factor, book)
     if scores.shape != (book.num_vertices,):
@@ -409,9 +414,10 @@ def plan_cache(scores: Tensor, book: PartitionBook, part_id: int, replication_fa
 
 
 def expected_remote_rows(probability: Tensor, book: PartitionBook, part_id: int, cached: Tensor) -> float:
-    """Rows that a batch of a part fetches on average: the sum of the inclusion probabilities float [N] of its remote, uncached vertices.
+    """Returns the number of rows that a batch of a part fetches on average.
 
-    From two hops on the probabilities are too high (see :mod:`salientpp.vip.inclusion`), and so is the sum.
+    It is the sum of the inclusion probabilities float [N] of the remote, uncached vertices. From two hops on, the probabilities are too high
+    (see :mod:`salientpp.vip.inclusion`), and so is the sum.
     """
     begin, end = book.range_of(part_id)
     total = probability.sum(dtype=torch.float64) - probability[begin:end].sum(dtype=torch.float64)

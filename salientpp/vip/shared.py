@@ -1,7 +1,7 @@
-"""Inclusion probabilities of batches whose vertices agree on what they draw, and of blocks of batches.
+"""Inclusion probabilities of batches whose vertices share their random numbers, and of blocks of such batches.
 
-With ``shared_draws='batch'`` every vertex u has one number r in a batch, uniform on [0, 1], and a vertex v that is expanded draws u if r is among the f
-smallest of its d(v) neighbours. So given r, v draws u with the chance
+With ``shared_draws='batch'``, every vertex u has one number r in a batch, uniform on [0, 1]. An expanded vertex v draws u if r is among the f
+smallest of its d(v) neighbours' numbers. So given r, v draws u with probability
 
     g_h(v, r) = P(Binomial(d(v) - 1, r) <= f_h - 1),        whose mean over r is min(1, f_h / d(v)),
 
@@ -10,12 +10,12 @@ and the hops of :mod:`salientpp.vip.inclusion` become
     p_h(u | r) = 1 - prod_{v lists u} (1 - q_{h-1}(v) g_h(v, r)),
     q_h(u | r) = p_h(u | r) (1 - sum_{j<h} q_j(u | r)),             q_h(u) = int_0^1 q_h(u | r) dr.
 
-A list that is too long to be shared draws u with f / d(v) whatever r is. The integral is a sum over a few r (Gauss and Legendre's, of r = s^2, since long
-lists decide at small r). Parallel edges count as edges to vertices of their own.
+A list that is too long to be shared draws u with probability f / d(v) for every r. The integral is a sum over a few r: Gauss-Legendre quadrature after
+the substitution r = s^2, since long lists decide at small r. Parallel edges count as edges to separate vertices.
 
-**Blocks.** A block of b batches with the same numbers needs the rows that one batch of all its seeds needs, if fanouts do not grow from hop to hop and no
-list is too long: what v draws at a smaller fanout is part of what it draws at a larger one. Without shared numbers the block is a batch of all its seeds
-that may expand every vertex at every hop ('hop' in :mod:`salientpp.vip.inclusion`).
+**Blocks.** Suppose that fanouts do not grow from hop to hop and no list is too long. Then the draws of v at a smaller fanout are part of its draws at a
+larger one. So a block of b batches with the same numbers needs the same rows as one batch of all its seeds. Without shared numbers, a block is modelled
+as a batch of all its seeds that may expand every vertex at every hop ('hop' in :mod:`salientpp.vip.inclusion`).
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from salientpp.vip.inclusion import (
     uniform_start,
 )
 
-#: A longer list draws by itself; csrc/sampling/shared_draw.h has the same.
+#: A vertex with a longer list draws without sharing. csrc/sampling/shared_draw.h has the same number.
 MOST_NEIGHBORS = 1000
 
-#: Of r. With so many the mean of ``g`` is within 1 % of f / d for all lists that are shared (fanouts 1 to 500; within 0.2 % up to 15).
+#: Number of nodes r. The mean of ``g`` is then within 1 % of f / d for all shared lists (fanouts 1 to 500; within 0.2 % up to 15).
 _NUM_NODES = 32
 
 
 def shared_inclusion_probability(
     graph: Graph, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, *, include_seeds: bool = False
 ) -> Tensor:
-    """Vertex inclusion probabilities of batches with ``shared_draws='batch'``.
+    """Computes the vertex inclusion probabilities of batches with ``shared_draws='batch'``.
 
     Args:
-        graph, seeds, num_neighbors, batch_size, include_seeds: as in :func:`salientpp.vip.inclusion.inclusion_probability`, of one seed set.
+        graph, seeds, num_neighbors, batch_size, include_seeds: as in :func:`salientpp.vip.inclusion.inclusion_probability`, for one seed set.
 
     Returns:
         float32 [N].
 
     Raises:
-        ValueError: a seed out of range, a fanout below -1, ``batch_size`` < 1.
+        ValueError: a seed is out of range, a fanout is below -1, or ``batch_size`` < 1.
     """
     batch_size, fanouts = check_batch_size(batch_size), check_fanouts(num_neighbors)
     check_range(seeds, graph.num_vertices, "seeds must be")
@@ -91,7 +91,7 @@ def block_probability(
     *,
     include_seeds: bool = False,
 ) -> Tensor:
-    """How probably a block of batches that draw alike needs each row: the sum over rows is how many distinct ones it is expected to need.
+    """Computes the probability that a block of batches with common draws needs each row. The sum is the expected number of distinct rows.
 
     Args:
         draw_block, shared_draws: as in :class:`salientpp.NeighborLoader`.
@@ -101,7 +101,7 @@ def block_probability(
         float32 [N].
 
     Raises:
-        ValueError: as there, or ``draw_block`` < 1.
+        ValueError: as in :func:`shared_inclusion_probability`, or ``draw_block`` < 1.
     """
     if draw_block < 1:
         raise ValueError(f"draw_block must be an integer >= 1 (batches that draw alike), got {draw_block!r}")
@@ -114,8 +114,8 @@ def block_probability(
 
 @cache
 def _quadrature() -> tuple[Tensor, Tensor]:
-    """Nodes r in (0, 1) and weights, float64 [_NUM_NODES]."""
-    # Golub and Welsch: the nodes are the eigenvalues of the Jacobi matrix of Legendre's polynomials.
+    """Returns nodes r in (0, 1) and their weights, float64 [_NUM_NODES]."""
+    # Golub and Welsch: the nodes are the eigenvalues of the Jacobi matrix of the Legendre polynomials.
     k = torch.arange(1, _NUM_NODES, dtype=torch.float64, device="cpu")
     beside = k / torch.sqrt(4.0 * k * k - 1.0)
     values, vectors = torch.linalg.eigh(torch.diag(beside, 1) + torch.diag(beside, -1))
@@ -124,7 +124,7 @@ def _quadrature() -> tuple[Tensor, Tensor]:
 
 
 def _draw_probability(degree: Tensor, fanout: int, r: float) -> Tensor:
-    """``g``: float64 [N], how probably a vertex of a degree, once expanded, draws a neighbour with the number ``r``."""
+    """Returns ``g``: the probability that a vertex of each degree, once expanded, draws a neighbour with the number ``r``, float64 [N]."""
     alone = uniform_draw_probability(degree, fanout, False)
     if fanout <= 0 or fanout >= MOST_NEIGHBORS:
         return alone

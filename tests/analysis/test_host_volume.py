@@ -1,4 +1,4 @@
-"""Laws of counting for hosts with several ranks: it is what sets and loops count, and with one rank per host what `analyze` counts."""
+"""Laws of counting for hosts with several ranks: counts equal a slow reference, and with one rank per host they equal `analyze`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def root(tmp_path_factory):
 
 
 def _reference(root, ranks: int, per_host: int, alpha: float, seed: int) -> dict[str, list[int]]:
-    """Rows of one epoch by rank, with sets and loops. Parts of a rank and ranks of a host follow one another."""
+    """Counts the rows of one epoch by rank, with sets and loops. Parts of a rank and ranks of a host are consecutive."""
     whole = salientpp.load(root)
     graph, size, parts = whole.graph, whole.num_vertices, whole.num_parts
     serves = [
@@ -80,7 +80,7 @@ def _reference(root, ranks: int, per_host: int, alpha: float, seed: int) -> dict
 
 
 @pytest.mark.parametrize(("ranks", "per_host"), [(4, 2), (8, 4), (8, 2), (4, 1), (2, 1), (3, 1), (4, 4)])
-def test_what_is_counted_is_what_sets_and_loops_count(root, ranks, per_host):
+def test_counts_equal_a_reference_of_sets_and_loops(root, ranks, per_host):
     analysis = analyze(
         salientpp.load(root), Batches(epochs=1, seed=3), Ways(["vip"], ALPHAS), ranks=ranks, ranks_per_host=per_host
     )
@@ -94,7 +94,7 @@ def test_what_is_counted_is_what_sets_and_loops_count(root, ranks, per_host):
         assert bool(analysis.of(way="private cache")) == (per_host > 1)
 
 
-def test_every_policy_and_way_to_draw_is_counted_for_hosts(root):
+def test_every_policy_and_kind_of_draw_is_counted_for_hosts(root):
     batches = Batches(epochs=1, disjoint=True)
     analysis = analyze(salientpp.load(root), batches, Ways(["degree", "oracle"], ALPHAS), ranks_per_host=2)
     for way in ("cache", "private cache"):
@@ -106,7 +106,7 @@ def test_every_policy_and_way_to_draw_is_counted_for_hosts(root):
         assert len({own[0] for own in rows.values()}) == 1 and all(own[0] > own[1] > own[2] for own in rows.values())
 
 
-def test_an_object_in_memory_is_counted_as_its_directory(root, tmp_path):
+def test_a_graph_in_memory_has_the_same_counts_as_its_directory(root, tmp_path):
     data = random_data(240, 1500)
     assignment = torch.arange(240) * 7 % 4
     salientpp.partition(data, 4, tmp_path / "d", FANOUTS, BATCH, method=assignment)
@@ -116,14 +116,14 @@ def test_an_object_in_memory_is_counted_as_its_directory(root, tmp_path):
     assert stored.results == memory.results and stored.parts_by_rank == memory.parts_by_rank == (2, 2)
 
 
-def test_forecasts_are_those_of_the_probabilities(root):
+def test_forecasts_are_sums_of_probabilities(root):
     part, ways, hosts = salientpp.load(root), Ways(["vip"], ALPHAS), {"ranks": 4, "ranks_per_host": 2}
     counted = analyze(part, Batches(epochs=6), ways, **hosts)
     forecast = analyze(part, Batches(epochs=6), ways, predict_only=True, **hosts)
     for one, other in zip(counted.results, forecast.results, strict=True):
         assert other.remote_rows_per_epoch is None and other.remote_rows_per_rank is None
         assert other.rows == other.predicted_rows_per_epoch == one.predicted_rows_per_epoch
-        # Exact at one hop; from two on the formula assumes independence.
+        # Exact at one hop; from two hops on, the formula assumes independence.
         assert other.rows == pytest.approx(one.rows, rel=0.15)
     for alpha in ALPHAS:
         shared, private = counted.of(replication_factor=alpha)
@@ -141,12 +141,12 @@ def test_forecasts_are_those_of_the_probabilities(root):
         ({"ranks": 5}, "world size 5 does not fit 4 parts"),
     ],
 )
-def test_wrong_numbers_are_refused_in_words(root, options, text):
+def test_wrong_numbers_are_refused(root, options, text):
     with pytest.raises(ValueError, match=text):
         analyze(salientpp.load(root), **options)
 
 
-def test_every_ranks_placement_is_given():
+def test_every_rank_has_a_placement():
     assert [(each.host, list(each.logical_ranks)) for each in placed(4, 2, [2, 2])] == [
         (0, [0]),
         (0, [1]),
@@ -194,7 +194,7 @@ def test_the_command_places_parts_on_ranks(root, capsys):
         (["--ranks-per-host", "3"], "ranks_per_host must be >= 1 and divide the 4 ranks, got 3"),
     ],
 )
-def test_the_command_refuses_what_it_cannot_count(root, capsys, monkeypatch, tmp_path, given, text):
+def test_the_command_refuses_impossible_counts(root, capsys, monkeypatch, tmp_path, given, text):
     monkeypatch.chdir(tmp_path)
     assert main(["analyze", str(root), *given]) != 0
     assert re.search(text, " ".join(capsys.readouterr().err.split()))

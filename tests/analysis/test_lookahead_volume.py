@@ -1,4 +1,4 @@
-"""Laws of counting for ranks that know their next batches: it is what the planner does with the batches that loaders make."""
+"""Laws of counting with lookahead: counts equal what the planner does with the loaders' batches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def part(tmp_path_factory):
 
 
 def _needs(part, rank: int, epochs: int, block: int, shared: bool) -> list[torch.Tensor]:
-    """The distinct remote ids of every batch of a rank."""
+    """Returns the distinct remote ids of every batch of a rank."""
     seeds = [part.split("train", other) for other in range(part.num_parts)]
     most, own = max(map(torch.numel, seeds)), seeds[rank]
     begin, end = part.book.range_of(rank)
@@ -55,7 +55,7 @@ def _needs(part, rank: int, epochs: int, block: int, shared: bool) -> list[torch
 
 @pytest.mark.parametrize("lookahead", [1, 5, 17, "auto"])
 @pytest.mark.parametrize(("shared", "block"), [(None, 1), ("batch", 4)])
-def test_what_is_counted_is_what_the_planner_leaves(part, lookahead, shared, block):
+def test_counts_equal_the_rows_that_the_planner_leaves(part, lookahead, shared, block):
     batches = Batches(epochs=2, seed=3, shared_draws=shared, draw_block=block)
     analysis = analyze(part, batches, Ways(["vip"], ALPHAS, lookahead=lookahead))
     static = {volume.replication_factor: volume for volume in analysis.of(way="cache")}
@@ -84,19 +84,19 @@ def test_what_is_counted_is_what_the_planner_leaves(part, lookahead, shared, blo
     for found in analysis.of(way="lookahead"):
         assert found.ahead.refused is None
         assert found.remote_rows_per_epoch == sum(found.remote_rows_per_rank)
-        if found.replication_factor in (0.0, 4.0):  # nothing is to be gained
+        if found.replication_factor in (0.0, 4.0):  # lookahead cannot save anything
             assert found.remote_rows_per_epoch == static[found.replication_factor].remote_rows_per_epoch
             assert found.ahead.windows == (0, 0)
         elif lookahead == "auto" and found.replication_factor == 0.3:
             assert found.remote_rows_per_epoch < static[found.replication_factor].remote_rows_per_epoch
 
 
-def test_a_wrong_window_is_refused_in_words(part):
+def test_a_wrong_window_is_refused(part):
     with pytest.raises(ValueError, match="lookahead must be an integer in"):
         analyze(part, Batches(epochs=1), Ways(lookahead=-1))
 
 
-def test_draws_that_agree_are_counted_as_they_are_drawn(part):
+def test_shared_draws_are_counted_as_they_are_drawn(part):
     analysis = analyze(
         part,
         Batches(epochs=2, seed=3, shared_draws="batch", draw_block=4),
@@ -109,7 +109,7 @@ def test_draws_that_agree_are_counted_as_they_are_drawn(part):
         assert volume.remote_rows_per_rank[rank] == sum(int((~torch.isin(ids, members)).sum()) for ids in needs) / 2
 
 
-def test_without_a_count_there_is_a_forecast(part):
+def test_without_a_count_the_result_is_a_forecast(part):
     few = Batches(epochs=1)
     for analysis in (
         analyze(part, few, Ways(["vip"], ALPHAS)),
@@ -121,10 +121,10 @@ def test_without_a_count_there_is_a_forecast(part):
     rows = {volume.replication_factor: volume.remote_rows_per_epoch for volume in counted.of(way="cache")}
     found = counted.of(way="lookahead")[1]
     assert found.ahead.predicted_share == pytest.approx(found.remote_rows_per_epoch / rows[0.3], abs=0.06)
-    assert counted.to_dict()["results"][-1]["ahead"]["reach"] is None  # everything fits, and JSON has no infinity
+    assert counted.to_dict()["results"][-1]["ahead"]["reach"] is None  # everything fits; JSON has no infinity
 
 
-def test_a_window_that_eats_the_memory_is_said_and_not_counted(part):
+def test_a_window_that_uses_up_the_memory_is_reported_and_not_counted(part):
     small, large = analyze(
         part, Batches(epochs=1), Ways(replication_factors=[0.02, 0.8], policies=["vip"], lookahead=40)
     ).of(way="lookahead")
@@ -139,17 +139,17 @@ def test_a_window_that_eats_the_memory_is_said_and_not_counted(part):
         ({"draw_block": 0}, "draw_block must be an integer >= 1"),
     ],
 )
-def test_wrong_draws_are_refused_in_words(part, options, text):
+def test_wrong_draws_are_refused(part, options, text):
     with pytest.raises(ValueError, match=text):
         analyze(part, Batches(epochs=1, **options))
 
 
-def test_where_batches_agree_in_blocks_the_forecast_is_a_share_of_what_was_counted(part):
-    """Of a static cache's rows the probabilities are no measure there."""
+def test_for_blocks_of_batches_the_forecast_is_a_share_of_the_count(part):
+    """The probabilities do not give the rows of a static cache for such batches."""
     batches = Batches(epochs=2, seed=3, shared_draws="batch", draw_block=4)
     analysis = analyze(part, batches, Ways(["vip"], [0.3, 0.8], lookahead=4))
     for volume, found in zip(analysis.of(way="cache"), analysis.of(way="lookahead")):
-        # The ratio of the forecast's rows to the counted ones is that of the shares.
+        # The ratio of forecast rows to counted rows equals the ratio of the shares.
         counted_share = found.remote_rows_per_epoch / volume.remote_rows_per_epoch
         assert 0.6 < found.ahead.predicted_share / counted_share < 1.6
         assert found.ahead.best_share <= found.ahead.predicted_share + 0.02
@@ -158,7 +158,7 @@ def test_where_batches_agree_in_blocks_the_forecast_is_a_share_of_what_was_count
 # --- the command --------------------------------------------------------------------------------------------
 
 
-def test_the_command_counts_what_is_known_ahead(part, tmp_path, capsys):
+def test_the_command_counts_with_lookahead(part, tmp_path, capsys):
     given = [
         "--policies",
         "vip",
@@ -185,7 +185,7 @@ def test_the_command_counts_what_is_known_ahead(part, tmp_path, capsys):
     assert f"counted {share:.3f}" in shown and "worth knowing, T*" in shown
 
 
-def test_the_command_forecasts_without_being_asked(part, capsys):
+def test_the_command_forecasts_lookahead_by_default(part, capsys):
     assert main(["analyze", str(part.root), "--predict-only", "--policies", "vip", "--replication-factors", "0.3"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "expected to be fetched by machines that know their next batches (lookahead=auto)" in shown
@@ -202,7 +202,7 @@ def test_the_command_forecasts_without_being_asked(part, capsys):
         (["--draw-block", "4", "--ranks-per-host", "2"], "--draw-block cannot be combined with --ranks-per-host: .*leave one of them out"),
     ],
 )  # fmt: skip
-def test_the_command_refuses_what_it_cannot_count(part, capsys, given, text):
+def test_the_command_refuses_impossible_counts(part, capsys, given, text):
     assert main(["analyze", str(part.root), "--epochs", "1", *given]) == 2
     error = capsys.readouterr().err
     assert re.search(text, error) and error.count("\n") == 1

@@ -1,7 +1,7 @@
-"""Law: the rows that `analyze` counts are the rows that a run with the same seed fetches, exactly, also where scores nearly tie.
+"""Law: the rows that `analyze` counts are exactly the rows that a run with the same seed fetches, even if scores nearly tie.
 
-On regular and symmetric graphs the inclusion probabilities of many vertices differ by rounding alone, or not at all; a rank that is computed
-under another numbering, or from other arrays, caches others of them.
+On regular and symmetric graphs, the inclusion probabilities of many vertices are equal or differ only by rounding. Ranks that were computed
+under another numbering, or from other arrays, would then cache other vertices.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ALPHAS = [0.0, 0.05, 0.16, 0.5, 1.0]
 
 
 def edges_of(kind: str, generator: torch.Generator) -> tuple[int, Tensor]:
-    """Number of vertices, and edges in both directions in a random order, under a random numbering."""
+    """Returns the number of vertices, and edges in both directions in a random order, under a random numbering."""
     draw = lambda low, high: int(torch.randint(low, high, (), generator=generator))  # noqa: E731
     if kind == "circulant":
         n = draw(60, 140)
@@ -55,14 +55,14 @@ def edges_of(kind: str, generator: torch.Generator) -> tuple[int, Tensor]:
         pairs = torch.cat(
             [torch.stack([torch.arange(n), torch.randperm(n, generator=generator)]) for _ in range(draw(2, 4))], 1
         )
-    else:  # few different degrees
+    else:  # few distinct degrees
         n = draw(80, 140)
         pairs = torch.randint(n, (2, 3 * n), generator=generator)
     both = to_undirected(torch.randperm(n, generator=generator)[pairs], num_nodes=n)
     return n, both[:, torch.randperm(both.size(1), generator=generator)]
 
 
-#: Graphs, by kind and seed, of which some plan changes with the numbering that the probabilities are computed under; and one of every other kind.
+#: Graphs by kind and seed. For some, a plan changes with the numbering under which probabilities are computed; every kind has one graph.
 TIED = {
     2: [
         ("cliques", 0),
@@ -125,7 +125,7 @@ def counted(
 def fetched(
     part: salientpp.PartitionedGraph, fanouts: list[int], batch_size: int
 ) -> Iterator[tuple[tuple[str, float], tuple]]:
-    """What the ranks' plans leave of the batches that they draw, from the parts of a loader, without its processes."""
+    """Returns the rows that the ranks' plans leave of their batches, from the parts of a loader, without its processes."""
     own = [part.split("train", p) for p in range(part.num_parts)]
     sizes = [len(seeds) for seeds in own]
     batches = []
@@ -154,7 +154,7 @@ def fetched(
 
 @pytest.mark.parametrize("num_parts", [2, 4])
 @pytest.mark.parametrize("kind", KINDS)
-def test_analysis_counts_what_the_plans_of_the_ranks_leave(tmp_path, kind, num_parts):
+def test_the_analysis_counts_the_rows_that_the_ranks_plans_leave(tmp_path, kind, num_parts):
     for seed in sorted({*range(2), *(seed for tied, seed in TIED[num_parts] if tied == kind)}):
         part, fanouts, batch_size = write(tmp_path / f"d{seed}", kind, seed, num_parts)
         rows = counted(part, fanouts, batch_size)
@@ -163,7 +163,7 @@ def test_analysis_counts_what_the_plans_of_the_ranks_leave(tmp_path, kind, num_p
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_analysis_in_memory_is_that_of_the_directory_that_partition_writes(tmp_path, kind):
+def test_the_analysis_in_memory_equals_the_analysis_of_the_written_directory(tmp_path, kind):
     for seed in {0, *(seed for tied, seed in TIED[2] if tied == kind)}:
         part, fanouts, batch_size = write(tmp_path / f"d{seed}", kind, seed, 2)
         method = ("metis", "random")[seed // 2 % 2]
@@ -187,7 +187,7 @@ def _run(rank: int, roots: list[tuple[str, list[int], int]]) -> list[dict]:
         for policy, alpha in itertools.product(sorted(POLICIES), ALPHAS[1:4]):
             for seeds in (
                 ("train", own.flip(0)) if policy == "vip" else ("train",)
-            ):  # the same seeds in other words are the same workload
+            ):  # the same seeds given in another form are the same workload
                 loader = NeighborLoader(
                     part,
                     fanouts,
@@ -210,7 +210,7 @@ def _run(rank: int, roots: list[tuple[str, list[int], int]]) -> list[dict]:
 
 
 @pytest.mark.parametrize("num_parts", [2, 4])
-def test_analysis_counts_what_a_run_fetches(tmp_path, num_parts):
+def test_the_analysis_counts_the_rows_that_a_run_fetches(tmp_path, num_parts):
     cases = TIED[num_parts]
     written = [write(tmp_path / f"{kind}{seed}", kind, seed, num_parts) for kind, seed in cases]
     ranks = distributed.run(

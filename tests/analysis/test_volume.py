@@ -1,4 +1,4 @@
-"""Laws of the analysis: its counts are the loader's, its oracle is a lower bound, its forecast is the formula's."""
+"""Laws of the analysis: its counts equal the loader's, its oracle is a lower bound, and its forecast equals the formula."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FANOUTS, BATCH, ALPHAS = [5, 3, 2], 16, [0.0, 0.1, 0.3, 1.0, 9.0]
 
 
 def _live(rank: int, root: str, policy: str) -> list[list[int]]:
-    """Remote rows of two epochs for each α, by a running loader."""
+    """Counts the remote rows of two epochs for each α, with a running loader."""
     rows = []
     for alpha in ALPHAS:
         loader = NeighborLoader(
@@ -48,7 +48,7 @@ def _live(rank: int, root: str, policy: str) -> list[list[int]]:
 
 @pytest.mark.parametrize("policy", ["vip", "degree", "simulation"])
 @pytest.mark.parametrize("num_parts", [2, 4])
-def test_the_count_is_that_of_a_live_run_with_the_same_seed(tmp_path, num_parts, policy):
+def test_the_count_equals_a_live_run_with_the_same_seed(tmp_path, num_parts, policy):
     part = salientpp.partition(random_data(), num_parts, tmp_path / "parts", FANOUTS, BATCH)
     live = np.array(distributed.run(_live, num_parts, str(tmp_path / "parts"), policy))
     analysis = analyze(
@@ -184,8 +184,8 @@ def test_parts_without_seeds_are_analyzed():
         ({"num_neighbors": [3, -3]}, {}, {}, r"num_neighbors\[1\] must be an integer >= 0, or -1 for all neighbours, got -3"),
         ({}, {"replication_factors": [-1]}, {}, "replication_factor must be >= 0"),
         ({"seeds": "tests"}, {}, {}, "seeds must be 'all' or a split of the data"),
-        ({"disjoint": True}, {}, {}, "are counted on a dataset directory"),
-        ({}, {"lookahead": 2}, {"ranks_per_host": 2}, "lookahead, .* are counted for plain draws .* a rank per part and host"),
+        ({"disjoint": True}, {}, {}, "are counted only on a dataset directory"),
+        ({}, {"lookahead": 2}, {"ranks_per_host": 2}, "lookahead, .* are counted only for plain draws .* one rank per part and host"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_refused(batches, ways, options, text):
@@ -194,7 +194,7 @@ def test_wrong_arguments_are_refused(batches, ways, options, text):
 
 
 @pytest.mark.parametrize("store_as", [None, {"x": "int8"}])
-def test_sums_are_counted_of_rows_that_are_stored_as_they_are_or_of_none(tmp_path, store_as):
+def test_sums_are_counted_only_for_rows_that_are_stored_in_their_own_format(tmp_path, store_as):
     data = random_data()
     data.num_nodes = data.train_mask.numel()
     data.x = None if store_as is None else torch.rand(data.num_nodes, 16)
@@ -203,18 +203,20 @@ def test_sums_are_counted_of_rows_that_are_stored_as_they_are_or_of_none(tmp_pat
         (volume,) = analyze(part, Batches(epochs=1), Ways(["vip"], [0], sums=True)).of(way="sums")
         assert volume.row_bytes == 0 and volume.summed.sums_per_epoch == 0
     else:
-        with pytest.raises(ValueError, match=r"partial: .* stores x as int8, and rows are summed as they are"):
+        with pytest.raises(
+            ValueError, match=r"partial_aggregation: .* stores x as int8, and rows are summed in their own format"
+        ):
             analyze(part, Batches(epochs=1), Ways(["vip"], [0], sums=True))
 
 
-def test_batches_that_are_counted_together_differ_in_fanouts_alone():
+def test_batches_counted_together_differ_only_in_fanouts():
     with pytest.raises(ValueError, match="batches must hold at least one entry"):
         analyze(random_data(), [], parts=2)
-    with pytest.raises(ValueError, match="batches may differ in num_neighbors alone, but differ in seed"):
+    with pytest.raises(ValueError, match="batches may differ only in num_neighbors, but differ in seed"):
         analyze(random_data(), [Batches(), Batches(seed=1)], parts=2)
 
 
-def test_the_command_writes_what_it_shows(tmp_path, capsys):
+def test_the_command_writes_the_figures_that_it_shows(tmp_path, capsys):
     out = {kind: tmp_path / f"out.{kind}" for kind in ("json", "csv")}
     command = [
         "analyze",
@@ -326,7 +328,7 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_loaded(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupt_leaves_the_files_of_before(tmp_path, capsys, monkeypatch):
+def test_an_interrupt_keeps_the_earlier_files(tmp_path, capsys, monkeypatch):
     (tmp_path / "out.json").write_text("old")
 
     def interrupt(*args, **kwargs):
@@ -348,7 +350,7 @@ def test_an_interrupt_leaves_the_files_of_before(tmp_path, capsys, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"] and (tmp_path / "out.json").read_text() == "old"
 
 
-def test_the_tables_say_what_memory_each_size_takes(tmp_path, capsys, monkeypatch):
+def test_the_tables_show_the_memory_of_each_size(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     command = [
         "analyze",
@@ -361,7 +363,7 @@ def test_the_tables_say_what_memory_each_size_takes(tmp_path, capsys, monkeypatc
     ]
     assert main([*command, "--replication-factors", "0,.1,1", "--json", str(tmp_path / "out.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    # 100 bytes a row; α = 0.1 is 100 rows of 2000 / 2, and β is a share of the largest part.
+    # A row has 100 bytes. α = 0.1 means 100 rows of 2000 / 2, and β is a fraction of the largest part.
     assert next(line for line in lines if "cache per machine" in line).split()[3:] == [
         "0",
         "B",
@@ -426,7 +428,7 @@ def test_csv_has_a_line_for_every_result(small):
     assert analysis.to_csv().count("\n") == 1 + len(analysis.results)
 
 
-# --- several types, times, weights, links ------------------------------------------------------------------
+# --- several vertex types, times, weights, links -----------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -451,7 +453,7 @@ def typed_directory(tmp_path_factory) -> str:
         ),
     ],
 )  # fmt: skip
-def test_the_command_counts_every_type_and_way_to_draw(typed_directory, tmp_path, capsys, options, seeds, way):
+def test_the_command_counts_every_type_and_every_kind_of_draw(typed_directory, tmp_path, capsys, options, seeds, way):
     files = ["--json", str(tmp_path / "a.json"), "--csv", str(tmp_path / "a.csv")]
     few = ["--epochs", "1", "--replication-factors", "0,0.3", "--policies", "vip,oracle"]
     assert main(["analyze", typed_directory, *few, *options, *files]) == 0
@@ -489,19 +491,19 @@ def test_the_command_counts_every_type_and_way_to_draw(typed_directory, tmp_path
         (["--time-attr", "no"], "The time attribute 'no' is neither"),
     ],
 )  # fmt: skip
-def test_mistakes_in_ways_to_draw_are_one_line(typed_directory, capsys, options, text):
+def test_errors_in_draw_options_are_one_line(typed_directory, capsys, options, text):
     assert main(["analyze", typed_directory, "--epochs", "1", *options]) == 2
     error = capsys.readouterr().err
     assert text in error and error.count("\n") == 1
 
 
-def test_ways_to_draw_are_for_dataset_directories(capsys):
+def test_draw_options_need_a_dataset_directory(capsys):
     assert main(["analyze", "synthetic:num_vertices=1000", "--parts", "2", "--disjoint"]) == 2
     assert "--disjoint: such batches are counted only on a dataset directory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("draws", [{}, {"disjoint": True}, {"time_attr": "time"}], ids=str)
-def test_a_dry_batch_names_each_row_once_that_its_host_lacks_whatever_else_is_drawn(typed_directory, draws):
+def test_a_dry_batch_names_each_row_once_that_its_host_lacks(typed_directory, draws):
     part = salientpp.load(typed_directory)
     batches = Batches(epochs=1, **draws).filled(part)
     job = Job.of(part, dict.fromkeys(part.books, 4), placed(None, 2), batches)

@@ -317,7 +317,7 @@ def test_a_matrix_of_other_edges_is_refused(tmp_path, kind):
     data = graph()
     data.edge_index = data.edge_index.unique(dim=1)
     data.adj_t = matrix_of(data.edge_index.flip(0), (N, N), None, kind)
-    words = "edge_index and adj_t of the edges must be of the same edges, .* delete the one that is not meant"
+    words = "edge_index and adj_t of the edges must hold the same edges, .* delete the one that is not meant"
     for make in (
         lambda: NeighborLoader(data, [2]),
         lambda: LinkNeighborLoader(data, [2]),
@@ -327,7 +327,7 @@ def test_a_matrix_of_other_edges_is_refused(tmp_path, kind):
             make()
     typed = typed_graph()
     typed[TYPE].adj_t = matrix_of(typed[TYPE].edge_index[:, 1:], (30, N), None, kind)
-    with pytest.raises(ValueError, match=r"edge_index and adj_t of \('a', 'to', 'b'\) must be of the same edges"):
+    with pytest.raises(ValueError, match=r"edge_index and adj_t of \('a', 'to', 'b'\) must hold the same edges"):
         NeighborLoader(typed, [2], "a")
 
 

@@ -100,14 +100,14 @@ def test_sums_are_counted_with_partial_aggregation_only(capsys, tmp_path, datase
     ]
     assert cli.main([*call, "--partial-aggregation", "--json", str(tmp_path / "a.json")]) == 0
     shown, figures = capsys.readouterr().out, json.loads((tmp_path / "a.json").read_text())
-    assert "sums in the place of rows" in shown and "partial_aggregation leaves" in shown
+    assert "sums instead of rows" in shown and "partial_aggregation leaves" in shown
     bare, cached = (volume for volume in figures["results"] if volume["way"] == "sums")
     assert bare["replication_factor"] == 0
     assert cached["remote_bytes_per_epoch"] < bare["remote_bytes_per_epoch"] < bare["summed"]["bytes_without"]
     without = figures["results"][0]["remote_rows_per_epoch"] * (figures["row_bytes"][""] + 4)
     assert bare["summed"]["bytes_without"] == without
     whole, some, _ = figures["copies"]
-    assert "rows and sums, of rows without" in shown
+    assert "rows and sums, share of rows without" in shown
     assert whole["device_fraction"] == 0 and some["rows_without"] < whole["rows_without"] and whole["share"] < 1
     assert cli.main([*call, "--json", str(tmp_path / "b.json")]) == 0
     without = json.loads((tmp_path / "b.json").read_text())
@@ -116,7 +116,7 @@ def test_sums_are_counted_with_partial_aggregation_only(capsys, tmp_path, datase
     assert cli.main([*call, "--partial-aggregation", "--predict-only"]) == 2
     assert "leave predict_only out" in capsys.readouterr().err
     assert cli.main([*call, "--partial-aggregation", "--send-as", "x=int8"]) == 2
-    assert "send_as has them travel otherwise; leave one of them out" in capsys.readouterr().err
+    assert "send_as makes them travel in another; leave one of them out" in capsys.readouterr().err
     assert cli.main([*call, "--partial-aggregation", "--replace"]) == 2
     assert "--partial-aggregation cannot be combined with --replace" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Laws of `salientpp.graph`: what goes in comes out as CSC, in a fixed order, or is refused with words."""
+"""Laws of `salientpp.graph`: every input format gives the same CSC arrays, in a fixed order, or a clear error."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch_geometric.data import Data, HeteroData
 
 from salientpp import Graph, ops
 
-# A directed graph with a self-loop at 1, an edge 0 -> 1 that is there twice, and vertex 3 alone.
+# A directed graph with a self-loop at 1, a repeated edge 0 -> 1, and vertex 3 without edges.
 SMALL = torch.tensor([[0, 1, 2, 0, 4, 1], [1, 1, 0, 1, 0, 4]])
 
 
 def random_edges(seed: int) -> tuple[torch.Tensor, int]:
-    """Directed edges with self-loops and repeats; a third of the vertices has no edge at all."""
+    """Makes directed edges with self-loops and repeats; a third of the vertices has no edge."""
     generator = np.random.default_rng(seed)
     num_vertices = int(generator.integers(3, 60))
     busy = generator.permutation(num_vertices)[: max(1, 2 * num_vertices // 3)]
@@ -57,12 +57,12 @@ def test_from_edge_index_equals_a_stable_sort_by_target(seed, dtype):
     assert (graph.indptr.dtype, graph.indices.dtype, graph.edge_id.dtype) == (torch.int64, torch.int32, torch.int64)
 
 
-#: Of a list that several threads sort.
+#: Number of edges of a list that several threads sort.
 LARGE = 1_200_001
 
 
 @pytest.mark.parametrize("shape", ["even", "hub", "sorted", "in two halves", "few vertices", "many vertices"])
-def test_large_edge_lists_are_sorted_in_several_buckets_to_the_same_end(shape):
+def test_large_edge_lists_are_sorted_the_same_in_several_buckets(shape):
     generator = torch.Generator().manual_seed(5)
     num_vertices, num_edges = {"few vertices": 3, "many vertices": 3_000_001}.get(shape, 40_961), LARGE
     edge_index = torch.randint(num_vertices, (2, num_edges), generator=generator)
@@ -91,7 +91,7 @@ def test_large_edge_lists_are_sorted_in_several_buckets_to_the_same_end(shape):
 
 @pytest.mark.parametrize("row", [0, 1])
 @pytest.mark.parametrize("wrong", [-1, 7])
-def test_of_the_wrong_ids_in_a_large_edge_list_the_first_is_named(row, wrong):
+def test_the_first_wrong_id_of_a_large_edge_list_is_named(row, wrong):
     edge_index = torch.zeros(2, LARGE, dtype=torch.int64)
     edge_index[row, [LARGE // 3, LARGE // 2, LARGE - 1]] = wrong
     text = rf"edge_index\[{row}, {LARGE // 3}\] must be in \[0, 7\), got {wrong}"
@@ -100,20 +100,20 @@ def test_of_the_wrong_ids_in_a_large_edge_list_the_first_is_named(row, wrong):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_edge_ids_name_the_users_edges(seed):
+def test_edge_ids_are_the_users_edge_numbers(seed):
     edge_index, num_vertices = random_edges(seed)
     graph = Graph.from_edge_index(edge_index, num_vertices)
     assert edge_list(graph) == list(zip(*edge_index[:, graph.edge_id].tolist()))
     assert sorted(graph.edge_id.tolist()) == list(range(edge_index.size(1)))
 
 
-def test_edges_may_lie_apart_in_memory():
+def test_edges_need_not_be_contiguous():
     edge_index = SMALL.t().contiguous().t()
     assert not edge_index[0].is_contiguous()
     assert edge_list(Graph.from_edge_index(edge_index, 5)) == edge_list(Graph.from_edge_index(SMALL, 5))
 
 
-def test_the_callers_edges_are_left_alone():
+def test_the_callers_edges_are_not_changed():
     edge_index = SMALL.clone()
     Graph.from_edge_index(edge_index, 5).transpose()
     assert torch.equal(edge_index, SMALL)
@@ -146,7 +146,7 @@ def test_sorted_edges_need_no_edge_ids():
     assert edge_list(graph) == list(zip(*edge_index.tolist()))
 
 
-def test_edges_that_only_claim_to_be_sorted_are_refused():
+def test_edges_that_are_not_sorted_are_refused_with_is_sorted():
     with pytest.raises(ValueError, match=r"is_sorted=True, but edge_index is not sorted by target \(row 1\)"):
         Graph.from_edge_index(SMALL, 5, is_sorted=True)
 
@@ -155,7 +155,7 @@ def test_edges_that_only_claim_to_be_sorted_are_refused():
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_transpose_holds_every_edge_turned_round(seed):
+def test_the_transpose_has_every_edge_reversed(seed):
     edge_index, num_vertices = random_edges(seed)
     graph = Graph.from_edge_index(edge_index, num_vertices)
     turned = graph.transpose()
@@ -177,7 +177,7 @@ def test_transposing_twice_gives_the_same_edges(seed, index_dtype):
     assert twice.indices.dtype == index_dtype
     assert torch.equal(twice.indptr, graph.indptr)
     assert Counter(edge_list(twice)) == Counter(edge_list(graph))
-    # A transpose is sorted inside its lists, so a third one changes nothing more.
+    # A transpose is sorted inside its lists, so a third transpose changes nothing more.
     assert torch.equal(twice.transpose().transpose().indices, twice.indices)
 
 
@@ -204,7 +204,7 @@ def test_from_data_with_edge_index_sorted_by_target():
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_from_data_with_torchs_csr_adj_t(dtype):
-    # Row v of adj_t lists the sources of v: the very arrays of the graph. (CSR wants lists sorted and without repeats.)
+    # Row v of adj_t lists the sources of v, so its arrays are the graph's arrays. (CSR needs sorted lists without repeats.)
     plain = Graph.from_edge_index(SMALL.unique(dim=1), 5)
     adj_t = torch.sparse_csr_tensor(
         plain.indptr.to(dtype), plain.indices.to(dtype), torch.ones(5), size=(5, 5), check_invariants=True
@@ -225,7 +225,7 @@ def test_from_data_with_torch_sparse_adj_t():
         assert torch.equal(graph.indices[begin:end], plain.indices[begin:end].sort().values)
 
 
-def test_from_data_with_an_object_that_has_csr_like_torch_sparse():
+def test_from_data_with_an_object_that_has_a_csr_method():
     plain = Graph.from_edge_index(SMALL, 5)
 
     class Adjacency:
@@ -251,7 +251,7 @@ def test_from_data_with_pygs_edge_index(sort_order):
         assert type(getattr(graph, name)) is torch.Tensor
 
 
-# --- what a graph says of itself --------------------------------------------------------------------------
+# --- size and text of a graph -----------------------------------------------------------------------------
 
 
 def test_bytes_and_repr():
@@ -261,7 +261,7 @@ def test_bytes_and_repr():
     assert repr(graph) == "Graph(num_vertices=5, num_edges=6, indices=torch.int32)"
 
 
-def test_arrays_that_lie_apart_are_made_contiguous():
+def test_arrays_are_made_contiguous():
     graph = Graph.from_edge_index(SMALL, 5)
     apart = Graph(
         torch.stack([graph.indptr] * 2, 1)[:, 0],
@@ -272,7 +272,7 @@ def test_arrays_that_lie_apart_are_made_contiguous():
     assert edge_list(apart) == edge_list(graph)
 
 
-def test_a_trusted_graph_keeps_the_very_arrays():
+def test_a_trusted_graph_keeps_the_given_arrays():
     indptr, indices = torch.tensor([0, 1]), torch.tensor([7])
     graph = Graph.trusted(indptr, indices)
     assert graph.indptr is indptr and graph.indices is indices and graph.edge_id is None
@@ -311,7 +311,7 @@ def test_a_corrupt_trusted_graph_cannot_be_transposed():
         (SMALL.to_sparse(), 5, r"edge_index must be a dense tensor with data, got layout torch.sparse_coo on cpu"),
     ],
 )
-def test_a_bad_edge_list_is_refused_with_words(edge_index, num_vertices, text):
+def test_a_bad_edge_list_is_refused(edge_index, num_vertices, text):
     with pytest.raises(ValueError, match=text):
         Graph.from_edge_index(edge_index, num_vertices)
 
@@ -341,7 +341,7 @@ def long(*values: int) -> torch.Tensor:
         ((long(0, 1).to("meta"), long(0)), r"indptr must be on the CPU, got meta; use indptr.cpu\(\)"),
     ],
 )
-def test_bad_arrays_are_refused_with_words(arrays, text):
+def test_bad_arrays_are_refused(arrays, text):
     with pytest.raises(ValueError, match=text):
         Graph(*arrays)
 
@@ -382,7 +382,7 @@ def test_an_undirected_graph_whose_lists_ascend_is_its_own_transpose():
         assert graph.transpose().indices.data_ptr() == graph.indices.data_ptr()
         for made, found in zip(ops.transpose_csc(graph.indptr, graph.indices), (graph.indptr, graph.indices)):
             assert torch.equal(made, found)
-        # Without one edge, with one more often in one direction, or with lists that do not ascend it is not.
+        # It is not if an edge is missing, if one occurs once more in one direction, or if lists do not ascend.
         for other in (both[:, order[1:]], torch.cat([both, both[:, :1]], dim=1), both.flip(1)):
             rest = other[:, torch.from_numpy(np.argsort(other[1].numpy(), kind="stable"))]
             almost = Graph.from_edge_index(rest, 30, is_sorted=True)

@@ -1,4 +1,4 @@
-"""Does a process let go of pages that it only read, and of nothing else?"""
+"""Laws of `salientpp.graph.mapped`: a process releases only pages that it has read and not written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write(folder: Path) -> Path:
 
 
 def resident_kb(array: Tensor) -> int:
-    """Of the map that the array lies in."""
+    """Returns the resident size of the mapping that the array lies in, in kB."""
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if head := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
@@ -33,7 +33,7 @@ def resident_kb(array: Tensor) -> int:
 
 
 @pytest.mark.parametrize("mode", ["c", "r+"])
-def test_pages_that_were_read_are_let_go_of_and_come_again(tmp_path, mode):
+def test_pages_that_were_read_are_released_and_read_again(tmp_path, mode):
     array = torch.from_numpy(np.load(write(tmp_path), mmap_mode=mode))
     total = int(array.sum())
     release = releaser(array)
@@ -45,7 +45,7 @@ def test_pages_that_were_read_are_let_go_of_and_come_again(tmp_path, mode):
     assert resident_kb(array) <= 8
 
 
-def test_what_was_written_to_a_copy_stays(tmp_path):
+def test_values_written_to_a_copy_stay(tmp_path):
     array = torch.from_numpy(np.load(write(tmp_path), mmap_mode="c"))
     array[100_000] = -5
     releaser(array)()

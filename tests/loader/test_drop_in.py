@@ -983,14 +983,14 @@ def test_a_type_that_has_only_edges_is_as_large_as_these_say(declared, seeds, tm
     data = only_edges(declared)
     with pytest.warns(
         UserWarning,
-        match=r"data\['b'\] has no attributes .* taken to have 7, one more than .*; set data\['b'\].num_nodes",
+        match=r"data\['b'\] has no attribute .* so 7 is assumed, one more than .*; set data\['b'\].num_nodes",
     ):
         loader = NeighborLoader(data, [-1, -1], (seeds, torch.arange(3)), batch_size=3)
     assert "b" in data.node_types if declared else data.node_types == ["a"], "the user's object stays as it is"
     if declared:  # else PyG's libraries do not find the type
         theirs = torch_geometric.loader.NeighborLoader(data, [-1, -1], (seeds, torch.arange(3)), batch_size=3)
         assert canonical(next(iter(loader))) == canonical(next(iter(theirs)))
-    with pytest.warns(UserWarning, match="taken to have 7"):
+    with pytest.warns(UserWarning, match="so 7 is assumed"):
         part = salientpp.partition(data, 2, tmp_path / "d", [-1, -1], 2)
     assert {type_: book.num_vertices for type_, book in part.books.items()} == {"a": 3, "b": 7}
     part = salientpp.load(tmp_path / "d", part_id=0)
@@ -998,7 +998,7 @@ def test_a_type_that_has_only_edges_is_as_large_as_these_say(declared, seeds, tm
 
 
 def test_a_type_without_edges_and_attributes_is_still_refused_by_name():
-    with pytest.raises(ValueError, match="data must say how many there are of 'c': set num_nodes"):
+    with pytest.raises(ValueError, match="data must give the number of vertices of 'c'; set num_nodes"):
         data = only_edges(True)
         data.get_node_store("c")
         NeighborLoader(data, [2], "a")
@@ -1362,7 +1362,7 @@ def without_features() -> HeteroData:
             node(data=hetero, input_nodes="paper", num_neighbors=dict(zip(RELATIONS, ([2], [-2], [1], [1])))), ValueError,
             r"edge type \('author', 'writes', 'paper'\): num_neighbors\[0\] must be an integer >= 0, .*, got -2",
         ),
-        (node(data=without_features, input_nodes="paper"), ValueError, "data must say how many there are of 'venue': set num_nodes"),
+        (node(data=without_features, input_nodes="paper"), ValueError, "data must give the number of vertices of 'venue'; set num_nodes"),
         (node(data=HeteroData, input_nodes="paper"), ValueError, r"input_nodes must be of a node type of the data \(\), got 'paper'"),
         (node(input_time=TEN), ValueError, "'input_time' is set while 'time_attr' is not set"),
         (node(time_attr="y", input_time=TEN), ValueError, r"input_time must have one entry per seed, expected shape \[20\], got \[10\]"),

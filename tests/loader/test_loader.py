@@ -869,7 +869,7 @@ def test_only_pygs_data_and_partitioned_graphs_are_taken(graph):
 @pytest.mark.parametrize(
     ("graph", "text"),
     [
-        (Data(), "data must say how many there are of the vertices: set num_nodes, or an attribute such as x"),
+        (Data(), "data must give the number of vertices of the graph; set num_nodes, or an attribute such as x"),
         (
             Data(edge_index=torch.tensor([[0, 9], [1, 1]]), num_nodes=3),
             r"edge_index\[0, 1\] must be in \[0, 3\), got 9; the graph has 3 vertices",

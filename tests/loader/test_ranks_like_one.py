@@ -632,7 +632,7 @@ def test_a_policy_that_is_not_there_over_types_is_refused_on_every_rank(tmp_path
     root = tmp_path / "parts"
     salientpp.partition(typed_data(), 2, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=())
     for text in distributed.run(policy_of_types, 2, str(root)):
-        assert "policy must be one of degree, random, vip, vip-hop over several types" in text
+        assert "policy must be one of degree, random, vip, vip-hop over several vertex types" in text
 
 
 def test_wide_rows_must_be_wanted_more_often_than_narrow_ones():

@@ -1,7 +1,7 @@
-"""Laws of the compiled kernels: they agree with their schemas, and refuse bad input with words.
+"""Laws of the compiled kernels: they agree with their schemas, and refuse bad input with a clear error.
 
-What a kernel computes is tested beside the module that uses it; here is what has no other home, `gather_rows` and
-`pack_id_set`.
+The results of a kernel are tested beside the module that uses it. Only the results of `gather_rows` and `pack_id_set`
+are tested here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LIBRARY = Path(__file__).parents[2] / "csrc" / "library.cpp"
 # --- schemas ----------------------------------------------------------------------------------------------
 
 
-#: These write to an argument, and say so in their schemas.
+#: Operators that write to an argument. Their schemas declare it.
 WRITERS = {"gather_rows", "gather_joined_rows", "reduce_rows", "encode_rows", "decode_rows", "round_rows"}
 
 
@@ -45,7 +45,7 @@ def test_schema_agrees_with_the_kernel(name, arguments):
 
 
 @pytest.mark.parametrize("name", sorted(set(CASES) - WRITERS))
-def test_operators_leave_their_inputs_alone(name):
+def test_operators_do_not_change_their_inputs(name):
     for arguments in CASES[name]:
         given = arguments()
         before = [a.clone() if isinstance(a, torch.Tensor) else a for a in given]
@@ -60,7 +60,7 @@ def test_operators_leave_their_inputs_alone(name):
 
 
 @pytest.mark.parametrize("num_vertices", [0, 1, 5])
-def test_indices_take_four_bytes_where_ids_fit(num_vertices):
+def test_indices_take_four_bytes_if_ids_fit(num_vertices):
     assert ops.csc_from_coo(NONE, NONE, num_vertices)[1].dtype == torch.int32
 
 
@@ -76,7 +76,7 @@ ROW_SHAPES = [(), (1,), (2,), (3,), (64,), (100,), (128,), (0,), (3, 5), (2, 0, 
 
 
 def _evicted(path: Path) -> torch.Tensor:
-    """The rows of a file, mapped anew, none of which is in memory."""
+    """Maps the rows of a file; no page of it is in memory."""
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         map_ = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -90,11 +90,11 @@ def _evicted(path: Path) -> torch.Tensor:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="pages are asked for on Linux")
 @pytest.mark.parametrize("how", ["gathered", "gathered from several", "decoded"])
-def test_of_rows_that_are_not_in_memory_no_more_is_read_than_the_pages_that_hold_them(tmp_path, how):
+def test_reading_rows_from_disk_reads_only_the_pages_that_hold_them(tmp_path, how):
     path, rng = tmp_path / "rows", np.random.default_rng(0)
     values = rng.integers(
         0, 120, (400_000, 256), dtype=np.uint8
-    )  # 102 MB; as 16-bit floats no NaN, which differs from itself
+    )  # 102 MB; no 16-bit float in it is NaN, because NaN differs from itself
     with path.open("wb") as file:
         values.tofile(file)
         file.flush()
@@ -102,7 +102,7 @@ def test_of_rows_that_are_not_in_memory_no_more_is_read_than_the_pages_that_hold
     index = torch.from_numpy(rng.integers(0, len(values), 4000))
 
     def taken(piece: int) -> tuple[torch.Tensor, int]:
-        """The rows, and how many bytes the disk read."""
+        """Gathers the rows; returns them and the number of bytes read from disk."""
         rows = _evicted(path)
         out = (
             torch.empty(index.numel(), 128, dtype=torch.float32)
@@ -119,7 +119,7 @@ def test_of_rows_that_are_not_in_memory_no_more_is_read_than_the_pages_that_hold
                 ops.gather_rows(rows, part, to, None)
         return out, (resource.getrusage(resource.RUSAGE_SELF).ru_inblock - before) * 512
 
-    one_by_one, _ = taken(100)  # too few at a time to look for
+    one_by_one, _ = taken(100)  # too few rows for a look at the pages
     together, alone = taken(index.numel())
     expected = torch.from_numpy(values[index.numpy()])
     assert torch.equal(together, expected.view(torch.float16).float() if how == "decoded" else expected)
@@ -147,7 +147,7 @@ def test_gather_rows_equals_indexing_bit_for_bit(dtype):
                 want = out.clone()
                 for place, row in zip(
                     places, source[index], strict=True
-                ):  # torch does not put values of every dtype at many places at once
+                ):  # torch cannot write values of every dtype to several places at once
                     want[place] = row
                 ops.gather_rows(source, index.to(index_dtype), out, places)
                 assert same_bits(out, want), (shape, num_rows, index_dtype)
@@ -157,7 +157,7 @@ def test_gather_rows_equals_indexing_bit_for_bit(dtype):
     "dtype", [torch.bits8, torch.bits16, torch.bits2x4, torch.uint4, torch.int3, torch.float4_e2m1fn_x2], ids=str
 )
 @pytest.mark.parametrize("shape", [(), (3,), (2, 0)], ids=str)
-def test_gather_rows_moves_what_torch_itself_can_hardly_read(dtype, shape):
+def test_gather_rows_copies_dtypes_that_torch_cannot_index(dtype, shape):
     source, out = (torch.randint(256, (6, *shape, dtype.itemsize), dtype=torch.uint8) for _ in range(2))
     want = out.clone()
     want[long(2, 0)] = source[long(5, 3)]
@@ -166,7 +166,7 @@ def test_gather_rows_moves_what_torch_itself_can_hardly_read(dtype, shape):
     assert torch.equal(out, want)
 
 
-def test_gather_rows_of_an_uncommon_dtype_refuses_with_words():
+def test_gather_rows_refuses_bad_arguments_with_an_uncommon_dtype():
     for dtype in (torch.uint16, torch.float8_e5m2):
         with pytest.raises(RuntimeError, match="out must have the dtype of source"):
             ops.gather_rows(torch.zeros(4, dtype=dtype), long(1), torch.zeros(4, dtype=torch.int16))
@@ -179,7 +179,7 @@ def test_gather_rows_of_an_uncommon_dtype_refuses_with_words():
 
 
 @pytest.mark.parametrize("width", [1, 7, 128])
-def test_gather_rows_is_right_where_threads_share_the_work(width):
+def test_gather_rows_is_right_when_threads_share_the_work(width):
     generator = torch.Generator().manual_seed(12)
     source = torch.rand(1000, width, generator=generator)
     index = torch.randint(1000, (700_000 // width,), generator=generator)
@@ -191,8 +191,8 @@ def test_gather_rows_is_right_where_threads_share_the_work(width):
 
 @pytest.mark.parametrize("row_bytes", [64, 256, 320, 512, 100])
 @pytest.mark.parametrize("offset", [0, 64, 16])
-def test_gather_rows_is_right_where_much_is_written_in_no_order(row_bytes, offset):
-    """From 4 MiB on rows of whole lines go past the caches, if they lie on such."""
+def test_gather_rows_is_right_for_large_outputs_in_random_order(row_bytes, offset):
+    """Rows of whole, aligned lines bypass the caches if the output has 4 MiB or more."""
     generator = torch.Generator().manual_seed(13)
     num_rows = -(-(5 * 2**20) // row_bytes)
     source = torch.randint(256, (1000, row_bytes), generator=generator, dtype=torch.uint8)
@@ -209,7 +209,7 @@ def test_gather_rows_is_right_where_much_is_written_in_no_order(row_bytes, offse
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.uint16, torch.float8_e5m2], ids=str)
 @pytest.mark.parametrize("sizes", [(50,), (20, 30), (0, 50, 0), (1, 0, 30, 19), (1,) * 50], ids=str)
-def test_rows_of_several_tensors_are_gathered_as_of_one(dtype, sizes):
+def test_rows_of_several_tensors_are_gathered_as_from_one(dtype, sizes):
     generator = torch.Generator().manual_seed(14)
     for shape in ((), (3,), (64,), (0,), (2, 0)):
         whole = rows_of(dtype, (50, *shape), seed=5)
@@ -235,19 +235,19 @@ def test_rows_of_several_tensors_are_gathered_as_of_one(dtype, sizes):
         ([torch.zeros(2, 2), torch.zeros(2, 4)[:, ::2]], long(0), "contiguous"),
     ],
 )
-def test_what_does_not_fit_together_is_refused_and_leaves_out_untouched(sources, source_index, text):
+def test_tensors_that_do_not_match_are_refused_and_out_is_unchanged(sources, source_index, text):
     out = torch.full((5, 2), -1.0)
     with pytest.raises(RuntimeError, match=text):
         ops.gather_joined_rows(sources, source_index, out)
     assert torch.equal(out, torch.full((5, 2), -1.0))
 
 
-def test_an_output_without_dimensions_is_refused_in_words():
+def test_an_output_without_dimensions_is_refused():
     with pytest.raises(RuntimeError, match="source and out must have the same number of dimensions >= 1, got 2 and 0"):
         ops.gather_joined_rows([torch.zeros(4, 2)], long(0), torch.tensor(0.0))
 
 
-def test_out_may_be_none_of_the_tensors_that_rows_come_from():
+def test_out_must_not_be_one_of_the_sources():
     memory = torch.zeros(8, 2)
     with pytest.raises(RuntimeError, match="out must not overlap source in memory"):
         ops.gather_joined_rows([torch.zeros(4, 2), memory[:4]], long(0), memory[3:])
@@ -271,7 +271,7 @@ def test_gather_rows_reads_memory_mapped_rows(tmp_path):
         (long(0, 1, 2), long(0, -1, 3), r"out_index\[1\] must be in \[0, 5\), got -1"),
     ],
 )
-def test_gather_rows_with_an_index_out_of_range_leaves_out_untouched(source_index, out_index, text):
+def test_gather_rows_with_an_index_out_of_range_does_not_change_out(source_index, out_index, text):
     out = torch.full((5, 2), -1.0)
     with pytest.raises(RuntimeError, match=text):
         ops.gather_rows(torch.rand(4, 2), source_index, out, out_index)
@@ -300,7 +300,7 @@ ROWS = torch.zeros(4, 2)
         ((ROWS[:3], long(0), ROWS[2:]), r"out must not overlap source in memory"),
     ],
 )
-def test_gather_rows_refuses_with_words(arguments, text):
+def test_gather_rows_refuses_bad_arguments(arguments, text):
     with pytest.raises(RuntimeError, match=text):
         ops.gather_rows(*arguments)
 
@@ -342,7 +342,7 @@ def test_a_full_set_and_an_empty_one():
         (ints(0), 1, r"ids must have dtype Long, got Int"),
     ],
 )
-def test_pack_id_set_refuses_with_words(ids, num_ids, text):
+def test_pack_id_set_refuses_bad_ids(ids, num_ids, text):
     with pytest.raises(RuntimeError, match=text):
         ops.pack_id_set(ids, num_ids)
 
@@ -364,7 +364,7 @@ def test_pack_id_set_refuses_ids_in_the_last_words_unused_bits(bad_id):
         (dict(offsets=long(10)), r"offsets must have num_parts \+ 1 >= 2 entries, got 1"),
     ],
 )
-def test_take_hits_refuses_with_words(change, text):
+def test_take_hits_refuses_bad_arguments(change, text):
     arguments = dict(
         remote_position=long(9, 0, 4), remote_id=long(1, 8, 5), offsets=long(0, 3, 6, 10), hit_place=long(0, 2)
     )
@@ -395,13 +395,13 @@ def test_take_hits_refuses_with_words(change, text):
         (dict(local_sets=[ints(1)]), r"local_sets must have dtype Long, got Int"),
     ],
 )
-def test_look_up_refuses_with_words(change, text):
+def test_look_up_refuses_bad_arguments(change, text):
     arguments = dict(n_id=long(0), offsets=long(0, 3, 6, 10), part_id=0, local_sets=[], remote_sets=[]) | change
     with pytest.raises(RuntimeError, match=text):
         ops.look_up(**arguments)
 
 
-# --- the other kernels' own guards (what Python checks first is tested with the module) --------------------
+# --- checks of the other kernels (the checks in Python are tested with their modules) ----------------------
 
 VIP = dict(
     indptr=INDPTR,
@@ -431,7 +431,7 @@ VIP = dict(
         (dict(out_indices=torch.zeros(3)), r"out_indices must have dtype int32 or int64, got Float"),
     ],
 )
-def test_inclusion_probability_refuses_with_words(change, text):
+def test_inclusion_probability_refuses_bad_arguments(change, text):
     with pytest.raises(RuntimeError, match=text):
         ops.inclusion_probability(**(VIP | change))
 
@@ -452,7 +452,7 @@ SAMPLE = dict(indptr=INDPTR, indices=INDICES, edge_id=None, seeds=long(0), fanou
         (dict(edge_id=ints(1, 2, 3)), r"edge_id must have dtype Long, got Int"),
         (dict(links=long(1, 2)), r"links must have one entry per edge, expected 3, got 2"),
         (dict(links=ints(1, 2, 3)), r"links must have dtype Long, got Int"),
-        (dict(links=long(0, 1, 2), edge_id=long(0, 1, 2)), r"edge_id must be None where there are links"),
+        (dict(links=long(0, 1, 2), edge_id=long(0, 1, 2)), r"edge_id must be None if links are given"),
         (dict(links=long(3, 3, 3)), r"indices is corrupt: it holds 3, expected ids in \[0, 3\)"),
         (dict(indptr=NONE), r"indptr must have N \+ 1 >= 1 entries, got 0"),
         (dict(indptr=INDPTR.int()), r"indptr must have dtype Long, got Int"),
@@ -460,7 +460,7 @@ SAMPLE = dict(indptr=INDPTR, indices=INDICES, edge_id=None, seeds=long(0), fanou
     ],
 )
 @pytest.mark.parametrize("budget", [ops.MAP_BUDGET_BYTES, 0], ids=["stamp_map", "hash_map"])
-def test_sample_neighbors_refuses_with_words(change, text, budget):
+def test_sample_neighbors_refuses_bad_arguments(change, text, budget):
     given = SAMPLE | change
     with pytest.raises(RuntimeError, match=text):
         ops.sample_neighbors(**given, map_budget_bytes=budget)
@@ -479,7 +479,7 @@ def test_sample_neighbors_refuses_with_words(change, text, budget):
         (long(0), long(0), -1, r"num_vertices must be >= 0, got -1"),
     ],
 )
-def test_csc_from_coo_refuses_with_words(source, target, num_vertices, text):
+def test_csc_from_coo_refuses_bad_arguments(source, target, num_vertices, text):
     with pytest.raises(RuntimeError, match=text):
         ops.csc_from_coo(source, target, num_vertices)
 
@@ -526,7 +526,7 @@ REASSIGN = dict(
         (dict(most_moves=-1), "most_moves must be >= 0, got -1"),
     ],
 )
-def test_reassign_parts_refuses_with_words(change, text):
+def test_reassign_parts_refuses_bad_arguments(change, text):
     with pytest.raises(RuntimeError, match=text):
         ops.reassign_parts(**(REASSIGN | change))
 
@@ -542,7 +542,7 @@ def test_reassign_parts_refuses_with_words(change, text):
         (dict(value=torch.zeros(3, 9)), "value must have 1 to 8 columns, got 9"),
         (dict(value=torch.zeros(3, 1, 1)), "value must have 1 or 2 dimensions, got 3"),
         (dict(value=torch.zeros(2, 3).t()), "value must be contiguous"),
-        # Far from the vertex at hand, where lists are looked at ahead of their turn.
+        # Far from the current vertex, where lists are read ahead.
         (dict(indptr=torch.arange(61), indices=torch.full((60,), 2**62)), "indices must be in"),
         (
             dict(indptr=torch.arange(61), indices=torch.cat([torch.zeros(59, dtype=torch.int64), long(2**62)])),
@@ -558,7 +558,7 @@ def test_reassign_parts_refuses_with_words(change, text):
         ),
     ],
 )
-def test_sum_over_lists_refuses_with_words(change, text):
+def test_sum_over_lists_refuses_bad_arguments(change, text):
     with pytest.raises(RuntimeError, match=text):
         ops.sum_over_lists(**(dict(indptr=INDPTR, indices=INDICES, value=torch.zeros(3, dtype=torch.float64)) | change))
 
@@ -572,28 +572,28 @@ def test_sum_over_lists_refuses_with_words(change, text):
         (dict(indices=torch.zeros(3)), "indices must have dtype int32 or int64, got Float"),
     ],
 )
-def test_is_symmetric_refuses_with_words(change, text):
+def test_is_symmetric_refuses_bad_arguments(change, text):
     with pytest.raises(RuntimeError, match=text):
         ops.is_symmetric(**(dict(indptr=INDPTR, indices=INDICES) | change))
 
 
-def test_transpose_csc_checks_what_it_is_given():
+def test_transpose_csc_checks_its_arguments():
     with pytest.raises(RuntimeError, match=r"indices\[2\] must be in \[0, 3\), got 3"):
         ops.transpose_csc(INDPTR, ints(0, 1, 3))
 
 
-def test_a_permutation_has_a_size():
+def test_a_permutation_needs_a_size_of_at_least_zero():
     with pytest.raises(RuntimeError, match=r"size must be >= 0, got -1"):
         ops.permutation(-1, 0)
 
 
-# --- guards whose absence would corrupt memory --------------------------------------------------------------
+# --- checks that prevent memory corruption ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("offsets", "text"), [([5, 10], r"offsets\[0\] must be 0, got 5"), ([0, 9, 4, 10], "must not decrease")]
 )
-def test_look_up_refuses_a_book_that_is_none(offsets, text):
+def test_look_up_refuses_an_invalid_partition_book(offsets, text):
     empty = torch.empty(0, dtype=torch.int64)
     with pytest.raises(RuntimeError, match=text):
         ops.look_up(torch.tensor([0, 1, 7]), torch.tensor(offsets), 0, [empty], [empty])
@@ -606,12 +606,12 @@ def test_look_up_refuses_a_book_that_is_none(offsets, text):
         ([0, 1, 2, 9], "indptr must run from 0 to the number of edges, 3"),
     ],
 )
-def test_inclusion_probability_refuses_degrees_that_are_none(indptr, text):
+def test_inclusion_probability_refuses_invalid_degrees(indptr, text):
     with pytest.raises(RuntimeError, match=text):
         ops.inclusion_probability(**(VIP | dict(indptr=torch.tensor(indptr))))
 
 
-def test_two_halves_of_one_array_are_apart():
+def test_two_halves_of_one_array_do_not_overlap():
     rows = torch.arange(8.0).view(4, 2)
     ops.gather_rows(rows[:2], long(1, 0), rows[2:])
     assert rows.tolist() == [[0, 1], [2, 3], [2, 3], [0, 1]]

@@ -1,6 +1,6 @@
-"""Laws of threads: operators keep no state that shows, so any number of threads gives what one gives.
+"""Laws of threads: operators keep no visible state, so any number of threads gives the same results as one.
 
-Run under ThreadSanitizer (make sanitize) these tests also show that no two threads touch the same memory unordered.
+Under ThreadSanitizer (make sanitize), these tests also show that no two threads access the same memory without synchronisation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ THREADS = 4
 DATA = random_data(3000, 60_000, seed=5, directed=True)
 GRAPH = Graph.from_data(DATA)
 OUT = GRAPH.transpose()
-LISTS = (OUT.indptr, OUT.indices)  # made here, lest the first to ask be several at once
+LISTS = (OUT.indptr, OUT.indices)  # made here, so that no two threads make it at the same time
 ROWS = torch.rand(3000, 400, generator=torch.Generator().manual_seed(1))
 SEEDS = torch.arange(0, 3000, 7)
 BOOK = torch.tensor([0, 900, 1000, 3000])
@@ -32,14 +32,14 @@ HOT, CACHED = ops.pack_id_set(torch.arange(0, 100, 3), 100), ops.pack_id_set(tor
 
 
 def gather(key: int) -> Tensor:
-    """2,000 rows of 1,600 bytes: more than a thread's share, so the kernel starts threads of its own."""
+    """Gathers 2,000 rows of 1,600 bytes: more than a thread's share, so the kernel starts threads of its own."""
     index = ops.permutation(3000, key)[:2000]
     out = torch.empty(3000, 400)
     ops.gather_rows(ROWS, index, out, index)
     return out[index]
 
 
-#: name -> what a thread does; each gives tensors that depend on the key alone.
+#: Name -> task of a thread; a task returns tensors that depend only on the key.
 TASKS = {
     "sample": lambda key: ops.sample_neighbors(GRAPH.indptr, GRAPH.indices, GRAPH.edge_id, SEEDS, [5, 3], key),
     "sample by hash map": lambda key: ops.sample_neighbors(
@@ -81,16 +81,16 @@ TASKS = {
 }
 
 
-def test_all_operators_at_once_in_many_threads_give_what_one_thread_gives():
+def test_all_operators_give_the_same_in_many_threads_at_once():
     jobs = [(task, key) for key in range(4) for task in TASKS.values()]
-    # And every operator on what test_ops calls it with; what it writes to is among the arguments.
+    # Also call every operator with the arguments of test_ops; outputs are among the arguments.
     jobs += [(operator_task(name, case()), None) for name, cases in CASES.items() for case in cases]
     alone = [task(key) for task, key in jobs]
     start = Barrier(THREADS)
 
     def work(thread: int) -> list:
         start.wait()
-        order = [(i + thread * len(jobs) // THREADS) % len(jobs) for i in range(len(jobs))]  # each from another start
+        order = [(i + thread * len(jobs) // THREADS) % len(jobs) for i in range(len(jobs))]  # each starts elsewhere
         return [(i, jobs[i][0](jobs[i][1])) for i in order]
 
     with ThreadPoolExecutor(THREADS) as pool:
@@ -102,7 +102,7 @@ def test_all_operators_at_once_in_many_threads_give_what_one_thread_gives():
 def operator_task(name: str, given: tuple) -> Callable[[object], list]:
     def run(_: object) -> list:
         arguments = copy.deepcopy(given)
-        names = ARGUMENTS[name][: len(arguments)]  # the last may be left out
+        names = ARGUMENTS[name][: len(arguments)]  # trailing arguments may be omitted
         result = getattr(ops, name)(**dict(zip(names, arguments, strict=True)))
         return [*arguments, *(result if isinstance(result, tuple) else [result])]
 
@@ -120,7 +120,7 @@ def same(a: object, b: object) -> bool:
     return torch.equal(a, b) if isinstance(a, Tensor) else a == b
 
 
-def test_a_loader_with_many_workers_gives_the_batches_of_one_without():
+def test_a_loader_with_many_workers_gives_the_same_batches():
     def batches(num_workers: int, **options) -> list:
         loader = NeighborLoader(
             DATA, [5, 3], SEEDS, batch_size=64, shuffle=True, seed=3, num_workers=num_workers, **options

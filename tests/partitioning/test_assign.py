@@ -1,4 +1,4 @@
-"""Does every vertex get a part, every part its share, and the cut its due?"""
+"""Laws of `salientpp.partitioning.assign`: every vertex gets a part, loads are balanced, and the cut is small."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from salientpp.partitioning.errors import PartitionerError
 
 
 def make_graph(pairs: list[tuple[int, int]], num_vertices: int) -> Graph:
-    """Directed edges (source, target)."""
+    """Makes a graph from directed edges (source, target)."""
     return Graph.from_edge_index(torch.tensor(pairs, dtype=torch.int64).view(-1, 2).t(), num_vertices)
 
 
@@ -62,7 +62,7 @@ def test_every_load_keeps_within_its_limit_on_a_skewed_graph(num_parts, toleranc
     heaviest = int(graph.indptr.diff().max())
     for name, load in result.loads.items():
         mean = sum(load) / num_parts
-        slack = heaviest if name == "edges" else 1  # the documented limit: whole vertices
+        slack = heaviest if name == "edges" else 1  # the documented limit for whole vertices
         assert max(load) <= max((1 + tolerance) * mean, -(-sum(load) // num_parts), slack), name
     assert result.edge_cut < assign_parts(graph, num_parts, method="random").edge_cut
 
@@ -77,7 +77,7 @@ def test_the_same_seed_gives_the_same_parts():
         assert not torch.equal(first, other)
 
 
-def test_seeds_beyond_32_bits_are_fine():
+def test_seeds_beyond_32_bits_are_accepted():
     graph, _ = make_communities(2, size=20, inside=100, across=5, seed=0)
     assert assign_parts(graph, 2, seed=2**40).edge_cut < graph.num_edges
 
@@ -102,7 +102,7 @@ def test_the_symmetrised_graph_counts_each_pair_with_its_multiplicity():
     assert [part.tolist() for part in same] == [indptr.tolist(), indices.tolist(), weight.tolist()]
 
 
-def test_the_weight_of_an_undirected_edge_is_what_its_directed_edges_cost_at_their_targets():
+def test_an_undirected_edge_weighs_the_costs_of_its_directed_edges():
     # 0 -> 1 twice (7 each) and back once (5), 2 -> 1 once (7).
     graph = make_graph([(0, 1), (0, 1), (1, 0), (2, 1), (3, 3)], 4)
     for scale in (1, 2**40):
@@ -117,7 +117,7 @@ def test_the_weight_of_an_undirected_edge_is_what_its_directed_edges_cost_at_the
     index=st.sampled_from([torch.int32, torch.int64]),
     seed=st.integers(0, 99),
 )
-def test_the_symmetrised_graph_is_that_of_sums_over_pairs(pairs, kind, index, seed):
+def test_the_symmetrised_graph_sums_weights_over_pairs(pairs, kind, index, seed):
     graph = make_graph(pairs, 7)
     rng = torch.Generator().manual_seed(seed)
     order = torch.cat(
@@ -171,11 +171,11 @@ def test_edges_of_one_weight_need_no_weights():
     assert (indptr.tolist(), indices.tolist(), weight) == ([0, 1, 3, 4], [1, 0, 2, 1], None)
 
 
-def test_dear_edges_are_not_cut():
-    # A ring of 8 whose edges 0-1, 2-3, 4-5, 6-7 are dear: halves of four vertices can cut two cheap edges.
+def test_heavy_edges_are_not_cut():
+    # A ring of 8 whose edges 0-1, 2-3, 4-5, 6-7 are heavy. Halves of four vertices can cut two light edges.
     pairs = [(v, (v + 1) % 8) for v in range(8)]
     graph = make_graph(pairs, 8)
-    edge_weights = torch.where(torch.arange(8) % 2 == 1, 100, 1)  # of the edges into each vertex
+    edge_weights = torch.where(torch.arange(8) % 2 == 1, 100, 1)  # weights of the edges into each vertex
     assignment = assign_parts(graph, 2, edge_weights=edge_weights).assignment
     assert torch.equal(assignment[0::2], assignment[1::2])
     assert assignment.bincount().tolist() == [4, 4]
@@ -188,7 +188,7 @@ def test_dear_edges_are_not_cut():
 @pytest.mark.parametrize("weighted", [True, False])
 def test_an_edge_stays_if_it_is_among_the_heaviest_of_either_end(most, weighted):
     graph, _ = make_skewed(seed=4)
-    # Distinct weights for the law; without weights a hash decides, which keeps as many.
+    # The weights are distinct. Without weights, a hash decides, and keeps the same number.
     indptr, indices, _ = symmetric(graph)
     target = torch.arange(graph.num_vertices).repeat_interleave(indptr.diff())
     low, high = torch.minimum(target, indices), torch.maximum(target, indices)
@@ -208,14 +208,14 @@ def test_an_edge_stays_if_it_is_among_the_heaviest_of_either_end(most, weighted)
     assert pairs == {pair for (u, v), rank in best.items() if rank < most for pair in ((u, v), (v, u))}
 
 
-def test_no_id_is_favoured_among_edges_of_one_weight():
-    indices = (torch.arange(200).repeat(200, 1)[~torch.eye(200, dtype=torch.bool)]).contiguous()  # all with all
+def test_no_id_is_favoured_among_edges_of_equal_weight():
+    indices = (torch.arange(200).repeat(200, 1)[~torch.eye(200, dtype=torch.bool)]).contiguous()  # a complete graph
     indptr = torch.arange(201) * 199
     kept = indices[ops.keep_heaviest_edges(indptr, indices, 10)].bincount(minlength=200)
     assert kept.min() >= 10 and kept.max() < 60 and abs(kept[:100].sum() / kept.sum() - 0.5) < 0.05
 
 
-def test_a_thinned_graph_is_parted_as_well_and_within_the_limits(monkeypatch):
+def test_a_thinned_graph_is_partitioned_as_well_within_the_limits(monkeypatch):
     graph, _ = make_communities(4, size=300, inside=12_000, across=3000, seed=10)
     whole = assign_parts(graph, 4)
     kept = []
@@ -249,7 +249,7 @@ def test_a_thinned_graph_is_parted_as_well_and_within_the_limits(monkeypatch):
         ({"edge_weights": [1]}, "edge_weights must have one entry per edge, expected 2, got 1"),
     ],
 )
-def test_thinning_refuses_what_it_cannot_read(change, words):
+def test_thinning_refuses_bad_arguments(change, words):
     arguments = {"indptr": [0, 1, 2], "indices": [1, 0], "most": 1, "edge_weights": [1, 1]} | change
     tensors = {key: torch.tensor(entry) if isinstance(entry, list) else entry for key, entry in arguments.items()}
     with pytest.raises(RuntimeError, match=words):
@@ -257,7 +257,7 @@ def test_thinning_refuses_what_it_cannot_read(change, words):
 
 
 @pytest.mark.parametrize("pairs", [[], [(3, 3), (4, 4)], [(0, 1)]])
-def test_edgeless_graphs_and_isolated_vertices_are_shared_out(pairs):
+def test_graphs_without_edges_and_isolated_vertices_are_distributed(pairs):
     for method in ("metis", "random"):
         result = assign_parts(make_graph(pairs, 40), 4, method=method)
         assert result.loads["vertices"] == (10, 10, 10, 10)
@@ -265,7 +265,7 @@ def test_edgeless_graphs_and_isolated_vertices_are_shared_out(pairs):
 
 
 @pytest.mark.parametrize("num_parts", [2, 7, 39, 40])
-def test_no_part_is_empty_as_long_as_there_are_vertices(num_parts):
+def test_no_part_is_empty_if_vertices_suffice(num_parts):
     ring = make_graph([(v, (v + 1) % 40) for v in range(40)], 40)
     star = make_graph([(0, v) for v in range(1, 40)], 40)
     for graph in (ring, star):
@@ -275,7 +275,7 @@ def test_no_part_is_empty_as_long_as_there_are_vertices(num_parts):
 
 @pytest.mark.parametrize("method", ["metis", "random"])
 def test_one_part_owns_everything_and_cuts_nothing(method, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pymetis", None)  # METIS is not even asked
+    monkeypatch.setitem(sys.modules, "pymetis", None)  # METIS is not called
     result = assign_parts(make_graph([(0, 1), (1, 2), (2, 2)], 3), 1, method=method)
     assert result.assignment.tolist() == [0, 0, 0]
     assert (result.edge_cut, result.balance) == (0, {"vertices": 1.0, "edges": 1.0})
@@ -327,7 +327,7 @@ def test_direction_counts_only_what_the_owner_holds():
     assert result.edge_cut == 2
 
 
-# --- the kernel's law ------------------------------------------------------------------------------------
+# --- laws of the kernel ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -356,7 +356,7 @@ def test_rebalancing_meets_limits_that_leave_room(seed):
     everything_in_one = torch.zeros(graph.num_vertices, dtype=torch.int64)
     result = ops.rebalance_parts(indptr, indices, everything_in_one, weights, aim, 4, 2, weight)
     assert worst_overload(result, weights, limits, 4) == 0.0
-    # Moves of one vertex at a time may stop that little short of limits that are met to the last vertex.
+    # Moves of one vertex at a time may stop slightly short of limits that only an exact fit meets.
     assert worst_overload(result, weights, aim, 4) < 1e-3
 
 
@@ -372,7 +372,7 @@ def test_refinement_lowers_the_cut_within_the_limits():
 
 
 def test_unlike_vertices_are_exchanged_when_no_part_has_room_for_both():
-    # Part 0 holds every seed and both parts are full, so seeds can only leave against other vertices.
+    # Part 0 holds every seed and both parts are full, so seeds can leave only in exchange for other vertices.
     weights = torch.ones(40, 2, dtype=torch.int64)
     weights[:, 1] = torch.arange(40) < 20
     assignment = (torch.arange(40) >= 20).long()
@@ -381,7 +381,7 @@ def test_unlike_vertices_are_exchanged_when_no_part_has_room_for_both():
     assert worst_overload(result, weights, torch.tensor([20, 10]), 2) == 0.0
 
 
-def test_impossible_limits_end_in_an_answer():
+def test_impossible_limits_still_give_a_result():
     indptr, indices, weight = symmetric(make_communities(2, size=50, inside=400, across=50, seed=9)[0])
     weights = torch.ones(100, 2, dtype=torch.int64)
     weights[0, 1] = 10**12
@@ -408,7 +408,7 @@ def test_impossible_limits_end_in_an_answer():
         ("edge_weights", [1, 0], r"edge_weights\[1\] must be >= 1, got 0"),
     ],
 )
-def test_the_kernel_refuses_what_it_cannot_read(name, value, words):
+def test_the_kernel_refuses_bad_arguments(name, value, words):
     arguments = {
         "indptr": [0, 1, 2],
         "indices": [1, 0],
@@ -452,11 +452,11 @@ def test_the_kernel_refuses_what_it_cannot_read(name, value, words):
         ({"seed_sets": {"edges": torch.tensor([1])}}, "a seed set may not be called 'edges'"),
         ({"edge_weights": torch.ones(3)}, r"edge_weights must be int64 \[5\], .*, got torch.float32 \[3\]"),
         ({"edge_weights": torch.tensor([1, 2, 0, 1, 1])}, r"edge_weights\[2\] must be >= 1, got 0"),
-        ({"edge_weights": torch.ones(5).long(), "method": "random"}, "edge_weights only guide method='metis'"),
+        ({"edge_weights": torch.ones(5).long(), "method": "random"}, "edge_weights need method='metis'"),
         ({"edge_weights": torch.full((5,), 2**61)}, "too many for the int64 integers of this METIS"),
     ],
 )
-def test_wrong_arguments_are_refused_in_words(arguments, words):
+def test_wrong_arguments_are_refused(arguments, words):
     graph = make_graph([(0, 1), (1, 2), (2, 3), (3, 4)], 5)
     with pytest.raises(ValueError, match=words):
         assign_parts(graph, **{"num_parts": 2, **arguments})
@@ -467,7 +467,7 @@ def test_an_empty_graph_is_refused():
         assign_parts(make_graph([], 0), 1)
 
 
-def test_without_kaminpar_the_error_names_the_ways_out(monkeypatch):
+def test_without_kaminpar_the_error_names_alternatives(monkeypatch):
     monkeypatch.setitem(sys.modules, "kaminpar", None)
     with pytest.raises(ImportError, match=r"pip install salientpp\[kaminpar\]`, or use method='metis'"):
         assign_parts(make_graph([(0, 1), (1, 0)], 2), 2, method="kaminpar")
@@ -493,9 +493,7 @@ def _exhausted(error):
 @pytest.mark.parametrize(
     ("method", "where"), [(metis, "symmetrise"), (metis, "rebalanced"), (kaminpar, "write_undirected")]
 )
-def test_memory_that_runs_out_is_an_error_that_names_the_memory_and_the_methods_that_need_less(
-    monkeypatch, error, method, where
-):
+def test_an_out_of_memory_error_names_the_memory_and_the_methods_that_need_less(monkeypatch, error, method, where):
     monkeypatch.setattr(kaminpar, "has_kaminpar", lambda: True)
     monkeypatch.setattr(method, where, _exhausted(error))
     words = r"(METIS|KaMinPar) ran out of memory for 300 vertices and up to \d+ edge ends: it needs about 0\.\d GB .*'random'.*give an assignment"
@@ -508,7 +506,7 @@ def test_memory_that_runs_out_is_an_error_that_names_the_memory_and_the_methods_
 @pytest.mark.parametrize(
     "error", [ValueError("odd"), RuntimeError("indptr must not decrease"), OSError(errno.ENOSPC, "full")]
 )
-def test_other_errors_stay_what_they_are(monkeypatch, error):
+def test_other_errors_are_raised_unchanged(monkeypatch, error):
     monkeypatch.setattr(metis, "symmetrise", _exhausted(error))
     with pytest.raises(type(error)) as raised:
         assign_parts(make_graph([(0, 1), (1, 0)], 2), 2)
@@ -535,7 +533,7 @@ sys.exit(cli.main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize("command", [["partition"], ["analyze", "--predict-only", "--seeds", "all"]])
-def test_a_command_whose_metis_runs_out_of_memory_says_what_it_needs_and_ends_with_2(tmp_path, command):
+def test_a_command_whose_metis_runs_out_of_memory_says_what_it_needs_and_exits_with_2(tmp_path, command):
     ends = np.random.default_rng(0).integers(0, 20_000, (2, 500_000))
     np.savez(tmp_path / "g.npz", edge_index=ends, num_nodes=20_000)
     words = [command[0], f"npz:{tmp_path / 'g.npz'}", *([str(tmp_path / "d")] if command[0] == "partition" else [])]
@@ -572,7 +570,7 @@ def test_a_kaminpar_that_fails_says_why_and_what_to_do(tmp_path):
 
 def test_a_kaminpar_that_is_killed_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(kaminpar, "_PROGRAM", "import os; os.kill(os.getpid(), 9)")
-    with pytest.raises(PartitionerError, match=r"KaMinPar was ended by signal 9, most often for want of memory"):
+    with pytest.raises(PartitionerError, match=r"KaMinPar was ended by signal 9, most often for lack of memory"):
         kaminpar._run_kaminpar(tmp_path / "g.parhip", 2, 0.05, 0)
 
 
@@ -628,13 +626,13 @@ def test_the_file_for_kaminpar_holds_the_graph_and_its_weights(tmp_path, weights
 
 
 def graph_without_repeats(graph: Graph) -> Tensor:
-    """Edges, each in both directions and once, so that all weigh the same: int64 [2, E]."""
+    """Returns the edges in both directions, each once, so that all weigh the same: int64 [2, E]."""
     target = torch.arange(graph.num_vertices).repeat_interleave(graph.indptr.diff())
     edges = torch.stack([graph.indices.long(), target])
     return torch.unique(torch.cat([edges, edges.flip(0)], dim=1), dim=1)
 
 
-def test_kaminpar_keeps_to_the_limits_and_cuts_no_more_than_metis_does_by_much():
+def test_kaminpar_keeps_the_limits_and_cuts_hardly_more_than_metis():
     pytest.importorskip("kaminpar")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -653,7 +651,7 @@ def test_kaminpar_keeps_to_the_limits_and_cuts_no_more_than_metis_does_by_much()
     assert found.edge_cut <= 1.2 * parts["metis"].edge_cut
 
 
-def test_without_pymetis_the_error_names_the_ways_out(monkeypatch):
+def test_without_pymetis_the_error_names_alternatives(monkeypatch):
     monkeypatch.setitem(sys.modules, "pymetis", None)
     with pytest.raises(ImportError, match="pip install pymetis`, use method='random' or give an assignment"):
         assign_parts(make_graph([(0, 1)], 2), 2)
@@ -664,7 +662,7 @@ def test_without_pymetis_the_error_names_the_ways_out(monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "largest_cut"), [("debian_full", 0.19), ("facebook_pages", 0.12), ("tolokers", 0.36)])
-def test_real_graphs_are_cut_little_and_balanced(name, largest_cut):
+def test_partitions_of_real_graphs_have_a_small_cut_and_are_balanced(name, largest_cut):
     with np.load(real_graph(name)) as file:
         edge_index = torch.from_numpy(file["edge_index"])
         num_vertices = file["x"].shape[0]

@@ -1,4 +1,4 @@
-"""Is a coarsened graph the graph that it stands for, and are its parts as good?"""
+"""Laws of `salientpp.partitioning.coarsen`: a coarsened graph represents its graph, and its parts are about as good."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def undirected(pairs: list[tuple[int, int]], num_vertices: int) -> tuple[Tensor,
 
 
 def cliques(number: int, size: int) -> tuple[Tensor, Tensor]:
-    """One after another, each hanging together with the next by one edge."""
+    """Makes cliques; each is linked to the next by one edge."""
     pairs = [(c * size + i, c * size + j) for c in range(number) for i in range(size) for j in range(i)]
     return undirected([*pairs, *((c * size, c * size + size) for c in range(number - 1))], number * size)
 
@@ -40,7 +40,7 @@ def ones(size: int) -> Tensor:
 # --- clusters ------------------------------------------------------------------------------------------------
 
 
-def test_what_hangs_together_is_a_cluster():
+def test_strongly_linked_vertices_are_a_cluster():
     indptr, indices = cliques(20, 8)
     owner = torch.arange(160).repeat_interleave(indptr.diff())
     weights = torch.where(owner // 8 == indices // 8, 3, 1)
@@ -50,17 +50,17 @@ def test_what_hangs_together_is_a_cluster():
         assert cluster.tolist() == torch.arange(20).repeat_interleave(8).tolist()
 
 
-def test_the_heavier_edge_decides():
+def test_the_heavier_edge_decides_the_cluster():
     indptr, indices = undirected([(0, 1), (1, 2), (2, 3)], 4)
     weight = {(0, 1): 1, (1, 2): 5, (2, 3): 1}
     owner = torch.arange(4).repeat_interleave(indptr.diff())
     weights = torch.tensor([weight[min(v, u), max(v, u)] for v, u in zip(owner.tolist(), indices.tolist())])
     for dtype in (torch.int32, torch.int64):
         cluster = ops.cluster_vertices(indptr, indices, ones(4), 2, 5, 0, weights.to(dtype)).tolist()
-        assert cluster == [0, 1, 1, 0]  # both ends favour a cluster that is full
+        assert cluster == [0, 1, 1, 0]  # both ends favour a full cluster
 
 
-def test_vertices_that_favour_the_same_full_cluster_and_those_without_edges_come_together():
+def test_vertices_that_favour_a_full_cluster_or_have_no_edges_are_grouped():
     star = undirected([(0, leaf) for leaf in range(1, 101)], 201)  # the last hundred have no edges
     cluster = ops.cluster_vertices(*star, torch.tensor([50] + [1] * 200), 10, 5, 0)
     sizes = torch.bincount(cluster).tolist()
@@ -195,14 +195,14 @@ def test_a_graph_is_coarsened_until_it_is_small(tmp_path, monkeypatch, whole, mo
     ]
     absent, num_clusters, entries = np.fromfile(found, np.uint64, 3).tolist()
     assert num_clusters == int(cluster.max()) + 1 <= most
-    # ids, then weights of vertices and of edges, all int32, behind the starts
+    # After the starts: ids, then weights of vertices and of edges, all int32.
     body = np.fromfile(found, np.int32, offset=24 + 8 * (num_clusters + 1))
     assert (absent & 1, body.size) == (0, 2 * entries + num_clusters)
     weight_of_cluster = body[entries : entries + num_clusters]
     assert weight_of_cluster.tolist() == torch.bincount(cluster, vertex_weights.double()).tolist()
     start = (np.fromfile(found, np.int64, num_clusters + 1, offset=24) - 24 - 8 * (num_clusters + 1)) // 4
     owner, other = np.repeat(np.arange(num_clusters), np.diff(start)), body[:entries]
-    # An edge weighs what all edges between the two clusters weigh together; if some are left out, they are the light ones.
+    # An edge weighs the total of all edges between the two clusters. If some are left out, they are the lightest.
     between = np.zeros((num_clusters, num_clusters), dtype=np.int64)
     np.add.at(
         between,

@@ -1,4 +1,4 @@
-"""Laws of `salientpp.partitioning.refine`: fewer rows, within the limits, by costs that are what they say."""
+"""Laws of `salientpp.partitioning.refine`: rows never rise, loads stay within the limits, and costs equal their definition."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from salientpp.vip.accesses import count_accesses, shuffled_batches
 
 
 def communities(seed: int, num_vertices: int = 600, num_edges: int = 4000) -> tuple[Graph, dict[str, Tensor]]:
-    """Directed, with hubs, loops and repeated edges, communities of 50; seeds that are none of them in no particular place."""
+    """Makes a directed graph with hubs, loops, repeated edges and communities of 50; the seeds are spread over all communities."""
     rng = np.random.default_rng(seed)
     print("seed", seed)
     source = (rng.random(num_edges) ** 2 * num_vertices).astype(np.int64)
@@ -71,7 +71,7 @@ def test_rows_never_rise_and_no_load_passes_its_limit(fanouts, num_parts, batch_
     assert torch.equal(again.assignment, after.assignment)
 
 
-def test_the_cost_of_a_vertex_that_is_no_seed_is_what_its_move_changes():
+def test_the_cost_of_a_vertex_that_is_no_seed_is_the_change_by_its_move():
     graph, splits = communities(1)
     seeds, fanouts, batch_size, num_parts = splits["train"], [4, 3, 2], 16, 6
     assignment = assign_parts(graph, num_parts, method="random", seed_sets=splits).assignment
@@ -87,7 +87,7 @@ def test_the_cost_of_a_vertex_that_is_no_seed_is_what_its_move_changes():
 
 @pytest.mark.parametrize("fanouts", [[4, 3, 2], [-1, 2], [6]])
 def test_the_cost_of_a_seed_is_the_derivative_of_the_rows(fanouts):
-    """By torch's automatic differentiation of the formula, in double precision and with a dense matrix."""
+    """Compares with torch's automatic differentiation of the formula, in double precision and with a dense matrix."""
     graph, splits = communities(2, num_vertices=150, num_edges=900)
     seeds, batch_size, num_parts = splits["train"], 16, 5
     assignment = torch.arange(150) % num_parts
@@ -120,8 +120,8 @@ def test_the_cost_of_a_seed_is_the_derivative_of_the_rows(fanouts):
         torch.testing.assert_close(cost[part][seeds].double(), want.detach(), rtol=1e-3, atol=2e-3)
 
 
-def test_a_full_part_takes_a_vertex_only_for_another():
-    # Vertices 0 and 1 are in part 0, 2 and 3 in part 1; 0 wants to go, 3 minds least, and each part holds two.
+def test_a_full_part_takes_a_vertex_only_in_exchange():
+    # Vertices 0 and 1 are in part 0, 2 and 3 in part 1. Vertex 0 should move, 3 costs least to move back, and each part holds two.
     cost = torch.tensor([[5.0, 0.0, 9.0, 1.0], [0.0, 9.0, 0.0, 0.0]])
     one = torch.ones(4, 1, dtype=torch.int64)
     start = torch.tensor([0, 0, 1, 1])
@@ -129,11 +129,11 @@ def test_a_full_part_takes_a_vertex_only_for_another():
     assert ops.reassign_parts(cost, start, one, torch.tensor([3]), 4).tolist() == [1, 0, 1, 1]
     assert ops.reassign_parts(cost, start, one, torch.tensor([3]), 0).tolist() == start.tolist()
     dear = cost.clone()
-    dear[0, 2:] = 6.0  # whoever comes back costs more than is gained
+    dear[0, 2:] = 6.0  # any exchange costs more than the move gains
     assert ops.reassign_parts(dear, start, one, torch.tensor([2]), 4).tolist() == start.tolist()
 
 
-def test_swaps_keep_every_kind_of_load():
+def test_swaps_keep_all_loads():
     rng = np.random.default_rng(3)
     start = torch.from_numpy(rng.integers(0, 4, 500))
     cost = torch.from_numpy(rng.random((4, 500), dtype=np.float32))
@@ -148,7 +148,7 @@ def test_swaps_keep_every_kind_of_load():
 
 
 @pytest.mark.parametrize("seeds", [None, torch.tensor([7])])
-def test_any_seeds_will_do(seeds):
+def test_all_kinds_of_seeds_are_accepted(seeds):
     graph, splits = communities(4)
     options = PartitionOptions("random", refine=True)
     found = assign_for(graph, 3, options, splits=splits, seeds=seeds, num_neighbors=[3, 2], batch_size=8)
@@ -160,7 +160,7 @@ def test_any_seeds_will_do(seeds):
     )
 
 
-def test_one_part_stays_one():
+def test_a_single_part_is_not_changed():
     graph, splits = communities(5)
     weights, limits = loads_and_limits(graph, 1, splits, 0.05)
     start = torch.zeros(graph.num_vertices, dtype=torch.int64)
@@ -169,7 +169,7 @@ def test_one_part_stays_one():
 
 
 def partition(data, num_parts, root, **options) -> tuple[salientpp.PartitionedGraph, str]:
-    """The directory, and what the step that assigns vertices is called."""
+    """Partitions; returns the directory, and the title of the step that assigns vertices."""
     steps: list[str] = []
     part = salientpp.partition(data, num_parts, root, [3, 2], 16, progress=Told(steps.append), **options)
     (assigning,) = (step for step in steps if step.startswith("assigning"))
@@ -177,14 +177,14 @@ def partition(data, num_parts, root, **options) -> tuple[salientpp.PartitionedGr
 
 
 def assignment_of(part: salientpp.PartitionedGraph) -> Tensor:
-    """The part of every vertex, by the user's ids."""
+    """Returns the part of every vertex, by the user's ids."""
     found = torch.empty(part.num_vertices, dtype=torch.int64)
     found[part.original_id(torch.arange(part.num_vertices))] = part.book.owner(torch.arange(part.num_vertices))
     return found
 
 
 @pytest.mark.parametrize("edge_weights", ["vip", "equal"])
-def test_parts_are_refined_unless_that_is_refused(tmp_path, edge_weights):
+def test_parts_are_refined_unless_refine_is_false(tmp_path, edge_weights):
     data = random_data(300, 1500, seed=6)
     default, named = partition(data, 3, tmp_path / "default", edge_weights=edge_weights)
     asked, _ = partition(data, 3, tmp_path / "asked", edge_weights=edge_weights, refine=True)
@@ -214,7 +214,7 @@ def test_parts_are_refined_unless_that_is_refused(tmp_path, edge_weights):
     ],
     ids=["random", "given", "no seeds"],
 )  # fmt: skip
-def test_what_is_not_refined_by_itself_is_said(tmp_path, options, why):
+def test_progress_says_why_parts_are_not_refined(tmp_path, options, why):
     part, named = partition(random_data(300, 1500, seed=6), 3, tmp_path / "d", **options)
     plain, plain_named = partition(random_data(300, 1500, seed=6), 3, tmp_path / "plain", refine=False, **options)
     assert named.endswith(why) and "refined" not in plain_named
@@ -223,7 +223,7 @@ def test_what_is_not_refined_by_itself_is_said(tmp_path, options, why):
 
 
 @pytest.mark.parametrize("method", ["random", torch.arange(300) % 3], ids=["random", "given"])
-def test_random_and_given_parts_are_refined_where_that_is_asked_for(tmp_path, method):
+def test_random_and_given_parts_are_refined_on_request(tmp_path, method):
     data = random_data(300, 1500, seed=6)
     part, named = partition(data, 3, tmp_path / "parts", method=method, refine=True)
     plain, _ = partition(data, 3, tmp_path / "plain", method=method)
@@ -232,7 +232,7 @@ def test_random_and_given_parts_are_refined_where_that_is_asked_for(tmp_path, me
     assert cut[0] < cut[1]
 
 
-def test_a_large_graph_is_refined_only_where_that_is_asked_for(tmp_path, monkeypatch):
+def test_a_large_graph_is_refined_only_on_request(tmp_path, monkeypatch):
     monkeypatch.setattr(options, "MOST_EDGES_OF_METIS", 1000)
     data = random_data(300, 1500, seed=6)
     part, named = partition(data, 3, tmp_path / "d", method="metis")
@@ -247,7 +247,7 @@ def test_one_part_needs_no_refinement(tmp_path):
         assert named.endswith("to 1 parts by metis") and not part.description.partitioning["refine"]
 
 
-def test_a_refinement_that_cannot_be_done_is_refused(tmp_path):
+def test_an_impossible_refinement_is_refused(tmp_path):
     typed, named = partition(random_hetero(), 2, tmp_path / "types")
     assert named.endswith("by metis, not refined (refinement needs one type of vertices and edges)")
     assert not typed.description.partitioning["refine"]
@@ -269,13 +269,13 @@ def test_a_refinement_that_cannot_be_done_is_refused(tmp_path):
         ({"refine": "vip"}, "refine must be True, False or None, got 'vip'"),
     ],
 )  # fmt: skip
-def test_options_that_are_not_there_are_refused(tmp_path, options, text):
+def test_unknown_options_are_refused(tmp_path, options, text):
     with pytest.raises(ValueError, match=text):
         partition(random_data(60, 300), 2, tmp_path / "d", **options)
 
 
 @pytest.mark.parametrize("name", ["facebook_pages", "debian_full"])
-def test_on_real_graphs_batches_fetch_a_twentieth_less(name):
+def test_on_real_graphs_refinement_saves_five_percent_of_the_rows(name):
     data = real_data(name)
     graph = Graph.from_data(data)
     splits = collect_splits(data, None, data.y, graph.num_vertices)

@@ -1,4 +1,4 @@
-"""Laws of edge lists: they hold the edges of a batch, by target and by source, and with the self-loops of PyG."""
+"""Laws of edge lists: they hold the edges of a batch, by target and by source, and with PyG's self-loops."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_lists_hold_the_edges_by_target_and_by_source(num_sources, num_targets, 
         [(0, 2**63 - 1), (0, -(2**63))],
     ],
 )
-def test_other_edges_are_not_grouped(edges):
+def test_edges_in_other_orders_are_not_grouped(edges):
     assert group_edges(torch.tensor(edges).t(), 4, 3) is None
 
 
@@ -73,11 +73,11 @@ def test_edges_between_no_vertices_are_not_grouped(num_sources, num_targets):
 
 
 @pytest.mark.parametrize("num_sources, num_targets, num_edges", SIZES)
-def test_self_loops_are_those_of_pyg(num_sources, num_targets, num_edges):
+def test_self_loops_equal_pygs(num_sources, num_targets, num_edges):
     edge_index = random_edges(2, num_sources, num_targets, num_edges)
     lists = with_self_loops(grouped(edge_index, num_sources, num_targets))
     number = torch.arange(num_edges)
-    # PyG's are behind all edges; a vertex without a loop of its own has the number -1 there.
+    # PyG puts its loops behind all edges; a vertex without a loop of its own gets the number -1.
     expected, numbers = add_remaining_self_loops(edge_index, number, -1, num_targets)
     order = expected[1].argsort(stable=True)
     assert torch.equal(lists.source, expected[0, order].int()) and torch.equal(lists.edge, numbers[order].int())

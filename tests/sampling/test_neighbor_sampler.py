@@ -1,4 +1,4 @@
-"""Laws of neighbour sampling: PyG's hops, exactly uniform draws, and draws that depend on (batch key, hop, vertex) alone."""
+"""Laws of neighbour sampling: PyG's hops, exactly uniform draws, and draws that depend only on (batch key, hop, vertex)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def assert_obeys_the_hops(edge_index, graph, seeds, fanouts, output, replace):
     row, col = local_edges
     degree = graph.in_degree().tolist()
 
-    # Seeds come first; everything after them is there once, and no seed again.
+    # Seeds come first. Every other vertex occurs once, and none of them is a seed.
     assert n_id[: len(seeds)] == seeds.tolist()
     found = n_id[len(seeds) :]
     assert len(set(found)) == len(found) and not set(found) & set(seeds.tolist())
@@ -51,11 +51,11 @@ def assert_obeys_the_hops(edge_index, graph, seeds, fanouts, output, replace):
     assert num_nodes[0] == len(seeds) and sum(num_nodes) == len(n_id)
     assert sum(num_edges) == len(row) == len(col) == len(e_id)
 
-    # Each local edge is the user's edge of that number.
+    # Each local edge is the user's edge with that number.
     assert [n_id[r] for r in row] == edge_index[0, e_id].tolist()
     assert [n_id[c] for c in col] == edge_index[1, e_id].tolist()
 
-    # Of a repeated seed, edges refer to the first place.
+    # Edges refer to the first place of a repeated seed.
     first_place = {}
     for i, v in enumerate(n_id):
         first_place.setdefault(v, i)
@@ -65,7 +65,7 @@ def assert_obeys_the_hops(edge_index, graph, seeds, fanouts, output, replace):
     end = len(seeds)
     for hop, fanout in enumerate(fanouts):
         edges = range(edge_begin, edge_begin + num_edges[hop])
-        # Hop h expands the vertices first found at h - 1, all of them, in order, and no others.
+        # Hop h expands exactly the vertices first found at h - 1, all of them, in order.
         assert [col[e] for e in edges] == sorted(col[e] for e in edges)
         drawn = {i: [] for i in range(begin, end)}
         for e in edges:
@@ -78,7 +78,7 @@ def assert_obeys_the_hops(edge_index, graph, seeds, fanouts, output, replace):
                 assert len(ids) == (fanout if d else 0)
             else:
                 assert len(set(ids)) == len(ids) == min(fanout, d)
-        # What was not known before is new at this hop, in order of discovery.
+        # Vertices that were not known before are new at this hop, in order of discovery.
         known = set(n_id[:end])
         new = [v for v in dict.fromkeys(n_id[row[e]] for e in edges) if v not in known]
         begin, end, edge_begin = end, end + num_nodes[hop + 1], edges.stop
@@ -121,7 +121,7 @@ def test_a_sample_equals_the_slow_reference(seed, replace, budget):
 @BOTH_MAPS
 @pytest.mark.parametrize("num_vertices", [3000, 60_000])
 def test_a_batch_of_many_blocks_equals_the_slow_reference(num_vertices, budget):
-    # The kernel takes the frontier 64 vertices at a time; here are hundreds, with hubs among them. Of small graphs it fetches nothing ahead.
+    # The kernel takes 64 vertices of the frontier at a time; this frontier has hundreds, with hubs among them. Small graphs are not prefetched.
     _, graph = random_graph(5, num_vertices=num_vertices, num_edges=20000)
     with_neighbours = graph.in_degree().nonzero().flatten().numpy()
     seeds = torch.from_numpy(np.random.default_rng(6).permutation(with_neighbours)[:500])
@@ -133,7 +133,7 @@ def test_a_batch_of_many_blocks_equals_the_slow_reference(num_vertices, budget):
     assert as_lists(output) == list(want)
 
 
-def test_a_path_is_walked_one_hop_at_a_time():
+def test_a_path_is_followed_one_hop_at_a_time():
     # 3 -> 2 -> 1 -> 0: each hop finds one vertex.
     graph = Graph.from_edge_index(torch.tensor([[3, 2, 1], [2, 1, 0]]), 4)
     n_id, edge_index, e_id, num_nodes, num_edges = draw(graph, long(0), [1, 1, 1, 1], key=0)
@@ -144,7 +144,7 @@ def test_a_path_is_walked_one_hop_at_a_time():
 
 
 def test_a_vertex_found_before_is_not_expanded_again():
-    # 0 and 1 list each other: hop 1 expands 1 alone, hop 2 nothing, since 0 was there from the start.
+    # 0 and 1 list each other: hop 1 expands only 1, and hop 2 nothing, since 0 is known from the start.
     graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), 2)
     *_, num_nodes, num_edges = draw(graph, long(0), [1, 1, 1], key=0)
     assert num_nodes.tolist() == [1, 1, 0, 0] and num_edges.tolist() == [1, 1, 0]
@@ -171,21 +171,21 @@ def test_isolated_seeds_find_nothing():
 
 
 @BOTH_MAPS
-def test_no_seeds_no_batch(budget):
+def test_no_seeds_give_an_empty_batch(budget):
     for graph in (Graph.from_edge_index(star(3), 4), Graph.from_edge_index(torch.empty(2, 0, dtype=torch.int64), 0)):
         n_id, edge_index, e_id, num_nodes, num_edges = draw(graph, long(), [2, 2], 0, budget=budget)
         assert n_id.tolist() == [] and edge_index.shape == (2, 0) and e_id.tolist() == []
         assert num_nodes.tolist() == [0, 0, 0] and num_edges.tolist() == [0, 0]
 
 
-def test_no_hops_no_edges():
+def test_no_hops_give_no_edges():
     graph = Graph.from_edge_index(star(3), 4)
     n_id, edge_index, _, num_nodes, num_edges = draw(graph, long(0, 2), [], 0)
     assert n_id.tolist() == [0, 2] and edge_index.shape == (2, 0)
     assert num_nodes.tolist() == [2] and num_edges.tolist() == []
 
 
-def test_the_sampler_gives_pygs_type():
+def test_the_sampler_returns_pygs_type():
     graph = Graph.from_edge_index(star(9), 10)
     out = Sampler(graph, [3, 2]).sample(long(0), 5)
     n_id, edge_index, e_id, num_nodes, num_edges = draw(graph, long(0), [3, 2], 5)
@@ -196,7 +196,7 @@ def test_the_sampler_gives_pygs_type():
     assert out.num_sampled_edges == num_edges.tolist() == [3, 0]
 
 
-def test_the_sampler_hands_on_replace():
+def test_the_sampler_passes_on_replace():
     out = Sampler(Graph.from_edge_index(star(2), 3), [50], replace=True).sample(long(0), 5)
     assert out.num_sampled_edges == [50] and out.num_sampled_nodes == [1, 2]
 
@@ -205,7 +205,7 @@ def test_the_sampler_hands_on_replace():
 
 
 def draws_of_many_stars(degree, fanout, *, copies, keys, replace=False) -> np.ndarray:
-    """[draws, edges per draw] places in the neighbour list, in the order they were drawn."""
+    """Returns [draws, edges per draw] places in the neighbour list, in the order in which they were drawn."""
     graph = many_stars(degree, copies)
     out = [draw(graph, torch.arange(copies), [fanout], key, replace)[2] for key in keys]
     return (torch.cat(out).view(-1, fanout if replace else min(fanout, degree)) % degree).numpy()
@@ -216,7 +216,7 @@ SMALL_STARS = [(2, 1), (3, 1), (3, 2), (4, 2), (5, 3), (5, 4), (6, 2), (7, 1), (
 
 @pytest.mark.parametrize("degree, fanout", SMALL_STARS)
 def test_every_subset_of_neighbours_is_equally_likely(degree, fanout):
-    # (2, 1) and (5, 3) are where draws from [0, j) instead of [0, j] show; (50, 49) and up go through the hash set.
+    # (2, 1) and (5, 3) detect draws from [0, j) instead of [0, j]; (50, 49) and larger ones use the hash set.
     num_subsets = int(np.prod(np.arange(degree, degree - fanout, -1.0) / np.arange(1, fanout + 1)).round())
     copies = 200
     keys = range(max(100, 25 * num_subsets // copies))
@@ -228,7 +228,7 @@ def test_every_subset_of_neighbours_is_equally_likely(degree, fanout):
 
 @pytest.mark.parametrize("degree, fanout", [(2, 1), (5, 3)])
 def test_one_vertex_with_many_keys_draws_uniformly(degree, fanout):
-    # As above, but only the key changes from draw to draw: raw successive numbers, and keys as the loader makes them.
+    # As above, but only the key changes from draw to draw: successive numbers, and keys as the loader makes them.
     graph = Graph.from_edge_index(star(degree), degree + 1)
     num_subsets = {(2, 1): 2, (5, 3): 10}[degree, fanout]
     for keys in (range(20000), (batch_key(seed=1, epoch=2, logical_rank=3, index=i) for i in range(20000))):
@@ -243,7 +243,7 @@ def test_every_neighbour_is_equally_likely_on_big_stars(degree, fanout):
     counts = np.bincount(draws.ravel(), minlength=degree)
     p = reference.p_of_equal_inclusion(counts, len(draws), fanout)
     assert p > FALSE_ALARM, p
-    # How many of some given neighbours come together, for the first, the last and other places of the list.
+    # Count how many of some given neighbours are drawn together, for the first, the last and other places of the list.
     generator = np.random.default_rng(17)
     half = degree // 2
     groups = [
@@ -283,7 +283,7 @@ def test_two_vertices_draw_independently(a, b):
 
 
 def test_one_vertex_draws_independently_at_different_hops():
-    # 0 .. 2 are leaves of 3; 4 lists only 3. From 3, it is expanded at hop 0; from 4, at hop 1.
+    # 0 to 2 are leaves of 3; 4 lists only 3. From seed 3, it is expanded at hop 0; from seed 4, at hop 1.
     graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 3], [3, 3, 3, 4]]), 5)
     joint = [
         (int(draw(graph, long(3), [1], key)[2][0]), int(draw(graph, long(4), [1, 1], key)[2][1])) for key in range(9000)
@@ -350,7 +350,7 @@ def test_int32_and_int64_indices_give_the_same_batches(seed):
 
 @pytest.mark.parametrize("num_edges", [200, 3000, 40_000])  # lists of about 1, 10 and 130
 def test_vertices_without_edges_change_nothing(num_edges):
-    """Graphs that a core's own cache holds are drawn from in a loop of their own, larger ones in another."""
+    """Graphs that fit into a core's own cache use a loop of their own, and larger ones another."""
     for seed in range(4):
         edge_index, graph = random_graph(seed, num_vertices=300, num_edges=num_edges)
         larger = Graph.from_edge_index(edge_index, 300_000)
@@ -362,7 +362,7 @@ def test_vertices_without_edges_change_nothing(num_edges):
                 assert same(batch, draw(larger, seeds, fanouts, seed, replace))
 
 
-def test_edge_ids_are_looked_up_and_change_nothing_else():
+def test_edge_ids_change_only_the_reported_ids():
     _, graph = random_graph(1, num_vertices=200, num_edges=2000)
     plain = Graph(graph.indptr, graph.indices)
     seeds = random_seeds(1, 200, repeats=False)
@@ -372,7 +372,7 @@ def test_edge_ids_are_looked_up_and_change_nothing_else():
 
 
 @pytest.mark.parametrize("budget", [ops.MAP_BUDGET_BYTES, 0], ids=["stamp_map", "hash_map"])
-def test_ids_beside_the_sources_change_nothing(budget):
+def test_linked_graphs_give_the_same_samples(budget):
     for seed in range(4):
         edge_index, graph = random_graph(seed, num_vertices=200, num_edges=2000)
         linked = Graph.from_edge_index(edge_index, 200, linked=True)
@@ -408,9 +408,9 @@ def test_stamp_map_and_hash_map_agree_over_600_batches_of_graphs_of_changing_siz
 
 @BOTH_MAPS
 @pytest.mark.parametrize("gap", [0, 1, 253, 254, 255, 256, 509, 510, 511])
-def test_what_a_batch_leaves_behind_is_forgotten(gap, budget):
-    # Two stars. The first batch knows the leaves of star 0 under other local ids than the last one, which comes after
-    # `gap` batches that touch only star 10: a map that remembered would give the last one the old ids.
+def test_a_map_forgets_the_batches_before(gap, budget):
+    # There are two stars. The first batch gives the leaves of star 0 other local ids than the last batch does. Between them
+    # are `gap` batches that touch only star 10. A map that did not forget would give the last batch the old ids.
     leaves = torch.arange(1, 10)
     edges = torch.cat([star(9), star(9) + 10], dim=1)
     graph = Graph.from_edge_index(edges, 20)
@@ -432,7 +432,7 @@ def test_one_huge_batch_does_not_disturb_small_ones(budget):
         assert same(before, draw(graph, seeds, [3, 3], 1, budget=budget))
 
 
-def test_eight_threads_at_once_give_what_one_gives():
+def test_eight_threads_at_once_give_the_same_as_one():
     graphs = [random_graph(i, n, 10 * n)[1] for i, n in enumerate((2000, 500, 5000))]
     generator = np.random.default_rng(9)
     tasks = []
@@ -445,7 +445,7 @@ def test_eight_threads_at_once_give_what_one_gives():
 
     def work(thread: int) -> list:
         ready.wait()
-        # Every thread does every task, each from another start.
+        # Every thread does every task, each in another order.
         return [(i % 160, draw(*tasks[i % 160])) for i in range(20 * thread, 20 * thread + 160)]
 
     with ThreadPoolExecutor(8) as pool:
@@ -454,7 +454,7 @@ def test_eight_threads_at_once_give_what_one_gives():
 
 
 @pytest.mark.parametrize("call", ["first", "after another batch"])
-def test_a_fresh_thread_gives_the_same(call):
+def test_a_new_thread_gives_the_same(call):
     _, graph = random_graph(4, num_vertices=400, num_edges=4000)
     seeds = torch.arange(30)
     want = draw(graph, seeds, [5, 5], 3)
@@ -497,7 +497,7 @@ def test_corrupt_arrays_raise_and_the_next_batch_is_right(indptr, indices, text,
     want = draw(good, torch.arange(20), [4, 3], 5)
     bad = Graph.trusted(indptr, indices)
     if fanouts == [1, 1] and "indices" in text:
-        # One draw sees one index: of many keys, some meet the corrupt one, and those raise.
+        # One draw reads one index: with many keys, some read the corrupt one, and those raise.
         failures = 0
         for key in range(64):
             try:
@@ -572,14 +572,14 @@ def test_keys_differ_when_a_field_or_the_order_of_fields_does():
 
 
 def test_the_kernel_joins_the_hop_to_the_batch_key_as_python_does():
-    # 10 leaves, fanout 1 at hop 0: the first number of the stream mix64(join_key(batch key, hop) ^ vertex * golden).
+    # With 10 leaves and fanout 1 at hop 0: the first number of the stream mix64(join_key(batch key, hop) ^ vertex * golden).
     graph = Graph.from_edge_index(star(10), 11, is_sorted=True)
     for fields in KEYS[1:]:
         stream = reference.Stream(reference.mix64(unsigned(join_key(*fields, 0))))
         assert draw(graph, long(0), [1], join_key(*fields))[2].tolist() == [stream.below(10)]
 
 
-def test_join_key_and_streams_equal_those_of_the_c_header(tmp_path):
+def test_join_key_and_streams_equal_the_c_header(tmp_path):
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("no C++ compiler")
@@ -638,7 +638,7 @@ def test_golden_values_of_keys_and_orders():
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("typed", [False, True], ids=["plain", "typed"])
 def test_a_batch_of_the_whole_graph_has_its_lists_in_order(index_dtype, typed):
-    """The answer is known, and of so many edges the tensors are of more than 4 MiB, which go past the caches."""
+    """The answer is known. The tensors of this number of edges exceed 4 MiB, so they bypass the caches."""
     degree, num_vertices = 5, 140_001
     indptr = torch.arange(num_vertices + 1) * degree
     generator = torch.Generator().manual_seed(3)

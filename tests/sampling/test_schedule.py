@@ -1,4 +1,4 @@
-"""Laws of `salientpp.sampling.schedule`: who visits which seeds when, and what happens where ranks have unequally many."""
+"""Laws of `salientpp.sampling.schedule`: the seeds that each rank visits and their order, also if ranks have different numbers of seeds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
 from salientpp.sampling.schedule import UNEVEN, Schedule, share_size
 
-# Seeds of each part and ranks per part; the parts have unequally many seeds.
+# Seeds of each part and ranks per part; the parts have different numbers of seeds.
 GROUPS = [
     ((10,), 1),
     ((10,), 3),
@@ -31,7 +31,7 @@ BATCH_SIZES = (1, 3, 8, 1000)
 def schedules(
     seeds_of_parts, ranks_per_part, batch_size, uneven, *, shuffle=True, drop_last=False, seed=1
 ) -> list[Schedule]:
-    """One schedule per rank of the group, in order of rank."""
+    """Makes one schedule per rank of the group, in order of rank."""
     counts = [share_size(n, place, ranks_per_part) for n in seeds_of_parts for place in range(ranks_per_part)]
     return [
         Schedule(
@@ -72,7 +72,7 @@ def test_shares_add_up_and_differ_by_one_at_most(num_shares):
 @GROUP
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_the_ranks_of_a_part_share_its_seeds(seeds_of_parts, ranks_per_part, shuffle):
-    # Each rank's share is one place in `ranks_per_part` of one order of the part's seeds.
+    # Each rank's share is one place of every `ranks_per_part` in a common order of the part's seeds.
     ranks = schedules(seeds_of_parts, ranks_per_part, 4, "exact", shuffle=shuffle)
     for part_id, num_seeds in enumerate(seeds_of_parts):
         shares = [flat(s.batches(0)) for s in ranks if s.unit == part_id]
@@ -82,7 +82,7 @@ def test_the_ranks_of_a_part_share_its_seeds(seeds_of_parts, ranks_per_part, shu
         ]
 
 
-# --- the four ways ----------------------------------------------------------------------------------------
+# --- the four values of `uneven` --------------------------------------------------------------------------
 
 
 @GROUP
@@ -149,7 +149,7 @@ def test_drop_stops_every_rank_at_the_smallest_number_of_batches(seeds_of_parts,
             assert as_lists(a.batches(2)) == as_lists(b.batches(2))[:least]
 
 
-def test_error_refuses_different_numbers_of_batches_with_words():
+def test_error_refuses_different_numbers_of_batches():
     with pytest.raises(
         ValueError,
         match=r"uneven='error', but ranks 0 to 1 have \[6, 2\] batches; pass uneven='wrap', 'drop' or 'exact'",
@@ -157,7 +157,7 @@ def test_error_refuses_different_numbers_of_batches_with_words():
         schedules((23, 7), 1, 4, "error")
 
 
-def test_error_is_content_where_ranks_have_equally_many_batches():
+def test_error_accepts_equal_numbers_of_batches():
     ranks = schedules((8, 7), 1, 4, "error")
     assert [[len(batch) for batch in s.batches(0)] for s in ranks] == [[4, 4], [4, 3]]
     # With drop_last the second rank has one batch less.
@@ -216,8 +216,8 @@ def test_order_changes_with_the_epoch_the_seed_and_the_part():
     assert len(set(orders.values())) == len(orders) == 18
 
 
-def test_the_ways_share_one_order():
-    # Changing `uneven` or the batch size changes where the epoch is cut, never the order.
+def test_all_values_of_uneven_share_one_order():
+    # `uneven` and the batch size change where the epoch is cut, never the order.
     orders = [flat(s.batches(4)) for uneven in UNEVEN for size in (1, 7, 40) for s in schedules((40,), 1, size, uneven)]
     assert all(order == orders[0] for order in orders)
 
@@ -234,13 +234,13 @@ def test_one_rank_without_seeds_gives_no_batches(uneven, drop_last):
 
 @pytest.mark.parametrize("uneven", ["wrap", "drop"])
 @pytest.mark.parametrize("seeds_of_parts, ranks_per_part, rank", [((9, 0), 1, 1), ((9, 0), 2, 2), ((9, 1), 2, 3)])
-def test_a_rank_without_seeds_among_others_is_refused_with_words(uneven, seeds_of_parts, ranks_per_part, rank):
+def test_a_rank_without_seeds_among_others_is_refused(uneven, seeds_of_parts, ranks_per_part, rank):
     text = rf"rank {rank} has no seeds, so uneven='{uneven}' cannot give it batches; pass uneven='exact', or partition"
     with pytest.raises(ValueError, match=text):
         schedules(seeds_of_parts, ranks_per_part, 4, uneven)
 
 
-def test_under_exact_a_rank_without_seeds_serves_the_others():
+def test_with_exact_a_rank_without_seeds_serves_the_others():
     idle, busy = schedules((0, 9), 1, 4, "exact")
     assert idle.batches(0) == [] and idle.num_batches == 0 and idle.num_rounds == busy.num_batches == 3
 
@@ -274,7 +274,7 @@ def test_shares_of_a_shuffled_order_need_a_common_seed(link):
         match=r"share=\(1, 2\) with shuffle=True needs one order of the seeds in all 2 processes, .* same seed=",
     ):
         make(data, [3], shuffle=True, share=(1, 2))
-    # What needs no common order, or has one.
+    # These options need no common order, or have one.
     for options in (
         {"share": (0, 1), "shuffle": True},
         {"share": (1, 2)},
@@ -303,7 +303,7 @@ def test_a_share_has_draws_and_a_state_of_its_own():
     assert torch.cat([batch.input_id for batch in links]).tolist() == [1, 3, 5, 7]
 
 
-def test_a_share_that_cannot_be(tmp_path):
+def test_impossible_shares_are_refused(tmp_path):
     data = random_data(60, 300)
     for share in ((2, 2), (-1, 2), (0, 0), 3, (0,), (True, 2), (0.0, 2)):
         with pytest.raises(ValueError, match=r"share must be \(rank, number of ranks\)"):

@@ -1,5 +1,5 @@
-"""Laws of draws that agree: each vertex still draws a uniform subset of its list, in both kernels; what vertices, or batches of a block, have in common is
-the same for all of them."""
+"""Laws of shared draws: in both kernels, each vertex still draws a uniform subset of its list. Draws that vertices, or batches of a block, share
+are the same for all of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from salientpp import Graph, LinkNeighborLoader, NeighborLoader, NeighborSampler
 from salientpp.graph.typed import TypedGraph
 from salientpp.sampling.schedule import batch_key, batch_keys
 
-LONGEST = 1000  # of lists whose draws are shared
+LONGEST = 1000  # longest list whose draws are shared
 
 
 def long(*values: int) -> Tensor:
@@ -59,7 +59,7 @@ KERNELS = pytest.mark.parametrize("sample", [plain, typed, trees], ids=lambda f:
 
 
 def draws_of(sample: Any, graph: Graph, degree: int, fanout: int, copies: int, keys: Any) -> np.ndarray:
-    """[draws, fanout] places in the lists of equal stars."""
+    """Returns [draws, fanout] places in the lists of equal stars."""
     drawn = [sample(graph, [fanout], torch.arange(copies), key).edge for key in keys]
     return (torch.cat(drawn).view(-1, fanout) % degree).numpy()
 
@@ -89,7 +89,7 @@ def test_a_batch_of_many_blocks_with_hubs_and_long_lists_equals_the_slow_referen
     data = random_data(3000, 40_000, directed=True)
     hub = torch.stack(
         [torch.arange(LONGEST + 1), torch.full((LONGEST + 1,), 7)]
-    )  # too long a list, and one that is not
+    )  # one list that is too long, and one that is not
     edge = torch.stack([torch.arange(LONGEST), torch.full((LONGEST,), 8)])
     keep = (data.edge_index[1] != 7) & (data.edge_index[1] != 8)
     data.edge_index = torch.cat([data.edge_index[:, keep], hub, edge], 1)
@@ -115,10 +115,10 @@ def test_both_kernels_draw_the_same(seed):
         assert same([a.node, a.row, a.col, a.edge], [b.node, b.row, b.col, b.edge])
 
 
-# --- what a thread remembers ------------------------------------------------------------------------------
+# --- draws that a thread remembers ------------------------------------------------------------------------
 
 
-def test_what_was_drawn_before_changes_nothing():
+def test_remembered_draws_do_not_change_samples():
     graphs = [random_graph(seed, 300, 9000)[1] for seed in (1, 2)]
     fanouts = [[3, 2], [10, 5], [22, 4], [23, 2], [60], [-1, 3]]
     turns = [(0, 0, 5), (0, 0, 5), (1, 0, 5), (0, 1, 5), (0, 0, 6)]  # graph, fanouts, key
@@ -132,7 +132,7 @@ def test_what_was_drawn_before_changes_nothing():
         assert torch.equal(vertices, remembering[0])
 
 
-def test_a_graph_that_is_written_to_draws_as_it_is_now():
+def test_writing_to_a_graph_changes_later_samples():
     _, graph = random_graph(3, 300, 9000)
     seeds = torch.arange(50)
     plain(graph, [4, 3], seeds, 9)
@@ -144,7 +144,7 @@ def test_a_graph_that_is_written_to_draws_as_it_is_now():
 
 def test_no_two_graphs_have_a_number_in_common():
     _, graph = random_graph(4)
-    with torch.inference_mode():  # whose tensors do not say when they are written to
+    with torch.inference_mode():  # tensors made here do not count writes
         inferred = Graph(graph.indptr.clone(), graph.indices.clone())
     graphs = [graph, inferred, Graph(graph.indptr, graph.indices), copy.deepcopy(graph)]
     graphs += [pickle.loads(pickle.dumps(each)) for each in graphs]
@@ -191,7 +191,7 @@ def test_every_neighbour_and_every_pair_is_equally_likely_on_big_stars(sample, d
 
 @KERNELS
 @pytest.mark.parametrize("repeats", [[0, 0, 1, 2], [0, 1, 0, 1, 0], [3, 3, 3, 3], [0] * 3 + [1] + [2] * 2])
-def test_parallel_edges_are_drawn_as_edges_of_their_own(sample, repeats):
+def test_parallel_edges_are_drawn_separately(sample, repeats):
     degree, copies = len(repeats), 150
     centre = torch.arange(copies).repeat_interleave(degree)
     leaf = copies + torch.tensor(repeats).repeat(copies) + 10 * torch.arange(copies).repeat_interleave(degree)
@@ -203,8 +203,8 @@ def test_parallel_edges_are_drawn_as_edges_of_their_own(sample, repeats):
 
 
 @KERNELS
-def test_many_parallel_edges_are_drawn_as_edges_of_their_own(sample):
-    # So many repeats that the kernel sorts; of 400 edges 200 have one end, 100 another, and 100 ends of their own.
+def test_many_parallel_edges_are_drawn_separately(sample):
+    # This number of repeats makes the kernel sort. Of 400 edges, 200 have one end, 100 another, and 100 have distinct ends.
     ends = torch.cat([torch.zeros(200), torch.ones(100), torch.arange(2, 102)]).long()[torch.randperm(400)]
     copies = 40
     leaf = copies + ends.repeat(copies) + 110 * torch.arange(copies).repeat_interleave(400)
@@ -221,7 +221,7 @@ def test_many_parallel_edges_are_drawn_as_edges_of_their_own(sample):
 
 
 @pytest.mark.parametrize("last_time", [4, 6])
-def test_of_a_list_with_times_what_a_tree_sees_is_drawn_uniformly(last_time):
+def test_visible_neighbours_are_drawn_uniformly(last_time):
     data = Data(edge_index=torch.stack([torch.arange(1, 8), torch.zeros(7, dtype=torch.int64)]), num_nodes=8)
     data.time = long(0, *range(7))
     sampler = NeighborSampler(data, [2], time_attr="time", shared_draws="batch")
@@ -231,11 +231,11 @@ def test_of_a_list_with_times_what_a_tree_sees_is_drawn_uniformly(last_time):
     assert p > FALSE_ALARM, p
 
 
-# --- they agree -------------------------------------------------------------------------------------------
+# --- draws agree ------------------------------------------------------------------------------------------
 
 
 def twins(degree: int, repeats: bool = False) -> Data:
-    """0 and 1 list the same vertices, in another order, and 2 lists these and as many others."""
+    """Makes a graph in which 0 and 1 list the same vertices in different orders, and 2 lists these and as many others."""
     ends = torch.arange(3, 3 + degree)
     ends = torch.cat([ends, ends[: degree // 2]]) if repeats else ends
     of_2 = torch.cat([ends, ends + degree])
@@ -253,12 +253,12 @@ def test_vertices_with_the_same_list_draw_the_same(sample, repeats):
         out = sample(graph, [4], long(0, 1, 2), key)
         drawn = [sorted(data.edge_index[0, edges].tolist()) for edges in out.edge.split(4)]
         assert drawn[0] == drawn[1]
-        # What 2 takes of the ones that 0 lists too, 0 takes.
+        # Of the vertices that 0 lists too, 2 takes only those that 0 takes.
         assert {end for end in drawn[2] if end < 33} <= set(drawn[0])
 
 
 @KERNELS
-def test_lists_that_are_too_long_draw_by_themselves_as_without(sample):
+def test_lists_that_are_too_long_draw_as_without_sharing(sample):
     graph = Graph.from_data(twins(LONGEST + 1))
     of = {plain: Sampler(graph, [4]), typed: TypedSampler(TypedGraph.of(graph), [[4]]),
           trees: TypedSampler(TypedGraph.of(graph), [[4]], disjoint=True)}[sample]  # fmt: skip
@@ -281,7 +281,7 @@ def test_all_hops_share_a_number():
         assert sorted(first.tolist()) == sorted(second.tolist())
 
 
-def test_relations_from_one_type_share_numbers_and_those_from_others_do_not():
+def test_only_relations_from_the_same_type_share_numbers():
     data = HeteroData()
     for name in "abc":
         data[name].num_nodes = 20
@@ -327,12 +327,12 @@ def test_a_loader_draws_as_its_sampler_and_pygs_loader_takes_it():
         assert torch.equal(batch.n_id, mfg.node) and torch.equal(batch.e_id, mfg.edge)
     given = NeighborLoader(data, [9], data.train_mask, neighbor_sampler=one, draw_block=2, **options)
     next(iter(given))
-    assert all(torch.equal(a.n_id, b.n_id) for a, b in zip(given, loader, strict=True))  # of the second epoch
+    assert all(torch.equal(a.n_id, b.n_id) for a, b in zip(given, loader, strict=True))  # batches of the second epoch
     assert sum(1 for _ in PyGLoader(data, [4, 3], data.train_mask, neighbor_sampler=one, batch_size=16)) > 0
 
 
 def lists_drawn(batch: Data, num_hops: int) -> dict[tuple[int, int], list[int]]:
-    """What each vertex drew, by (hop, vertex)."""
+    """Returns the draws of each vertex, by (hop, vertex)."""
     drawn: dict[tuple[int, int], list[int]] = {}
     hop_of = torch.repeat_interleave(torch.arange(num_hops + 1), torch.tensor(batch.num_sampled_nodes))
     for target, edge in zip(batch.edge_index[1].tolist(), batch.e_id.tolist()):
@@ -358,7 +358,7 @@ def test_batches_of_a_block_draw_alike_and_others_do_not(shared):
         assert equal[False] < 0.2 * all_of[False]
 
 
-def test_a_block_of_one_batch_is_no_block():
+def test_a_block_of_one_batch_changes_nothing():
     assert batch_keys(1, 2, 3, 4) == batch_keys(1, 2, 3, 4, 1) == (batch_key(1, 2, 3, 4),) * 2
     assert batch_keys(1, 2, 3, 4, 2).batch == batch_key(1, 2, 3, 4)
     assert batch_keys(1, 2, 3, 4, 2).draws == batch_keys(1, 2, 3, 5, 2).draws
@@ -368,7 +368,7 @@ def test_a_block_of_one_batch_is_no_block():
     }
 
 
-def test_negative_examples_of_a_block_are_each_batchs_own():
+def test_each_batch_of_a_block_has_its_own_negative_examples():
     data = random_data(300, 3000)
     options = dict(edge_label_index=data.edge_index[:, :60], neg_sampling="binary", batch_size=10, seed=3)
     for shared in (None, "batch"):
@@ -382,7 +382,7 @@ def test_negative_examples_of_a_block_are_each_batchs_own():
         assert common and all(drawn[0][place] == drawn[1][place] for place in common)
 
 
-def test_a_state_says_how_draws_are_shared():
+def test_a_saved_state_records_how_draws_are_shared():
     data = random_data(300, 3000)
 
     def loader(**options: Any) -> NeighborLoader:
@@ -411,7 +411,7 @@ def refused(text: str, **options: Any) -> None:
         NeighborLoader(data, [2], data.train_mask, batch_size=4, **options)
 
 
-def test_what_cannot_be_is_refused_in_words():
+def test_impossible_options_are_refused():
     refused(r"shared_draws must be 'batch' or None, got 'epoch'", shared_draws="epoch")
     refused(r"shared_draws must be 'batch' or None, got True", shared_draws=True)
     refused(r"shared_draws='batch' excludes replace=True.*leave one of them out", shared_draws="batch", replace=True)
@@ -421,12 +421,12 @@ def test_what_cannot_be_is_refused_in_words():
     other = PyGLoader(random_data(60, 300), [2]).node_sampler
     refused(r"draw_block is for draws by this package's sampler", draw_block=2, neighbor_sampler=other)
     sampler = NeighborSampler(random_data(60, 300), [2], shared_draws="batch")
-    sampler.replace = True  # it may be set later
+    sampler.replace = True  # set after construction
     with pytest.raises(ValueError, match="excludes replace=True"):
         sampler.sample_from_nodes(NodeSamplerInput(None, long(0)), 1)
 
 
-def test_the_operators_refuse_what_cannot_be():
+def test_the_operators_refuse_impossible_options():
     graph = many_stars(3, 1)
     with pytest.raises(RuntimeError, match="shared draws are without replacement"):
         ops.sample_neighbors(graph.indptr, graph.indices, None, long(0), [1], 0, True, shared=True)
@@ -472,7 +472,7 @@ def check_ranks(rank: int, root: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["one type", "types"])
-def test_batches_on_ranks_are_those_of_one_process(tmp_path, kind):
+def test_batches_on_ranks_equal_the_batches_of_one_process(tmp_path, kind):
     root = tmp_path / "parts"
     if kind == "types":
         salientpp.partition(typed_data(), 2, root, TYPED_FANOUTS, 8, seeds=("paper", "train"))

@@ -1,4 +1,4 @@
-"""Laws of topologies: batches do not depend on where a sampler finds the neighbours of vertices. The topologies here are from outside the package."""
+"""Laws of topologies: batches do not depend on where a sampler finds neighbours. The topologies here are defined outside the package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS = ((-1, 0), (0, -1), (0, 1), (1, 0))
 
 
 class Computed(Sequence):
-    """A sequence whose items are computed when they are asked for."""
+    """A sequence whose items are computed on access."""
 
     def __init__(self, item):
         self._item = item
@@ -39,7 +39,7 @@ class Computed(Sequence):
 
 
 class Torus(Topology):
-    """A grid without borders: each vertex has four neighbours, and no edge is stored."""
+    """A grid without borders: each vertex has four neighbours, and no edges are stored."""
 
     def __init__(self) -> None:
         self.num_vertices = {None: WIDTH * HEIGHT}
@@ -56,13 +56,13 @@ class Torus(Topology):
 
 
 def neighbour(edge: int) -> int:
-    """The source of an edge."""
+    """Returns the source of an edge."""
     (y, x), (dy, dx) = divmod(edge // 4, WIDTH), STEPS[edge % 4]
     return (y + dy) % HEIGHT * WIDTH + (x + dx) % WIDTH
 
 
 class Counting(Topology):
-    """Another topology, and how many batches were drawn from it. It holds no graph, as one whose edges are on other hosts."""
+    """A wrapper of a topology that counts batches. It holds no graph, like a topology whose edges are on other hosts."""
 
     def __init__(self, inner: Topology) -> None:
         self._inner, self.drawn = inner, 0
@@ -86,7 +86,7 @@ def torus() -> Data:
 
 
 def plain(value):
-    """A sample as something that ``==`` compares."""
+    """Converts a sample to values that ``==`` compares."""
     if isinstance(value, Tensor):
         return value.dtype, value.tolist()
     if isinstance(value, dict):
@@ -105,7 +105,7 @@ def assert_same_batches(ours, theirs) -> None:
 
 @pytest.mark.parametrize("draws", [{}, {"replace": True}, {"shared_draws": "batch"}], ids=["", "replace", "shared"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_topology_that_stores_no_edges_gives_the_batches_of_the_stored_graph(draws, workers):
+def test_a_computed_topology_gives_the_batches_of_the_stored_graph(draws, workers):
     data, options = torus(), dict(batch_size=16, shuffle=True, seed=4, num_workers=workers)
     sampler = NeighborSampler(Torus(), [3, 2], **draws)
     bare = torus()
@@ -135,7 +135,7 @@ def test_a_topology_that_stores_no_edges_gives_the_batches_of_the_stored_graph(d
     ids=lambda read: "-".join(map(str, read.values())),
 )
 @pytest.mark.parametrize("typed", [False, True], ids=["one type", "types"])
-def test_a_topology_that_wraps_another_draws_what_that_draws(read, typed):
+def test_a_topology_that_wraps_another_draws_the_same(read, typed):
     data, type_ = (random_hetero(seed=3), "paper") if typed else (random_data(300, 2000, seed=3), None)
     nodes = data[type_] if typed else data
     nodes.time = torch.arange(nodes.num_nodes) % 7
@@ -157,7 +157,7 @@ def test_a_topology_that_wraps_another_draws_what_that_draws(read, typed):
 
 
 @pytest.mark.parametrize("options", [{}, {"disjoint": True, "subgraph_type": "induced"}], ids=["", "induced trees"])
-def test_a_graph_is_a_topology_too(options):
+def test_a_graph_can_be_passed_as_a_topology(options):
     data = random_data(300, 2000, seed=8)
     given = [data, Graph.from_data(data), TypedGraph.from_data(data), NeighborSampler(data, []).topology]
     inputs = NodeSamplerInput(None, torch.arange(30))
@@ -165,7 +165,7 @@ def test_a_graph_is_a_topology_too(options):
     assert all(plain(vars(sample)) == plain(vars(samples[0])) for sample in samples[1:])
 
 
-def test_pygs_loader_draws_from_a_topology_too():
+def test_pygs_loader_can_draw_from_a_topology():
     loader = PyGLoader(torus(), [3, 2], neighbor_sampler=NeighborSampler(Torus(), [3, 2]), batch_size=16)
     for batch in loader:
         assert torch.equal(batch.x[:, 0].long(), batch.n_id)
@@ -173,7 +173,7 @@ def test_pygs_loader_draws_from_a_topology_too():
         assert [neighbour(int(edge)) for edge in batch.e_id] == source.tolist() and (batch.e_id // 4).equal(target)
 
 
-def test_a_saved_state_knows_what_a_topology_depends_on():
+def test_a_saved_state_identifies_its_topology():
     class Other(Torus):
         def arrays(self) -> list[Tensor]:
             return [torch.tensor([WIDTH, HEIGHT + 1])]
@@ -187,16 +187,19 @@ def test_a_saved_state_knows_what_a_topology_depends_on():
         loader(Other()).load_state_dict(state)
 
 
-def test_what_needs_the_edges_of_a_graph_says_so():
+def test_options_that_need_the_edges_of_a_graph_are_refused_without_them():
     sampler = NeighborSampler(Torus(), [2])
-    with pytest.raises(ValueError, match="a Torus holds no graph; leave out what needs them, such as device_rows"):
+    with pytest.raises(
+        ValueError, match="a Torus holds no graph; leave out the options that need them, such as device_rows"
+    ):
         NeighborLoader(torus(), [2], neighbor_sampler=sampler, device_rows=0.5, device="cpu")
 
 
-def test_attributes_of_data_are_refused_with_edges_alone():
+def test_attributes_of_data_are_refused_for_edges_alone():
     for wrong in ({"time_attr": "time"}, {"weight_attr": "weight"}, {"sample_direction": "backward"}):
         with pytest.raises(
-            ValueError, match="time_attr, weight_attr and sample_direction are for PyG's objects: a Torus has its"
+            ValueError,
+            match="time_attr, weight_attr and sample_direction are for PyG's objects: a Torus already has its",
         ):
             NeighborSampler(Torus(), [2], **wrong)
 

@@ -1,4 +1,4 @@
-"""Laws of sampling over several types of vertices, with trees, times and weights: what a batch may hold, and how probably it does."""
+"""Laws of sampling over several vertex types, with trees, times and weights: what a batch may hold, and with which probability."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def long(*values: int) -> Tensor:
 
 
 def random_data(seed: int, num_vertices: int = 60, num_edges: int = 400) -> Data:
-    """Skewed degrees, self-loops, repeated edges, isolated vertices; edges in no order; times with ties, weights with zeros."""
+    """Makes skewed degrees, self-loops, repeated edges and isolated vertices; edges in no order, times with ties, weights with zeros."""
     generator = np.random.default_rng(seed)
     ends = generator.permutation(num_vertices)[(generator.random((2, num_edges)) ** 2 * num_vertices).astype(np.int64)]
     return Data(
@@ -59,7 +59,7 @@ def some_seeds(seed: int, num_vertices: int, repeats: bool = False) -> Tensor:
 
 
 def typed(data: Data | HeteroData, fanouts: Any, **options: Any) -> TypedSampler:
-    """A sampler of all relations; ``fanouts`` for all of them, or by relation."""
+    """Makes a sampler of all relations; ``fanouts`` are for all of them, or by relation."""
     read = {name: options.pop(name) for name in ("time_attr", "weight_attr", "backward", "linked") if name in options}
     graph = TypedGraph.from_data(data, **read)
     per_relation = (
@@ -69,7 +69,7 @@ def typed(data: Data | HeteroData, fanouts: Any, **options: Any) -> TypedSampler
 
 
 def same(a: Any, b: Any) -> bool:
-    """Two samples, attribute by attribute."""
+    """Compares two samples, attribute by attribute."""
     if isinstance(a, Tensor):
         return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, dict):
@@ -81,12 +81,12 @@ def same_samples(a: Any, b: Any) -> bool:
     return type(a) is type(b) and all(same(getattr(a, name), getattr(b, name)) for name in vars(a))
 
 
-# --- where both samplers apply they draw the same ---------------------------------------------------------
+# --- both samplers draw the same where both apply ---------------------------------------------------------
 
 
 @REPLACE
 @pytest.mark.parametrize("seed", range(6))
-def test_one_relation_without_options_draws_bit_for_bit_what_the_plain_sampler_draws(seed, replace):
+def test_one_relation_without_options_draws_the_same_bits_as_the_plain_sampler(seed, replace):
     data = random_data(seed)
     narrow = Graph.from_data(data)
     for graph in (
@@ -102,7 +102,7 @@ def test_one_relation_without_options_draws_bit_for_bit_what_the_plain_sampler_d
             assert same_samples(plain, other), fanouts
 
 
-def test_they_draw_the_same_in_batches_of_many_blocks_with_hubs():
+def test_both_samplers_draw_the_same_in_batches_of_many_blocks_with_hubs():
     graph = Graph.from_data(random_data(5, 3000, 40_000))
     seeds = some_seeds(6, 3000)
     for fanouts in ([10, 5], [70, 60]):
@@ -125,7 +125,7 @@ def test_they_draw_the_same_in_batches_of_many_blocks_with_hubs():
     ],
     ids=lambda options: "-".join(options) or "none",
 )
-def test_edge_ids_beside_the_sources_change_nothing(options):
+def test_linked_relations_give_the_same_samples(options):
     data, now = random_data(3), {None: torch.full((60,), 5)} if "time_attr" in options else None
     apart, linked = (typed(data, [4, 3], linked=linked, **options) for linked in (False, True))
     (ids,), (beside,) = apart.graph.relations, linked.graph.relations
@@ -139,7 +139,7 @@ def test_edge_ids_beside_the_sources_change_nothing(options):
         assert torch.equal(relation.links & 0xFFFFFFFF, ids.indices.long())
 
 
-def test_edges_in_order_need_no_ids_beside_their_sources():
+def test_sorted_edges_need_no_links():
     data = random_data(3)
     data.edge_index = data.edge_index[:, data.edge_index[1].sort(stable=True).indices]
     (relation,) = TypedGraph.from_data(data, is_sorted=True, linked=True).relations
@@ -249,7 +249,7 @@ def test_a_sample_over_several_types_equals_the_slow_reference(backward, options
 
 
 def test_a_batch_of_many_blocks_equals_the_slow_reference():
-    # The kernel takes vertices 64 at a time; here are hundreds of each type.
+    # The kernel takes 64 vertices at a time; this batch has hundreds of each type.
     data = random_hetero(6000, seed=4, paper=900, author=700, venue=30)
     seeds = {"paper": torch.arange(300), "author": torch.arange(100)}
     assert_is_the_references(typed(data, [4, 3], disjoint=True), seeds, 9)
@@ -257,7 +257,7 @@ def test_a_batch_of_many_blocks_equals_the_slow_reference():
 
 
 @pytest.mark.parametrize("options", [{}, {"induced": True}, {"weight_attr": "weight", "replace": True}], ids=str)
-def test_the_map_in_use_changes_nothing(options, monkeypatch):
+def test_the_kind_of_map_changes_nothing(options, monkeypatch):
     data = random_hetero(6000, seed=4, paper=900, author=700, venue=30)
     sampler = typed(data, [4, 3], **options)
     seeds = {"paper": torch.randint(900, (300,)), "author": torch.arange(100)}
@@ -269,8 +269,8 @@ def test_the_map_in_use_changes_nothing(options, monkeypatch):
             assert all(same_samples(sampler.sample(seeds, key), stamps[key]) for key in range(3))
 
 
-def test_ids_of_more_than_32_bits_are_told_apart_in_trees():
-    """Types of so many vertices can only be drawn from: a target's lists need an entry for every vertex."""
+def test_ids_of_more_than_32_bits_are_distinguished_in_trees():
+    """Types with this number of vertices can only be drawn from: a target's lists need an entry for every vertex."""
     huge, width = 2**40, 2**32
     sources = torch.tensor([5, 5 + width, 5 + 2 * width, huge - 1, 5])
     for disjoint in (False, True):
@@ -288,7 +288,7 @@ def test_ids_of_more_than_32_bits_are_told_apart_in_trees():
 
 
 def in_edges(data: HeteroData) -> dict:
-    """Per relation and target the numbers of its edges."""
+    """Returns the numbers of the edges into each target, per relation."""
     lists: dict = {name: {} for name in data.edge_types}
     for name in data.edge_types:
         for e, v in enumerate(data[name].edge_index[1].tolist()):
@@ -358,7 +358,7 @@ def test_ids_of_32_and_64_bits_give_the_same():
         assert same_samples(a, b)
 
 
-def test_types_without_vertices_edges_or_seeds_are_there_and_empty():
+def test_types_without_vertices_edges_or_seeds_are_empty_in_the_batch():
     data = HeteroData()
     data["a"].num_nodes, data["b"].num_nodes, data["c"].num_nodes = 3, 2, 0
     data["b", "to", "a"].edge_index = torch.tensor([[0, 1], [0, 0]])
@@ -375,7 +375,7 @@ def test_types_without_vertices_edges_or_seeds_are_there_and_empty():
 
 
 def assert_is_a_forest(n_id: dict, tree: dict, row: dict, col: dict, num_seeds: int) -> None:
-    """Every vertex is known once in its tree, edges stay in a tree, and every tree hangs together from its seed."""
+    """Checks that every vertex occurs once in its tree, edges stay in a tree, and every tree is connected to its seed."""
     places = {
         (name, i): (int(tree[name][i]), name, int(n_id[name][i])) for name in n_id for i in range(len(n_id[name]))
     }
@@ -410,7 +410,7 @@ def test_every_seed_grows_a_tree_of_its_own(options):
         assert torch.equal(ends, data[name].edge_index[:, out.edge[name]])
 
 
-def test_trees_hang_together_and_with_all_neighbours_each_is_what_its_seed_finds_alone():
+def test_trees_are_connected_and_with_all_neighbours_equal_the_seeds_own_batch():
     data = random_hetero(120, seed=8)
     sampler, seeds = typed(data, [-1, -1], disjoint=True), [3, 8, 3, 40]
     together = sampler.sample({"paper": long(*seeds)}, 0)
@@ -465,7 +465,7 @@ def test_two_relations_of_one_vertex_draw_independently():
 @pytest.mark.parametrize(
     "options", [{}, {"last": True}, {"replace": True}, {"weight_attr": "weight"}, {"induced": True}], ids=str
 )
-def test_no_tree_sees_what_is_newer_than_its_seed(time_attr, options):
+def test_no_tree_sees_neighbours_newer_than_its_seed(time_attr, options):
     data = random_hetero(seed=11)
     now = torch.from_numpy(np.random.default_rng(1).integers(-1, 11, size=40))
     for fanout in (3, -1):
@@ -486,7 +486,7 @@ def test_no_tree_sees_what_is_newer_than_its_seed(time_attr, options):
 
 
 @pytest.mark.parametrize("time_attr", ["time", "edge_time"])
-def test_all_neighbours_are_all_that_are_not_newer(time_attr):
+def test_fanout_minus_one_takes_all_neighbours_that_are_not_newer(time_attr):
     data = random_data(12)
     lists = {v: (data.edge_index[1] == v).nonzero().flatten().tolist() for v in range(60)}
     time = data.time[data.edge_index[0]] if time_attr == "time" else data.edge_time
@@ -499,10 +499,10 @@ def test_all_neighbours_are_all_that_are_not_newer(time_attr):
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.float32, torch.float64])
 @pytest.mark.parametrize("time_attr", ["time", "edge_time"])
-def test_last_takes_exactly_the_latest_of_those_it_may_see(time_attr, kind):
+def test_last_takes_exactly_the_latest_visible_neighbours(time_attr, kind):
     data = random_data(13)
     generator = torch.Generator().manual_seed(13)
-    for name, size in (("time", 60), ("edge_time", 400)):  # without ties, from below zero
+    for name, size in (("time", 60), ("edge_time", 400)):  # no ties; some times are negative
         data[name] = (torch.randperm(size, generator=generator) - size // 3).to(kind) * (
             0.37 if kind.is_floating_point else 1
         )
@@ -518,8 +518,8 @@ def test_last_takes_exactly_the_latest_of_those_it_may_see(time_attr, kind):
 
 
 @pytest.mark.parametrize(("visible", "fanout"), [(5, 2), (4, 1), (6, 3)])
-def test_uniform_draws_are_uniform_over_what_may_be_seen(visible, fanout):
-    # 9 leaves with times 0 .. 8; the seed sees those up to visible - 1.
+def test_uniform_draws_are_uniform_over_visible_neighbours(visible, fanout):
+    # 9 leaves with times 0 to 8; the seed sees those up to visible - 1.
     data = Data(edge_index=star(9), num_nodes=10, time=torch.cat([long(0), torch.arange(9)]))
     sampler = typed(data, [fanout], disjoint=True, time_attr="time")
     copies, now = torch.zeros(200, dtype=torch.int64), torch.full((200,), visible - 1)
@@ -530,7 +530,7 @@ def test_uniform_draws_are_uniform_over_what_may_be_seen(visible, fanout):
     assert p > FALSE_ALARM, p
 
 
-def test_seeds_have_their_own_time_unless_they_are_given_one():
+def test_seeds_have_their_own_time_unless_another_is_given():
     data = Data(edge_index=star(9), num_nodes=10, time=torch.cat([long(4), torch.arange(9)]))
     sampler = NeighborSampler(data, [-1], time_attr="time")
     ages = lambda time: sampler.sample_from_nodes(NodeSamplerInput(None, long(0), time)).edge.tolist()  # noqa: E731
@@ -553,7 +553,7 @@ def test_edges_with_times_need_seeds_with_times():
         )
 
 
-def test_vertices_without_times_are_there_at_all_times():
+def test_vertices_without_times_are_always_visible():
     data = random_hetero(seed=14)
     del data["venue"].time
     out = typed(data, [-1], disjoint=True, time_attr="time").sample(
@@ -586,7 +586,7 @@ def test_a_clock_keeps_the_order_of_its_times():
 
 
 def seen_at(times: Tensor, now: Tensor) -> list[int]:
-    """The places of those edge times that a seed sees at ``now``."""
+    """Returns the places of the edge times that a seed sees at ``now``."""
     data = Data(edge_index=star(len(times)), num_nodes=len(times) + 1, edge_time=times)
     return sorted(
         NeighborSampler(data, [-1], time_attr="edge_time")
@@ -599,10 +599,10 @@ NANOSECONDS = 1_700_000_000_000_000_000
 
 
 @pytest.mark.parametrize("middle", [2**53, NANOSECONDS, -NANOSECONDS, 2**62, 2**63 - 200, -(2**63) + 200])
-def test_whole_and_real_times_compare_by_value_and_not_as_rounded(middle):
+def test_integer_and_float_times_compare_by_value_without_rounding(middle):
     whole = [middle + step for step in (-130, -65, -64, -2, -1, 0, 1, 2, 3, 64, 65, 127, 130)]
     real = sorted({float(time) for time in whole} | {float(middle - 1000)})
-    for now in real:  # a real clock in the hands of the seed
+    for now in real:  # the seed has a floating-point time
         assert seen_at(long(*whole), torch.tensor([now], dtype=torch.float64)) == [
             k for k, time in enumerate(whole) if time <= now
         ]
@@ -612,7 +612,7 @@ def test_whole_and_real_times_compare_by_value_and_not_as_rounded(middle):
         ]
 
 
-def test_times_without_end_see_everything_and_nothing():
+def test_infinite_times_see_everything_or_nothing():
     whole = long(-(2**63) + 1, 0, 2**62 + 1, 2**63 - 1)
     for now, seen in (
         (float("inf"), [0, 1, 2, 3]),
@@ -625,8 +625,8 @@ def test_times_without_end_see_everything_and_nothing():
 
 
 @pytest.mark.parametrize("middle", [2**53, NANOSECONDS, 0])
-def test_a_graph_may_have_whole_times_on_one_type_and_real_ones_on_another(middle):
-    """Compared with Python's numbers, which compare a whole with a real one exactly."""
+def test_a_graph_may_have_integer_times_on_one_type_and_float_times_on_another(middle):
+    """Compares with Python's numbers, which compare integers and floats exactly."""
     steps = [-300, -128, -64, -1, 0, 1, 63, 64, 65, 128, 300]
     data = HeteroData()
     data["a"].time = long(*(middle + step for step in steps))
@@ -669,21 +669,21 @@ def test_a_graph_may_have_whole_times_on_one_type_and_real_ones_on_another(middl
     [
         (
             torch.ones(3, dtype=torch.complex64),
-            "'?edge_time'? must be a tensor of whole or real numbers, got torch.complex64",
+            "'?edge_time'? must be a tensor of integers or floating-point numbers, got torch.complex64",
         ),
         (torch.tensor([0, 2**63, 1], dtype=torch.uint64), r"must be < 2\^63, got 9223372036854775808 at position 1"),
         (torch.tensor([0.0, 1.0, float("nan")]).half(), "must hold numbers, got NaN at position 2"),
-        ([0, 1, 2], "must be a tensor of whole or real numbers, got list"),
+        ([0, 1, 2], "must be a tensor of integers or floating-point numbers, got list"),
     ],
 )
-def test_times_that_cannot_be_ordered_are_refused_in_words(time, text):
+def test_times_that_cannot_be_ordered_are_refused(time, text):
     data = Data(edge_index=star(3), num_nodes=4)
     data.edge_time = time
     with pytest.raises(ValueError, match=text):
         NeighborSampler(data, [-1], time_attr="edge_time")
 
 
-def test_unsigned_times_are_whole_times():
+def test_unsigned_times_are_integer_times():
     assert seen_at(torch.tensor([0, 5, 2**63 - 1], dtype=torch.uint64), torch.tensor([5], dtype=torch.uint8)) == [0, 1]
 
 
@@ -702,7 +702,7 @@ def test_float_times_compare_as_floats():
 
 
 def weighted_stars(weights: list[float], copies: int, **more: Any) -> tuple[Data, int]:
-    """Centre c draws from ``len(weights)`` leaves of its own, with these weights; edges of one centre are consecutive."""
+    """Makes stars: each centre draws from ``len(weights)`` leaves of its own, with these weights; its edges are consecutive."""
     degree = len(weights)
     centre = torch.arange(copies).repeat_interleave(degree)
     leaf = copies + torch.arange(copies * degree)
@@ -713,7 +713,7 @@ def weighted_stars(weights: list[float], copies: int, **more: Any) -> tuple[Data
 def weighted_draws(
     weights: list[float], fanout: int, *, keys: int = 100, copies: int = 200, **options: Any
 ) -> list[tuple[int, ...]]:
-    """Places in the list, per draw; ascending unless drawn with replacement."""
+    """Returns places in the list, per draw; ascending unless drawn with replacement."""
     data, degree = weighted_stars(weights, copies)
     sampler = typed(data, [fanout], weight_attr="weight", **options)
     drawn = torch.cat([sampler.sample({None: torch.arange(copies)}, key).edge for key in range(keys)])
@@ -758,7 +758,7 @@ def test_weighted_draws_with_replacement_are_independent(weights, fanout):
 
 
 def test_arrivals_are_exact_to_one_in_a_trillion():
-    """Two neighbours whose weights make them arrive at nearly the same time: the logarithm inside the kernel decides who is first."""
+    """Two neighbours have weights with which they arrive at nearly the same time, so the kernel's logarithm decides the order."""
     for key in range(600):
         stream = reference.Stream(reference.mix64(reference.join_key(key, 0)))
         exponentials = [-math.log(reference.uniform(stream)) for _ in range(2)]
@@ -772,7 +772,7 @@ def test_arrivals_are_exact_to_one_in_a_trillion():
 @pytest.mark.parametrize("kind", ["alike", "steep", "one outweighs all", "mostly none", "far apart", "equal"])
 @pytest.mark.parametrize("degree", [3, 40, 700])
 def test_long_lists_of_any_weights_equal_the_slow_reference(kind, degree):
-    """However the kernel guesses who arrives early, it draws who does."""
+    """The kernel draws the earliest arrivals, however it guesses them."""
     generator = np.random.default_rng(degree)
     uniform = generator.random((6, degree)) + 0.01
     weights = {
@@ -789,7 +789,7 @@ def test_long_lists_of_any_weights_equal_the_slow_reference(kind, degree):
         assert_is_the_references(typed(data, [fanout], weight_attr="weight"), {None: torch.arange(6)}, fanout)
 
 
-TINY = 5e-324  # the least of all positive numbers
+TINY = 5e-324  # the smallest positive double
 
 
 @pytest.mark.parametrize(
@@ -805,10 +805,10 @@ TINY = 5e-324  # the least of all positive numbers
     ],
     ids=str,
 )
-def test_only_the_ratios_of_weights_count_whatever_their_size(weights, like, fanout):
+def test_only_the_ratios_of_weights_matter(weights, like, fanout):
     if (
         like is None
-    ):  # the largest is drawn first for certain; then the others by their ratios, and what weighs nothing at the end
+    ):  # the largest weight is certainly drawn first, then the others by their ratios, and zero weights last
         like = (
             {2: [1e30, 2.0, 1.0, 1.0], 3: [0.0, 2.0, 1.0, 0.0]}[fanout]
             if weights[-1] != 0 or fanout == 3
@@ -830,13 +830,13 @@ def test_only_the_ratios_of_weights_count_whatever_their_size(weights, like, fan
     ],
     ids=str,
 )
-def test_with_replacement_too(weights, shares):
+def test_with_replacement_only_the_ratios_of_weights_matter(weights, shares):
     draws = weighted_draws(weights, 2, replace=True)
     chances = {(a, b): p * q for a, p in enumerate(shares) for b, q in enumerate(shares) if p * q}
     assert set(draws) <= set(chances) and reference.p_of_chances(draws, chances) > FALSE_ALARM
 
 
-def test_the_kernel_itself_draws_from_a_list_whose_sum_is_infinite():
+def test_the_kernel_draws_from_a_list_with_an_infinite_sum():
     copies, weights = 3000, torch.full((3,), 1.5e308, dtype=torch.float64)
     indptr, indices = torch.tensor([0, 3, 3, 3, 3]), torch.tensor([1, 2, 3])
     drawn = []
@@ -876,7 +876,7 @@ def test_a_power_of_two_common_to_all_weights_changes_no_draw(exponent, replace)
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e5m2])
-def test_the_least_weights_of_every_kind_are_drawn_by_their_ratios(kind):
+def test_the_smallest_weights_of_every_dtype_are_drawn_by_their_ratios(kind):
     least = torch.tensor(
         [1, 2, 5], dtype={1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[kind.itemsize]
     ).view(kind)
@@ -892,7 +892,7 @@ def test_the_least_weights_of_every_kind_are_drawn_by_their_ratios(kind):
     )
 
 
-def test_zero_weights_are_drawn_only_where_the_positive_ones_have_run_out():
+def test_zero_weights_are_drawn_only_after_all_positive_ones():
     weights = [0.0, 2.0, 0.0, 1.0, 0.0]
     for fanout in (1, 2, 3, 4):
         draws = weighted_draws(weights, fanout)
@@ -912,7 +912,7 @@ def test_a_list_of_zeros_is_drawn_from_uniformly(replace):
 
 
 @REPLACE
-def test_equal_weights_draw_uniformly_also_from_long_lists(replace):
+def test_equal_weights_draw_uniformly_even_from_long_lists(replace):
     draws = np.array(weighted_draws([0.3] * 150, 40, keys=20, copies=100, replace=replace))
     counts = np.bincount(draws.ravel(), minlength=150)
     p = (
@@ -923,7 +923,7 @@ def test_equal_weights_draw_uniformly_also_from_long_lists(replace):
     assert p > FALSE_ALARM, p
 
 
-def test_weights_of_any_kind_of_number_are_taken_and_relations_may_lack_them():
+def test_weights_may_have_any_numeric_dtype_and_relations_may_lack_them():
     data = random_hetero(seed=15)
     for name, kind in zip(RELATIONS, (torch.float32, torch.float16, torch.int64, torch.bool)):
         data[name].weight = (data[name].weight * 5).to(kind)
@@ -936,7 +936,7 @@ def test_weights_of_any_kind_of_number_are_taken_and_relations_may_lack_them():
     assert torch.equal(out.edge[RELATIONS[0]][first], plain.edge[RELATIONS[0]][first]), (
         "without weights it draws as if there were none"
     )
-    # Integers are weights too: of the edges into a paper those without any come last.
+    # Integers are weights too. Edges without weight into a paper come last.
     name = RELATIONS[2]
     for v in range(30):
         listed = (data[name].edge_index[1] == v).nonzero().flatten()
@@ -946,7 +946,7 @@ def test_weights_of_any_kind_of_number_are_taken_and_relations_may_lack_them():
         assert int((data[name].weight[drawn] > 0).sum()) == min(positive, len(drawn))
 
 
-def test_weights_and_times_together_draw_by_weight_from_what_may_be_seen():
+def test_weights_and_times_together_draw_visible_neighbours_by_weight():
     weights = [4.0, 1.0, 2.0, 3.0]
     copies = 200
     data, degree = weighted_stars(weights, copies, edge_time=long(2, 0, 9, 1).repeat(copies))
@@ -975,7 +975,7 @@ def test_weights_and_times_together_draw_by_weight_from_what_may_be_seen():
     ],
     ids=str,
 )
-def test_weights_are_kept_exactly_and_narrow_ones_draw_what_doubles_draw(given, kept, replace):
+def test_weights_are_kept_exactly_and_narrow_ones_draw_the_same_as_doubles(given, kept, replace):
     data = random_data(3, 300, 9000)
     data.weight = torch.randint(0, 200, (data.num_edges,), generator=torch.Generator().manual_seed(1)).to(given)
     narrow = typed(data, [7, 5], weight_attr="weight", replace=replace)
@@ -1002,7 +1002,7 @@ def test_weights_are_kept_exactly_and_narrow_ones_draw_what_doubles_draw(given, 
         (torch.ones(3, dtype=torch.complex64), "the weight of the edges must be real numbers, got torch.complex64"),
     ],
 )
-def test_wrong_weights_are_refused_in_words(weight, text):
+def test_wrong_weights_are_refused(weight, text):
     with pytest.raises(ValueError, match=text):
         typed(Data(edge_index=star(3), num_nodes=4, weight=weight), [1], weight_attr="weight")
 
@@ -1122,11 +1122,11 @@ def test_backward_sampling_obeys_times_too(time_attr):
 # --- a pure function of its arguments ---------------------------------------------------------------------
 
 
-def test_eight_threads_at_once_give_what_one_gives():
+def test_eight_threads_at_once_give_the_same_as_one():
     data, other = random_hetero(1500, seed=20, paper=300, author=200, venue=9), random_data(20, 800, 8000)
     tasks = []
     for i in range(60):
-        # Graphs of different numbers of types and relations meet in the memory that a thread keeps.
+        # Graphs with different numbers of types and relations use the same memory of a thread.
         if i % 3 == 2:
             sampler, seeds, now = (
                 typed(other, [4, 4], weight_attr="weight", replace=i % 2 == 0),
@@ -1156,7 +1156,7 @@ def test_eight_threads_at_once_give_what_one_gives():
 
 
 @EVERY_OPTION
-def test_a_key_fixes_a_sample_and_another_gives_another(options):
+def test_a_key_fixes_a_sample_and_another_key_changes_it(options):
     data = random_hetero(seed=21)
     options = {"disjoint": True, **options} if "time_attr" in options else options
     now = {"paper": torch.full((30,), 7)} if "time_attr" in options else None
@@ -1168,7 +1168,7 @@ def test_a_key_fixes_a_sample_and_another_gives_another(options):
     assert options.get("last") or not same_samples(first, draw(2))
 
 
-# --- refusals of the operator -----------------------------------------------------------------------------
+# --- checks of the operator -------------------------------------------------------------------------------
 
 INDPTR, INDICES = long(0, 1, 3, 3), long(1, 0, 2)
 GOOD = dict(
@@ -1207,7 +1207,7 @@ GOOD = dict(
         (dict(links=[long(0, 1)]), r"links\[0\] must have 3 entries, got 2"),
         (dict(links=[None, None]), "must have one entry per relation, 1"),
         (dict(links=[INDICES.int()]), "links must have dtype Long, got Int"),
-        (dict(links=[INDICES], edge_id=[INDICES]), r"edge_id\[0\] must be None where there are links, which hold the ids"),
+        (dict(links=[INDICES], edge_id=[INDICES]), r"edge_id\[0\] must be None if links are given, because links hold the ids"),
         (dict(links=[long(7, 0, 2)]), r"indices is corrupt: it holds 7, expected ids in \[0, 3\)"),
         (dict(links=[long(7, 0, 2)], disjoint=True), r"indices is corrupt: it holds 7, expected ids in \[0, 3\)"),
         (dict(links=[long(0, 0, 5)], fanouts=[0], induced=True), "indices is corrupt: it holds 5"),
@@ -1218,7 +1218,7 @@ GOOD = dict(
         (dict(node_time=[long(0, 1)], seed_time=[long(1, 1)], disjoint=True), r"node_time\[0\] must have 3 entries, got 2"),
         (dict(seed_time=[long(1)], disjoint=True), r"seed_time\[0\] must have 2 entries, got 1"),
         (dict(seed_time=[torch.zeros(2)], disjoint=True), "seed_time must have dtype Long, got Float"),
-        (dict(seed_time=[long(1, 1)]), "seed_time needs disjoint=True: a vertex may be seen by one tree and not by another"),
+        (dict(seed_time=[long(1, 1)]), "seed_time needs disjoint=True, because one tree may see a vertex and another may not"),
         (dict(fanouts=[2, 2]), "fanouts must have 1 entries per relation, got 2 for 1 relations"),
         (dict(fanouts=[-2]), r"fanouts\[0\] must be in \[0, 2\^31\), or -1 for all neighbours, got -2"),
         (dict(fanouts=[2**31]), r"fanouts\[0\] must be in \[0, 2\^31\), or -1 for all neighbours, got 2147483648"),
@@ -1231,7 +1231,7 @@ GOOD = dict(
         (dict(indices=[long(7, 0, 2)], node_time=[long(0, 0, 0)], seed_time=[long(1, 1)], disjoint=True), "indices is corrupt: it holds 7"),
     ],
 )  # fmt: skip
-def test_bad_arguments_raise_in_words_and_the_next_batch_is_right(change, text):
+def test_bad_arguments_raise_and_the_next_batch_is_right(change, text):
     want = ops.sample_typed_neighbors(**GOOD)
     with pytest.raises(RuntimeError, match=text):
         ops.sample_typed_neighbors(**{**GOOD, **change})
@@ -1247,7 +1247,7 @@ def test_times_for_some_seeds_are_refused():
         "first_tree": [0, 2],
         "disjoint": True,
     }
-    with pytest.raises(RuntimeError, match="seed_time must be there for all seeds or for none, got it for 2 of 3"):
+    with pytest.raises(RuntimeError, match="seed_time must be given for all seeds or for none, got it for 2 of 3"):
         ops.sample_typed_neighbors(**{**two, "seed_time": [long(1, 1), None]})
 
 
@@ -1257,8 +1257,8 @@ def test_times_for_some_seeds_are_refused():
 @pytest.mark.parametrize("with_ids", [True, False], ids=["ids", ""])
 @pytest.mark.parametrize("order", ["by target", "none"])
 @pytest.mark.parametrize("size", [0, 1, 7, 500, 60_000])
-def test_edges_and_their_reverses_are_pygs(size, order, with_ids):
-    """Of several edges with the same ends PyG keeps any one's id, whichever its sort leaves last; here it is the last one's."""
+def test_edges_and_their_reverses_equal_pygs(size, order, with_ids):
+    """PyG keeps any id of several edges with the same ends, depending on its sort. Here the last edge's id is kept."""
     generator = torch.Generator().manual_seed(size)
     for num_vertices, own_reverses in itertools.product((3, 90, 50_000), (True, False)):
         row, col, other, another = torch.randint(num_vertices, (4, size), generator=generator)
@@ -1284,10 +1284,10 @@ def test_edges_and_their_reverses_are_pygs(size, order, with_ids):
 
 
 @pytest.mark.parametrize("keep_orig_edges", [False, True], ids=["", "keep_orig_edges"])
-def test_a_bidirectional_sample_is_pygs_of_the_same_draws(keep_orig_edges):
+def test_a_bidirectional_sample_equals_pygs_for_the_same_draws(keep_orig_edges):
     data = random_data(8)
     once = data.edge_index.unique(dim=1)
-    data = Data(edge_index=once[:, once[0] < once[1]], num_nodes=60)  # no two edges join the same vertices
+    data = Data(edge_index=once[:, once[0] < once[1]], num_nodes=60)  # no two edges have the same ends
     inputs = NodeSamplerInput(None, some_seeds(8, 60))
     drawn = NeighborSampler(data, [4, 3]).sample_from_nodes(inputs, key=5)
     sampler = NeighborSampler(data, [4, 3], subgraph_type="bidirectional")
@@ -1298,17 +1298,17 @@ def test_a_bidirectional_sample_is_pygs_of_the_same_draws(keep_orig_edges):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({0: long(0)}, "row and col must be of one length, got 1 and 2"),
-        ({2: long(0)}, "rev_row and rev_col must be of one length, got 1 and 2"),
+        ({0: long(0)}, "row and col must have the same length, got 1 and 2"),
+        ({2: long(0)}, "rev_row and rev_col must have the same length, got 1 and 2"),
         ({1: long(0, -1)}, r"col must hold ids in \[0, 2147483647\), got -1"),
         ({3: long(0, 2**31)}, r"rev_col must hold ids in \[0, 2147483647\), got 2147483648"),
-        ({4: None}, "edge_id and rev_edge_id must be there both or not at all"),
+        ({4: None}, "edge_id and rev_edge_id must both be given or both be None"),
         ({5: long(1)}, "rev_edge_id must have 2 entries, got 1"),
         ({0: torch.zeros(2)}, "row must have dtype Long, got Float"),
     ],
     ids=str,
 )
-def test_what_cannot_be_turned_round_is_refused_in_words(change, text):
+def test_edges_that_cannot_be_reversed_are_refused(change, text):
     good = [long(0, 1), long(1, 2), long(0, 1), long(1, 2), long(5, 6), long(5, 6)]
     with pytest.raises(RuntimeError, match=text):
         ops.to_bidirectional(*(change.get(place, value) for place, value in enumerate(good)))

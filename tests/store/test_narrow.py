@@ -265,7 +265,7 @@ ONE = torch.tensor([0])
         (lambda: ops.encode_rows(ROWS, torch.zeros(5, dtype=torch.int64), BYTES, None, 3, 0), "out must have at least 5 rows, got 4"),
         (lambda: ops.encode_rows(ROWS, ONE, BYTES, None, 5, 0), r"format must be in \[0, 5\), got 5"),
         (lambda: ops.encode_rows(ROWS, ONE, BYTES, None, 3, 3), "block must be even and >= 0, got 3"),
-        (lambda: ops.encode_rows(ROWS, ONE, BYTES, None, 0, 2), "block is for integers, got 2 with format 0"),
+        (lambda: ops.encode_rows(ROWS, ONE, BYTES, None, 0, 2), "block is only for integer formats, got 2 with format 0"),
         (lambda: ops.encode_rows(ROWS.T, ONE, BYTES, None, 4, 0), "out must have rows of 12 bytes, got 16"),
         (lambda: ops.decode_rows(BYTES, ONE, torch.zeros(4, 5), None, 2, 0), "source must have rows of 12 bytes, got 16"),
         (lambda: ops.decode_rows(BYTES, ONE, ROWS.long(), None, 3, 0), "out must have dtype float32, float64, float16 or bfloat16, got Long"),

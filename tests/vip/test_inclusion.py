@@ -1,4 +1,4 @@
-"""Laws of `salientpp.vip.inclusion`: the kernel computes the formula, in full relative precision, whatever the threads."""
+"""Laws of `salientpp.vip.inclusion`: the kernel computes the formula in full relative precision, with any number of threads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXPAND = pytest.mark.parametrize("expand", ["frontier", "hop"])
 
 
 def random_digraph(seed: int, num_vertices: int, num_edges: int) -> Graph:
-    """Directed, with repeated edges, self-loops and vertices without any; some vertices are popular as sources."""
+    """Makes a directed graph with repeated edges, self-loops and isolated vertices; some vertices are popular as sources."""
     generator = np.random.default_rng(seed)
     edges = (generator.random((2, num_edges)) ** [[2], [1]] * num_vertices * 0.9).astype(np.int64)
     return Graph.from_edge_index(torch.from_numpy(generator.permutation(num_vertices)[edges]), num_vertices)
@@ -70,7 +70,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(k if v is True else v for k, v in o.items() if v))
 @pytest.mark.parametrize("seed", range(5))
-def test_it_equals_the_formula(seed, options):
+def test_the_kernel_equals_the_formula(seed, options):
     graph = random_digraph(seed, num_vertices=25, num_edges=[20, 50, 80, 120, 200][seed])
     for fanouts in ([3], [2, 2], [5, 3, 2], [-1, -1], [1, -1, 4], [1, 1, 1, 1]):
         for num_seeds, batch_size in ((1, 1), (7, 2), (20, 4), (10, 100)):
@@ -80,8 +80,8 @@ def test_it_equals_the_formula(seed, options):
 
 
 def test_a_star_worked_out_by_hand():
-    # Vertex 0 draws 2 of its 4 leaves, and is in a batch with probability 1/2: each leaf comes with 1/4. Leaf 1 is a
-    # seed too, with 1/2; on the frontier it is found by sampling only where it is none: 1/4 (1 - 1/2).
+    # Vertex 0 draws 2 of its 4 leaves, and is in a batch with probability 1/2, so each leaf is drawn with 1/4. Leaf 1 is
+    # also a seed with 1/2. On the frontier it is found by sampling only if it is not a seed: 1/4 (1 - 1/2).
     graph = Graph.from_edge_index(star(4), 5)
     seeds = torch.tensor([0, 1])
     probability = lambda **options: inclusion_probability(graph, seeds, [2], 1, **options).tolist()  # noqa: E731
@@ -93,14 +93,14 @@ def test_a_star_worked_out_by_hand():
 
 @EXPAND
 def test_direction_matters(expand):
-    # 2 -> 1 -> 0: a batch that starts from 0 reaches 1, then 2; one that starts from 2 reaches nothing.
+    # 2 -> 1 -> 0: a batch that starts from 0 reaches 1, then 2; a batch that starts from 2 reaches nothing.
     graph = Graph.from_edge_index(torch.tensor([[2, 1], [1, 0]]), 3)
     assert inclusion_probability(graph, torch.tensor([0]), [1, 1], 1, expand=expand).tolist() == [0, 1, 1]
     assert inclusion_probability(graph, torch.tensor([2]), [1, 1], 1, expand=expand).tolist() == [0, 0, 0]
 
 
-def test_the_two_meanings_of_a_hop_differ_where_a_vertex_is_met_again():
-    # 0 and 1 list each other. By the paper's hops, 0 is met again at hop 2; on the frontier it is a seed and no news.
+def test_the_two_models_of_a_hop_differ_if_a_vertex_is_reached_again():
+    # 0 and 1 list each other. With the paper's hops, hop 2 reaches 0 again; on the frontier 0 is a seed and not new.
     graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), 2)
     seeds = torch.tensor([0])
     assert inclusion_probability(graph, seeds, [1, 1], 1, expand="frontier").tolist() == [0, 1]
@@ -121,7 +121,7 @@ def test_many_seed_sets_at_once_equal_one_by_one_bit_for_bit(expand, include_see
 
 
 @pytest.mark.parametrize("sets", [0, 1, 3, 19])
-def test_what_is_written_elsewhere_is_the_same(monkeypatch, sets):
+def test_results_in_given_memory_are_the_same(monkeypatch, sets):
     graph = random_digraph(5, 40, 200)
     seeds = [some_vertices(k, 40, 1 + k % 7) for k in range(sets)]
     elsewhere = torch.full((sets, 40), -1.0)
@@ -183,7 +183,7 @@ def test_seeds_may_be_int32_and_of_any_shape():
     assert torch.equal(inclusion_probability(graph, seeds.int().view(4, 5), [4, 3], 5), want)
 
 
-def test_it_is_the_public_function():
+def test_inclusion_probability_is_public():
     assert salientpp.inclusion_probability is inclusion_probability
 
 
@@ -191,7 +191,7 @@ def test_it_is_the_public_function():
 
 
 def thin_chain(length: int, width: int) -> Graph:
-    """Vertex i lists vertex i + 1 once and the last vertex ``width - 1`` times."""
+    """Makes a chain: vertex i lists vertex i + 1 once and the last vertex ``width - 1`` times."""
     chain = torch.stack([torch.arange(1, length + 1), torch.arange(length)])
     dummy = torch.stack([torch.full((length * (width - 1),), length + 1), torch.arange(length).repeat(width - 1)])
     return Graph.from_edge_index(torch.cat([chain, dummy], 1), length + 2)
@@ -202,7 +202,7 @@ def thin_chain(length: int, width: int) -> Graph:
     "length, width, replace", [(4, 1000, False), (10, 1000, False), (4, 1000, True), (3, 100_000, False)]
 )
 def test_tiny_probabilities_keep_their_relative_precision(expand, length, width, replace):
-    # Down to 1e-12 and 1e-30: one draw out of `width` at every step of a chain.
+    # Down to 1e-12 and 1e-30: every step of the chain draws one of `width`.
     graph = thin_chain(length, width)
     probability = inclusion_probability(graph, torch.tensor([0]), [1] * length, 1, expand=expand, replace=replace)
     want = [float(width) ** -h for h in range(1, length + 1)]
@@ -224,7 +224,7 @@ def test_tiny_probabilities_add_up(expand):
 
 
 def test_a_hub_keeps_its_probability_to_one_in_a_thousand():
-    # Sums of 100,000 equal terms in float32: rounding is no longer random, and 1e-5 is not to be had.
+    # Sums of 100,000 equal terms in float32: rounding errors are no longer random, and 1e-5 cannot be reached.
     for size, relative in ((10_000, 1e-5), (100_000, 1e-3)):
         seeds = torch.arange(1, size + 1)
         to_hub = torch.stack([torch.zeros(size, dtype=torch.int64), seeds])
@@ -237,7 +237,7 @@ def test_a_hub_keeps_its_probability_to_one_in_a_thousand():
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(k if v is True else v for k, v in o.items() if v))
 @pytest.mark.parametrize("seed", range(6))
-def test_it_is_exactly_one_where_the_formula_is_and_exactly_zero_there_too(seed, options):
+def test_it_is_exactly_one_or_zero_where_the_formula_is(seed, options):
     graph = random_digraph(seed + 50, num_vertices=12, num_edges=25)
     for fanouts in ([2], [2, 1], [-1, 2], [-1, -1, 1]):
         for num_seeds, batch_size in ((1, 1), (4, 3), (6, 6), (3, 7)):
@@ -247,7 +247,7 @@ def test_it_is_exactly_one_where_the_formula_is_and_exactly_zero_there_too(seed,
             )
             probability = inclusion_probability(graph, seeds, fanouts, batch_size, **options)
             for got, want in zip(probability.tolist(), exact):
-                assert got == 1 if want == 1 else got < 1 or 1 - want < 1e-7  # nearer to 1 than float32 can say
+                assert got == 1 if want == 1 else got < 1 or 1 - want < 1e-7  # nearer to 1 than float32 resolves
                 assert (got == 0) == (want == 0)
             assert_equal_to(probability, exact)
 
@@ -278,7 +278,7 @@ def test_any_number_of_threads_gives_the_same_bits(expand, threads):
 
 
 def found(graph: Graph, batches, fanouts, replace: bool = False) -> tuple[np.ndarray, int]:
-    """In how many batches each vertex is drawn as a neighbour, be it a seed or not; and how many batches there were."""
+    """Counts the batches that draw each vertex as a neighbour, also if it is a seed; also returns the number of batches."""
     counts, num_batches = np.zeros(graph.num_vertices, dtype=np.int64), 0
     for key, seeds in enumerate(batches):
         n_id, edge_index, *_ = ops.sample_neighbors(graph.indptr, graph.indices, None, seeds, fanouts, key, replace)
@@ -288,7 +288,7 @@ def found(graph: Graph, batches, fanouts, replace: bool = False) -> tuple[np.nda
 
 
 def found_as_new(graph: Graph, batches, fanouts, replace: bool = False) -> tuple[np.ndarray, int]:
-    """The same for vertices that are no seeds of the batch."""
+    """Counts the same for vertices that are not seeds of the batch."""
     counts, num_batches = np.zeros(graph.num_vertices, dtype=np.int64), 0
     for key, seeds in enumerate(batches):
         n_id = ops.sample_neighbors(graph.indptr, graph.indices, None, seeds, fanouts, key, replace)[0]
@@ -298,7 +298,7 @@ def found_as_new(graph: Graph, batches, fanouts, replace: bool = False) -> tuple
 
 
 def assert_binomial(counts: np.ndarray, num_batches: int, probability: torch.Tensor) -> None:
-    """5.5 standard deviations: one vertex in 26 million fails by chance."""
+    """Allows 5.5 standard deviations: one vertex in 26 million fails by chance."""
     p = probability.double().numpy()
     assert (counts[p == 0] == 0).all() and (counts[p == 1] == num_batches).all()
     sure = (p == 0) | (p == 1)
@@ -312,8 +312,8 @@ def shuffled_batches(seeds: torch.Tensor, batch_size: int, epochs: int):
 
 
 @pytest.mark.parametrize("replace", [False, True], ids=["", "replace"])
-def test_shuffled_batches_meet_vertices_as_often_as_the_formula_says_at_one_hop(replace):
-    # Each leaf is listed by one seed, so what the formula takes as independent does not arise.
+def test_at_one_hop_the_formula_is_right_for_shuffled_batches(replace):
+    # Each leaf is listed by one seed, so the formula's assumption of independence does not matter.
     degrees = [1, 2, 3, 5, 10, 40, 100]
     centres = torch.arange(len(degrees) * 6)
     sizes = torch.tensor(degrees * 6)
@@ -329,9 +329,9 @@ def test_shuffled_batches_meet_vertices_as_often_as_the_formula_says_at_one_hop(
 
 @EXPAND
 @pytest.mark.parametrize("replace", [False, True], ids=["", "replace"])
-def test_independent_seeds_meet_vertices_as_often_as_the_formula_says_at_one_hop(replace, expand):
-    # A vertex listed by several seeds: exact if seeds come independently of each other. There are no repeated edges,
-    # which are drawn together, and no self-loops, which are drawn by the seed they lead to.
+def test_at_one_hop_the_formula_is_right_for_independent_seeds(replace, expand):
+    # A vertex may be listed by several seeds: the formula is exact if seeds are independent. The graph has no repeated
+    # edges, which would be drawn together, and no self-loops, which are drawn by the seed they lead to.
     edge_index = random_data(150, 900, seed=5, directed=True).edge_index.unique(dim=1)
     graph = Graph.from_edge_index(edge_index[:, edge_index[0] != edge_index[1]], 150)
     seeds = torch.arange(0, 150, 2)
@@ -342,8 +342,8 @@ def test_independent_seeds_meet_vertices_as_often_as_the_formula_says_at_one_hop
     assert_binomial(*count(graph, batches, [3], replace), probability)
 
 
-def test_from_two_hops_on_the_formula_is_near_the_truth_and_ranks_well():
-    # The law is about volume: rows missed with the formula's cache over rows missed with the counts' own.
+def test_from_two_hops_on_the_formula_is_nearly_right_and_ranks_well():
+    # The law is about volume: rows missed by the formula's cache, relative to rows missed by a cache from the counts.
     graph = Graph.from_edge_index(random_data(600, 4000, seed=7).edge_index, 600)
     seeds, remote = torch.arange(100), np.arange(300, 600)
     probability = inclusion_probability(graph, seeds, [4, 3], 10).double().numpy()[remote]
@@ -356,7 +356,7 @@ def test_from_two_hops_on_the_formula_is_near_the_truth_and_ranks_well():
         assert missed / least < 1.05
 
 
-# --- several types, weights, seeds that are edges -----------------------------------------------------------
+# --- several vertex types, weights, seeds that are edges ----------------------------------------------------
 
 
 def weighted_star(weights: list[float]) -> TypedGraph:
@@ -371,7 +371,7 @@ def drawn(weights: list[float], fanout: int, replace: bool) -> np.ndarray:
 
 
 def inclusion_by_enumeration(weights: list[float], fanout: int) -> np.ndarray:
-    """Of successive sampling without replacement."""
+    """Returns the inclusion probabilities of successive sampling without replacement."""
     chances = reference.successive_sampling(weights, fanout)
     return np.array([sum(p for subset, p in chances.items() if k in subset) for k in range(len(weights))])
 
@@ -388,21 +388,21 @@ def test_uniform_draws_have_the_probability_of_the_formula(replace):
 
 
 @pytest.mark.parametrize("weights", [[1.0, 2.0, 3.0], [5.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0], [1e-200, 3e-200]], ids=str)
-def test_weighted_draws_have_an_exact_probability_in_these_cases(weights):
+def test_some_weighted_draws_have_an_exact_probability(weights):
     total, size = sum(weights), len(weights)
     share = np.array([w / total for w in weights]) if total else np.full(size, 1 / size)
     for fanout in (1, 2, 5):
         np.testing.assert_allclose(drawn(weights, fanout, replace=True), 1 - (1 - share) ** fanout, rtol=1e-12)
     np.testing.assert_allclose(drawn(weights, 1, replace=False), inclusion_by_enumeration(weights, 1), rtol=1e-12)
     positive = sum(w > 0 for w in weights) or size
-    for fanout in range(positive, size + 2):  # every neighbour with weight, and what is left for the others
+    for fanout in range(positive, size + 2):  # every neighbour with weight; the rest is shared among the others
         np.testing.assert_allclose(
             drawn(weights, fanout, replace=False), inclusion_by_enumeration(weights, min(fanout, size)), rtol=1e-12
         )
     assert (drawn(weights, -1, replace=False) == 1).all() and (drawn(weights, 0, replace=True) == 0).all()
 
 
-def test_lists_are_read_one_by_one():
+def test_draw_probabilities_of_lists_are_independent():
     weights = [[3.0, 1.0], [0.0, 0.0, 0.0], [7.0], [1.0, 2.0, 3.0, 4.0]]
     sizes = torch.tensor([len(w) for w in weights])
     edges = torch.stack([4 + torch.arange(10), torch.arange(4).repeat_interleave(sizes)])
@@ -426,7 +426,7 @@ def test_successive_sampling_is_near_its_asymptotic_probability(weights):
         assert (np.argsort(probability, kind="stable") == np.argsort(exact.round(12), kind="stable")).all()
 
 
-def test_in_a_long_list_the_asymptotic_probability_is_what_is_drawn():
+def test_long_lists_draw_with_the_asymptotic_probability():
     weights = (np.random.default_rng(2).random(80) ** 3 + 0.01).tolist()
     sampler = TypedSampler(weighted_star(weights), [[12]])
     counts = np.zeros(80)
@@ -437,7 +437,7 @@ def test_in_a_long_list_the_asymptotic_probability_is_what_is_drawn():
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(k if v is True else v for k, v in o.items() if v))
 @pytest.mark.parametrize("seed", range(3))
-def test_one_relation_gives_what_the_fast_function_gives(seed, options):
+def test_one_relation_gives_the_same_as_the_fast_function(seed, options):
     graph = random_digraph(seed, 60, 300)
     seeds = some_vertices(seed, 60, 20)
     for fanouts in ([3], [2, 2], [-1, 0, 4], [5, 3, 2]):
@@ -451,9 +451,9 @@ def test_one_relation_gives_what_the_fast_function_gives(seed, options):
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(k if v is True else v for k, v in o.items() if v))
-def test_several_types_give_the_formula(options):
+def test_several_types_equal_the_formula(options):
     data = random_hetero(40, seed=2, paper=12, author=9, venue=3)
-    weighted = "weight" if options["replace"] else None  # then the formula is exact with weights too
+    weighted = "weight" if options["replace"] else None  # the formula is then exact with weights too
     graph = TypedGraph.from_data(data, weight_attr=weighted)
     fanouts = [[3, 2, 1], [2, 0, 4], [1, -1, 1], [1, 1, 1]]
     start = {"paper": uniform_start(torch.arange(5), 2), "author": torch.linspace(0, 1, 9)}
@@ -471,9 +471,9 @@ def test_several_types_give_the_formula(options):
 
 
 @pytest.mark.parametrize("options", [{}, {"replace": True}, {"weight_attr": "weight", "replace": True}], ids=str)
-def test_independent_seeds_of_several_types_meet_vertices_as_often_as_the_formula_says_at_one_hop(options):
+def test_at_one_hop_the_formula_is_right_for_seeds_of_several_types(options):
     data = random_hetero(150, seed=4)
-    for name in RELATIONS:  # no repeated edges, which are drawn together, and no self-loops
+    for name in RELATIONS:  # no repeated edges, which would be drawn together, and no self-loops
         store = data[name]
         edges = torch.unique(store.edge_index, dim=1)
         store.edge_index = edges[:, edges[0] != edges[1]] if name[0] == name[2] else edges
@@ -509,8 +509,8 @@ def test_independent_seeds_of_several_types_meet_vertices_as_often_as_the_formul
     ],
     ids=["none", "binary", "triplet", "weighted"],
 )
-def test_batches_of_edges_meet_vertices_as_often_as_the_formula_says_at_one_hop(negatives):
-    """Each tag and word is listed by one vertex, so what the formula takes as independent does not arise."""
+def test_at_one_hop_the_formula_is_right_for_batches_of_edges(negatives):
+    """Each tag and word is listed by one vertex, so the formula's assumption of independence does not matter."""
     generator = torch.Generator().manual_seed(5)
     data, (users, items) = HeteroData(), (40, 30)
     data["user"].num_nodes, data["item"].num_nodes = users, items
@@ -550,7 +550,7 @@ def test_batches_of_edges_meet_vertices_as_often_as_the_formula_says_at_one_hop(
         (dict(start={None: torch.zeros(3)}), r"start of None must have shape \[4\], got \[3\]"),
     ],
 )
-def test_typed_arguments_are_refused_with_words(options, text):
+def test_bad_typed_arguments_are_refused(options, text):
     with pytest.raises(ValueError, match=text):
         typed_inclusion_probability(**{"graph": TypedGraph.of(GRAPH), "start": {}, "fanouts": [[2]], **options})
 
@@ -579,14 +579,14 @@ GRAPH = Graph.from_edge_index(star(3), 4)
         (dict(num_neighbors="15,10"), r"num_neighbors must be a list of integers, one per hop, got '15,10'"),
     ],
 )
-def test_bad_arguments_are_refused_with_words(change, text):
+def test_bad_arguments_are_refused(change, text):
     arguments = dict(graph=GRAPH, seeds=torch.tensor([0]), num_neighbors=[2], batch_size=1) | change
     with pytest.raises(ValueError, match=text):
         inclusion_probability(**arguments)
 
 
 @pytest.mark.parametrize("fanout", [None, "x", float("nan"), float("inf")])
-def test_a_fanout_that_is_no_number_is_refused_with_words(fanout):
+def test_a_fanout_that_is_not_a_number_is_refused(fanout):
     with pytest.raises(ValueError, match=r"num_neighbors\[0\] must be an integer >= 0"):
         check_fanouts([fanout])
 
@@ -594,12 +594,12 @@ def test_a_fanout_that_is_no_number_is_refused_with_words(fanout):
 @pytest.mark.parametrize(
     "seeds", [torch.tensor([True, False, False, True]), torch.tensor([0.5])], ids=["mask", "float"]
 )
-def test_seeds_that_are_no_ids_are_refused(seeds):
+def test_seeds_that_are_not_ids_are_refused(seeds):
     with pytest.raises((ValueError, TypeError), match="seeds"):
         inclusion_probability(GRAPH, seeds, [2], 1)
 
 
-def test_fanouts_come_back_as_a_list_of_ints():
+def test_fanouts_are_returned_as_a_list_of_ints():
     assert check_fanouts((15, np.int64(10), -1, 5.0)) == [15, 10, -1, 5]
     assert all(type(f) is int for f in check_fanouts((np.int64(10), 5.0)))
 
@@ -608,10 +608,10 @@ def test_fanouts_come_back_as_a_list_of_ints():
 
 
 def test_draw_weights_are_the_expected_draws_of_an_in_edge():
-    """0 <- 1 <- 2 <- 3, and 4, 5, 6 into 1; one seed, 0, of two: half the steps expand it."""
+    """The graph is 0 <- 1 <- 2 <- 3, with 4, 5, 6 into 1. Seed 0 is one of two: half of the steps expand it."""
     graph = Graph.from_edge_index(torch.tensor([[1, 2, 3, 4, 5, 6], [0, 1, 2, 1, 1, 1]]), 8)
     seeds = torch.tensor([0, 7])
-    # By hand: v is expanded with probability q, and draws a given one of d neighbours with chance min(1, f / d).
+    # By hand: v is expanded with probability q, and draws a given one of d neighbours with probability min(1, f / d).
     # 0: 1/2 * 1; 1: 1/2 * 2/4; 2: found with 1/4, * 1. Over the six edges the mean is (1/2 + 4 * 1/4 + 1/4) / 6 = 7/24.
     weights = draw_weights(graph, seeds, [2, 2, 2], 1, mean=70.0)
     assert weights.dtype == torch.int64 and weights.tolist()[:3] == [120, 60, 60]
@@ -626,10 +626,10 @@ def test_draw_weights_of_a_graph_without_edges_or_seeds_are_ones():
     assert draw_weights(path, torch.empty(0, dtype=torch.int64), [2], 1).tolist() == [1, 1]
 
 
-# --- several sets of seeds, and what edges bring ------------------------------------------------------------
+# --- several seed sets, and the traffic of edges ------------------------------------------------------------
 
 
-def test_several_sets_of_seeds_together_give_what_each_gives_alone():
+def test_several_seed_sets_together_give_the_same_as_each_alone():
     data = random_hetero(200, seed=3)
     for weight_attr in (None, "weight"):
         graph = TypedGraph.from_data(data, weight_attr=weight_attr)
@@ -647,8 +647,8 @@ def test_several_sets_of_seeds_together_give_what_each_gives_alone():
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_an_edge_brings_its_source_and_what_is_drawn_from_that(weighted):
-    """A tree, so that nothing is reached twice: paper 0 has tags 0 and 1, tag 0 papers 1 to 4, tag 1 paper 5, and paper 1 tag 2."""
+def test_the_traffic_of_an_edge_is_its_source_and_everything_drawn_from_it(weighted):
+    """The graph is a tree, so nothing is reached twice. Paper 0 has tags 0 and 1, tag 0 papers 1 to 4, tag 1 paper 5, and paper 1 tag 2."""
     data = HeteroData()
     data["paper"].num_nodes, data["tag"].num_nodes = 6, 3
     data["tag", "of", "paper"].edge_index = torch.tensor([[0, 1, 2], [0, 0, 1]])
@@ -658,7 +658,7 @@ def test_an_edge_brings_its_source_and_what_is_drawn_from_that(weighted):
     graph = TypedGraph.from_data(data, weight_attr="weight" if weighted else None)
     start = {"paper": torch.tensor([0.5, 0, 0, 0, 0, 0])}
     of, has = typed_traffic(graph, start, [[1, 1, 1], [1, 1, 1]], {"paper": 8, "tag": 100})
-    # Half the steps have paper 0, which draws either tag; from tag 0 comes one of four papers, and paper 1 draws tag 2.
+    # Half of the steps have paper 0, which draws both tags. Tag 0 draws one of four papers, and paper 1 draws tag 2.
     from_paper_1, from_tag_0, from_tag_1 = 100, 8 + 100 / 4, 8
     assert of.tolist() == pytest.approx([0.25 * (100 + from_tag_0), 0.25 * (100 + from_tag_1), 0.25 / 4 * 100])
     assert has.tolist() == pytest.approx([0.0625 * (8 + from_paper_1), 0.0625 * 8, 0.0625 * 8, 0.0625 * 8, 0.25 * 8])

@@ -1,4 +1,4 @@
-"""Laws of `salientpp.vip.policies`: the best remote vertices, as many as α allows, and policies that say which are best."""
+"""Laws of `salientpp.vip.policies`: a plan takes the best remote vertices, as many as α allows, and policies rank vertices."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_plan_equals_the_slow_reference(seed):
     num_vertices, num_parts = int(generator.integers(1, 200)), int(generator.integers(1, 6))
     cuts = np.sort(generator.integers(0, num_vertices + 1, size=num_parts - 1))
     book = book_of(0, *cuts.tolist(), num_vertices)
-    # Few different values, so there are ties, and zeros.
+    # Few different values, so that ties and zeros occur.
     scores = torch.from_numpy(generator.integers(0, 5, size=num_vertices) / 4).float()
     for part_id in range(num_parts):
         for alpha in (0.0, 0.1, 0.5, 1.0, 2.5, 100.0):
@@ -66,7 +66,7 @@ def test_a_plan_equals_the_slow_reference(seed):
             assert plan.tolist() == want
 
 
-def test_among_equals_the_lower_id_is_cached():
+def test_ties_go_to_the_lower_id():
     assert plan_cache(torch.ones(10), BOOK, 1, 0.9).tolist() == [0, 1, 2]
     assert plan_cache(torch.ones(10), BOOK, 0, 0.9).tolist() == [3, 4, 5]
     scores = torch.tensor([1.0, 2, 1, 0, 0, 0, 1, 2, 1, 1])
@@ -80,7 +80,7 @@ def test_own_vertices_are_never_cached():
         assert plan_cache(scores, BOOK, part_id, 100).tolist() == [v for v in range(10) if not begin <= v < end]
 
 
-def test_what_scores_zero_is_never_cached_however_large_the_cache():
+def test_vertices_with_score_zero_are_never_cached():
     scores = torch.zeros(10)
     assert plan_cache(scores, BOOK, 0, 100).tolist() == []
     scores[7] = 1e-30
@@ -99,7 +99,7 @@ def test_a_single_part_caches_nothing():
     assert plan_cache(torch.ones(10), PartitionBook.trivial(10), 0, 1.0).tolist() == []
 
 
-def test_planning_leaves_the_scores_alone():
+def test_planning_does_not_change_the_scores():
     scores = torch.ones(10)
     plan_cache(scores, BOOK, 1, 1.0)
     assert scores.tolist() == [1] * 10
@@ -121,12 +121,12 @@ def test_the_capacity_is_alpha_n_over_k_rounded_down(alpha, num_vertices, num_pa
     assert cache_capacity(alpha, book_of(*[0] * num_parts, num_vertices)) == rows
 
 
-def test_the_capacity_is_not_one_short_where_alpha_n_over_k_is_whole():
+def test_the_capacity_is_exact_if_alpha_n_over_k_is_whole():
     assert cache_capacity(0.29, book_of(0, 100)) == 29
 
 
 @pytest.mark.parametrize("alpha", [-0.1, -1, math.nan, math.inf, -math.inf, "x", None, [0.1]], ids=repr)
-def test_a_bad_replication_factor_is_refused_with_words(alpha):
+def test_a_bad_replication_factor_is_refused(alpha):
     text = f"replication_factor must be >= 0 (cached rows per part over N / K), got {alpha!r}"
     with pytest.raises(ValueError, match=re.escape(text)):
         plan_cache(torch.ones(10), BOOK, 0, alpha)
@@ -167,7 +167,7 @@ def test_a_part_without_seeds_can_be_scored(policy):
     plan_cache(scores, work.book, 1, 0.5)
 
 
-def test_vip_is_the_inclusion_probability_of_either_meaning_of_a_hop():
+def test_vip_policies_are_the_inclusion_probabilities_of_the_two_models_of_a_hop():
     work = workload()
     for policy, expand in (("vip", "frontier"), ("vip-hop", "hop")):
         want = inclusion_probability(work.graph, work.seeds, [4, 3], 5, expand=expand)
@@ -179,7 +179,7 @@ def test_vip_is_the_inclusion_probability_of_either_meaning_of_a_hop():
 
 
 def vertices_within(graph: Graph, seeds: torch.Tensor, hops: int) -> set[int]:
-    """Everything that 1 to ``hops`` steps against the edges lead to."""
+    """Returns the vertices reached by 1 to ``hops`` steps against the edges."""
     indptr, indices = graph.indptr.tolist(), graph.indices.tolist()
     reached, front = set(), set(seeds.tolist())
     for _ in range(hops):
@@ -208,12 +208,12 @@ def test_random_is_an_order_of_all_vertices_that_differs_by_part():
     assert not torch.equal(orders[0], orders[1]) and not torch.equal(orders[1], orders[2])
 
 
-def test_an_unknown_policy_is_refused_with_the_names_of_those_there_are():
+def test_an_unknown_policy_is_refused_with_the_names_of_all_policies():
     with pytest.raises(ValueError, match=rf"policy must be one of {', '.join(sorted(POLICIES))}, got 'lru'"):
         score("lru", workload())
 
 
-# --- whose rows a cache holds -----------------------------------------------------------------------------
+# --- stored caches and the data they hold -------------------------------------------------------------------
 
 
 def _dataset(
@@ -228,7 +228,7 @@ def _dataset(
 
 
 def _with_caches_of_others(rank: int, roots: dict[str, str]) -> dict[str, str]:
-    """What a loader says to each cache, and that every row is right where it says nothing."""
+    """Records a loader's message about each stored cache, and checks every row where it has none."""
 
     def make(root: str, **options):
         graph = salientpp.load(root)
@@ -255,7 +255,7 @@ def _with_caches_of_others(rank: int, roots: dict[str, str]) -> dict[str, str]:
         for batch in loader:
             assert torch.equal(batch.x[:, 0].long(), part.original_id(batch.n_id)), name
         said[name] = "" if loader.stats().rows_cache or not len(cache) else "unused"
-    # In place: what was a cache of this directory is one no more.
+    # In place: the stored cache no longer belongs to this directory.
     dist.barrier()
     if rank == 0:
         _dataset(Path(roots["own"]), 2, assigned=(torch.arange(200) < 100).long())
@@ -272,7 +272,7 @@ def _with_caches_of_others(rank: int, roots: dict[str, str]) -> dict[str, str]:
     return said
 
 
-def test_a_cache_serves_the_contents_and_the_part_that_it_was_filled_for_and_no_other(tmp_path):
+def test_a_stored_cache_serves_only_the_contents_and_the_part_that_it_was_filled_for(tmp_path):
     roots = {
         "own": _dataset(tmp_path / "own", 2),
         "other rows": _dataset(tmp_path / "rows", 2, shift=1000.0),
@@ -313,7 +313,7 @@ def _without_hops(rank: int, root: str) -> list[tuple[int, int]]:
     return rows
 
 
-def test_seeds_alone_need_no_cache_and_no_rows_of_others(tmp_path):
+def test_batches_of_seeds_alone_need_no_cache_and_no_remote_rows(tmp_path):
     assert distributed.run(_without_hops, 2, _dataset(tmp_path / "d", 2)) == [[(0, 0)] * 3] * 2
 
 

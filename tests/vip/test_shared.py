@@ -1,4 +1,4 @@
-"""Inclusion probabilities of draws that agree, against integrals that are known and against counts."""
+"""Laws of inclusion probabilities of shared draws, checked against known integrals and against counts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from salientpp.vip.shared import block_probability, shared_inclusion_probability
 
 
 def complete(num_centres: int, num_leaves: int) -> Graph:
-    """Every centre lists all leaves, which come after the centres."""
+    """Makes a graph in which every centre lists all leaves; leaves come after the centres."""
     centre = torch.arange(num_centres).repeat_interleave(num_leaves)
     leaf = num_centres + torch.arange(num_leaves).repeat(num_centres)
     return Graph.from_edge_index(torch.stack([leaf, centre]), num_centres + num_leaves)
 
 
 @pytest.mark.parametrize("degree, fanout", [(2, 1), (7, 3), (40, 5), (500, 5), (1000, 15)])
-def test_a_drawn_share_of_a_list_is_its_fanout_over_its_degree(degree, fanout):
+def test_the_mean_draw_probability_is_fanout_over_degree(degree, fanout):
     nodes, weights = shared_vip._quadrature()
     chance = [shared_vip._draw_probability(torch.tensor([degree]), fanout, r).item() for r in nodes.tolist()]
     assert sum(w * g for w, g in zip(weights.tolist(), chance)) == pytest.approx(fanout / degree, rel=0.01)
@@ -32,14 +32,14 @@ def test_a_drawn_share_of_a_list_is_its_fanout_over_its_degree(degree, fanout):
         assert g == pytest.approx(exact.log_prob(torch.arange(fanout).double()).exp().sum().item(), abs=1e-9)
 
 
-def test_centres_with_the_same_list_add_nothing_to_one_of_them_where_the_number_decides_all():
-    # All of d leaves are drawn by all 30 centres, or by none: nearly, since one binomial each takes them as independent given r.
+def test_centres_with_the_same_list_draw_hardly_more_than_one_of_them():
+    # All 30 centres draw a leaf, or none does. This holds only nearly, since each draw given r is taken as independent.
     shared = shared_inclusion_probability(complete(30, 20), torch.arange(30), [2], 30)[30:]
     alone = inclusion_probability(complete(30, 20), torch.arange(30), [2], 30)[30:]
     assert alone.min() > 0.9 and shared.max() < 0.35 and shared.min() >= 0.1
 
 
-def test_one_centre_is_exact_and_long_lists_and_whole_ones_are_as_without():
+def test_one_centre_is_exact_and_unshared_lists_equal_plain_draws():
     one = complete(1, 20)
     assert shared_inclusion_probability(one, torch.tensor([0]), [5], 1)[1:] == pytest.approx(0.25, rel=0.01)
     for graph, fanouts in ((complete(3, 1001), [5]), (complete(3, 20), [-1]), (complete(3, 20), [20]), (one, [0])):
@@ -50,7 +50,7 @@ def test_one_centre_is_exact_and_long_lists_and_whole_ones_are_as_without():
 
 
 def counts(graph: Graph, seeds: torch.Tensor, fanouts: list[int], batch: int, block: int, shared: bool, number: int):
-    """How often a block needs each row, of ``number`` blocks, without the seeds of its batches."""
+    """Counts how often a block needs each row, over ``number`` blocks, without the seeds of its batches."""
     seen = torch.zeros(graph.num_vertices)
     for k in range(number):
         generator = torch.Generator().manual_seed(k)
@@ -64,7 +64,7 @@ def counts(graph: Graph, seeds: torch.Tensor, fanouts: list[int], batch: int, bl
 
 
 @pytest.mark.parametrize("shared, block", [(None, 1), ("batch", 1), (None, 6), ("batch", 6)])
-def test_expected_rows_are_near_what_is_counted(shared, block):
+def test_expected_rows_are_near_the_counted_rows(shared, block):
     graph = Graph.from_data(random_data(800, 12_000))
     seeds = torch.randperm(800, generator=torch.Generator().manual_seed(1))[:300]
     fanouts, batch = [4, 3], 12
@@ -73,7 +73,7 @@ def test_expected_rows_are_near_what_is_counted(shared, block):
     ratio = (expected.sum() / counted.sum()).item()
     print(shared, block, ratio)
     assert 0.85 < ratio < 1.2
-    order = expected.argsort().view(8, -1)  # from the rows that are needed least
+    order = expected.argsort().view(8, -1)  # starts with the rows that are needed least
     by_group = expected[order].sum(1) / counted[order].sum(1)
     print(by_group.tolist())
     assert (by_group > 0.75).all() and (by_group < 1.35).all()
@@ -83,7 +83,7 @@ def test_expected_rows_are_near_what_is_counted(shared, block):
 
 
 @pytest.mark.parametrize("fanouts", [[5, 3, 2], [4, 4], [6]])
-def test_a_block_with_shared_numbers_needs_what_one_batch_of_its_seeds_needs(fanouts):
+def test_a_block_with_shared_numbers_needs_the_rows_of_one_batch_of_its_seeds(fanouts):
     graph = Graph.from_data(random_data(800, 12_000))
     for key in range(10):
         seeds = torch.randperm(800)[:60]
