@@ -206,7 +206,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _batches(arguments: argparse.Namespace, is_directory: bool) -> list[Batches]:
-    """Returns the batches to count, as far as the arguments tell them before the graph is loaded."""
+    """Returns the batches to count, from the arguments alone: the graph is not loaded yet."""
     from torch_geometric.sampler import NegativeSampling
 
     from salientpp.analysis.batches import Batches

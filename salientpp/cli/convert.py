@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     from salientpp.datasets import convert
 
     if len(dict(arguments.dtype)) != len(arguments.dtype):
-        raise ValueError("--dtype must name each attribute once, got an attribute twice")
+        raise ValueError("--dtype names an attribute twice; give each attribute one format")
     with warnings_in_lines("convert"), shown_progress() as progress:
         convert(
             arguments.source,
