@@ -85,7 +85,7 @@ gpu-check:
 	FAIL_WITHOUT_CUDA=1 $(PYTHON) -m pytest tests/project/test_cuda.py
 	$(PYTHON) benchmarks/bench_cuda.py
 
-# The paper's tables on emulated hosts, then docs/results.md and its figures; needs root and iproute2. make paper GRAPHS="generated npz:FILE ..."
+# The paper's tables on emulated hosts, then docs/results/paper.md and its figures; needs root and iproute2. make paper GRAPHS="generated npz:FILE ..."
 GRAPHS ?= generated
 paper: build
 	$(BIN)/python benchmarks/paper.py --graphs $(GRAPHS)
