@@ -293,7 +293,8 @@ def draw_large_epoch(result: Row) -> str:
                 seconds = [received / (speed * 1e9 / 8) for speed in GIGABITS]
                 slow = [f"{speed:g}" for speed, time in zip(GIGABITS, seconds) if time > making]
                 cells += [f"{number / 1e6:,.0f}" for number in fetched] + [f"{time:,.0f}" for time in seconds]
-                cells.append(f"the network up to {slow[-1]} Gbit/s" if slow else "making batches")
+                limit = "network" if len(slow) == len(GIGABITS) else f"network up to {slow[-1]} Gbit/s" if slow else ""
+                cells.append(limit or "making batches")
             lines.append([f"{name}, {counted(parts, 'machine')}", *cells])
     header = [
         "graph",

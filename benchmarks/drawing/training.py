@@ -83,7 +83,7 @@ def draw_losses(result: Row) -> str:
     ]
     failed = [(row, f"`{row['error'].partition(': ')[0]}`") for row in result["left_out"]]
     lines = [[*cells_of(case_of(row)), row["contender"], what] for row, what in [*wrong, *failed]]
-    title = "**Ways that fail.** Models trimmed by hand that give another loss than the plain model on the same batch, or raise an error."
+    title = "**Ways that fail.** Models trimmed by hand whose loss on the same batch differs from the plain model's, or that raise an error."
     return joined(title, table(["case", "model", "way", "result"], lines, left=4), source(result)) if lines else "None."
 
 
