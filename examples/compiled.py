@@ -1,9 +1,9 @@
-"""Train a GraphSAGE that torch.compile has compiled for fixed shapes.
+"""Trains a GraphSAGE that torch.compile has compiled for fixed shapes.
 
     python examples/compiled.py                       # inductor; needs a C++ compiler, or Triton on a GPU
-    python examples/compiled.py --backend eager       # seconds: only counts how often the model is compiled
+    python examples/compiled.py --backend eager       # takes seconds and only counts the compilations
 
-With pad='bucket' an epoch has two or three shapes, so the model is compiled two or three times and never again.
+With pad='bucket' an epoch has two or three shapes, so the model is compiled two or three times.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from salientpp.datasets import synthetic
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", default="inductor", help="of torch.compile")
+    parser.add_argument("--backend", default="inductor", help="backend of torch.compile")
     parser.add_argument("--vertices", type=int, default=20_000)
     parser.add_argument("--epochs", type=int, default=3)
     args = parser.parse_args()

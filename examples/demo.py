@@ -1,11 +1,10 @@
-"""The whole idea on one machine, in a few minutes: `make demo`.
+"""Shows the whole idea on one machine in a few minutes: `make demo`.
 
-A generated graph is partitioned in two; two ranks, each with half of the features, train a 3-layer GraphSAGE; VIP chooses
-which remote rows they cache. A table then shows what crossed between the ranks, what VIP had predicted, the very same
-batches without a cache, and the accuracy beside a run of one rank that holds everything.
+A generated graph is partitioned in two. Two ranks, each with half of the features, train a 3-layer GraphSAGE. VIP chooses which remote rows they cache. A table
+then shows the rows exchanged between the ranks, VIP's forecast of them, and the same batches without a cache. It also compares the accuracy with one rank
+that has the whole graph.
 
-Started by hand this file partitions, starts two ranks of itself with torchrun, and reports. The training itself is
-examples/train_sage.py.
+This file partitions, starts two ranks of itself with torchrun, and reports. The training itself is examples/train_sage.py.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ def training_arguments(dataset: str, batch_size: int) -> argparse.Namespace:
         workers=1,
         depth=10,
         seed=SEED,
-        ranks_per_host=1,  # two ranks of one machine stand for two machines
+        ranks_per_host=1,  # two ranks of one machine stand in for two machines
         profile=None,
     )
 
 
 def run_rank(root: Path, out: Path) -> None:
-    """One of the two ranks: train with the cache, then count the same batches without it."""
+    """Runs one of the two ranks: trains with the cache, then counts the same batches without it."""
     dist.init_process_group("gloo")
     loaders, test = train_sage.train(training_arguments(str(root), BATCH_SIZE))
     part = load(root)
@@ -82,7 +81,7 @@ def run_rank(root: Path, out: Path) -> None:
 
 
 def summarize(reports: list[dict], single: float) -> dict:
-    """Rows and bytes per epoch, summed over ranks, for the run with the cache and the one without."""
+    """Returns rows and bytes per epoch, summed over ranks, for the run with the cache and the run without."""
     runs = []
     for of_ranks in zip(*(report["runs"] for report in reports)):
         total = {

@@ -1,14 +1,15 @@
-"""Train on as many machines as there are: a job that was stopped, or lost a machine, goes on with the same steps on another number of ranks.
+"""Trains on as many machines as are available. A job that was stopped, or lost a machine, continues with the same steps on another number of ranks.
 
     salientpp partition synthetic parts-8 --parts 8                                                  # once
     torchrun --nproc-per-node 8 examples/train_elastic.py parts-8 --logical-ranks 8                          # today 8 ranks
     torchrun --nproc-per-node 3 examples/train_elastic.py parts-8 --logical-ranks 8                          # tomorrow 3
-    torchrun --nnodes 2:8 --max-restarts 5 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
-        examples/train_elastic.py parts-8 --logical-ranks 8                                                  # 2 to 8 hosts, as many as are left
 
-An epoch's batches belong to logical ranks, and each rank has some of them. After every round, a batch of each logical rank, all ranks take one step with the
-mean of the logical ranks' gradients, so any number of ranks takes the same steps, up to the order of sums. Rank 0 writes a checkpoint every few rounds;
-whoever starts reads it, on any number of ranks. Under SLURM a requeued job does the same (docs/slurm.md).
+    torchrun --nnodes 2:8 --max-restarts 5 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \
+        examples/train_elastic.py parts-8 --logical-ranks 8                                                  # 2 to 8 hosts
+
+An epoch's batches belong to logical ranks, and each rank has some of these. A round is one batch of each logical rank. After every round all ranks
+take one step with the mean of the logical ranks' gradients. So any number of ranks takes the same steps, up to the order of sums. Rank 0 writes a
+checkpoint every few rounds. A new job reads it, on any number of ranks. Under SLURM a requeued job does the same (docs/how-to/slurm.md).
 """
 
 from __future__ import annotations
@@ -31,16 +32,18 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", help="a dataset directory")
     parser.add_argument(
-        "--logical-ranks", type=int, help="that share an epoch's batches; without it as many as there are parts"
+        "--logical-ranks", type=int, help="logical ranks that share an epoch's batches; default: the number of parts"
     )
-    parser.add_argument("--checkpoint", type=Path, default=Path("elastic.pt"), help="on a disk that all hosts share")
+    parser.add_argument(
+        "--checkpoint", type=Path, default=Path("elastic.pt"), help="checkpoint, on a disk that all hosts share"
+    )
     parser.add_argument("--every", type=int, default=20, help="rounds between checkpoints")
     add_training_arguments(parser)
     return parser.parse_args(arguments)
 
 
 def write_whole(file: Path, contents: dict) -> None:
-    """Write a checkpoint beside the last one and rename it: whoever reads finds a whole one."""
+    """Writes a checkpoint beside the last one and renames it, so that readers always find a complete one."""
     beside = file.with_name(f"{file.name}.writing")
     with beside.open("wb") as out:
         torch.save(contents, out)
@@ -50,7 +53,7 @@ def write_whole(file: Path, contents: dict) -> None:
 
 
 def train(args: argparse.Namespace, device: torch.device) -> float:
-    """The test accuracy, the same on all ranks."""
+    """Returns the test accuracy, the same on all ranks."""
     torch.manual_seed(args.seed)  # all ranks begin with the same model
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     part = salientpp.load(args.dataset)
@@ -61,7 +64,7 @@ def train(args: argparse.Namespace, device: torch.device) -> float:
     options |= dict(seed=args.seed, device=device, device_rows=args.beta)
     options |= dict(logical_ranks=logical_ranks)
     loader = NeighborLoader(part, input_nodes="train", shuffle=True, replication_factor=args.alpha, **options)
-    # No dropout: its draws would be those of a rank, and not of a logical rank.
+    # No dropout, because its draws would depend on the rank and not on the logical rank.
     model = GraphSAGE(part.num_features, args.hidden, len(args.num_neighbors), part.num_classes).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     if args.checkpoint.exists():
@@ -85,7 +88,7 @@ def train(args: argparse.Namespace, device: torch.device) -> float:
                     parameter.grad = torch.zeros_like(parameter)
             for batch in batches:
                 loss = F.cross_entropy(forward(model, batch), batch.y[: batch.batch_size])
-                (loss / logical_ranks).backward()  # adds to what the rank's other logical ranks gave
+                (loss / logical_ranks).backward()  # adds to the gradients of the rank's other logical ranks
                 losses += torch.stack([loss.detach(), torch.ones_like(loss)])
             if size > 1:
                 for parameter in model.parameters():
@@ -106,7 +109,7 @@ def train(args: argparse.Namespace, device: torch.device) -> float:
 def save(
     file: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: NeighborLoader, rank: int
 ) -> None:
-    """At the end of a round all ranks stand at the same point, so rank 0's state is every rank's."""
+    """Saves rank 0's state at the end of a round, when all ranks stand at the same point."""
     if rank == 0:
         state = loader.state_dict()
         write_whole(file, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": state})

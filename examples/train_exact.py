@@ -1,11 +1,11 @@
-"""Train with every seed exactly once per epoch, on ranks that have different numbers of batches.
+"""Trains with every seed exactly once per epoch, on ranks that have different numbers of batches.
 
     salientpp partition synthetic:num_vertices=20000,num_features=32 parts-2 --parts 2 --num-neighbors 10,5 --batch-size 32
     torchrun --nproc-per-node 2 examples/train_exact.py parts-2
 
-DDP waits in every backward pass for all ranks. Under uneven="exact" the ranks with fewer batches are done earlier: torch's Join
-stands in for them in DDP's collectives, while the loader goes on answering the others' requests for rows. With
-uneven="wrap", the default for shuffled seeds, neither is needed (examples/train_sage.py).
+DDP waits in every backward pass for all ranks. With uneven="exact", ranks with fewer batches finish earlier. torch's Join then stands in for them in DDP's
+collectives, while the loader keeps answering the other ranks' requests for rows. With uneven="wrap", the default for shuffled seeds, neither is needed
+(examples/train_sage.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from salientpp import NeighborLoader
 
 
 def train(root: str, epochs: int = 2) -> tuple[list[list[int]], float]:
-    """The seeds that this rank gave, by epoch, and the last loss."""
+    """Returns the seeds that this rank gave, by epoch, and the last loss."""
     part = salientpp.load(root)
     loader = NeighborLoader(part, [10, 5], "train", batch_size=32, shuffle=True, uneven="exact", seed=0)
     torch.manual_seed(0)
@@ -33,7 +33,7 @@ def train(root: str, epochs: int = 2) -> tuple[list[list[int]], float]:
     seeds, loss = [], torch.tensor(0.0)
     for _ in range(epochs):
         seeds.append([])
-        with Join([model]):  # a new one for every epoch
+        with Join([model]):  # a new Join for every epoch
             for batch in loader:
                 out = model(batch.x.float(), batch.edge_index)[: batch.batch_size]
                 loss = F.cross_entropy(out, batch.y)

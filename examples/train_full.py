@@ -1,11 +1,11 @@
-"""Train on the whole graph at every step, over several ranks, with an unchanged PyG model; go on from a checkpoint if there is one.
+"""Trains on the whole graph at every step, over several ranks, with an unchanged PyG model. Continues from a checkpoint if one exists.
 
     salientpp partition synthetic:num_vertices=20000,num_features=32 parts-2 --parts 2
     torchrun --nproc-per-node 2 examples/train_full.py parts-2 state.pt
     salientpp slurm --parts 2 -- examples/train_full.py parts-2 state.pt | sbatch
 
-No vertex is sampled: each epoch is one step, whose loss and gradients are those of one process with the whole graph. The checkpoint is that of the plain
-model; another number of ranks can go on from it, and so can a process by itself.
+No vertex is sampled. Each epoch is one step, with the loss and the gradients of one process with the whole graph. The checkpoint belongs to the plain
+model, so any number of ranks can continue from it, and also one process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from salientpp.fullgraph import accuracy, distribute, local, loss_mean
 
 
 def train(root: str, checkpoint: str, epochs: int = 20, every: int = 10) -> tuple[list[float], float]:
-    """The losses of the epochs that this run has trained, and the share of right predictions on the validation vertices."""
+    """Returns the losses of the epochs that this run has trained, and the accuracy on the validation vertices."""
     part = local(salientpp.load(root))
     torch.manual_seed(0)
     model = distribute(GraphSAGE(part.x.size(1), 64, 3, part.num_classes, norm="batch_norm"), part)

@@ -1,11 +1,11 @@
-"""Train a GraphSAGE over several types of vertices, some without features, on one process or on many.
+"""Trains a GraphSAGE over several types of vertices, some without features, on one process or on many.
 
     python examples/train_hetero.py synthetic-mag:num_papers=5000                  # one process, the whole graph
     salientpp partition synthetic-mag:num_papers=5000 mag-2 --parts 2 --num-neighbors 8,4 --batch-size 128
     torchrun --nproc-per-node 2 examples/train_hetero.py mag-2 --alpha 0.1          # one rank per part
 
-The graph has MAG240M's schema. Authors and institutions get learned embeddings by their ``n_id``; rows of papers that other ranks own travel. What
-differs from a script for PyG's own loader is the import, and `input_nodes`. Other graphs: --target names the type whose classes are learned.
+The graph has MAG240M's schema. Authors and institutions get learned embeddings by their ``n_id``. Rows of papers that other ranks own travel. Compared with a
+script for PyG's own loader, only the import and `input_nodes` differ. For other graphs, --target names the type whose classes are learned.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Classifier(nn.Module):
 def loaders(
     data: Any, seed: int, alpha: float, batch_size: int, time_attr: str | None, target: str
 ) -> dict[str, NeighborLoader]:
-    """By split, of the whole graph or of this rank's part."""
+    """Returns the loaders by split, of the whole graph or of this rank's part."""
     options: dict[str, Any] = dict(
         num_neighbors=FANOUTS, batch_size=batch_size, num_workers=1, seed=seed, time_attr=time_attr, dtype=torch.float32
     )
@@ -87,7 +87,7 @@ def train(
     time_attr: str | None = None,
     target: str = "paper",
 ) -> float:
-    """Accuracy on the test vertices of the target type, over all ranks."""
+    """Returns the accuracy on the test vertices of the target type, over all ranks."""
     torch.manual_seed(seed)
     in_group = dist.is_initialized() and dist.get_world_size() > 1
     by_split = loaders(data, seed, alpha, batch_size, time_attr, target)
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--alpha", type=float, default=0.1, help="replication factor of the cache")
     parser.add_argument("--target", default="paper", help="the type of vertices whose classes are learned (paper)")
-    parser.add_argument("--time-attr", help="'year': papers see no newer ones")
+    parser.add_argument("--time-attr", help="'year': papers see no newer papers")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if detect().world_size > 1:

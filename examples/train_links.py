@@ -1,11 +1,11 @@
-"""Predict what users will buy from what they bought before: links with times between two types of vertices.
+"""Predicts what users will buy from what they bought before: links with times between two types of vertices.
 
     python examples/train_links.py                                    # one process, the whole graph
     python examples/train_links.py --partition shop-2 --parts 2       # once
     torchrun --nproc-per-node 2 examples/train_links.py shop-2        # one rank per part
 
-A batch holds purchases and as many pairs drawn at random; around each the sampler draws what was bought before that moment, never after. The
-loop knows nothing of parts and ranks.
+A batch holds purchases and as many random pairs. Around each of them the sampler draws only what was bought before that moment. The loop is the same on one
+process and on several ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FANOUTS = [8, 4]
 
 
 def shop(num_users: int = 3000, num_items: int = 1500, num_edges: int = 30_000, seed: int = 0) -> HeteroData:
-    """Users and items have tastes; a purchase joins a user and an item of like taste, at a time in [0, 1000). Features are tastes in noise."""
+    """Returns users and items with tastes. A purchase joins a user and an item of like taste, at a time in [0, 1000). Features are tastes with noise."""
     generator = torch.Generator().manual_seed(seed)
     tastes = F.normalize(torch.randn(8, 16, generator=generator), dim=1)
     taste = {
@@ -40,7 +40,7 @@ def shop(num_users: int = 3000, num_items: int = 1500, num_edges: int = 30_000, 
     }
     users = torch.randint(num_users, (num_edges,), generator=generator)
     items = torch.randint(num_items, (num_edges,), generator=generator)
-    for _ in range(12):  # anew where they do not match: most purchases are of the user's taste
+    for _ in range(12):  # drawn again if tastes differ: most purchases match the user's taste
         differ = (taste["user"][users] != taste["item"][items]) & (torch.rand(num_edges, generator=generator) < 0.95)
         items = torch.where(differ, torch.randint(num_items, (num_edges,), generator=generator), items)
     time = torch.randint(1000, (num_edges,), generator=generator).sort().values
@@ -51,18 +51,18 @@ def shop(num_users: int = 3000, num_items: int = 1500, num_edges: int = 30_000, 
     data["item", "bought_by", "user"].edge_index = torch.stack([items, users])
     for name in data.edge_types:
         data[name].time = time
-        data[name].before = time - 1  # what a purchase may see: not itself
+        data[name].before = time - 1  # a purchase sees only earlier ones, not itself
     return data
 
 
 def split(data: HeteroData) -> dict[str, Tensor]:
-    """Edge ids: the last fifth of the time is for testing."""
+    """Returns edge ids. The last fifth of the time is for testing."""
     late = data[BUYS].time >= 800
     return {"train": (~late).nonzero().flatten(), "test": late.nonzero().flatten()}
 
 
 def partition(data: HeteroData, num_parts: int, root: Path) -> None:
-    """Write the dataset directory; the splits of edges go with it."""
+    """Writes the dataset directory, with the splits of edges."""
     salientpp.partition(
         data, num_parts, root, FANOUTS, 256, seeds=("user", "all"), edge_split={BUYS: split(data)}, time_attr="time", replicate=()
     )  # fmt: skip
@@ -91,7 +91,7 @@ class Predictor(nn.Module):
 
 
 def loaders(data: Any, seed: int, alpha: float, batch_size: int) -> dict[str, LinkNeighborLoader]:
-    """For training and testing, of the whole graph or of this rank's part."""
+    """Returns the loaders for training and testing, of the whole graph or of this rank's part."""
     options: dict[str, Any] = dict(
         num_neighbors=FANOUTS, neg_sampling="binary", time_attr="time", batch_size=batch_size, seed=seed, num_workers=1
     )
@@ -110,7 +110,7 @@ def loaders(data: Any, seed: int, alpha: float, batch_size: int) -> dict[str, Li
 
 
 def auc(score: Tensor, label: Tensor) -> float:
-    """Of a random positive and a random negative, how often the positive scores higher."""
+    """Returns the share of pairs of a random positive and a random negative in which the positive scores higher."""
     rank = torch.empty_like(score)
     rank[score.argsort()] = torch.arange(1, score.numel() + 1, dtype=score.dtype)
     positive = label > 0
@@ -119,7 +119,7 @@ def auc(score: Tensor, label: Tensor) -> float:
 
 
 def train(data: Any, epochs: int, seed: int, alpha: float = 0.1, batch_size: int = 256, hidden: int = 32) -> float:
-    """The AUC on the last fifth of the time, over all ranks."""
+    """Returns the AUC on the last fifth of the time, over all ranks."""
     torch.manual_seed(seed)
     in_group = dist.is_initialized() and dist.get_world_size() > 1
     by_split = loaders(data, seed, alpha, batch_size)

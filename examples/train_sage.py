@@ -1,10 +1,10 @@
-"""Train a plain PyG GraphSAGE, on one process or on many.
+"""Trains a plain PyG GraphSAGE, on one process or on many.
 
     python examples/train_sage.py synthetic                                      # one process, the whole graph
     salientpp partition synthetic parts-2 --parts 2                              # once
     torchrun --nproc-per-node 2 examples/train_sage.py parts-2 --alpha 0.16      # one rank per part
 
-What differs from a script for PyG's own loader is the import of NeighborLoader; the model and the loop know nothing.
+Compared with a script for PyG's own loader, only the import of NeighborLoader differs. The model and the loop are unchanged.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--depth", type=int, default=10, help="batches in flight; 1 turns the pipeline off")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--ranks-per-host", type=int, help="ranks that share a host's memory; by default what torchrun or SLURM says"
+        "--ranks-per-host", type=int, help="ranks that share a host's memory; default: as torchrun or SLURM says"
     )
 
 
@@ -53,7 +53,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def make_loaders(args: argparse.Namespace, device: torch.device) -> tuple[dict[str, NeighborLoader], int, int]:
-    """Loaders by split, the number of features and the number of classes."""
+    """Returns loaders by split, the number of features and the number of classes."""
     options = dict(
         num_neighbors=args.num_neighbors, batch_size=args.batch_size, num_workers=args.workers, depth=args.depth
     )
@@ -75,7 +75,7 @@ def make_loaders(args: argparse.Namespace, device: torch.device) -> tuple[dict[s
 
 
 def forward(model: torch.nn.Module, batch) -> torch.Tensor:
-    """Class scores of the seeds; each layer computes only the hops that are still needed."""
+    """Returns class scores of the seeds. Each layer computes only the hops that are still needed."""
     out = model(
         batch.x.float(),
         batch.edge_index,
@@ -86,10 +86,10 @@ def forward(model: torch.nn.Module, batch) -> torch.Tensor:
 
 
 def train_epoch(model: torch.nn.Module, loader: NeighborLoader, optimizer: torch.optim.Optimizer, title: str) -> float:
-    """Mean loss of this rank's batches."""
+    """Returns the mean loss of this rank's batches."""
     model.train()
     losses = []
-    # disable=None: no bar where the output is not a terminal.
+    # disable=None: no bar if the output is not a terminal.
     for batch in tqdm(loader, desc=title, unit="batch", disable=rank() != 0 or None, leave=False):
         loss = F.cross_entropy(forward(model, batch), batch.y[: batch.batch_size])
         optimizer.zero_grad()
@@ -101,9 +101,9 @@ def train_epoch(model: torch.nn.Module, loader: NeighborLoader, optimizer: torch
 
 @torch.no_grad()
 def accuracy(model: torch.nn.Module, loader: NeighborLoader, device: torch.device) -> float:
-    """Share of right predictions over the seeds of all ranks."""
+    """Returns the accuracy over the seeds of all ranks."""
     model.eval()
-    # The bare model: with DDP around it, ranks with different numbers of batches would wait for each other.
+    # The bare model, because with DDP ranks with different numbers of batches would wait for each other.
     model = getattr(model, "module", model)
     right, total = 0, 0
     for batch in loader:
@@ -120,7 +120,7 @@ def rank() -> int:
 
 
 def train(args: argparse.Namespace) -> tuple[dict[str, NeighborLoader], float]:
-    """Train, print a line per epoch; returns the loaders and the test accuracy."""
+    """Trains and prints a line per epoch. Returns the loaders and the test accuracy."""
     torch.manual_seed(args.seed)
     device = detect().device
     loaders, num_features, num_classes = make_loaders(args, device)

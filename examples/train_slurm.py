@@ -1,11 +1,11 @@
-"""Train on a cluster: under srun or torchrun, with a copy of the part on the host's own disk, and stopping and going on where SLURM says so.
+"""Trains on a cluster under srun or torchrun, with a copy of the part on the host's own disk. Stops and continues when SLURM asks.
 
     salientpp slurm --parts 8 --gpus-per-node 1 --time 2:00:00 -- train_slurm.py parts-8 --copy-to-disk > train.sbatch
     sbatch train.sbatch
 
-On SIGUSR1 all ranks stop after the same batch, rank 0 saves the checkpoint, and the job goes back into the queue. When it starts again it goes
-on with the next batch of that epoch. A checkpoint is also saved after every epoch. The same file runs under torchrun
-without SLURM, and in one process alone (docs/slurm.md).
+On SIGUSR1 all ranks stop after the same batch, rank 0 saves the checkpoint, and the job goes back into the queue. When it starts again it continues with the
+next batch of that epoch. A checkpoint is also saved after every epoch. The same file runs under torchrun without SLURM, and in one process alone
+(docs/how-to/slurm.md).
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from salientpp import NeighborLoader, Preemption
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", help="a dataset directory")
-    parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"), help="on a disk that all hosts share")
+    parser.add_argument(
+        "--checkpoint", type=Path, default=Path("checkpoint.pt"), help="checkpoint, on a disk that all hosts share"
+    )
     parser.add_argument(
         "--copy-to-disk",
         nargs="?",
@@ -45,7 +47,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 class Training:
-    """What a checkpoint holds: model, optimizer, and of every rank the loader's state, the random state and the losses of the epoch."""
+    """Content of a checkpoint: model, optimizer, and each rank's loader state, random state and losses of the epoch."""
 
     def __init__(
         self, file: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: NeighborLoader
@@ -55,7 +57,7 @@ class Training:
         self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
     def save(self) -> None:
-        """Write the checkpoint; every rank calls it. One file, renamed when it is whole: there is no half of it, and no mixture of two."""
+        """Writes the checkpoint; every rank calls it. It is one file that is renamed when complete, so it is never partial or mixed."""
         mine = {
             "loader": self.loader.state_dict(),
             "losses": [float(loss) for loss in self.losses],
@@ -68,7 +70,7 @@ class Training:
             dist.gather_object(mine, ranks if self.rank == 0 else None)
         if self.rank == 0:
             temporary = self.file.with_name(f"{self.file.name}.writing")
-            temporary.unlink(missing_ok=True)  # of a run that was killed, or a link that somebody planted
+            temporary.unlink(missing_ok=True)  # left by a run that was killed, or a link planted by another user
             with temporary.open("xb") as file:
                 torch.save(
                     {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "ranks": ranks}, file
@@ -78,13 +80,14 @@ class Training:
             temporary.rename(self.file)
 
     def load(self) -> None:
-        """Go on where the checkpoint was saved, if there is one; every rank calls it, before DDP is put around the model."""
+        """Loads the checkpoint if one exists; every rank calls it, before DDP is put around the model."""
         if not self.file.exists():
             return
         saved = torch.load(self.file, map_location="cpu", weights_only=True)
         if len(saved["ranks"]) != self.size:
             raise ValueError(
-                f"{self.file} is of {len(saved['ranks'])} ranks, and this run has {self.size}; start as many, or choose another --checkpoint"
+                f"{self.file} was saved by {len(saved['ranks'])} ranks, but this run has {self.size}; "
+                f"start {len(saved['ranks'])}, or choose another --checkpoint"
             )
         mine = saved["ranks"][self.rank]
         self.model.load_state_dict(saved["model"])
@@ -97,7 +100,7 @@ class Training:
 
 
 def train(args: argparse.Namespace, device: torch.device) -> float | None:
-    """The test accuracy, or None where the training was stopped to go on later."""
+    """Returns the test accuracy, or None if the training was stopped to continue later."""
     torch.manual_seed(args.seed)
     loaders, num_features, num_classes = make_loaders(args, device)
     loader = loaders["train"]
@@ -118,7 +121,7 @@ def train(args: argparse.Namespace, device: torch.device) -> float | None:
             loader.set_epoch(epoch)
             started = time.perf_counter()
             model.train()
-            # No bar where the output is not a terminal (None), nor on other ranks than 0.
+            # No bar if the output is not a terminal (None), and only on rank 0.
             for batch in tqdm(loader, desc=f"epoch {epoch}", unit="batch", leave=False, disable=rank != 0 or None):
                 loss = F.cross_entropy(forward(parallel, batch), batch.y[: batch.batch_size])
                 training.optimizer.zero_grad()
@@ -143,7 +146,7 @@ def train(args: argparse.Namespace, device: torch.device) -> float | None:
 def report_epoch(
     epoch: int, losses: list[torch.Tensor], validation: float, seconds: float, rank: int, size: int
 ) -> None:
-    """One line per epoch for all ranks: `grep loss= LOG`."""
+    """Prints one line per epoch for all ranks: `grep loss= LOG`."""
     loss = torch.tensor([sum(float(loss) for loss in losses), len(losses)], dtype=torch.float64)
     if size > 1:
         dist.all_reduce(loss)
