@@ -1,9 +1,8 @@
-"""Where does the CPU time of a batch go? Writes results/batch.json.
+"""Measures the CPU time of each step of a batch. Writes results/batch.json.
 
     python benchmarks/bench_batch.py [--vertices 2400000] [--features 100]
 
-One loader without workers on one thread; each step's share is the time of the thread that does it, and what no step accounts for is the
-loader itself, Python included.
+One loader without workers runs on one thread. The time of a step is that thread's CPU time; the remainder is the loader itself, Python included.
 """
 
 from __future__ import annotations

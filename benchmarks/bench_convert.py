@@ -1,11 +1,11 @@
-"""What does converting and generating cost, beside reading the same file whole? Writes results/convert.json.
+"""Measures conversion and generation of graphs, compared with reading the same file whole. Writes results/convert.json.
 
     python benchmarks/bench_convert.py [--edges 1000000 ... 50000000] [--memory 1GB] [--folder DIR]
 
-For each size a process of its own generates a graph (``large_graph.generate``), from which raw files are made: an .npz archive with a shuffled edge
-list, each pair once, 64 float16 columns, labels and splits; and a text file with the same edges. Then, each in a process of its own: ``convert`` of the
-archive and of the text, with ``undirected=True``; and the way in memory, ``load_dataset`` of the archive and its neighbour lists (``Graph.from_data``). Time
-is that of the calls, without imports, on the clock and of the CPU. Memory is the largest resident set (VmHWM), and that less what the process had before.
+For each size, a process generates a graph (``large_graph.generate``). Two raw files are made from it. The .npz archive has a shuffled edge list (each
+pair once), 64 float16 columns, labels and splits. The text file has the same edges. Then three processes run: ``convert`` of the archive and of the
+text, with ``undirected=True``, and the way in memory (``load_dataset`` of the archive and ``Graph.from_data``). Time is wall-clock and CPU time of
+the calls, without imports. Memory is the largest resident set (VmHWM), and the same without what the process had before.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--edges", type=int, nargs="+", default=[1_000_000, 5_000_000, 20_000_000, 50_000_000])
     parser.add_argument("--memory", default="1GB")
     parser.add_argument("--folder", help="where files are written and removed (a temporary folder)")
-    parser.add_argument("--one", help=argparse.SUPPRESS)  # the step, in the process of its own
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # the step that the child process runs
     arguments = parser.parse_args()
     if arguments.one:
         print(json.dumps(measure(arguments.one, Path(arguments.folder), arguments.edges[0], arguments.memory)))
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def measure(step: str, folder: Path, edges: int, memory: str) -> dict:
-    """One row, in a process that has done nothing else."""
+    """Measures one row, in a process that has done nothing else."""
     if step == "raw files":
         write_raw(folder)
         return {}
@@ -105,7 +105,7 @@ def measure(step: str, folder: Path, edges: int, memory: str) -> dict:
 
 
 def write_raw(folder: Path) -> None:
-    """The files that a user might have: each pair once, in any order and direction."""
+    """Writes the files that a user might have: each pair once, in any order and direction."""
     data = load_dataset(f"converted:{folder / 'g'}")
     indptr, indices = data.adj_t.crow_indices(), data.adj_t.col_indices().numpy()
     target = np.repeat(np.arange(data.num_nodes, dtype=np.int32), indptr.diff().numpy())

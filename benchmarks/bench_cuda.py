@@ -1,16 +1,16 @@
-"""Training on one GPU: does it wait for its batches?
+"""Measures training on one GPU, and the time it waits for batches. Writes results/cuda.json.
 
-Two generated graphs (Chung and Lu, power law; drawn on the device, which takes seconds): one with the numbers of ogbn-products
-(2.4 M vertices, 105 M edges, 8 % training vertices, 100 features), one with the shape of ogbn-papers100M (29 edges per vertex, 1 %
-training vertices, 128 features). A 3-layer GraphSAGE, fanouts (15, 10, 5), batches of 1024. Figures are medians over epochs, or over parts
-of them; the device is waited for only at their ends.
+Two generated graphs (Chung and Lu, power law) are drawn on the device, which takes seconds. One has the numbers of ogbn-products (2.4 M vertices, 105 M edges,
+8 % training vertices, 100 features). The other has the shape of ogbn-papers100M (29 edges per vertex, 1 % training vertices, 128 features). The model is a
+3-layer GraphSAGE with fanouts (15, 10, 5) and batches of 1024. Figures are medians over epochs, or over parts of them; the script waits for the device only at
+their ends.
 
-  floor       the same model on batches that lie on the device already
-  epoch       whole epochs by β, pipeline on and off, rows packed and read in place; and PyG's loader where it can sample
-  tier        time and rows from the host over β, in VIP order and in random order (Figure 6 of the paper)
-  assembly    one pass over all sources against concatenation and permutation in torch
+* ``floor``: the same model on batches that are already on the device.
+* ``epoch``: whole epochs over β, pipeline on and off, rows packed and read in place; and PyG's loader if it can sample.
+* ``tier``: time, and rows from the host, over β in VIP order and in random order (Figure 6 of the paper).
+* ``assembly``: one pass over all sources, compared with concatenation and permutation in torch.
 
-With ``--device cpu`` and small sizes it shows that the script works, nothing else.
+With ``--device cpu`` and small sizes it only shows that the script works.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def chung_lu(num_vertices: int, degree: float, num_features: int, train_fraction: float, device: torch.device) -> Data:
-    """An undirected graph whose edges take both ends in proportion to expected degrees of a power law; repeats stay."""
+    """Returns an undirected graph whose edges choose both ends in proportion to expected degrees of a power law. Repeated edges stay."""
     generator = torch.Generator(device).manual_seed(0)
     weight = (
         (1 - torch.rand(num_vertices, generator=generator, device=device, dtype=torch.float64))
@@ -99,11 +99,11 @@ class Training:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
 
     def seconds(self, batches: Iterable, most: int) -> float:
-        """Seconds per batch."""
+        """Returns the seconds per batch."""
         return self._per_batch(batches, most, self._step)
 
     def only_load(self, batches: Iterable, most: int) -> float:
-        """Seconds per batch with nobody to use it."""
+        """Returns the seconds per batch of loading alone."""
         return self._per_batch(batches, most, lambda batch: None)
 
     def _step(self, batch: Data) -> None:
@@ -113,7 +113,7 @@ class Training:
         self.optimizer.step()
 
     def _per_batch(self, batches: Iterable, most: int, use: Callable[[Data], None]) -> float:
-        """Without the first ten, which fill pipeline and pools."""
+        """Averages without the first ten batches, which fill pipeline and pools."""
         given, started = 0, 0.0
         for batch in islice(batches, most + 10):
             if given == 10:
@@ -237,7 +237,7 @@ def random_probability(sampler, *_) -> dict[None, Tensor]:
 
 
 def time_assembly(data: Data, arguments: argparse.Namespace, device: torch.device) -> list[dict]:
-    """Rows of a batch, a tenth of them packed and a tenth arrived, the others on the device."""
+    """Times the assembly of a batch's rows: a tenth packed, a tenth received, the others on the device."""
     rows = []
     num_rows = min(500_000, data.num_nodes)
     for dtype in (torch.float32, torch.float16, torch.int8):

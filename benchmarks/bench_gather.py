@@ -1,8 +1,8 @@
-"""How fast are rows gathered by id, against torch? Writes results/gather.json.
+"""Measures gathering rows by id, compared with torch. Writes results/gather.json.
 
     python benchmarks/bench_gather.py [--vertices 2400000] [--columns 128]
 
-Rows as a sampled batch wants them: distinct ids in no order. GB/s of payload per thread count.
+Rows are requested as for a sampled batch: distinct ids in random order. Figures are GB/s of payload per number of threads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
         n_id = torch.randperm(arguments.vertices)[: arguments.rows]
         out, pool = x.new_empty(arguments.rows, arguments.columns), BufferPool()
 
-        # What a loader does with large rows, on a copy, so that the peers read memory as it comes.
+        # Huge pages, as a loader uses for large rows. On a copy, so that the peers read ordinary memory.
         paged = x.clone()
         ops.use_huge_pages(paged)
 

@@ -1,11 +1,11 @@
-"""What does it save over a network that the ranks of a host share a cache? Writes results/hosts.json. As root, with iproute2.
+"""Measures what a shared cache per host saves over a network. Writes results/hosts.json. Needs root and iproute2.
 
     python benchmarks/bench_hosts.py synthetic:num_vertices=200000 npz:GRAPH.npz ...
 
-2 hosts of 2 ranks, emulated by network namespaces (benchmarks/cluster.py) with links of a set rate; ranks of a host talk past the link. The same
-batches in turns: private caches, and one cache of the same memory per host. An epoch is timed twice: batches alone,
-and with a GraphSAGE that is trained on them. Bytes are those of the hosts' links, with all headers; rows from other hosts are counted by simulation
-where caches are private, since loaders count those of neighbours on the host too.
+It emulates 2 hosts of 2 ranks by network namespaces (benchmarks/cluster.py) with links of a set rate; ranks of a host talk past the link. The same batches are
+drawn in turns with private caches, and with one cache of the same memory per host. An epoch is timed twice: batches alone, and with training of a GraphSAGE.
+Bytes are counted on the hosts' links, with all headers. With private caches, rows from other hosts are counted by simulation, because loaders also count rows
+from other ranks of the host.
 
 All ranks share the cores of one machine: the network is slowed, computation is not.
 """
@@ -43,10 +43,12 @@ WAYS: dict[str, dict[str, Any]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="+")
-    parser.add_argument("--megabytes-per-second", type=float, default=25, help="of each link, each way")
+    parser.add_argument("--megabytes-per-second", type=float, default=25, help="MB/s of each link, each way")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=32)
-    parser.add_argument("--seed-fraction", type=float, default=1.0, help="of the training vertices")
+    parser.add_argument(
+        "--seed-fraction", type=float, default=1.0, help="share of the training vertices that are seeds"
+    )
     arguments = parser.parse_args()
     missing = unavailable()
     if missing:
@@ -148,7 +150,7 @@ def measure(rank: int, root: str, turns: int, hidden: int) -> list[dict[str, Any
                     loss.backward()
                     optimizer.step()
                 dist.barrier()
-                if turn:  # the first is warm-up
+                if turn:  # the first turn is warm-up
                     taken = figures[way]
                     taken["fetching"].append(seconds)
                     taken["training"].append(time.perf_counter() - started)

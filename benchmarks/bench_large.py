@@ -1,13 +1,12 @@
-"""What would an epoch over the largest public graphs fetch, and what bytes would they take? Writes results/large.json.
+"""Estimates an epoch over the largest public graphs, and the bytes that they take. Writes results/large.json.
 
     python benchmarks/bench_large.py [--vertices 125000 250000 ...] [--parts 8 16] [--folder DIR]
 
-None of these graphs is here, so what depends on their shape is measured on graphs of ``large_graph.py`` as they grow: of the average degree of each, and
-with its share of training vertices, which are drawn at random. Batches are as much smaller than 1024 as the graph is than the one that it stands for, so that
-they cover as large a share of it, and of the seeds. KaMinPar partitions the graphs, without weights; VIP for fanouts 15,10,5 ranks what is cached. Of every
-part some batches are sampled, and the rows counted that are remote and not cached. A directory of each number of parts is written besides, to compare its
-bytes with those of the formula that ``draw.py`` uses; CPU seconds are measured of sampling batches of 1024 and of gathering rows of several widths, on one
-thread.
+None of these graphs is loaded. Their shape is imitated by growing graphs of ``large_graph.py`` with the same average degree and the same share of training
+vertices, drawn at random. Batches are smaller than 1024 in proportion to the graph, so that they cover the same share of the graph and of the seeds.
+KaMinPar partitions the graphs without weights. VIP for fanouts 15,10,5 ranks the rows to cache. Some batches of every part are sampled, and rows that are
+remote and not cached are counted. A directory for each number of parts is also written, to compare its bytes with the formula in ``drawing/scale.py``. CPU
+seconds are measured for sampling batches of 1024, and for gathering rows of several widths, on one thread.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from salientpp.vip.inclusion import inclusion_probability
 
 FANOUTS, BATCH_SIZE, ALPHAS = [15, 10, 5], 1024, [0, 0.08, 0.16, 0.32]
 
-#: Name -> number of vertices, average degree of the graph that batches are drawn from, and the share of its vertices that are training seeds.
+#: Name -> number of vertices, average degree of the graph that batches are drawn from, share of its vertices that are training seeds.
 SHAPES = {
     "papers100M": (111_059_956, 29.1, 0.0109),
     "MAG240M": (244_160_499, 14.2, 0.00456),
     "IGB-full": (269_346_174, 14.8, 0.506),
 }
 
-#: Rows of 128, 768 and 1024 columns, as float16 and the last as float32 too.
+#: Rows of 128, 768 and 1024 columns as float16, and the last also as float32.
 ROW_BYTES = [256, 1536, 2048, 4096]
 
 
@@ -50,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vertices", type=int, nargs="+", default=[125_000, 250_000, 500_000, 1_000_000])
     parser.add_argument("--parts", type=int, nargs="+", default=[8, 16])
-    parser.add_argument("--seeds", type=int, default=1024, help="of each part, in batches that are counted")
+    parser.add_argument("--seeds", type=int, default=1024, help="seeds of each part, in the batches that are counted")
     parser.add_argument("--folder", type=Path, help="where files are written and removed (a temporary folder)")
     arguments = parser.parse_args()
     torch.set_num_threads(2)
@@ -97,7 +96,7 @@ def main() -> None:
 def fetched(
     graph: Graph, assignment: Tensor, parts: int, share: float, batch_size: int, counted_seeds: int
 ) -> Iterator[dict[str, Any]]:
-    """Rows per seed that a batch fetches at every replication factor, mean over the parts' batches, and what sampling it takes."""
+    """Yields the rows per seed that a batch fetches at every replication factor (mean over the parts' batches), and the CPU time of sampling it."""
     generator = torch.Generator().manual_seed(1)
     seeds = (torch.rand(graph.num_vertices, generator=generator) < share).nonzero().flatten()
     own = [seeds[assignment[seeds] == part] for part in range(parts)]
@@ -106,7 +105,7 @@ def fetched(
     for part, ids in enumerate(own):
         remote = assignment != part
         ranked = torch.where(remote, vip[part], -1.0).argsort(descending=True)
-        place = torch.full((graph.num_vertices,), -1)  # in the order in which rows are cached; -1: at hand
+        place = torch.full((graph.num_vertices,), -1)  # place in the order of caching; -1: local
         place[ranked] = torch.arange(graph.num_vertices)
         place[~remote] = -1
         sizes = [int(alpha * graph.num_vertices / parts) for alpha in ALPHAS]
@@ -137,7 +136,7 @@ def fetched(
 
 
 def on_disk(data: Any, graph: Graph, assignment: Tensor, parts: int, root: Path) -> dict[str, Any]:
-    """The bytes of a dataset directory, and what its sizes are."""
+    """Returns the bytes of a dataset directory, and the sizes that they depend on."""
     partition(data, parts, root, FANOUTS, BATCH_SIZE, method=assignment)
     splits = sum(int(data[name].sum()) for name in ("train_mask", "val_mask", "test_mask"))
     found = {
@@ -155,7 +154,7 @@ def on_disk(data: Any, graph: Graph, assignment: Tensor, parts: int, root: Path)
 
 
 def gathered() -> list[dict[str, Any]]:
-    """CPU seconds to gather a row at random from 512 MiB in memory, by the width of rows; one thread."""
+    """Returns the CPU seconds to gather a random row from 512 MiB in memory, by the width of rows, on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     found = []

@@ -1,9 +1,9 @@
-"""How many batches per second does the loader give, against PyG's? Writes results/loader.json.
+"""Measures the loader's batches per second, compared with PyG's. Writes results/loader.json.
 
     python benchmarks/bench_loader.py [--vertices 500000 2400000] [--features 128]
 
-A batch is complete: features, labels, ids, ``Data``. Peers, where installed: PyG's NeighborLoader over pyg-lib and torch-sparse. Loaders
-take turns; the first batches of each are warm-up.
+A batch is complete: features, labels, ids, ``Data``. Peers, if installed: PyG's NeighborLoader with pyg-lib and torch-sparse. Loaders take turns; the first
+batches of each are warm-up.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def compare(data: Data, arguments: argparse.Namespace) -> list[dict]:
-    """A row for each loader and number of workers."""
+    """Returns a row for each loader and number of workers."""
     rows = []
     for workers in arguments.workers:
         torch.set_num_threads(max(1, workers))
@@ -70,7 +70,7 @@ def compare(data: Data, arguments: argparse.Namespace) -> list[dict]:
 
 
 def time_batches(loader, count: int) -> tuple[float, float]:
-    """Wall and CPU seconds per batch, worker processes included, once the loader runs."""
+    """Returns wall and CPU seconds per batch, worker processes included, once the loader is running."""
     iterator = iter(loader)
     for _ in itertools.islice(iterator, 2):
         pass
@@ -80,7 +80,7 @@ def time_batches(loader, count: int) -> tuple[float, float]:
 
 
 def cpu_seconds() -> float:
-    """Of this process and its living children."""
+    """CPU seconds of this process and its living children."""
     times = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
     return time.process_time() + sum(t.user + t.system for t in times)
 

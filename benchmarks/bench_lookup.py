@@ -1,10 +1,10 @@
-"""How long does it take to say which tier a row is in, against other ways? Writes results/lookup.json.
+"""Measures the look-up of a row's tier, compared with other ways. Writes results/lookup.json.
 
     python benchmarks/bench_lookup.py [--vertices 111000000] [--parts 8] [--alpha 0.32]
 
-Peers: a hash map of the cached ids with linear probing (benchmarks/peers/linear_probing.cpp), which does all that ours does, in memory as
-it comes and in huge pages such as ours has; and binary search in their sorted ids (``torch.searchsorted``), which answers only "is it
-cached, and at which slot". Results are compared before anything is timed.
+The first peer is a hash map of the cached ids with linear probing (benchmarks/peers/linear_probing.cpp), in ordinary memory and in huge pages. It
+does everything that ours does. The second is binary search in the sorted ids (``torch.searchsorted``), which only says whether an id is cached, and
+in which slot. Results are compared before anything is timed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
     cached = torch.randint(n, (int(arguments.alpha * n / k),), generator=generator).unique()
     cached = cached[book.owner(cached) != 1]
     words = ops.pack_id_set(cached, n)
-    # A third local, a third cached, a third remote.
+    # a third of the ids local, a third cached, a third remote
     third = arguments.ids // 3
     ids = torch.cat(
         [

@@ -1,11 +1,16 @@
-"""What do narrower rows lose, cost and save? Writes results/narrow.json.
+"""Measures error, cost and accuracy of narrow rows. Writes results/narrow.json.
 
     python benchmarks/bench_narrow.py [--graphs facebook_pages debian_full] [--data FOLDER] [--seeds 3] [--epochs 5]
 
-Three kinds of rows of figures. `error`: of each real graph and format, the bytes of a row of `x` beside those of 32-bit floats, the largest error, and the root
-mean square of the errors over that of the values. `cost`: nanoseconds for a row of 128 values at random places, one thread: a plain gather of 32-bit floats,
-a gather that decodes, one that encodes (what a rank sends with `send_as`), and one that does both (its own rows with `send_as`). `accuracy`: of a GraphSAGE
-with two layers on the test vertices, trained from a dataset directory that stores `x` so, over seeds. Real graphs lie in the folder of `SALIENTPP_TEST_DATA`.
+The file has three kinds of rows:
+
+* ``error``, for each real graph and format: bytes of a row of `x` relative to float32, the largest error, and the relative error. The relative error is the
+  root mean square of the errors divided by that of the values.
+* ``cost``: nanoseconds for a row of 128 values at random places, on one thread. It times a plain gather of float32, a gather that decodes, one that encodes
+  (rows that a rank sends with `send_as`), and one that does both (its own rows).
+* ``accuracy``: test accuracy of a 2-layer GraphSAGE, trained from a dataset directory that stores `x` in the format, over seeds.
+
+Real graphs lie in the folder of `SALIENTPP_TEST_DATA`.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ def main() -> None:
     parser.add_argument("--data", default=os.environ.get("SALIENTPP_TEST_DATA", "."))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--rows", type=int, default=400_000, help="of the matrix that is gathered from")
+    parser.add_argument("--rows", type=int, default=400_000, help="rows of the matrix that is gathered from")
     parser.add_argument("--repeats", type=int, default=9)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -110,7 +115,7 @@ def accuracies(name: str, data: Data, num_seeds: int, epochs: int) -> list[dict[
 
 
 def accuracy(part: salientpp.PartitionedGraph, seed: int, epochs: int, batch_size: int = BATCH, **draws: Any) -> float:
-    """On the test vertices; ``draws`` says how batches are drawn in training."""
+    """Returns the test accuracy; ``draws`` are options of drawing batches in training."""
     torch.manual_seed(seed)
     model = GraphSAGE(part.num_features, 64, 2, part.num_classes, dropout=0.3)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)

@@ -1,11 +1,11 @@
-"""What does it save that owners sum up neighbours of the last hop, and hosts for their devices? Writes results/partial.json and results/partial_copies.json.
+"""Counts what sums instead of rows save. Writes results/partial.json and results/partial_copies.json.
 
     python benchmarks/bench_partial.py synthetic:num_vertices=200000 npz:GRAPH.npz ...
     python benchmarks/bench_partial.py --copies synthetic:num_vertices=500000,average_degree=50 --batch-size 1024
 
-By simulation, which counts the very rows, sums and bytes that loaders with partial_aggregation fetch (--epochs epochs of the training split, policy
-vip; METIS with VIP weights, not refined). Beside them what choosing costs: CPU time of one batch's plan and of drawing it, in one thread. With --copies the
-rows and sums that one machine copies to its device, which has the first β of them in VIP order.
+The simulation counts exactly the rows, sums and bytes that loaders with partial_aggregation fetch (``--epochs`` epochs of the training split, policy vip; METIS
+with VIP weights, not refined). It also measures the cost of choosing: CPU time of one batch's plan and of drawing the batch, in one thread. With ``--copies``
+it counts the rows and sums that one machine copies to its device, which holds the first β of the rows in VIP order.
 
 Directed graphs are made symmetric, as users of sampled training commonly do.
 """
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument(
-        "--copies", action="store_true", help="count copies to a device in the place of what is fetched; on one machine"
+        "--copies", action="store_true", help="count copies to a device instead of fetched rows; on one machine"
     )
     arguments = parser.parse_args()
     if arguments.copies:
@@ -59,7 +59,7 @@ def main() -> None:
         name = Path(dataset.partition(":")[2]).stem if dataset.startswith("npz:") else "generated"
         several = [Batches(fanouts, arguments.batch_size, "train", arguments.epochs) for fanouts in FANOUTS]
         partition, row_bytes = open_graph(data, arguments.parts, several[-1])
-        assert callable(partition)  # it is a Data
+        assert callable(partition)  # here it is a Data
         parted = partition(PartitionOptions("metis", refine=False), Progress())
         assignment = torch.empty_like(parted.order)
         assignment[parted.order] = parted.parts.owner(torch.arange(parted.parts.num_vertices))
@@ -96,11 +96,11 @@ def main() -> None:
 
 
 def count_copies(arguments: argparse.Namespace) -> None:
-    """Rows that one machine copies to its device, with and without sums."""
+    """Counts the rows that one machine copies to its device, with and without sums."""
     rows: list[dict[str, Any]] = []
     for dataset in arguments.datasets:
         data = load_dataset(dataset, undirected=True) if dataset.startswith("npz:") else load_dataset(dataset)
-        for fanouts in COPIED_FANOUTS:  # each with rows in its own order
+        for fanouts in COPIED_FANOUTS:  # each directory has its rows in its own order
             batches = Batches(fanouts, arguments.batch_size, epochs=arguments.epochs)
             analysis = analyze(data, batches, Ways(["vip"], [0], sums=True), parts=1, name=dataset)
             labels = {
@@ -120,7 +120,7 @@ def count_copies(arguments: argparse.Namespace) -> None:
 
 
 def cost(parted: MemoryGraph, wire: Wire, fanouts: list[int], batch_size: int, repeats: int = 5) -> dict[str, Any]:
-    """CPU seconds to draw a batch of part 0 and to choose its sums, without a cache: medians."""
+    """Returns the median CPU seconds to draw a batch of part 0 and to choose its sums, without a cache."""
     topology, options = GraphTopology(parted.graph), DrawOptions([fanouts])
     tiers = Tiers(parted.parts, 0, Tier("host", None, {}, False, ""))
     seeds = parted.seeds[0][torch.randperm(parted.seeds[0].numel(), generator=torch.Generator().manual_seed(0))]

@@ -1,8 +1,8 @@
-"""How fast does the sampler find a batch's vertices and edges, against its peers? Writes results/sampler.json.
+"""Measures the sampler, compared with its peers. Writes results/sampler.json.
 
     python benchmarks/bench_sampler.py [--vertices 2400000] [--degree 43.75]
 
-Peers, where installed: PyG's NeighborSampler over pyg-lib and torch-sparse. CPU seconds per sampled edge, batches taken in turns.
+Peers, if installed: PyG's NeighborSampler with pyg-lib and torch-sparse. Figures are CPU seconds per sampled edge; samplers take turns.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
 
         def ours(map_budget: int = ops.MAP_BUDGET_BYTES) -> int:
             return sum(
-                # PyG's samplers give positions too, and leave it to the loader to turn them into the user's edge ids.
+                # PyG's samplers also return positions of edges, and its loader turns them into the user's edge ids.
                 ops.sample_neighbors(graph.indptr, graph.indices, None, batch, FANOUTS, i, False, map_budget)[2].numel()
                 for i, batch in enumerate(batches)
             )

@@ -1,12 +1,12 @@
-"""What does each step from nothing to a partitioned directory take, in time and memory, as graphs grow? Writes results/scale.json.
+"""Measures time and memory of each step of partitioning as graphs grow. Writes results/scale.json.
 
     python benchmarks/bench_scale.py [--vertices 500000 1000000 ...] [--graphs DIR ...] [--degree 20 ...] [--parts 8] [--folder DIR]
 
-For each size ``large_graph.py`` writes a graph with 128 float16 columns, and ``salientpp partition converted:`` partitions it for fanouts 15,10,5 and
-batches of 1024, each in a process of its own with two threads. Meanwhile /proc is read 50 times a second: time on the clock and of the CPU, and the largest
-memory of each step, summed over the process and those that it started. *Anonymous* is what arrays take, and cannot be had back before they are freed;
-*resident* has the pages of libraries and mapped files besides, which are the page cache's too and give way where memory is short; pages that processes share
-count once for each. The steps are those that the command names; where there is another process, it is KaMinPar.
+For each size ``large_graph.py`` writes a graph with 128 float16 columns. ``salientpp partition converted:`` partitions it for fanouts 15,10,5 and
+batches of 1024. Each runs in a process of its own with two threads. Meanwhile /proc is read 50 times a second. The figures are wall-clock and CPU
+time, and the peak memory of each step, summed over the process and its children. *Anonymous* memory is taken by arrays and is not returned before
+they are freed. *Resident* memory also has the pages of libraries and mapped files. They belong to the page cache too and give way if memory is short;
+pages that processes share count once for each. The steps are those that the command prints. The only other process is KaMinPar's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SALIENTPP = [sys.executable, "-c", "import sys; from salientpp.cli import main; 
 
 BEFORE = "VIP weights, undirected graph, clusters"
 
-#: What the command says at the beginning of a step, and what the step is called here.
+#: The command's line at the beginning of a step -> the name of the step here.
 STEPS = {
     "loading": "start and reading",
     "reading": "start and reading",
@@ -47,13 +47,17 @@ def main() -> None:
     parser.add_argument(
         "--vertices", type=int, nargs="*", default=[500_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000]
     )
-    parser.add_argument("--graphs", type=Path, nargs="*", default=[], help="graphs that were generated before, besides")
-    parser.add_argument("--degree", type=float, nargs="+", default=[20.0], help="for every number of vertices")
+    parser.add_argument(
+        "--graphs", type=Path, nargs="*", default=[], help="graphs that were generated before, in addition"
+    )
+    parser.add_argument(
+        "--degree", type=float, nargs="+", default=[20.0], help="average degrees, for every number of vertices"
+    )
     parser.add_argument("--parts", type=int, default=8)
     parser.add_argument("--method", default="kaminpar")
     parser.add_argument("--refine", action="store_true")
-    parser.add_argument("--memory", default="1GB", help="for generate")
-    parser.add_argument("--results", default="scale", help="name of the file in results")
+    parser.add_argument("--memory", default="1GB", help="memory for generating graphs")
+    parser.add_argument("--results", default="scale", help="name of the result file")
     parser.add_argument("--folder", type=Path, help="where files are written and removed (a temporary folder)")
     arguments = parser.parse_args()
     rows, quality = [], []
@@ -104,7 +108,7 @@ def main() -> None:
 
 
 def watch(command: list, folder: Path, only: str | None = None) -> list[dict]:
-    """Run the command; a row for each step."""
+    """Runs the command and returns a row for each step."""
     variables = {**os.environ, "OMP_NUM_THREADS": str(THREADS), "TMPDIR": str(folder)}
     process = subprocess.Popen(
         [*map(str, command)],

@@ -1,9 +1,10 @@
-"""Does a model learn as well from draws that agree? Writes results/shared_accuracy.json.
+"""Measures the accuracy of models trained with shared draws. Writes results/shared_accuracy.json.
 
     python benchmarks/bench_shared_accuracy.py [--graphs facebook_pages debian_full] [--data FOLDER] [--seeds 5] [--epochs 5]
 
-A GraphSAGE with two layers, trained with draws of their own, with draws that agree in blocks of 64 batches, in a batch, and in both, over seeds: accuracy on
-the test vertices, which are drawn as ever. Small batches, so that an epoch has several blocks. Real graphs lie in the folder of `SALIENTPP_TEST_DATA`.
+A 2-layer GraphSAGE is trained with independent draws, with draws shared in blocks of 64 batches, within a batch, and both, over several seeds. The accuracy is
+that on the test vertices, with independent draws. Batches are small, so that an epoch has several blocks. Real graphs lie in the folder of
+`SALIENTPP_TEST_DATA`.
 """
 
 from __future__ import annotations

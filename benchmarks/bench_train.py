@@ -4,16 +4,22 @@
         [--models GraphSAGE GCN GIN GAT GATv2] [--shapes 3x256 2x64] [--rounds 5] [--turns 2]
 
 A case is a graph, a shape (layers, hidden channels, fanouts) and a model of PyG's layers, trained with Adam on the CPU. Its contenders run in one process and
-take turns: PyG's loader with the model as users write it; the same with layers that are trimmed by hand, on ``edge_index`` and on ``SparseTensor``; our loader
-with the model as users write it; our loader with ``salientpp.nn.trim(model)``.
+take turns:
+
+* PyG's loader with the model as users write it;
+* the same with layers trimmed by hand, on ``edge_index`` and on ``SparseTensor``;
+* our loader with the model as users write it;
+* our loader with ``salientpp.nn.trim(model)``.
+
+Measurements:
 
 * Steps: forward, backward and Adam on a batch that was drawn before and that the contender sees once. All loaders have the same seeds; each draws its own
   neighbours. Medians of rounds.
-* Epochs: loader with ``--workers`` workers, and steps. A turn is an epoch that is left after some batches, the first one as warm-up; figures are medians
+* Epochs: loader with ``--workers`` workers, and steps. A turn is an epoch that is left after some batches, of which the first is warm-up. Figures are medians
   of the turns' means. Waiting is the time inside ``next()``.
-* Peak memory: how far the resident bytes of the process rise during one step (Linux).
-* Losses: of one batch, with the parameters that the plain model has. A difference of more than 1e-4 stops the run. GCN trimmed by hand is
-  known to differ, because its degrees lack the edges that were cut; that difference is recorded.
+* Peak memory: the rise of the process's resident bytes during one step (Linux).
+* Losses: losses of one batch with the parameters of the plain model. A difference of more than 1e-4 stops the run. GCN trimmed by hand is known to differ,
+  because its degrees lack the edges that were cut; that difference is recorded.
 * Floor, for GraphSAGE: the dense products of the rows that the seeds need, activations, loss and Adam, without anything sparse.
 
 Cases that take longer than ``--seconds`` and ``--epoch-seconds`` allow get fewer rounds, turns and batches. All defaults together take 25 minutes on two cores;
@@ -53,7 +59,7 @@ from salientpp.datasets import load_dataset
 
 HEADS = 4
 REAL = ["facebook_pages", "debian_full"]
-TOLERANCE = 1e-4  # of float32 losses that are equal but for rounding
+TOLERANCE = 1e-4  # difference of float32 losses that are equal except for rounding
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ def attention(layer: type[Module], width_in: int, width_out: int, last: bool) ->
     return layer(width_in, width_out // HEADS, heads=HEADS)
 
 
-#: Name -> the layer from one width to another; the third argument says whether it is the model's last one.
+#: Name -> function that makes a layer from one width to another. Its third argument says whether the layer is the model's last.
 MODELS: dict[str, Callable[[int, int, bool], Module]] = {
     "GraphSAGE": lambda width_in, width_out, last: SAGEConv(width_in, width_out),
     "GCN": lambda width_in, width_out, last: GCNConv(width_in, width_out),
@@ -123,7 +129,7 @@ class Products(Module):
 
 
 def targets_of_layers(batch: Data) -> list[int]:
-    """How many rows the seeds need of each layer's output, the first layer first."""
+    """Returns the number of rows that the seeds need of each layer's output, the first layer first."""
     return list(itertools.accumulate(batch.num_sampled_nodes[:-1]))[::-1]
 
 
@@ -177,13 +183,13 @@ def edge_index_of(batch: Data) -> Tensor:
 
 @dataclass(frozen=True)
 class Contender:
-    """Who trains.
+    """A loader and a model that are trained.
 
     Attributes:
         loader: a key of the loaders: ``"salientpp"``, ``"PyG"`` or ``"PyG, adj_t"``.
         forward: (model, batch) -> rows of the seeds.
         by_hand: the user has to rewrite the model for it.
-        prepare: what is made of the plain model before training.
+        prepare: turns the plain model into the model to train.
     """
 
     name: str
@@ -197,7 +203,7 @@ FLOOR = Contender("dense products", "salientpp", products)
 
 
 def contenders_of(model: str) -> list[Contender]:
-    """All contenders that this machine has the libraries for; the package's own ones first."""
+    """Returns all contenders whose libraries are installed, the package's own first."""
     found = [
         Contender("salientpp, nn.trim", "salientpp", as_written, prepare=salientpp.nn.trim),
         Contender("salientpp", "salientpp", as_written),
@@ -221,7 +227,7 @@ def without_norm(model: Plain) -> Plain:
 
 
 def graphs_of(data: Data) -> dict[str, Data]:
-    """The graph as each loader takes it."""
+    """Returns the graph in the form that each loader takes."""
     graphs = {"salientpp": data}
     if PYG:
         graphs["PyG"] = data
@@ -231,7 +237,7 @@ def graphs_of(data: Data) -> dict[str, Data]:
 
 
 def loaders_of(graphs: dict[str, Data], seeds: Tensor, shape: Shape, **options: Any) -> dict[str, Any]:
-    """One loader for each key that contenders name."""
+    """Returns one loader for each key that contenders name."""
     loaders = {
         name: salientpp.NeighborLoader(graph, shape.fanouts, seeds, **options)
         if name == "salientpp"
@@ -251,7 +257,7 @@ class Trainee:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
 
     def gradients(self, batch: Data) -> Tensor:
-        """The loss, after backward."""
+        """Computes gradients and returns the loss."""
         self.optimizer.zero_grad()
         loss = F.cross_entropy(self.contender.forward(self.model, batch), batch.y[: batch.batch_size])
         loss.backward()
@@ -267,7 +273,7 @@ class Trainee:
 
 
 class Rounds:
-    """Batches of every loader, epoch after epoch: each round has the next one of each, all of the same seeds."""
+    """Batches of every loader, epoch after epoch. Each round has the next batch of each loader, all with the same seeds."""
 
     def __init__(self, loaders: dict[str, Any]) -> None:
         self._sources = {name: itertools.chain.from_iterable(itertools.repeat(of)) for name, of in loaders.items()}
@@ -285,7 +291,7 @@ class Rounds:
 
 
 def errors_of(trainees: list[Trainee], batches: dict[str, Data]) -> dict[str, str]:
-    """Why contenders by hand cannot run. Those that can have run every operator once after this."""
+    """Returns the errors of contenders by hand that cannot run. The others have run every operator once after this."""
     errors = {}
     for trainee in trainees:
         try:
@@ -298,7 +304,7 @@ def errors_of(trainees: list[Trainee], batches: dict[str, Data]) -> dict[str, st
 
 
 def first_round(trainees: list[Trainee], plain: Module, batches: dict[str, Data]) -> dict[str, dict[str, Any]]:
-    """Peak memory of each contender's step, and what its loss is off the plain model's on the same batch.
+    """Measures the peak memory of each contender's step, and the difference of its loss from the plain model's on the same batch.
 
     Raises:
         RuntimeError: a loss differs that should not.
@@ -330,7 +336,7 @@ def first_round(trainees: list[Trainee], plain: Module, batches: dict[str, Data]
 
 
 def time_round(trainees: list[Trainee], batches: dict[str, Data], first: int) -> dict[str, float]:
-    """Seconds of each contender's step; each round begins with another one, as the first finds cold caches."""
+    """Returns the seconds of each contender's step. Each round begins with another contender, because the first finds cold caches."""
     times = {}
     first %= len(trainees)
     for trainee in trainees[first:] + trainees[:first]:
@@ -341,7 +347,7 @@ def time_round(trainees: list[Trainee], batches: dict[str, Data], first: int) ->
 
 
 def time_epoch(trainee: Trainee, loader: Any, batches: int) -> tuple[float, float]:
-    """Mean seconds of a batch after the first, and those of them spent inside ``next()``."""
+    """Returns the mean seconds of a batch after the first, and the seconds of these spent inside ``next()``."""
     seconds, waited, iterator = 0.0, 0.0, iter(loader)
     taken = min(batches + 1, len(loader))
     for number in range(taken):
@@ -359,10 +365,10 @@ def time_epoch(trainee: Trainee, loader: Any, batches: int) -> tuple[float, floa
 def time_epochs(
     trainees: list[Trainee], loaders: dict[str, Any], allowed: int, arguments: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
-    """What each contender takes.
+    """Returns the times of each contender's epochs.
 
     Args:
-        allowed: how many batches of each contender there is time for, with those that warm up.
+        allowed: number of batches of each contender that the time allows, warm-up included.
     """
     turns = max(1, min(arguments.turns, allowed // 3))
     batches = max(1, min(arguments.batches, allowed // turns - 1))
@@ -383,7 +389,7 @@ def time_epochs(
 
 
 def measure(graphs: dict[str, Data], model: str, shape: Shape, arguments: argparse.Namespace) -> dict[str, list[dict]]:
-    """Rows of a case, its floor, and the contenders that cannot run with their errors."""
+    """Returns the rows of a case, its floor, and the contenders that cannot run with their errors."""
     torch.manual_seed(0)
     data = graphs["salientpp"]
     widths = (data.x.size(1), shape, int(data.y.max()) + 1)
@@ -444,22 +450,24 @@ def opened(name: str, arguments: argparse.Namespace) -> Data:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--graphs", nargs="+", help="default: the generated one, and facebook_pages and debian_full where they are"
+        "--graphs",
+        nargs="+",
+        help="default: the generated one, and facebook_pages and debian_full if their files exist",
     )
     parser.add_argument("--data", default=os.environ.get("SALIENTPP_TEST_DATA", "."))
-    parser.add_argument("--vertices", type=int, default=200_000, help="of the generated graph")
+    parser.add_argument("--vertices", type=int, default=200_000, help="vertices of the generated graph")
     parser.add_argument("--degree", type=float, default=20)
     parser.add_argument("--features", type=int, default=100)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--workers", type=int, default=2, help="of the loaders, in epochs")
-    parser.add_argument("--rounds", type=int, default=5, help="of steps, after the warm-up")
-    parser.add_argument("--seconds", type=float, default=15, help="of a case's steps; 2 rounds at least")
-    parser.add_argument("--turns", type=int, default=2, help="of epochs")
-    parser.add_argument("--batches", type=int, default=4, help="of a turn, after the warm-up")
+    parser.add_argument("--workers", type=int, default=2, help="workers of the loaders, in epochs")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of steps, after the warm-up")
+    parser.add_argument("--seconds", type=float, default=15, help="time for the steps of a case; at least 2 rounds")
+    parser.add_argument("--turns", type=int, default=2, help="turns of epochs")
+    parser.add_argument("--batches", type=int, default=4, help="batches of a turn, after the warm-up")
     parser.add_argument(
-        "--epoch-seconds", type=float, default=35, help="of a case's epochs; 3 times that for GraphSAGE"
+        "--epoch-seconds", type=float, default=35, help="time for the epochs of a case; 3 times that for GraphSAGE"
     )
     arguments = parser.parse_args()
     if not hasattr(

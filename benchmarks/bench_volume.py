@@ -1,10 +1,9 @@
-"""What do cache policies leave to fetch, on which graphs, against which oracle? Writes results/volume.json and results/volume_ahead.json.
+"""Counts the rows that cache policies leave to fetch, compared with oracles. Writes results/volume.json and results/volume_ahead.json.
 
     python benchmarks/bench_volume.py synthetic npz:GRAPH.npz ... [--only static|ahead]
 
-Directed graphs are made symmetric, as users of sampled training commonly do. The second file has what is left of the static cache's rows and bytes where owners
-send sums, and by ranks that know their next batches, by draws that agree in blocks, and by rows that are sent narrower (`--ahead-epochs` of them, and K as
-the first of `--parts`).
+Directed graphs are made symmetric, as users of sampled training commonly do. The second file has rows and bytes with the static cache, with sums,
+with lookahead, with shared draws in blocks, and with narrow rows. It counts ``--ahead-epochs`` epochs of the first of ``--parts``.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ ALPHAS = [0, 0.01, 0.05, 0.1, 0.16, 0.2, 0.5, 1]
 POLICIES = ["vip", "vip-hop", "degree", "halo", "wpr", "paths", "simulation", "random", "oracle"]
 
 
-#: Workloads: (name, share of the vertices that are seeds or None for the training split, batch size). A small, concentrated seed
-#: set separates policies; with many seeds and large batches everything is accessed and they nearly tie.
+#: Workloads: (name, share of the vertices that are seeds or None for the training split, batch size). A small set of seeds separates policies. With many seeds
+#: and large batches everything is accessed, and policies nearly tie.
 WORKLOADS = [("train", None, 256), ("concentrated", 0.01, 32)]
 
 
@@ -51,7 +50,7 @@ def main() -> None:
         _static(arguments)
     if arguments.only != "static":
         rows: list[dict[str, Any]] = []
-        for dataset in arguments.datasets:  # what is done is kept
+        for dataset in arguments.datasets:  # after each graph: finished graphs are kept
             rows += _ahead(dataset, arguments.parts[0], arguments.ahead_epochs)
             write_results("volume_ahead", rows, fanouts=FANOUTS[0], block=BLOCK, epochs=arguments.ahead_epochs)
 
@@ -63,7 +62,7 @@ def _load(dataset: str) -> tuple[Data, str]:
 
 
 def _ahead(dataset: str, parts: int, epochs: int) -> list[dict[str, Any]]:
-    """What is fetched with each of the ways, one added to the other."""
+    """Counts what is fetched in each way; later ways add to earlier ones."""
     data, name = _load(dataset)
     _, _, batch_size = WORKLOADS[0]
     graph = Graph.from_data(data)
@@ -98,7 +97,7 @@ def _ahead(dataset: str, parts: int, epochs: int) -> list[dict[str, Any]]:
             ]
             for volume in found.of(way="sums"):
                 number = volume.remote_rows_per_epoch + volume.summed.sums_per_epoch
-                # What is asked for rows counts nowhere here, but of rows in sums it comes on top.
+                # Ids of requested rows are not counted here. Ids of rows in sums are.
                 num_bytes = number * volume.row_bytes + 4 * volume.summed.sources_per_epoch
                 static.append(("the same with sums", volume, number, num_bytes))
             lines = static + lines
@@ -153,7 +152,7 @@ def _static(arguments: argparse.Namespace) -> None:
 
 
 def first_seeds(mask: Tensor, count: int) -> Tensor:
-    """A mask of ``count`` of the seeds, chosen at random."""
+    """Returns a mask of ``count`` random seeds."""
     chosen = mask.nonzero().flatten()
     chosen = chosen[torch.randperm(chosen.numel(), generator=torch.Generator().manual_seed(0))[:count]]
     return torch.zeros_like(mask).index_fill_(0, chosen, True)

@@ -1,17 +1,17 @@
-"""How does one machine stand in for several? A network namespace for each host, joined by links of a set rate.
+"""Emulates several hosts on one machine: a network namespace per host, joined by links of a set rate.
 
     with Cluster(4, bytes_per_second=10e6) as cluster:
         results = cluster.run(function, *args)      # function(rank, *args) on every host, one rank each, gloo between them
 
-Every host has one interface, ``eth0``, a veth whose other end is a port of a bridge. Both ends pass a token-bucket filter (tc-tbf),
-the host's for what it sends and the port's for what it receives, so that a link has the set rate each way. A link can also be cut. The
-ranks still share this machine's cores and memory: the network is slowed, computation is not.
+Every host has one interface, ``eth0``: a veth whose other end is a port of a bridge. Both ends pass a token-bucket filter (tc-tbf). The host's end limits what
+it sends, and the port limits what it receives, so a link has the set rate in each direction. A link can also be cut. The ranks still share this machine's cores
+and memory: the network is slowed, computation is not.
 
-**Nothing is left behind.** Namespaces have no names; each lives as long as a process in it. That is a ``cat`` which reads a pipe from this
-process and so ends with it, however it ends, and the ranks, which end with that ``cat``. The bridge lives in a
-namespace of its own, so neither the machine's interfaces nor its firewall see anything of it, and clusters side by side use the same addresses.
+**Nothing is left behind.** Namespaces have no names; each lives as long as a process in it. The first such process is a ``cat`` that reads a pipe from this
+process and ends with it, however it ends. The ranks end with that ``cat``. The bridge lives in a namespace of its own, so it touches neither the machine's
+interfaces nor its firewall, and clusters side by side use the same addresses.
 
-Needs root (to make network namespaces), iproute2 and util-linux; :func:`unavailable` says what is missing.
+Needs root (to make network namespaces), iproute2 and util-linux. :func:`unavailable` says what is missing.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _INTERFACE = "eth0"
 _STORE_PORT = 29500
 _CLONE_NEWNET = 0x40000000  # <sched.h>
 
-#: What may pass at once after a pause, and how long a packet may wait before it is dropped.
+#: Bytes that may pass at once after a pause, and the longest wait of a packet before it is dropped.
 _BURST_BYTES = 256 * 1024
 _QUEUE_MILLISECONDS = 5
 
-#: As in a data centre, where a round trip is short: with the defaults, made for the Internet, a short message behind a long one (gradients
-#: behind features) loses a packet now and then, and is given up for lost only after 200 ms. The congestion control is Linux's default, whatever
-#: this machine's is: with BBR an exchange between four hosts took up to half as long again.
+#: Settings as in a data centre, where a round trip is short. With the defaults, which suit the Internet, a short message behind a long one (gradients behind
+#: features) sometimes loses a packet, and TCP notices only after 200 ms. Congestion control is Linux's default, not this machine's: with BBR an exchange
+#: between four hosts took up to half as long again.
 _TUNING = f"""
 ip route replace 10.0.0.0/24 dev {_INTERFACE} rto_min 5ms congctl cubic
 echo 0 > /proc/sys/net/ipv4/tcp_slow_start_after_idle
@@ -50,7 +50,7 @@ echo 0 > /proc/sys/net/ipv4/tcp_slow_start_after_idle
 
 
 def unavailable() -> str | None:
-    """Why this machine cannot have a :class:`Cluster`; None if it can."""
+    """Returns the reason why this machine cannot have a :class:`Cluster`; None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [tool for tool in ("ip", "tc", "nsenter", "unshare") if shutil.which(tool) is None]
@@ -66,15 +66,15 @@ def unavailable() -> str | None:
 class Cluster:
     """Hosts 0, 1, ... with a link each, while the ``with`` block lasts.
 
-    Processes may be given the cluster (it is pickled as the numbers of its namespaces) and change its links too.
+    Processes can be given the cluster and change its links too. It is pickled as the numbers of its namespaces.
 
     Args:
         num_hosts: 1 to 200.
-        bytes_per_second: of every link, each way; None: as fast as the machine can.
+        bytes_per_second: rate of every link in each direction; None: as fast as the machine can.
         ranks_per_host: ranks h R to h R + R - 1 are on host h, and talk to each other past the link.
 
     Raises:
-        RuntimeError: from ``__enter__``: the machine lacks something, in the words of the tool that said so.
+        RuntimeError: from ``__enter__``, if a tool fails; the error has the tool's message.
     """
 
     def __init__(self, num_hosts: int, bytes_per_second: float | None = None, ranks_per_host: int = 1) -> None:
@@ -83,7 +83,7 @@ class Cluster:
         self.num_hosts, self.ranks_per_host = num_hosts, ranks_per_host
         self._bytes_per_second = bytes_per_second
         self._holders: list[subprocess.Popen] = []
-        self._namespaces: list[int] = []  # a process in each: of the bridge, then of the hosts
+        self._namespaces: list[int] = []  # a process in each namespace: first the bridge's, then those of the hosts
         self._pools: list[ProcessPoolExecutor] = []
 
     def __enter__(self) -> Cluster:
@@ -114,8 +114,8 @@ class Cluster:
     # --- links --------------------------------------------------------------------------------------------
 
     def set_rate(self, bytes_per_second: float) -> None:
-        """Give every link this rate, each way."""
-        # What tc calls bps is bytes.
+        """Sets the rate of every link, in each direction."""
+        # In tc, bps means bytes per second.
         limit = f"root tbf rate {int(bytes_per_second)}bps burst {_BURST_BYTES} latency {_QUEUE_MILLISECONDS}ms"
         _run_in(
             self._namespaces[0], "; ".join(f"tc qdisc replace dev port{host} {limit}" for host in range(self.num_hosts))
@@ -124,21 +124,21 @@ class Cluster:
             _run_in(namespace, f"tc qdisc replace dev {_INTERFACE} {limit}")
 
     def cut(self, host: int) -> None:
-        """Let nothing pass to or from a host any more. Its connections do not close: nobody is told."""
+        """Blocks all traffic of a host. Its connections do not close, so no process is told."""
         _run_in(self._namespaces[0], f"ip link set port{host} down")
 
     def restore(self, host: int) -> None:
-        """Mend a cut link."""
+        """Restores a cut link."""
         _run_in(self._namespaces[0], f"ip link set port{host} up")
 
     # --- ranks --------------------------------------------------------------------------------------------
 
     def run(self, function: Callable[..., Any], *args: Any, seconds: float = 600) -> list[Any]:
-        """What ``function(rank, *args)`` returned on every rank; see :meth:`start`.
+        """Returns the results of ``function(rank, *args)`` on every rank; see :meth:`start`.
 
         Raises:
             TimeoutError: a rank had not ended after ``seconds``; all were killed.
-            Exception: what the first rank that failed raised.
+            Exception: the exception of the first rank that failed.
         """
         ranks = self.start(function, *args, seconds=seconds)
         _, running = wait(ranks, timeout=seconds)
@@ -149,12 +149,12 @@ class Cluster:
         return [rank.result() for rank in ranks]
 
     def start(self, function: Callable[..., Any], *args: Any, seconds: float = 600) -> list[Future[Any]]:
-        """Start ``function(rank, *args)`` in a fresh process for every rank, with one torch thread and a gloo group of all ranks.
+        """Starts ``function(rank, *args)`` in a fresh process for every rank, with one torch thread and a gloo group of all ranks.
 
         The group's key-value store is on host 0. Ranks that ran before are killed.
 
         Args:
-            seconds: how long a rank waits in collectives of the default group.
+            seconds: timeout of collectives of the default group.
         """
         self._end_ranks()
         context = multiprocessing.get_context("forkserver")
@@ -166,12 +166,12 @@ class Cluster:
         return [pool.submit(_be_rank, self, rank, seconds, function, args) for rank, pool in enumerate(self._pools)]
 
     def enter(self, host: int) -> None:
-        """Move this process to a host and let gloo use its interface; before any other thread is started."""
+        """Moves this process to a host and lets gloo use its interface. Must run before any other thread is started."""
         libc = ctypes.CDLL(None, use_errno=True)
         with open(f"/proc/{self._namespaces[1 + host]}/ns/net") as namespace:
             if libc.setns(namespace.fileno(), _CLONE_NEWNET) != 0:
                 raise OSError(ctypes.get_errno(), f"could not enter the network namespace of host {host}")
-        # Its death is that of the process that made the cluster; multiprocessing's own parent of this process may outlive that.
+        # This rank ends with the process that made the cluster, which multiprocessing's own parent of this rank may outlive.
         holder = os.pidfd_open(self._namespaces[1 + host])
         threading.Thread(target=_end_with, args=(holder,), name="cluster-end", daemon=True).start()
         os.environ["GLOO_SOCKET_IFNAME"] = _INTERFACE
@@ -198,7 +198,7 @@ class Cluster:
             switch,
             f"ip link add port{host} type veth peer name {_INTERFACE} netns {namespace}; ip link set port{host} master switch up",
         )
-        # Without an IPv6 address, which gloo might take.
+        # No IPv6 address, because gloo might choose it.
         _run_in(
             namespace,
             f"ip link set lo up; ip link set {_INTERFACE} addrgenmode none; ip address add {_address(host)}/24 dev {_INTERFACE}; "
@@ -214,7 +214,7 @@ class Cluster:
 
 
 def bytes_received() -> int:
-    """What this process's host has received over its link so far, of all its ranks and with all headers."""
+    """Bytes that this process's host has received over its link so far, for all its ranks and with all headers."""
     with open("/proc/self/net/dev") as devices:  # of the namespace of this thread's process
         counts = next(line.split(":")[1] for line in devices if line.strip().startswith(_INTERFACE))
     return int(counts.split()[0])

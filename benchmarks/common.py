@@ -1,14 +1,13 @@
-"""How is something timed here, and what does a result file hold?
+"""Times candidates in turns, makes the graphs that benchmarks share, and writes result files.
 
-A benchmark module measures one module of the package, against its peers in the same run, and writes one JSON file: machine,
-versions, commit, date, command line, and rows of figures. Tables and plots in README and docs are drawn from these files by
-``benchmarks/draw.py``; nothing is copied by hand.
+Each benchmark measures one module of the package against its peers in the same run. It writes one JSON file with machine, versions, commit, date, command
+and rows of figures. ``draw.py`` draws the tables and plots of README and docs from these files; nothing is copied by hand.
 
-Timing: candidates take turns, so that a slow minute of a shared machine hits all of them; the first turn is warm-up. CPU seconds are
-those of the process, all threads together.
+Timing: candidates take turns, so that a slow minute of a shared machine affects all of them. The first turn is warm-up. CPU seconds include all threads of
+the process.
 
-Memory: ours runs as a loader runs it, with huge pages under topology, maps, VIP and large features where the system gives them;
-peers get memory as it comes, which is how a user has them.
+Memory: salientpp runs as its loaders run it. Topology, maps, VIP and large features lie in huge pages where the system provides them. Peers get memory as users
+have it.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from salientpp.datasets import synthetic
 RESULTS = Path(__file__).parent / "results"
 
 
-#: What PyG can sample with here, the one that it prefers first; empty where it cannot.
+#: PyG's sampling backends that are installed, in PyG's order of preference.
 PYG = [
     name
     for name, is_there in (
@@ -55,7 +54,7 @@ PYG = [
 
 
 class PyGSampler(NeighborSampler):
-    """PyG's sampler over one of its backends, so that both can be measured in one process.
+    """Runs PyG's sampler with one of its backends, so that both can be measured in one process.
 
     Args:
         backend: a name in ``PYG``.
@@ -75,14 +74,14 @@ class PyGSampler(NeighborSampler):
 
 
 def pyg_loader(backend: str, data: Data, fanouts: list[int], input_nodes: Any = None, **options: Any) -> PyGLoader:
-    """PyG's ``NeighborLoader`` over a backend named in ``PYG``."""
+    """Returns PyG's ``NeighborLoader`` with a backend named in ``PYG``."""
     return PyGLoader(data, fanouts, input_nodes, neighbor_sampler=PyGSampler(backend, data, fanouts), **options)
 
 
 def generated(num_vertices: int, degree: float, num_features: int) -> Data:
-    """The generated graph of ``salientpp.datasets.synthetic``, with float32 features of noise.
+    """Returns the generated graph of ``salientpp.datasets.synthetic``, with float32 features of noise.
 
-    Topology, labels and splits are kept in a temporary folder that the scripts share: the largest takes minutes to make.
+    Topology, labels and splits are kept in a temporary folder that the scripts share, because the largest graph takes minutes to make.
     """
     folder = Path(tempfile.gettempdir()) / f"salientpp-bench-{os.getuid()}"
     folder.mkdir(exist_ok=True)
@@ -102,7 +101,7 @@ def generated(num_vertices: int, degree: float, num_features: int) -> Data:
 
 
 def ours_and_pygs(data: Data, fanouts: list[int], **options: Any) -> dict[str, DataLoader]:
-    """Our loader of the training seeds and PyG's, over each of its backends that is there; settled."""
+    """Returns our loader of the training seeds and PyG's with each backend that is installed, all settled."""
     options = {"input_nodes": data.train_mask, "shuffle": True, **options}
     loaders = {"salientpp": salientpp.NeighborLoader(data, fanouts, **options)}
     loaders |= {name: pyg_loader(name, data, fanouts, **options) for name in PYG}
@@ -111,28 +110,30 @@ def ours_and_pygs(data: Data, fanouts: list[int], **options: Any) -> dict[str, D
 
 
 def settle() -> None:
-    """Wait until loaders have moved their features into huge pages, which they do once, in a background thread."""
+    """Waits until loaders have moved their features into huge pages, which they do once, in a background thread."""
     for thread in threading.enumerate():
         if thread.name == "salientpp-pages":
             thread.join()
 
 
 def resident_bytes(peak: bool = False) -> int:
-    """Of this process, from /proc (Linux): now, or the most since the start or ``reset_peak``."""
+    """Resident bytes of this process, from /proc (Linux): now, or the peak since the start or ``reset_peak``."""
     name = "VmHWM" if peak else "VmRSS"
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
     return int(line.split()[1]) * 1024
 
 
 def reset_peak() -> None:
-    """Let the peak start from what is resident now, without memory that was freed and kept (Linux)."""
+    """Starts the peak at the present resident memory, after memory that was freed has gone back to the system (Linux)."""
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def process_figures(pid: int | str = "self") -> dict[str, float]:
-    """Of one process, from /proc (Linux): CPU seconds, with those of children that have ended, and memory now, of which anonymous pages are those of no
-    file. Zeros where the process is gone."""
+    """CPU seconds and memory of one process, from /proc (Linux). Zeros if the process has ended.
+
+    CPU seconds include children that have ended. Anonymous pages are pages that belong to no file.
+    """
     figures = {"cpu_seconds": 0.0, "anonymous_bytes": 0, "resident_bytes": 0}
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -148,7 +149,7 @@ def process_figures(pid: int | str = "self") -> dict[str, float]:
 
 
 def children(pid: int | str = "self") -> list[int]:
-    """Of a process, from /proc (Linux), but for those that have yet to become another program: their memory is the parent's."""
+    """Children of a process, from /proc (Linux). Forked children that still run the parent's program are left out: their memory is the parent's."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         program = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -163,7 +164,7 @@ def children(pid: int | str = "self") -> list[int]:
 
 
 def describe_run() -> dict[str, Any]:
-    """Machine, versions, commit, date and command."""
+    """Returns machine, versions, commit, date and command."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=Path(__file__).parent
     ).stdout.strip()
@@ -193,13 +194,13 @@ def _version() -> str:
 
 
 def _anonymous(argument: str) -> str:
-    """Folders of this machine mean nothing to a reader: keep the file's name."""
+    """Drops folders of this machine from an argument and keeps the file's name."""
     kind, colon, path = argument.rpartition(":")
     return f"{kind}{colon}{os.path.basename(path)}" if os.path.isabs(path) or path.startswith("..") else argument
 
 
 def write_results(name: str, rows: list[dict[str, Any]], **more: Any) -> Path:
-    """Write ``results/<name>.json``."""
+    """Writes ``results/<name>.json``."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(one_row_a_line({**describe_run(), **more, "rows": rows}))
@@ -208,7 +209,7 @@ def write_results(name: str, rows: list[dict[str, Any]], **more: Any) -> Path:
 
 
 def one_row_a_line(result: dict[str, Any]) -> str:
-    """JSON whose lists of rows have a line per row: short to store, and a change of one row is a change of one line."""
+    """Formats JSON with one line per row, so that files stay short and a changed row is a changed line."""
     entries = []
     for key, value in result.items():
         text = json.dumps(value)
@@ -219,10 +220,10 @@ def one_row_a_line(result: dict[str, Any]) -> str:
 
 
 def take_turns(candidates: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str, Any]]:
-    """Time each candidate ``repeats`` times, alternating, after one warm-up each.
+    """Times each candidate ``repeats`` times, alternating, after one warm-up each.
 
     Returns:
-        For each name: median and quartiles of seconds and of CPU seconds, and what the last call returned.
+        Median and quartiles of seconds and of CPU seconds, and the result of the last call, by name.
     """
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     cpu: dict[str, list[float]] = {name: [] for name in candidates}
@@ -241,6 +242,6 @@ def take_turns(candidates: dict[str, Callable[[], Any]], repeats: int) -> dict[s
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Median, quartiles and how many."""
+    """Returns the median, the quartiles and the number of values."""
     quartiles = statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
     return {"median": statistics.median(values), "low": quartiles[0], "high": quartiles[2], "repeats": len(values)}

@@ -1,14 +1,13 @@
-"""Generates graphs of any size as converted graphs, for the benchmarks of what outgrows memory.
+"""Generates graphs of any size as converted graphs, for benchmarks that outgrow memory.
 
     python benchmarks/large_graph.py DIR --num-vertices N [--average-degree 20] [--num-features 128] [--memory 4GB]
 
-Everything about an edge or a vertex follows from the seed and its number alone, in blocks of a fixed size that have random streams of their own. No table
-over vertices is kept:
+Every edge and vertex follows from the seed and its own number, in blocks of a fixed size with random streams of their own. No table over vertices is kept:
 
-* A vertex has a **rank** r in [0, N) and the weight ``(r + r0) ** (-1 / (exponent - 1))``, whose sums have a closed form: so a rank is drawn by its weight
-  with one power. A permutation that can be run backwards makes ids of ranks.
-* C communities: rank r is in community ``r % C``, which is in class ``r % Q`` of Q classes, as Q divides C. A partner from the same community is drawn as
-  any rank is, and moved to the nearest below of the same remainder. So each community has hubs and others as the whole has.
+* A vertex has a **rank** r in [0, N) and the weight ``(r + r0) ** (-1 / (exponent - 1))``. The sums of weights have a closed form, so one power draws a rank by
+  its weight. An invertible permutation turns ranks into ids.
+* With C communities, rank r is in community ``r % C``, which is in class ``r % Q`` of Q classes, because Q divides C. A partner from the same community is
+  drawn like any rank, and moved to the nearest lower rank with the same remainder. So each community has hubs and other vertices like the whole graph.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from salientpp.datasets.converted.pieces import EdgePiece, Edges, RowPiece, Rows
 from salientpp.datasets.generated import check_parameters
 from salientpp.progress import Progress
 
-#: Edges, and vertices, that share a random stream.
+#: Number of edges, and of vertices, that share a random stream.
 _EDGE_BLOCK, _BLOCK = 2**16, 2**12
 
-#: Weights of the first ranks: those of a rank 16 places behind, so that no hub has a share of all edges that a pair could not be drawn without repeats.
+#: Offset of ranks in the weights. It limits the largest hubs, so that pairs can be drawn without too many repeats.
 _FIRST = 16.0
 
 _EDGES, _ROWS, _LABELS, _SPLITS, _CENTRES, _ORDER = range(6)
@@ -62,32 +61,32 @@ def generate(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Generate an undirected graph of any size as a converted graph: a power law, communities, and labels that a GNN can learn.
+    """Generates an undirected graph of any size as a converted graph: a power law, communities, and labels that a GNN can learn.
 
-    Like :func:`salientpp.datasets.synthetic`, which keeps everything in memory, but drawn without tables over vertices. Same arguments, same files,
-    whatever ``memory`` is. A run that was stopped goes on where it was when it is called again.
+    Like :func:`salientpp.datasets.synthetic`, which keeps everything in memory, but without tables over vertices. The same arguments give the same files with
+    any ``memory``. A run that was stopped continues when it is called again.
 
     Args:
         root: the directory to write.
         num_vertices: N.
-        average_degree: directed edges per vertex that are drawn; pairs that come up again are merged, so some fewer are there.
-        num_classes, num_features: as of ``synthetic``.
-        community_size: vertices in a community, about.
+        average_degree: directed edges per vertex that are drawn; repeated pairs are merged, so the graph has slightly fewer.
+        num_classes, num_features: as for ``synthetic``.
+        community_size: approximate number of vertices in a community.
         homophily: share of edges drawn within a class.
-        locality: share of those that is drawn within a community.
-        exponent: of the power law of degrees, above 2.
-        signal, label_noise: as of ``synthetic``.
+        locality: share of the edges within a class that are drawn within a community.
+        exponent: exponent of the power law of degrees, above 2.
+        signal, label_noise: as for ``synthetic``.
         train_fraction, val_fraction, test_fraction: the chance of a vertex to be in the split.
-        dtype: of the features: fp64, fp32, fp16, bf16 or fp8.
+        dtype: dtype of the features: fp64, fp32, fp16, bf16 or fp8.
         seed: >= 0.
-        memory, overwrite, progress: as of :func:`salientpp.datasets.convert`.
+        memory, overwrite, progress: as for :func:`salientpp.datasets.convert`.
 
     Returns:
         ``root``.
 
     Raises:
         ValueError: an argument is out of range, or more memory is needed.
-        OSError: the directory cannot be written; what was done stays for the next run.
+        OSError: the directory cannot be written; finished steps are kept for the next run.
     """
     check_parameters(
         num_vertices=num_vertices,
@@ -135,7 +134,7 @@ def generate(
 
 @dataclass(frozen=True)
 class Model:
-    """What is drawn, and how."""
+    """Parameters of a generated graph, and the way its edges and vertices are drawn."""
 
     seed: int
     num_vertices: int
@@ -164,7 +163,7 @@ class Model:
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=(stream, block))))
 
     def pairs(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """The ends of the edges of a block, int64, without loops."""
+        """Ends of the edges of a block, int64, without loops."""
         rng = self.random(_EDGES, block)
         count = min(_EDGE_BLOCK, self.num_pairs - block * _EDGE_BLOCK)
         first, level, other = self._ranks(rng.random(count)), rng.random(count), self._ranks(rng.random(count))
@@ -172,12 +171,12 @@ class Model:
             chosen = level < below
             moved = other[chosen] // groups * groups + first[chosen] % groups
             other[chosen] = np.where(moved < self.num_vertices, moved, moved - groups)
-            level[chosen] = 2.0  # of one of the two at most
+            level[chosen] = 2.0  # at most for one of the two
         keep = first != other
         return self.ids(first[keep]), self.ids(other[keep])
 
     def _ranks(self, uniform: np.ndarray) -> np.ndarray:
-        """Ranks by weight, int64, of numbers in [0, 1): the inverse of the sum of weights, an integral."""
+        """Ranks by weight, int64, for numbers in [0, 1): the inverse of the sum of weights, which is an integral."""
         power = 1.0 - 1.0 / (self.exponent - 1.0)
         low, high = _FIRST**power, (self.num_vertices + _FIRST) ** power
         rank = (low + uniform * (high - low)) ** (1.0 / power) - _FIRST
@@ -188,13 +187,13 @@ class Model:
 
     @cached_property
     def _centres(self) -> np.ndarray:
-        """float32 [classes, F]: the point of each class."""
+        """Centres of the classes, float32 [classes, F]."""
         centres = self.random(_CENTRES).standard_normal((self.num_classes, self.num_features), dtype=np.float32)
         return centres * (self.signal / np.linalg.norm(centres, axis=1, keepdims=True))
 
     # --- the order of ids ---------------------------------------------------------------------------------
-    # Multiplying by odd numbers and folding the upper half of the bits into the lower permute 2^bits numbers. Whoever lands beyond N goes on until
-    # back below: a permutation of N numbers, as it only leaves the others out of each cycle.
+    # Multiplying by odd numbers, and folding the upper half of the bits into the lower half, permute 2^bits numbers. A number that lands at N or above is
+    # permuted again until it is below N. This is a permutation of N numbers, because it only removes the larger numbers from each cycle.
 
     @property
     def _bits(self) -> int:
@@ -205,7 +204,7 @@ class Model:
         return [int(factor) | 1 for factor in self.random(_ORDER).integers(1, 2**63, 3)]
 
     def ids(self, rank: np.ndarray) -> np.ndarray:
-        """The ids of vertices of some ranks, int64."""
+        """Ids of the vertices with the given ranks, int64."""
         return self._walk(rank, self._factors, 0)
 
     def ranks_of(self, ids: np.ndarray) -> np.ndarray:
@@ -251,7 +250,7 @@ class Model:
 
 
 def _pairs(model: Model) -> Edges:
-    """The pairs of a model as edges."""
+    """Pairs of a model as edges."""
     total = model.num_pairs
 
     def pieces(most: int) -> Iterator[EdgePiece]:
@@ -269,7 +268,7 @@ def _pairs(model: Model) -> Edges:
 
 
 def _blocks(model: Model, kind: str, number: int = 0) -> Rows:
-    """What a model says of its vertices, block by block."""
+    """An attribute of a model's vertices, block by block."""
     total = model.num_vertices
 
     def pieces(most_bytes: int) -> Iterator[RowPiece]:
