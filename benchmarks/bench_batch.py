@@ -1,9 +1,8 @@
-"""Measures the CPU time of the steps of a batch. Writes results/batch.json.
+"""Measures the CPU time of each step of a batch. Writes results/batch.json.
 
     python benchmarks/bench_batch.py [--vertices 2400000] [--features 100]
 
-One loader runs on one thread, without workers. The share of each step is the time of its thread. The rest of the time is the
-loader itself, including Python.
+One loader without workers runs on one thread. The time of a step is that thread's CPU time; the remainder is the loader itself, Python included.
 """
 
 from __future__ import annotations

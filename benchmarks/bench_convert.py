@@ -1,15 +1,11 @@
-"""Measures conversion and generation of graphs, and compares with reading a whole file into memory. Writes results/convert.json.
+"""Measures conversion and generation of graphs, compared with reading the same file whole. Writes results/convert.json.
 
     python benchmarks/bench_convert.py [--edges 1000000 ... 50000000] [--memory 1GB] [--folder DIR]
 
-For each size, one process generates a graph (``large_graph.generate``) and makes raw files from it. One is an .npz archive
-with a shuffled edge list, each pair once, 64 float16 columns, labels and splits. The other is a text file with the same edges.
-
-Then each step runs in its own process. ``convert`` reads the archive and the text file, with ``undirected=True``. The
-alternative in memory is ``load_dataset`` of the archive, followed by its neighbour lists (``Graph.from_data``).
-
-Wall and CPU time cover the calls without imports. Memory is the largest resident set (VmHWM), and how much larger it is than
-the resident set before the call.
+For each size, a process generates a graph (``large_graph.generate``). Two raw files are made from it. The .npz archive has a shuffled edge list (each
+pair once), 64 float16 columns, labels and splits. The text file has the same edges. Then three processes run: ``convert`` of the archive and of the
+text, with ``undirected=True``, and the way in memory (``load_dataset`` of the archive and ``Graph.from_data``). Time is wall-clock and CPU time of
+the calls, without imports. Memory is the largest resident set (VmHWM), and the same without what the process had before.
 """
 
 from __future__ import annotations
@@ -39,8 +35,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--edges", type=int, nargs="+", default=[1_000_000, 5_000_000, 20_000_000, 50_000_000])
     parser.add_argument("--memory", default="1GB")
-    parser.add_argument("--folder", help="folder in which files are written and removed (default: a temporary one)")
-    parser.add_argument("--one", help=argparse.SUPPRESS)  # the step that a subprocess measures
+    parser.add_argument("--folder", help="where files are written and removed (a temporary folder)")
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # the step that the child process runs
     arguments = parser.parse_args()
     if arguments.one:
         print(json.dumps(measure(arguments.one, Path(arguments.folder), arguments.edges[0], arguments.memory)))
@@ -73,7 +69,7 @@ def main() -> None:
 
 
 def measure(step: str, folder: Path, edges: int, memory: str) -> dict:
-    """Measures one step, in a process that has done nothing else."""
+    """Measures one row, in a process that has done nothing else."""
     if step == "raw files":
         write_raw(folder)
         return {}
@@ -109,7 +105,7 @@ def measure(step: str, folder: Path, edges: int, memory: str) -> dict:
 
 
 def write_raw(folder: Path) -> None:
-    """Writes files as users might have them: each pair once, in random order and direction."""
+    """Writes the files that a user might have: each pair once, in any order and direction."""
     data = load_dataset(f"converted:{folder / 'g'}")
     indptr, indices = data.adj_t.crow_indices(), data.adj_t.col_indices().numpy()
     target = np.repeat(np.arange(data.num_nodes, dtype=np.int32), indptr.diff().numpy())

@@ -1,16 +1,16 @@
-"""Measures training on one GPU, and whether it waits for batches.
+"""Measures training on one GPU, and the time it waits for batches. Writes results/cuda.json.
 
-It generates two power-law graphs (Chung and Lu) on the device, which takes seconds. One has the sizes of ogbn-products: 2.4 M
-vertices, 105 M edges, 8 % training vertices, 100 features. The other has the shape of ogbn-papers100M: 29 edges per vertex,
-1 % training vertices, 128 features. The model is a GraphSAGE of 3 layers, with fanouts (15, 10, 5) and batches of 1024.
-Figures are medians over epochs or parts of epochs. The host waits for the device only at their ends.
+Two generated graphs (Chung and Lu, power law) are drawn on the device, which takes seconds. One has the numbers of ogbn-products (2.4 M vertices, 105 M edges,
+8 % training vertices, 100 features). The other has the shape of ogbn-papers100M (29 edges per vertex, 1 % training vertices, 128 features). The model is a
+3-layer GraphSAGE with fanouts (15, 10, 5) and batches of 1024. Figures are medians over epochs, or over parts of them; the script waits for the device only at
+their ends.
 
-* floor: the same model on batches that are already on the device
-* epoch: whole epochs over β, with and without the pipeline, rows packed or read in place; and PyG's loader where it can sample
-* tier: time and rows from the host over β, in VIP order and in random order (Figure 6 of the paper)
-* assembly: one pass over all sources, compared with concatenation and permutation in torch
+* ``floor``: the same model on batches that are already on the device.
+* ``epoch``: whole epochs over β, pipeline on and off, rows packed and read in place; and PyG's loader if it can sample.
+* ``tier``: time, and rows from the host, over β in VIP order and in random order (Figure 6 of the paper).
+* ``assembly``: one pass over all sources, compared with concatenation and permutation in torch.
 
-``--device cpu`` with small sizes only checks that the script works.
+With ``--device cpu`` and small sizes it only shows that the script works.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ CLASSES = 47
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vertices", type=int, default=2_400_000, help="size of the first graph")
-    parser.add_argument("--sparse-vertices", type=int, default=4_000_000, help="size of the second graph")
+    parser.add_argument("--vertices", type=int, default=2_400_000, help="of the first graph")
+    parser.add_argument("--sparse-vertices", type=int, default=4_000_000, help="of the second graph")
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--batches", type=int, default=150, help="largest number of batches per turn")
+    parser.add_argument("--batches", type=int, default=150, help="per turn, at most")
     parser.add_argument("--device", default="cuda")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def chung_lu(num_vertices: int, degree: float, num_features: int, train_fraction: float, device: torch.device) -> Data:
-    """Undirected graph whose edges draw both ends by expected degrees of a power law; repeated edges stay."""
+    """Returns an undirected graph whose edges choose both ends in proportion to expected degrees of a power law. Repeated edges stay."""
     generator = torch.Generator(device).manual_seed(0)
     weight = (
         (1 - torch.rand(num_vertices, generator=generator, device=device, dtype=torch.float64))
@@ -90,7 +90,7 @@ def chung_lu(num_vertices: int, degree: float, num_features: int, train_fraction
 
 
 class Training:
-    """A model and its training step."""
+    """A model and its step."""
 
     def __init__(self, num_features: int, hidden: int, device: torch.device) -> None:
         torch.manual_seed(0)
@@ -99,11 +99,11 @@ class Training:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
 
     def seconds(self, batches: Iterable, most: int) -> float:
-        """Seconds per batch of loading and training."""
+        """Returns the seconds per batch."""
         return self._per_batch(batches, most, self._step)
 
     def only_load(self, batches: Iterable, most: int) -> float:
-        """Seconds per batch of loading alone."""
+        """Returns the seconds per batch of loading alone."""
         return self._per_batch(batches, most, lambda batch: None)
 
     def _step(self, batch: Data) -> None:
@@ -113,7 +113,7 @@ class Training:
         self.optimizer.step()
 
     def _per_batch(self, batches: Iterable, most: int, use: Callable[[Data], None]) -> float:
-        """Seconds per batch without the first ten batches, which fill the pipeline and memory pools."""
+        """Averages without the first ten batches, which fill pipeline and pools."""
         given, started = 0, 0.0
         for batch in islice(batches, most + 10):
             if given == 10:
@@ -237,7 +237,7 @@ def random_probability(sampler, *_) -> dict[None, Tensor]:
 
 
 def time_assembly(data: Data, arguments: argparse.Namespace, device: torch.device) -> list[dict]:
-    """Times putting rows of a batch in order: a tenth are packed, a tenth have arrived, the others are on the device."""
+    """Times the assembly of a batch's rows: a tenth packed, a tenth received, the others on the device."""
     rows = []
     num_rows = min(500_000, data.num_nodes)
     for dtype in (torch.float32, torch.float16, torch.int8):

@@ -1,4 +1,4 @@
-"""Runs the demo and writes its report to results/demo.json: python benchmarks/bench_demo.py"""
+"""Runs the demo and records its report. Writes results/demo.json: python benchmarks/bench_demo.py"""
 
 from __future__ import annotations
 

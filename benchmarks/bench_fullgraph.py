@@ -1,14 +1,11 @@
-"""Measures epochs of full-graph training by layout and by plan, on hosts with links of a set rate. Writes results/fullgraph.json.
+"""Measures an epoch on the whole graph by layout and by plan, over hosts with links of a set rate. Writes results/fullgraph.json.
 
     python benchmarks/bench_fullgraph.py [npz:GRAPH.npz ...] [--vertices 20000] [--rate 20e6] [--epochs 3]
 
-Every host is a network namespace (cluster.py; needs root). All hosts share this machine's cores, so the network is slowed and
-computation is shared.
-
-Layouts train a GCN of two layers on a graph with communities, partitioned by METIS, on 4 and on 8 hosts. One process with the
-whole graph is the baseline. Plans train a GraphSAGE of three layers on a graph of low and on one of high degree, on 4 hosts.
-Graphs given as arguments are measured with both, on 4 hosts. Words are the numbers that the rank with the most traffic
-receives in an epoch.
+Every host is a network namespace (cluster.py; needs root). All hosts share this machine's cores, so the network is slowed and computation is shared. Layouts
+train a 2-layer GCN on a graph with communities, partitioned by METIS, on 4 and on 8 hosts, and in one process with the whole graph. Plans train a 3-layer
+GraphSAGE on a graph of low and on one of high degree, on 4 hosts. Both are also measured on the graphs that are named, on 4 hosts. Words are those that the
+rank with most traffic receives in an epoch.
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ def network(kind: str, columns: int) -> torch.nn.Module:
 
 
 def epochs_of(model: Any, part: Any, epochs: int) -> list[float]:
-    """Seconds of each epoch, after one epoch of warm-up."""
+    """Returns the seconds of each epoch, after one warm-up epoch."""
     epoch_of(model, part)
     if hasattr(part, "ranks"):
         part.ranks.received.clear()
@@ -53,7 +50,7 @@ def epochs_of(model: Any, part: Any, epochs: int) -> list[float]:
 
 
 def epoch_of(model: Any, part: Any) -> float:
-    """Seconds of one epoch."""
+    """Returns the seconds of one epoch."""
     begin = time.perf_counter()
     out = model(part.x, part.edge_index)
     losses = F.cross_entropy(out, part.y % CLASSES, reduction="none")
@@ -87,7 +84,9 @@ def measure_plans(rank: int, root: str, names: list[str], epochs: int) -> list[d
     models = [distribute(model, graph) for graph in graphs]
     seconds: list[list[float]] = [[] for _ in names]
     words = [0.0] * len(names)
-    for turn in range(20):  # plans take turns, so that other load on the machine affects all; fast ones get more turns
+    for turn in range(
+        20
+    ):  # in turns, so that other work on the machine affects all candidates; short ones run more often
         for number, (model, graph) in enumerate(zip(models, graphs)):
             graph.ranks.received.clear()
             seconds[number].append(epoch_of(model, graph))
@@ -104,7 +103,7 @@ def measure_plans(rank: int, root: str, names: list[str], epochs: int) -> list[d
 
 
 def slowest(ranks: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Largest figures of each candidate over all ranks."""
+    """Returns the largest value over ranks, for each candidate."""
     found = []
     for rows in zip(*ranks):
         one = dict(rows[0])
@@ -127,7 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("graphs", nargs="*", metavar="npz:GRAPH.npz")
     parser.add_argument("--vertices", type=int, default=20_000)
-    parser.add_argument("--rate", type=float, default=20e6, help="bytes per second of a link")
+    parser.add_argument("--rate", type=float, default=20e6, help="bytes per second of a link, each way")
     parser.add_argument("--epochs", type=int, default=3)
     arguments = parser.parse_args()
     if (reason := unavailable()) is not None:

@@ -1,8 +1,8 @@
-"""Measures gathering of rows by id, compared with torch. Writes results/gather.json.
+"""Measures gathering rows by id, compared with torch. Writes results/gather.json.
 
     python benchmarks/bench_gather.py [--vertices 2400000] [--columns 128]
 
-The ids are distinct and in random order, as in a sampled batch. The unit is GB/s of payload, by number of threads.
+Rows are requested as for a sampled batch: distinct ids in random order. Figures are GB/s of payload per number of threads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
         n_id = torch.randperm(arguments.vertices)[: arguments.rows]
         out, pool = x.new_empty(arguments.rows, arguments.columns), BufferPool()
 
-        # A loader puts large rows into huge pages. This is done on a copy, so that the peers read ordinary memory.
+        # Huge pages, as a loader uses for large rows. On a copy, so that the peers read ordinary memory.
         paged = x.clone()
         ops.use_huge_pages(paged)
 

@@ -1,15 +1,14 @@
-"""Measures the cost of batches as the graph grows, and over a long run. Writes results/growth.json and results/long.json.
+"""Measures batches as the graph grows, and memory over a long run. Writes results/growth.json and results/long.json.
 
     python benchmarks/bench_growth.py [--vertices 2300 ... 2400000]
     python benchmarks/bench_growth.py --long 20000
 
-Growth: each size and loader has its own process. It loads the graph, notes the resident memory, makes a loader and runs whole
-epochs of a few batches. Cost is CPU time per sampled edge. Memory is the peak of resident memory above the inputs, per vertex,
-including construction. Peers, where installed, are PyG's NeighborLoader over pyg-lib and torch-sparse. Features are one
-float32, so that only the graph grows.
+Growth: for each size and loader, a process loads the graph, notes its resident memory, makes a loader and runs whole epochs of a few batches. The cost is CPU
+time per sampled edge of an epoch. Memory is the peak of resident memory above the inputs, construction included. Peers, if installed: PyG's NeighborLoader with
+pyg-lib and torch-sparse. Features are one float32, so that the graph grows and not the features.
 
-Long: runs N batches over many epochs, with two sampling threads. Every 500 batches it notes resident memory, open descriptors
-and threads. It exits with status 1 if one of them grows in the last half of the run (resident memory: by more than 1 %).
+Long: N batches over many epochs, with two sampling threads. Every 500 batches it records resident memory, open descriptors and threads. Exits with status 1 if
+one of them grows in the last half of the run (resident memory: by more than 1 %).
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ def main() -> None:
     parser.add_argument("--vertices", type=int, nargs="+", default=[2_300, 20_000, 100_000, 500_000, 2_400_000])
     parser.add_argument("--degree", type=float, default=43.75)
     parser.add_argument("--batches", type=int, default=3, help="batches per epoch")
-    parser.add_argument("--repeats", type=int, default=7, help="number of epochs, after one of warm-up")
+    parser.add_argument("--repeats", type=int, default=7, help="timed epochs, after one for warm-up")
     parser.add_argument("--long", type=int, metavar="N", help="run N batches on one small graph instead")
-    parser.add_argument("--one", help=argparse.SUPPRESS)  # the loader that a subprocess measures
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # the loader that the child process measures
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.long is not None:
@@ -57,7 +56,7 @@ def main() -> None:
     for num_vertices in arguments.vertices:
         generated(
             num_vertices, arguments.degree, 1
-        )  # generated here, so that no measured process keeps memory of the generation
+        )  # made here, so that no measured process keeps memory from making it
         for loader in ["salientpp", *PYG]:
             command = [
                 sys.executable,
@@ -87,12 +86,12 @@ def main() -> None:
 
 
 def measure(name: str, num_vertices: int, degree: float, batches: int, repeats: int) -> dict:
-    """Measures one loader, in a process that has done nothing else."""
+    """Measures one row, in a process that has done nothing else."""
     kind = NeighborLoader if name == "salientpp" else partial(pyg_loader, name)
-    # The first batch of any graph loads code pages and thread pools, which do not count as memory of this graph.
+    # The first batch of any graph loads code pages and thread pools. They do not count as memory of this graph.
     next(iter(kind(generated_tiny(), [2, 2], batch_size=4)))
     data = generated(num_vertices, degree, 1)
-    # The epoch has only the timed batches. A pipeline then neither works on unused batches nor has finished some before.
+    # The epoch has exactly the batches to be timed, so no pipeline works ahead of them or delivers batches made before.
     train = data.train_mask.nonzero().flatten()
     size = min(BATCH_SIZE, train.numel())
     seeds = torch.cat([train[torch.randperm(train.numel())[:size]] for _ in range(batches)])

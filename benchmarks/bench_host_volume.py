@@ -1,15 +1,14 @@
-"""Counts the rows saved when the ranks of a host share rows and a cache. Writes results/host_volume.json.
+"""Counts the rows that ranks of a host save by sharing their rows and a cache. Writes results/host_volume.json.
 
     python benchmarks/bench_host_volume.py synthetic:num_vertices=400000 npz:GRAPH.npz ...
 
-A simulation counts exactly the rows that a run fetches. There are three comparisons:
+The simulation counts exactly the rows that a run fetches. It compares three things:
 
-* Rows from other hosts per epoch, with a private cache for each rank and with one cache per host of the same total memory.
-* A directory that serves fewer ranks than it has parts: 16 parts joined to 8, 4 and 2, against cuts into 8, 4 and 2 parts.
-* A second level of METIS, which cuts the part of each host once more for its ranks, against ranks that split the seeds of
-  their host's part.
+* Rows from other hosts per epoch with a private cache for each rank, and with one cache of the same memory per host.
+* 16 parts joined to 8, 4 and 2 ranks, compared with directories that have one part per rank.
+* A second level of METIS, which cuts the part of each host once more for its ranks, compared with ranks that split the seeds of their host's part.
 
-Directed graphs are made symmetric, as is common in sampled training.
+Directed graphs are made symmetric, as users of sampled training commonly do.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def main() -> None:
             flat = analyze(data, parts=ranks, ranks_per_host=per_host, method=cut, **options)
             rows += figures("hosts", flat, hosts=hosts, per_host=per_host)
             show(flat, f"{hosts} x {per_host}")
-            # Each host has one part. Its ranks split the seeds of the part, or the part is cut once more.
+            # One part per host: its ranks split its seeds, or METIS cuts it again.
             top = assignment(data, hosts, arguments.batch_size)
             shared = analyze(data, parts=hosts, ranks=ranks, ranks_per_host=per_host, method=top, **options)
             nested = second_level(data, top, hosts, per_host, arguments.batch_size)
@@ -77,7 +76,7 @@ def main() -> None:
 
 
 def assignment(data: Data, parts: int, batch_size: int) -> Tensor:
-    """Assignment by METIS with VIP weights, not refined, int64 [N]."""
+    """Assigns vertices by METIS with VIP weights, without refinement. Returns int64 [N]."""
     graph = Graph.from_data(data)
     splits = collect_splits(data, None, data.get("y"), graph.num_vertices)
     return assign_for(
@@ -92,7 +91,7 @@ def assignment(data: Data, parts: int, batch_size: int) -> Tensor:
 
 
 def second_level(data: Data, top: Tensor, hosts: int, per_host: int, batch_size: int) -> Tensor:
-    """Assignment that cuts each of the ``hosts`` parts into ``per_host``, int64 [N]; parts of a host are consecutive."""
+    """Cuts each of the ``hosts`` parts into ``per_host`` pieces. Returns int64 [N]; pieces of a host have consecutive numbers."""
     nested = torch.empty_like(top)
     for host in range(hosts):
         ids = (top == host).nonzero().flatten()
@@ -117,7 +116,7 @@ def figures(what: str, analysis: Analysis, **sizes: int) -> list[dict[str, Any]]
 
 
 def both(analysis: Analysis) -> list[tuple[Volume, Volume]]:
-    """Pairs of one cache per host and private caches; both are the same if hosts have one rank."""
+    """Counts rows with one cache per host and with private caches, which are the same for hosts with one rank."""
     shared = analysis.of(way="cache")
     return list(zip(shared, analysis.of(way="private cache") or shared))
 

@@ -1,13 +1,11 @@
-"""Measures, over a network, the effect of one cache per host. Writes results/hosts.json. Needs root and iproute2.
+"""Measures what a shared cache per host saves over a network. Writes results/hosts.json. Needs root and iproute2.
 
     python benchmarks/bench_hosts.py synthetic:num_vertices=200000 npz:GRAPH.npz ...
 
-Network namespaces (benchmarks/cluster.py) emulate 2 hosts of 2 ranks, with links of a set rate. Ranks of a host communicate
-without passing the link. The same batches run in turns with private caches, and with one cache per host of the same total
-memory. An epoch is timed twice: batches alone, and with a GraphSAGE that is trained on them.
-
-Bytes are counted on the hosts' links, with all headers. With private caches, rows from other hosts are counted by simulation,
-because loaders also count rows from other ranks of the same host.
+It emulates 2 hosts of 2 ranks by network namespaces (benchmarks/cluster.py) with links of a set rate; ranks of a host talk past the link. The same batches are
+drawn in turns with private caches, and with one cache of the same memory per host. An epoch is timed twice: batches alone, and with training of a GraphSAGE.
+Bytes are counted on the hosts' links, with all headers. With private caches, rows from other hosts are counted by simulation, because loaders also count rows
+from other ranks of the host.
 
 All ranks share the cores of one machine: the network is slowed, computation is not.
 """
@@ -45,7 +43,7 @@ WAYS: dict[str, dict[str, Any]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("datasets", nargs="+")
-    parser.add_argument("--megabytes-per-second", type=float, default=25, help="rate of each link in each direction")
+    parser.add_argument("--megabytes-per-second", type=float, default=25, help="MB/s of each link, each way")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=32)
     parser.add_argument(

@@ -1,15 +1,12 @@
-"""Estimates rows fetched and bytes stored for the largest public graphs, from smaller graphs. Writes results/large.json.
+"""Estimates an epoch over the largest public graphs, and the bytes that they take. Writes results/large.json.
 
     python benchmarks/bench_large.py [--vertices 125000 250000 ...] [--parts 8 16] [--folder DIR]
 
-The real graphs are not used. Graphs of ``large_graph.py`` with growing sizes stand in for them, with the same average degree
-and share of training vertices, which are chosen at random. Batches are smaller than 1024 in the ratio of the graphs' sizes, so
-they cover the same share of the graph and of the seeds. KaMinPar partitions the graphs, without weights. VIP for fanouts
-15,10,5 ranks the rows to cache. Some batches of every part are sampled, and their rows that are remote and not cached are
-counted.
-
-A directory is written for each number of parts, to compare its bytes with the formula that ``draw.py`` uses. CPU seconds are
-measured for sampling batches of 1024, and for gathering rows of several widths, on one thread.
+None of these graphs is loaded. Their shape is imitated by growing graphs of ``large_graph.py`` with the same average degree and the same share of training
+vertices, drawn at random. Batches are smaller than 1024 in proportion to the graph, so that they cover the same share of the graph and of the seeds.
+KaMinPar partitions the graphs without weights. VIP for fanouts 15,10,5 ranks the rows to cache. Some batches of every part are sampled, and rows that are
+remote and not cached are counted. A directory for each number of parts is also written, to compare its bytes with the formula in ``drawing/scale.py``. CPU
+seconds are measured for sampling batches of 1024, and for gathering rows of several widths, on one thread.
 """
 
 from __future__ import annotations
@@ -37,14 +34,14 @@ from salientpp.vip.inclusion import inclusion_probability
 
 FANOUTS, BATCH_SIZE, ALPHAS = [15, 10, 5], 1024, [0, 0.08, 0.16, 0.32]
 
-#: Name -> number of vertices, average degree of the sampled graph, and share of the vertices that are training seeds.
+#: Name -> number of vertices, average degree of the graph that batches are drawn from, share of its vertices that are training seeds.
 SHAPES = {
     "papers100M": (111_059_956, 29.1, 0.0109),
     "MAG240M": (244_160_499, 14.2, 0.00456),
     "IGB-full": (269_346_174, 14.8, 0.506),
 }
 
-#: Bytes of rows with 128, 768 and 1024 float16 columns, and with 1024 float32 columns.
+#: Rows of 128, 768 and 1024 columns as float16, and the last also as float32.
 ROW_BYTES = [256, 1536, 2048, 4096]
 
 
@@ -52,10 +49,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vertices", type=int, nargs="+", default=[125_000, 250_000, 500_000, 1_000_000])
     parser.add_argument("--parts", type=int, nargs="+", default=[8, 16])
-    parser.add_argument("--seeds", type=int, default=1024, help="seeds of each part in the batches that are counted")
-    parser.add_argument(
-        "--folder", type=Path, help="folder in which files are written and removed (default: temporary)"
-    )
+    parser.add_argument("--seeds", type=int, default=1024, help="seeds of each part, in the batches that are counted")
+    parser.add_argument("--folder", type=Path, help="where files are written and removed (a temporary folder)")
     arguments = parser.parse_args()
     torch.set_num_threads(2)
     more: dict[str, Any] = {"disk": [], "gather": gathered()}
@@ -101,7 +96,7 @@ def main() -> None:
 def fetched(
     graph: Graph, assignment: Tensor, parts: int, share: float, batch_size: int, counted_seeds: int
 ) -> Iterator[dict[str, Any]]:
-    """Rows per seed that a batch fetches at each replication factor, as means over the parts' batches; and sampling costs."""
+    """Yields the rows per seed that a batch fetches at every replication factor (mean over the parts' batches), and the CPU time of sampling it."""
     generator = torch.Generator().manual_seed(1)
     seeds = (torch.rand(graph.num_vertices, generator=generator) < share).nonzero().flatten()
     own = [seeds[assignment[seeds] == part] for part in range(parts)]
@@ -110,7 +105,7 @@ def fetched(
     for part, ids in enumerate(own):
         remote = assignment != part
         ranked = torch.where(remote, vip[part], -1.0).argsort(descending=True)
-        place = torch.full((graph.num_vertices,), -1)  # place in the order of caching; -1 for rows of the own part
+        place = torch.full((graph.num_vertices,), -1)  # place in the order of caching; -1: local
         place[ranked] = torch.arange(graph.num_vertices)
         place[~remote] = -1
         sizes = [int(alpha * graph.num_vertices / parts) for alpha in ALPHAS]
@@ -141,7 +136,7 @@ def fetched(
 
 
 def on_disk(data: Any, graph: Graph, assignment: Tensor, parts: int, root: Path) -> dict[str, Any]:
-    """Bytes and sizes of a dataset directory."""
+    """Returns the bytes of a dataset directory, and the sizes that they depend on."""
     partition(data, parts, root, FANOUTS, BATCH_SIZE, method=assignment)
     splits = sum(int(data[name].sum()) for name in ("train_mask", "val_mask", "test_mask"))
     found = {
@@ -159,7 +154,7 @@ def on_disk(data: Any, graph: Graph, assignment: Tensor, parts: int, root: Path)
 
 
 def gathered() -> list[dict[str, Any]]:
-    """CPU seconds to gather a random row from 512 MiB in memory, for each row width; one thread."""
+    """Returns the CPU seconds to gather a random row from 512 MiB in memory, by the width of rows, on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     found = []

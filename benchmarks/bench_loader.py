@@ -1,9 +1,9 @@
-"""Measures batches per second of the loader, compared with PyG's. Writes results/loader.json.
+"""Measures the loader's batches per second, compared with PyG's. Writes results/loader.json.
 
     python benchmarks/bench_loader.py [--vertices 500000 2400000] [--features 128]
 
-A batch is complete: features, labels, ids, ``Data``. Peers, where installed, are PyG's NeighborLoader over pyg-lib and
-torch-sparse. Loaders take turns, and the first batches of each are warm-up.
+A batch is complete: features, labels, ids, ``Data``. Peers, if installed: PyG's NeighborLoader with pyg-lib and torch-sparse. Loaders take turns; the first
+batches of each are warm-up.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def compare(data: Data, arguments: argparse.Namespace) -> list[dict]:
-    """Measures each loader with each number of workers."""
+    """Returns a row for each loader and number of workers."""
     rows = []
     for workers in arguments.workers:
         torch.set_num_threads(max(1, workers))
@@ -70,7 +70,7 @@ def compare(data: Data, arguments: argparse.Namespace) -> list[dict]:
 
 
 def time_batches(loader, count: int) -> tuple[float, float]:
-    """Wall and CPU seconds per batch once the loader runs, including worker processes."""
+    """Returns wall and CPU seconds per batch, worker processes included, once the loader is running."""
     iterator = iter(loader)
     for _ in itertools.islice(iterator, 2):
         pass

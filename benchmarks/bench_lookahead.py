@@ -1,14 +1,11 @@
-"""Counts the rows that lookahead saves, and measures its CPU time. Writes results/lookahead.json.
+"""Counts the rows that lookahead saves and measures its CPU time. Writes results/lookahead.json and results/lookahead_cpu.json.
 
     python benchmarks/bench_lookahead.py [--graphs facebook_pages:16 debian_full:64 generated:64] [--data FOLDER] [--vertices 100000]
 
-A simulation counts exactly the rows that a run fetches. The result is rows per epoch over those of the static VIP cache, at
-equal memory (including the ids of the window), over K = 4 parts. Each graph has its batch size. Draws are either independent
-for every batch, or shared in blocks.
-
-CPU time per batch is measured for a loader on two ranks with and without lookahead, over all their threads and in whole
-epochs. `--only cpu` measures only this and prints it without writing. Real graphs, made symmetric, are in the folder of
-`SALIENTPP_TEST_DATA`.
+Rows are counted by simulation, which gives exactly the rows that a run fetches. The figures are rows per epoch, divided by the rows of the static VIP cache
+with the same memory (the ids of the window included), for 4 parts. Each graph has its own batch size. It is counted with independent draws and with shared
+draws in blocks. CPU time per batch includes all threads of two ranks, in whole epochs, with and without lookahead (`--only` runs one of the two).
+Real graphs are made symmetric. They lie in the folder of `SALIENTPP_TEST_DATA`.
 """
 
 from __future__ import annotations
@@ -41,16 +38,16 @@ FANOUTS, PARTS = [15, 10, 5], 4
 ALPHAS = [0.05, 0.16, 0.32, 1]
 WINDOWS: list[Any] = [16, 64, "auto"]
 BLOCK = 64
-TURNS = 3
+TURNS = 5
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graphs", nargs="+", default=["facebook_pages:16", "debian_full:64", "generated:64"])
     parser.add_argument("--data", default=os.environ.get("SALIENTPP_TEST_DATA", "."))
-    parser.add_argument("--vertices", type=int, default=100_000, help="size of the generated graph")
+    parser.add_argument("--vertices", type=int, default=100_000, help="of the generated graph")
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--only", choices=["cpu"])
+    parser.add_argument("--only", choices=["rows", "cpu"])
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
     times: list[dict[str, Any]] = []
@@ -61,10 +58,12 @@ def main() -> None:
             if name == "generated"
             else load_dataset(f"npz:{Path(arguments.data) / name}.npz", undirected=True)
         )
-        if arguments.only:
-            _times(data, name, int(batch_size))
+        if arguments.only != "rows":
+            times += _times(data, name, int(batch_size))
+            write_results("lookahead_cpu", times, fanouts=FANOUTS, block=BLOCK, turns=TURNS)  # keeps finished graphs
+        if arguments.only == "cpu":
             continue
-        static: list[Any] = []  # rows without lookahead and without shared draws
+        static: list[Any] = []  # rows without lookahead and without sharing
         method = _assignment(data, int(batch_size))
         for shared, block in ((None, 1), ("batch", BLOCK)):
             for window in WINDOWS:
@@ -75,10 +74,7 @@ def main() -> None:
                 found = analyze(data, batches, ways, parts=PARTS, name=name, method=method)
                 static = static or [volume.remote_rows_per_epoch for volume in found.of(way="cache")]
                 rows += _shares(found, static, window)
-        times += _times(data, name, int(batch_size))
-        write_results(  # after each graph, so that finished work is kept
-            "lookahead", rows, fanouts=FANOUTS, parts=PARTS, block=BLOCK, epochs=arguments.epochs, cpu_per_batch=times
-        )
+        write_results("lookahead", rows, fanouts=FANOUTS, parts=PARTS, block=BLOCK, epochs=arguments.epochs)
 
 
 def _assignment(data: Data, batch_size: int) -> torch.Tensor:
@@ -92,7 +88,7 @@ def _shares(analysis: Analysis, static: list[Any], window: Any) -> list[dict[str
     found = []
     for own, volume, ahead in zip(static, analysis.of(way="cache"), analysis.of(way="lookahead"), strict=True):
         figures = ahead.ahead
-        assert figures is not None  # the way is lookahead
+        assert figures is not None  # of this way
         rows = None if figures.refused else ahead.remote_rows_per_epoch
         found.append(
             {
@@ -158,9 +154,7 @@ def _run(rank: int, root: str, folder: str, batch_size: int, alpha: float) -> No
         for key, loader in loaders.items():
             dist.barrier()
             begin = time.process_time()
-            number = sum(
-                1 for _ in loader
-            )  # a whole epoch: the window continues into the next epoch, so every draw is used
+            number = sum(1 for _ in loader)  # a whole epoch: the window continues into the next, so no draw is wasted
             of_ranks = torch.tensor(time.process_time() - begin, dtype=torch.float64)
             dist.all_reduce(of_ranks)
             loader.reset_stats()

@@ -1,10 +1,10 @@
-"""Measures the look-up of the tier that holds each row, compared with other methods. Writes results/lookup.json.
+"""Measures the look-up of a row's tier, compared with other ways. Writes results/lookup.json.
 
     python benchmarks/bench_lookup.py [--vertices 111000000] [--parts 8] [--alpha 0.32]
 
-One peer is a hash map of the cached ids with linear probing (benchmarks/peers/linear_probing.cpp), which does all the work of
-``ops.look_up``. It runs in ordinary memory, and in huge pages as ``ops.look_up`` does. The other peer is binary search in the
-sorted ids (``torch.searchsorted``), which finds only the slot of a cached id. Results are compared before anything is timed.
+The first peer is a hash map of the cached ids with linear probing (benchmarks/peers/linear_probing.cpp), in ordinary memory and in huge pages. It
+does everything that ours does. The second is binary search in the sorted ids (``torch.searchsorted``), which only says whether an id is cached, and
+in which slot. Results are compared before anything is timed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
     cached = torch.randint(n, (int(arguments.alpha * n / k),), generator=generator).unique()
     cached = cached[book.owner(cached) != 1]
     words = ops.pack_id_set(cached, n)
-    # A third of the ids is local, a third cached, a third remote.
+    # a third of the ids local, a third cached, a third remote
     third = arguments.ids // 3
     ids = torch.cat(
         [
@@ -65,7 +65,7 @@ def main() -> None:
         position, slot, counts = ops.look_up(ids, book.offsets, 1, [], [words])
         ours = [*(tensor for group in zip(position, slot) for tensor in group), counts]
         if not all(torch.equal(a, b) for a, b in zip(ours, peer.look_up(ids, book.offsets, 1), strict=True)):
-            raise RuntimeError("ops.look_up and the hash map disagree on the tiers or places of rows")
+            raise RuntimeError("the peer and ours disagree about where rows are")
         candidates[name] = lambda peer=peer: peer.look_up(ids, book.offsets, 1)
         nbytes[name] = peer.table.nbytes
     rows = []

@@ -1,11 +1,10 @@
-"""Measures gathering of rows from a memory-mapped file of which half is in memory. Writes results/mapped.json.
+"""Measures gathering rows of a mapped file of which only half is in memory. Writes results/mapped.json.
 
     python benchmarks/bench_mapped.py [--gigabytes 4] [--repeats 5]
 
-The file has rows of 256 and of 1,024 bytes. Before each turn it is dropped from the page cache, and a random half of its
-megabytes is read again. Then the row kernel gathers as many random rows as a batch has, and so does torch's
-``index_select`` of the mapped tensor. For comparison, 32 threads read the same pages with ``pread``. The system counts the
-bytes read from the disk. The temporary folder must be on a disk, not in memory.
+The file has rows of 256 and of 1,024 bytes. Before each turn it is dropped from the page cache, and a random half of its megabytes is read again. Then random
+rows, as many as a batch has, are gathered by the row kernel and by torch's ``index_select`` of the mapped tensor. For comparison, 32 threads read the pages of
+these rows with ``pread``. The system counts what the disk reads. The temporary folder must be on a disk, not in memory.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ PIECE = 2**20
 
 
 def prepare(file: int, size: int, draw: np.random.Generator) -> None:
-    """Drops the file from memory, then reads a random half of its pieces."""
+    """Drops the file from memory, except a random half of its pieces."""
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     for piece in np.sort(draw.permutation(size // PIECE)[: size // PIECE // 2]):
         os.pread(file, PIECE, int(piece) * PIECE)
@@ -43,7 +42,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
-    warnings.simplefilter("ignore")  # torch warns that the map is read-only
+    warnings.simplefilter("ignore")  # torch's warning about a map that is not writable
     draw = np.random.default_rng(0)
     found = []
     with tempfile.NamedTemporaryFile() as storage, ThreadPoolExecutor(32) as readers:
@@ -54,7 +53,7 @@ def main() -> None:
         storage.flush()
         file = storage.fileno()
         os.fsync(file)
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # pread must not read neighbouring pages
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead for pread
         for row_bytes in (256, 1024):
             turns: dict[str, list[dict[str, float]]] = {}
             for turn in range(arguments.repeats + 1):

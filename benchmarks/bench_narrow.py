@@ -1,16 +1,16 @@
-"""Measures the error, cost and accuracy of rows in narrower formats. Writes results/narrow.json.
+"""Measures error, cost and accuracy of narrow rows. Writes results/narrow.json.
 
     python benchmarks/bench_narrow.py [--graphs facebook_pages debian_full] [--data FOLDER] [--seeds 3] [--epochs 5]
 
-There are three kinds of figures:
+The file has three kinds of rows:
 
-* `error`: bytes of a row of `x`, bytes of the same row as 32-bit floats, and errors, for each real graph and format. Errors
-  are the largest one, and the root mean square of all over the root mean square of the values.
-* `cost`: nanoseconds for a random row of 128 values on one thread. A plain gather of 32-bit floats is compared with gathers
-  that decode, encode, or do both. With `send_as`, a rank encodes the rows that it sends, and does both for its own rows.
-* `accuracy`: test accuracy, over seeds, of a GraphSAGE of two layers, trained from a directory that stores `x` in the format.
+* ``error``, for each real graph and format: bytes of a row of `x` relative to float32, the largest error, and the relative error. The relative error is the
+  root mean square of the errors divided by that of the values.
+* ``cost``: nanoseconds for a row of 128 values at random places, on one thread. It times a plain gather of float32, a gather that decodes, one that encodes
+  (rows that a rank sends with `send_as`), and one that does both (its own rows).
+* ``accuracy``: test accuracy of a 2-layer GraphSAGE, trained from a dataset directory that stores `x` in the format, over seeds.
 
-Real graphs are in the folder of `SALIENTPP_TEST_DATA`.
+Real graphs lie in the folder of `SALIENTPP_TEST_DATA`.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def accuracies(name: str, data: Data, num_seeds: int, epochs: int) -> list[dict[
 
 
 def accuracy(part: salientpp.PartitionedGraph, seed: int, epochs: int, batch_size: int = BATCH, **draws: Any) -> float:
-    """Test accuracy; ``draws`` are the sampling options of training."""
+    """Returns the test accuracy; ``draws`` are options of drawing batches in training."""
     torch.manual_seed(seed)
     model = GraphSAGE(part.num_features, 64, 2, part.num_classes, dropout=0.3)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)

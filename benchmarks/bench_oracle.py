@@ -1,8 +1,8 @@
-"""Measures how much of VIP's distance to the oracle is due to the oracle's overfitting. Writes results/oracle.json.
+"""Measures how much of VIP's distance to the oracle is the oracle's overfitting. Writes results/oracle.json.
 
     python benchmarks/bench_oracle.py npz:GRAPH.npz ...
 
-The oracle ranks rows by exactly the accesses that are counted, so with few epochs it learns their noise. More epochs reduce it.
+The oracle ranks vertices by the very accesses that are counted, so with few epochs it learns their noise. More epochs leave less of it.
 """
 
 from __future__ import annotations

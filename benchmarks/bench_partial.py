@@ -1,16 +1,13 @@
-"""Counts the bytes saved by sums of last-hop neighbours, made by owners, and by hosts for their devices.
-
-Writes results/partial.json and results/partial_copies.json.
+"""Counts what sums instead of rows save. Writes results/partial.json and results/partial_copies.json.
 
     python benchmarks/bench_partial.py synthetic:num_vertices=200000 npz:GRAPH.npz ...
     python benchmarks/bench_partial.py --copies synthetic:num_vertices=500000,average_degree=50 --batch-size 1024
 
-A simulation counts exactly the rows, sums and bytes that loaders with partial_aggregation fetch. It covers ``--epochs`` epochs
-of the training split. The policy is vip, and METIS partitions with VIP weights, without refinement. The CPU time of a batch's
-plan and of its draw is measured too, on one thread. ``--copies`` counts the rows and sums that one machine copies to its
-device, which holds the first β of the rows in VIP order.
+The simulation counts exactly the rows, sums and bytes that loaders with partial_aggregation fetch (``--epochs`` epochs of the training split, policy vip; METIS
+with VIP weights, not refined). It also measures the cost of choosing: CPU time of one batch's plan and of drawing the batch, in one thread. With ``--copies``
+it counts the rows and sums that one machine copies to its device, which holds the first β of the rows in VIP order.
 
-Directed graphs are made symmetric, as is common in sampled training.
+Directed graphs are made symmetric, as users of sampled training commonly do.
 """
 
 from __future__ import annotations
@@ -62,7 +59,7 @@ def main() -> None:
         name = Path(dataset.partition(":")[2]).stem if dataset.startswith("npz:") else "generated"
         several = [Batches(fanouts, arguments.batch_size, "train", arguments.epochs) for fanouts in FANOUTS]
         partition, row_bytes = open_graph(data, arguments.parts, several[-1])
-        assert callable(partition)  # the dataset is a Data
+        assert callable(partition)  # here it is a Data
         parted = partition(PartitionOptions("metis", refine=False), Progress())
         assignment = torch.empty_like(parted.order)
         assignment[parted.order] = parted.parts.owner(torch.arange(parted.parts.num_vertices))
@@ -74,7 +71,7 @@ def main() -> None:
         whole = {(v.num_neighbors, v.replication_factor): v.remote_rows_per_epoch for v in analysis.of(way="cache")}
         for volume in analysis.of(way="sums"):
             summed = volume.summed
-            assert summed is not None  # the way is sums
+            assert summed is not None  # of this way
             rows_without = whole[volume.num_neighbors, volume.replication_factor]
             figures = {
                 "fanouts": volume.num_neighbors,
@@ -99,11 +96,11 @@ def main() -> None:
 
 
 def count_copies(arguments: argparse.Namespace) -> None:
-    """Counts rows that one machine copies to its device, with and without sums."""
+    """Counts the rows that one machine copies to its device, with and without sums."""
     rows: list[dict[str, Any]] = []
     for dataset in arguments.datasets:
         data = load_dataset(dataset, undirected=True) if dataset.startswith("npz:") else load_dataset(dataset)
-        for fanouts in COPIED_FANOUTS:  # each has its own order of rows
+        for fanouts in COPIED_FANOUTS:  # each directory has its rows in its own order
             batches = Batches(fanouts, arguments.batch_size, epochs=arguments.epochs)
             analysis = analyze(data, batches, Ways(["vip"], [0], sums=True), parts=1, name=dataset)
             labels = {
@@ -123,7 +120,7 @@ def count_copies(arguments: argparse.Namespace) -> None:
 
 
 def cost(parted: MemoryGraph, wire: Wire, fanouts: list[int], batch_size: int, repeats: int = 5) -> dict[str, Any]:
-    """Median CPU seconds to draw a batch of part 0 and to choose its sums, without a cache."""
+    """Returns the median CPU seconds to draw a batch of part 0 and to choose its sums, without a cache."""
     topology, options = GraphTopology(parted.graph), DrawOptions([fanouts])
     tiers = Tiers(parted.parts, 0, Tier("host", None, {}, False, ""))
     seeds = parted.seeds[0][torch.randperm(parted.seeds[0].numel(), generator=torch.Generator().manual_seed(0))]

@@ -2,12 +2,10 @@
 
     python benchmarks/bench_partition.py [--vertices 500000] [--parts 8] [--ways metis "metis, refined" kaminpar random]
 
-A generated graph (``salientpp.datasets.generate``, average degree 20) is memory-mapped. Each method assigns its vertices in
-its own process, with all constraints of ``assign_parts``: vertices, in-edges and the seeds of each split.
-
-Wall and CPU time cover the call, including the processes that it starts. Memory is the peak during the call, of all
-these processes together, above what was resident before. It includes the rebalancing, and for METIS the symmetrised graph.
-*Predicted rows* are those that an epoch of all parts fetches from other parts without a cache, by vertex inclusion
+A generated graph (``salientpp.datasets.generate``, average degree 20) is memory-mapped. Each method assigns its vertices in a process of its own,
+with all constraints of ``assign_parts``: vertices, in-edges and the seeds of each split. Time is wall-clock and CPU time of the call, child processes
+included. Memory is the peak during the call above the resident memory before it, child processes included. All methods include rebalancing, and METIS
+includes the symmetrised graph. *Predicted rows* are the rows that an epoch of all parts fetches from other parts without a cache, by vertex inclusion
 probability, for fanouts 15,10,5 and batches of 1024.
 """
 
@@ -34,7 +32,7 @@ from salientpp.partitioning.workload import assign_for
 from salientpp.vip.inclusion import inclusion_probability
 
 FANOUTS, BATCH_SIZE = [15, 10, 5], 1024
-#: Label -> options of the partitioning.
+#: Label -> options.
 WAYS = {
     "metis, equal weights": PartitionOptions("metis", "equal", refine=False),
     "metis": PartitionOptions("metis", refine=False),
@@ -51,7 +49,7 @@ def main() -> None:
     parser.add_argument("--vertices", type=int, nargs="+", default=[100_000, 500_000])
     parser.add_argument("--parts", type=int, default=8)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
-    parser.add_argument("--one", help=argparse.SUPPRESS)  # the method that a subprocess measures
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # the way that the child process measures
     parser.add_argument("--graph", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(2)
@@ -90,7 +88,7 @@ def measure(way: str, root: str, num_parts: int) -> dict:
         "edges": graph.num_edges,
         "seconds": time.perf_counter() - started,
         "cpu_seconds": process_figures()["cpu_seconds"] - cpu,
-        # The watching thread cannot run during METIS, so the system's peak for this process counts too.
+        # The system records the peak of this process alone. METIS blocks all other threads, so none can watch.
         "peak_bytes": max(watch.peak_bytes, resident_bytes(peak=True)) - before,
         "edge_cut_fraction": found.edge_cut_fraction,
         "largest_load": max(found.balance.values()),
@@ -102,7 +100,7 @@ def measure(way: str, root: str, num_parts: int) -> dict:
 
 
 class Watch:
-    """Peak of the resident memory of this process and its children together, inside the ``with`` block."""
+    """Peak resident memory of this process and its children, together, during the ``with`` block."""
 
     def __enter__(self) -> Watch:
         self.peak_bytes = 0

@@ -1,14 +1,12 @@
-"""Measures the CPU time that partitioning adds to a batch, with one vertex type and with several. Writes results/parts.json.
+"""Measures the CPU time that partitioning adds to a batch, for one type of vertices and for several. Writes results/parts.json.
 
     python benchmarks/bench_parts.py [--repeats 7]
 
-Two ranks on one machine over loopback, each with a part, take turns with one process that has the whole graph. They give whole
-batches, without workers. The one process runs alone, and then as two independent processes at once. These share processor
-caches and memory bandwidth as the two ranks do, so the remaining difference is due to the partition.
-
-The ranks run as on two machines, with and without a cache. They also run as a launcher starts them on one machine, where both
-read all rows. CPU time covers both ranks with all threads, divided by the batches of both. The CPU time of gloo's threads is
-the kernel's work for loopback, and is also reported separately.
+Two ranks on one machine, each with a part, exchange rows over loopback. They take turns with one process that has the whole graph; all make whole
+batches without workers. The one process runs alone, and then two of them run at once without knowing of each other. These two share caches and memory
+as the ranks do, so the difference is the cost of partitioning. The ranks run as on two machines, with and without a cache, and as a launcher starts
+them on one machine, where both read all rows. The CPU time covers all threads of both ranks, divided by the batches of both. The time of gloo's
+threads is the kernel's work for loopback. It is also reported separately.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ WAYS: dict[tuple[str, float], dict[str, Any]] = {
 
 
 def made(case: str) -> Data | HeteroData:
-    """Graph with rows of 128 columns of 4 bytes; the typed one has MAG240M's schema, and only papers have rows."""
+    """Makes rows of 128 columns of 4 bytes. Several types have MAG240M's schema, in which only papers have rows."""
     if case == "one type":
         return synthetic(num_vertices=300_000, average_degree=20, num_features=128)
     data = synthetic_mag(num_papers=150_000, num_features=128)
@@ -126,7 +124,7 @@ def measure(rank: int, root: str, fanouts: list[int], store: str, repeats: int, 
                 "cpu_ms_at_once": at_once * 1e3,
                 "cpu_ms_parts": ours * 1e3,
                 "ratio": ours / at_once,
-                # The mean, because the kernel counts a thread's time in hundredths of a second.
+                # Mean, because the kernel counts a thread's time in hundredths of a second.
                 "cpu_ms_network": statistics.mean(network[way]) * 1e3,
                 "remote_rows_per_batch": float(fetched[0] / fetched[1]),
                 "turns": len(times[way]),
@@ -142,7 +140,7 @@ def network_seconds() -> float:
     """CPU seconds of gloo's threads in this process."""
     ticks = 0
     for file in Path("/proc/self/task").glob("*/stat"):
-        with contextlib.suppress(OSError):  # the thread may have ended
+        with contextlib.suppress(OSError):  # the thread has just ended
             name, _, numbers = file.read_text().partition("(")[2].rpartition(")")
             if "gloo" in name:
                 ticks += sum(int(word) for word in numbers.split()[11:13])
@@ -150,7 +148,7 @@ def network_seconds() -> float:
 
 
 def cpu_per_batch(loader: NeighborLoader) -> tuple[float, int]:
-    """CPU seconds of this process over an epoch, and its batches; includes answering the other rank until its end."""
+    """Returns this process's CPU seconds of an epoch, and its number of batches. Answering the other rank to the end of its epoch counts."""
     started = time.process_time()
     number = sum(1 for _ in loader)
     loader.engine.close()

@@ -1,10 +1,9 @@
-"""Counts the fetched rows that are saved by moving vertices by VIP (refinement). Writes results/refine.json.
+"""Measures the rows that refinement by VIP saves. Writes results/refine.json.
 
     python benchmarks/bench_refine.py npz:GRAPH.npz ... [--parts 4 8] [--batch-size 256] [--epochs 2]
 
-Directed graphs are made symmetric. Rows are those that an epoch of all parts fetches from other parts, with a cache of the
-rows that VIP ranks highest. They are predicted by VIP, and counted on sampled batches, for fanouts 15,10,5. CPU seconds cover
-the whole assignment, including other processes.
+Directed graphs are made symmetric. Rows are the rows that an epoch of all parts fetches from other parts, with a cache of the rows that VIP ranks highest. They
+are predicted by VIP and counted on sampled batches, for fanouts 15,10,5. CPU seconds include the whole assignment and its child processes.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--epochs", type=int, default=2)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # makes KaMinPar's parts the same in every run
+    torch.set_num_threads(1)  # on one thread KaMinPar's parts are the same in every run
     rows: list[dict[str, Any]] = []
     for dataset in arguments.datasets:
         is_file = dataset.startswith("npz:")
@@ -70,7 +69,7 @@ def main() -> None:
 def rows_of(
     graph: Graph, assignment: torch.Tensor, parts: int, seeds: torch.Tensor, arguments: argparse.Namespace
 ) -> dict[str, list[float]]:
-    """Predicted and counted rows of an epoch, for each replication factor."""
+    """Returns predicted and counted rows of an epoch, for each replication factor."""
     own = [seeds[assignment[seeds] == part] for part in range(parts)]
     vip = inclusion_probability(graph, own, FANOUTS, arguments.batch_size)
     predicted, counted = [0.0] * len(ALPHAS), [0.0] * len(ALPHAS)

@@ -1,9 +1,8 @@
-"""Measures how fast the sampler finds a batch's vertices and edges, compared with peers. Writes results/sampler.json.
+"""Measures the sampler, compared with its peers. Writes results/sampler.json.
 
     python benchmarks/bench_sampler.py [--vertices 2400000] [--degree 43.75]
 
-Peers, where installed, are PyG's NeighborSampler over pyg-lib and torch-sparse. The unit is CPU seconds per sampled edge, and
-samplers take turns.
+Peers, if installed: PyG's NeighborSampler with pyg-lib and torch-sparse. Figures are CPU seconds per sampled edge; samplers take turns.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def main() -> None:
 
         def ours(map_budget: int = ops.MAP_BUDGET_BYTES) -> int:
             return sum(
-                # PyG's samplers also return positions, which PyG's loader then turns into the user's edge ids.
+                # PyG's samplers also return positions of edges, and its loader turns them into the user's edge ids.
                 ops.sample_neighbors(graph.indptr, graph.indices, None, batch, FANOUTS, i, False, map_budget)[2].numel()
                 for i, batch in enumerate(batches)
             )

@@ -1,14 +1,12 @@
-"""Measures time and memory of each step from generation to a partitioned directory, as graphs grow. Writes results/scale.json.
+"""Measures time and memory of each step of partitioning as graphs grow. Writes results/scale.json.
 
     python benchmarks/bench_scale.py [--vertices 500000 1000000 ...] [--graphs DIR ...] [--degree 20 ...] [--parts 8] [--folder DIR]
 
-For each size, ``large_graph.py`` writes a graph with 128 float16 columns, and ``salientpp partition converted:`` partitions it
-for fanouts 15,10,5 and batches of 1024. Each runs in its own process with two threads.
-
-Meanwhile /proc is read 50 times a second. The figures of a step are wall time, CPU time, and the largest memory, summed over
-the process and its children. *Anonymous* memory holds arrays, and the system cannot take it back before they are freed.
-*Resident* memory also has pages of libraries and mapped files, which belong to the page cache and give way when memory is
-short. Pages shared by processes count once for each. The steps are those that the command names. A child process is KaMinPar.
+For each size ``large_graph.py`` writes a graph with 128 float16 columns. ``salientpp partition converted:`` partitions it for fanouts 15,10,5 and
+batches of 1024. Each runs in a process of its own with two threads. Meanwhile /proc is read 50 times a second. The figures are wall-clock and CPU
+time, and the peak memory of each step, summed over the process and its children. *Anonymous* memory is taken by arrays and is not returned before
+they are freed. *Resident* memory also has the pages of libraries and mapped files. They belong to the page cache too and give way if memory is short;
+pages that processes share count once for each. The steps are those that the command prints. The only other process is KaMinPar's.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ SALIENTPP = [sys.executable, "-c", "import sys; from salientpp.cli import main; 
 
 BEFORE = "VIP weights, undirected graph, clusters"
 
-#: First word of the command's line for a step -> name of the step in the results.
+#: The command's line at the beginning of a step -> the name of the step here.
 STEPS = {
     "loading": "start and reading",
     "reading": "start and reading",
@@ -49,18 +47,18 @@ def main() -> None:
     parser.add_argument(
         "--vertices", type=int, nargs="*", default=[500_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000]
     )
-    parser.add_argument("--graphs", type=Path, nargs="*", default=[], help="further graphs, generated before")
     parser.add_argument(
-        "--degree", type=float, nargs="+", default=[20.0], help="average degrees, for each number of vertices"
+        "--graphs", type=Path, nargs="*", default=[], help="graphs that were generated before, in addition"
+    )
+    parser.add_argument(
+        "--degree", type=float, nargs="+", default=[20.0], help="average degrees, for every number of vertices"
     )
     parser.add_argument("--parts", type=int, default=8)
     parser.add_argument("--method", default="kaminpar")
     parser.add_argument("--refine", action="store_true")
     parser.add_argument("--memory", default="1GB", help="memory for generating graphs")
-    parser.add_argument("--results", default="scale", help="name of the file in results")
-    parser.add_argument(
-        "--folder", type=Path, help="folder in which files are written and removed (default: temporary)"
-    )
+    parser.add_argument("--results", default="scale", help="name of the result file")
+    parser.add_argument("--folder", type=Path, help="where files are written and removed (a temporary folder)")
     arguments = parser.parse_args()
     rows, quality = [], []
     sizes = [(vertices, degree) for vertices in arguments.vertices for degree in arguments.degree]

@@ -2,9 +2,9 @@
 
     python benchmarks/bench_shared_accuracy.py [--graphs facebook_pages debian_full] [--data FOLDER] [--seeds 5] [--epochs 5]
 
-A GraphSAGE of two layers is trained over seeds with four kinds of draws: independent ones, draws shared in blocks of 64
-batches, draws shared in a batch, and both. Accuracy is measured on the test vertices, always with independent draws. Batches
-are small, so that an epoch has several blocks. Real graphs are in the folder of `SALIENTPP_TEST_DATA`.
+A 2-layer GraphSAGE is trained with independent draws, with draws shared in blocks of 64 batches, within a batch, and both, over several seeds. The accuracy is
+that on the test vertices, with independent draws. Batches are small, so that an epoch has several blocks. Real graphs lie in the folder of
+`SALIENTPP_TEST_DATA`.
 """
 
 from __future__ import annotations

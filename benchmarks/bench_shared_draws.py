@@ -1,10 +1,9 @@
-"""Measures the savings and the cost of shared draws. Writes results/shared_draws.json.
+"""Measures what shared draws save and cost. Writes results/shared_draws.json.
 
     python benchmarks/bench_shared_draws.py [--graphs facebook_pages debian_full generated] [--data FOLDER] [--vertices 500000]
 
-Draws are independent or shared in a batch ('batch'), each with and without blocks. For each graph and kind, the figures are
-vertices and edges of a batch, CPU seconds to draw it, and the number of distinct vertices that a block of batches needs. Real
-graphs are in the folder of `SALIENTPP_TEST_DATA`.
+For each graph it compares independent draws, 'batch', and both with blocks. It records vertices and edges of a batch, CPU seconds to draw it, and the
+number of distinct vertices of a block of batches. Real graphs lie in the folder of `SALIENTPP_TEST_DATA`.
 """
 
 from __future__ import annotations
@@ -31,8 +30,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graphs", nargs="+", default=["facebook_pages", "debian_full", "generated"])
     parser.add_argument("--data", default=os.environ.get("SALIENTPP_TEST_DATA", "."))
-    parser.add_argument("--vertices", type=int, default=500_000, help="size of the generated graph")
-    parser.add_argument("--batch-size", type=int, default=64, help="for the real graphs; the generated one has 1,024")
+    parser.add_argument("--vertices", type=int, default=500_000, help="vertices of the generated graph")
+    parser.add_argument(
+        "--batch-size", type=int, default=64, help="batch size on the real graphs; the generated graph has 1,024"
+    )
     parser.add_argument("--block", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
@@ -51,9 +52,7 @@ def main() -> None:
         for shared, block in ((None, 1), ("batch", 1), (None, arguments.block), ("batch", arguments.block)):
             topology, options = GraphTopology(graph), DrawOptions([FANOUTS], shared=shared is not None)
             seconds = []
-            for epoch in range(
-                arguments.repeats
-            ):  # each epoch has other draws, because a thread remembers its last ones
+            for epoch in range(arguments.repeats):  # each with other draws, because a thread remembers its draws
                 needed = torch.zeros(graph.num_vertices, dtype=torch.bool)
                 drawn = vertices = edges = 0.0
                 for index, batch in enumerate(batches):

@@ -1,11 +1,10 @@
-"""Measures batches of a small graph, where work that is done once per batch counts most. Writes results/small.json.
+"""Measures a batch of a small graph, where the fixed cost of a batch counts most. Writes results/small.json.
 
     python benchmarks/bench_small.py [--workers 0 2]
 
-The graph has Cora's size: 2,708 vertices and about 10,000 edges. It has a few float32 features, or Cora's 1,433, which every
-loader copies at the speed of memory. Whole epochs over all vertices are timed, and loaders take turns. The figures are wall
-and CPU time per batch, including worker processes. Peers, where installed, are PyG's NeighborLoader over pyg-lib and
-torch-sparse.
+The graph has Cora's size: 2,708 vertices and about 10,000 edges. It has few float32 features, or Cora's 1,433, which every loader copies at the speed of the
+memory. Epochs cover all vertices, and loaders take turns. Figures are wall and CPU time per batch, worker processes included. Peers, if installed: PyG's
+NeighborLoader with pyg-lib and torch-sparse.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ def main() -> None:
 
 
 def compare(data: Data, batch_size: int, fanouts: list[int], workers: int, repeats: int) -> list[dict]:
-    """Measures each loader."""
+    """Returns a row for each loader."""
     options = {"persistent_workers": workers > 0, "num_workers": workers}
     loaders = ours_and_pygs(data, fanouts, batch_size=batch_size, input_nodes=None, **options)
-    # An epoch has few batches, so several epochs make one turn.
+    # If an epoch has few batches, several epochs form a turn.
     epochs = max(1, 50 * batch_size // data.num_nodes)
     times = {name: [] for name in loaders}
     for turn in range(repeats + 1):
@@ -54,7 +53,7 @@ def compare(data: Data, batch_size: int, fanouts: list[int], workers: int, repea
             if turn:
                 times[name].append(of_turn)
     loaders.clear()
-    gc.collect()  # otherwise workers of a later loader inherit these objects and print warnings
+    gc.collect()  # otherwise the workers of a later loader inherit these and complain
     rows = []
     for name, of_loader in times.items():
         wall, cpu = (statistics.median(values) for values in zip(*of_loader))
@@ -80,7 +79,7 @@ def cora_like(num_features: int) -> Data:
 
 
 def time_epochs(loader, epochs: int) -> tuple[float, float]:
-    """Wall and CPU seconds per batch."""
+    """Returns wall and CPU seconds per batch."""
     batches = 0
     started, cpu = time.perf_counter(), cpu_seconds()
     for _ in range(epochs):

@@ -1,13 +1,11 @@
-"""Measures the time until work can begin: the import, a loader, its first batch. Writes results/start.json.
+"""Measures start-up: the import, a loader, its first batch. Writes results/start.json.
 
     python benchmarks/bench_start.py [--vertices 500000 2400000]
 
-Imports and the first epoch of a process are measured in separate processes, the package's and PyG's in turns. The first epoch
-is on a graph of Cora's size, and includes making the loader.
-
-On larger graphs, two times are measured. One is making a loader of a ``Data`` and its first batch, which includes making
-neighbour lists from the edges. The other is the first batch of a later epoch. torch has one thread; loaders of larger graphs
-also run with one thread per core. The peer is PyG with its preferred backend among those installed.
+Work that runs once in a process is measured in processes of its own, ours and PyG's in turns. This is the import, and the first epoch on a graph of
+Cora's size, construction of the loader included. On larger graphs it measures the construction of a loader from a ``Data`` with its first batch,
+neighbour lists included, and then the first batch of another epoch. torch has one thread; loaders of larger graphs also run with one thread per core.
+The peer is PyG with its preferred backend among those that are installed.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ def main() -> None:
     parser.add_argument("--vertices", type=int, nargs="+", default=[500_000, 2_400_000])
     parser.add_argument("--degree", type=float, default=43.75)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--first-epoch", nargs=3, help=argparse.SUPPRESS)  # for a subprocess
+    parser.add_argument("--first-epoch", nargs=3, help=argparse.SUPPRESS)  # what the child process measures
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.first_epoch:
@@ -58,7 +56,7 @@ def row(what: str, name: str, ms: float, cpu_ms: float | None = None) -> dict[st
 
 
 def imports(repeats: int) -> list[dict[str, Any]]:
-    """Times the import on top of torch_geometric with its loaders."""
+    """Measures the import of the package after torch_geometric.loader is imported."""
     code = "import time; import torch_geometric.loader; t = time.perf_counter(); import salientpp; salientpp.NeighborLoader; print(time.perf_counter() - t)"
     seconds = [float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(repeats + 1)]
     return [row("import, beside torch_geometric.loader", "salientpp", statistics.median(seconds[1:]) * 1e3)]
@@ -78,7 +76,7 @@ def first_epochs(repeats: int) -> list[dict[str, Any]]:
 
 
 def first_epoch(name: str, batch_size: int, fanouts: list[int]) -> float:
-    """Seconds of the first epoch, including making the loader."""
+    """Returns the seconds of the first epoch, construction of the loader included."""
     data = cora_like(16)
     options: dict[str, Any] = {"batch_size": batch_size, "shuffle": True}
     started = time.perf_counter()

@@ -3,28 +3,27 @@
     python benchmarks/bench_train.py [--graphs generated facebook_pages debian_full] [--data FOLDER]
         [--models GraphSAGE GCN GIN GAT GATv2] [--shapes 3x256 2x64] [--rounds 5] [--turns 2]
 
-A case is a graph, a shape (layers, hidden channels, fanouts) and a model of PyG's layers, trained with Adam on the CPU. The
-contenders run in one process and take turns:
+A case is a graph, a shape (layers, hidden channels, fanouts) and a model of PyG's layers, trained with Adam on the CPU. Its contenders run in one process and
+take turns:
 
-* PyG's loader with the model as users write it,
-* PyG's loader with layers that are trimmed by hand, on ``edge_index`` and on ``SparseTensor``,
-* salientpp's loader with the model as users write it,
-* salientpp's loader with ``salientpp.nn.trim(model)``.
+* PyG's loader with the model as users write it;
+* the same with layers trimmed by hand, on ``edge_index`` and on ``SparseTensor``;
+* our loader with the model as users write it;
+* our loader with ``salientpp.nn.trim(model)``.
 
-The measurements are:
+Measurements:
 
-* Steps: forward, backward and Adam on a batch that was drawn before and that the contender sees once. All loaders have the
-  same seeds, but each draws its own neighbours. Figures are medians of rounds.
-* Epochs: steps and a loader with ``--workers`` workers. A turn is an epoch that stops after some batches, the first one being
-  warm-up. Figures are medians of the turns' means. Waiting is the time inside ``next()``.
+* Steps: forward, backward and Adam on a batch that was drawn before and that the contender sees once. All loaders have the same seeds; each draws its own
+  neighbours. Medians of rounds.
+* Epochs: loader with ``--workers`` workers, and steps. A turn is an epoch that is left after some batches, of which the first is warm-up. Figures are medians
+  of the turns' means. Waiting is the time inside ``next()``.
 * Peak memory: the rise of the process's resident bytes during one step (Linux).
-* Losses: of one batch, with the parameters of the plain model. A difference of more than 1e-4 stops the run. A GCN trimmed by
-  hand is known to differ, because its degrees lack the removed edges; its difference is recorded.
-* Floor, for GraphSAGE: dense products of the rows that the seeds need, activations, loss and Adam, without sparse operations.
+* Losses: losses of one batch with the parameters of the plain model. A difference of more than 1e-4 stops the run. GCN trimmed by hand is known to differ,
+  because its degrees lack the edges that were cut; that difference is recorded.
+* Floor, for GraphSAGE: the dense products of the rows that the seeds need, activations, loss and Adam, without anything sparse.
 
-Cases that exceed ``--seconds`` or ``--epoch-seconds`` get fewer rounds, turns and batches. All defaults together take 25
-minutes on two cores; ``--graphs facebook_pages --shapes 2x64`` takes two. Real graphs, made symmetric, are in the folder of
-``SALIENTPP_TEST_DATA``.
+Cases that take longer than ``--seconds`` and ``--epoch-seconds`` allow get fewer rounds, turns and batches. All defaults together take 25 minutes on two cores;
+``--graphs facebook_pages --shapes 2x64`` takes two. Real graphs, made symmetric, lie in the folder of ``SALIENTPP_TEST_DATA``.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ from salientpp.datasets import load_dataset
 
 HEADS = 4
 REAL = ["facebook_pages", "debian_full"]
-TOLERANCE = 1e-4  # for float32 losses that are equal except for rounding
+TOLERANCE = 1e-4  # difference of float32 losses that are equal except for rounding
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ def attention(layer: type[Module], width_in: int, width_out: int, last: bool) ->
     return layer(width_in, width_out // HEADS, heads=HEADS)
 
 
-#: Name -> layer from one width to another; the third argument is True for the model's last layer.
+#: Name -> function that makes a layer from one width to another. Its third argument says whether the layer is the model's last.
 MODELS: dict[str, Callable[[int, int, bool], Module]] = {
     "GraphSAGE": lambda width_in, width_out, last: SAGEConv(width_in, width_out),
     "GCN": lambda width_in, width_out, last: GCNConv(width_in, width_out),
@@ -112,7 +111,7 @@ class Plain(Module):
 
 
 class Products(Module):
-    """Products of a GraphSAGE's weights with the rows that the seeds need; a row stands for its neighbours' mean."""
+    """Products of a GraphSAGE's weights with the rows that the seeds need; a row stands for the mean of its neighbours."""
 
     def __init__(self, columns: int, shape: Shape, classes: int) -> None:
         super().__init__()
@@ -130,7 +129,7 @@ class Products(Module):
 
 
 def targets_of_layers(batch: Data) -> list[int]:
-    """Number of rows of each layer's output that the seeds need, the first layer first."""
+    """Returns the number of rows that the seeds need of each layer's output, the first layer first."""
     return list(itertools.accumulate(batch.num_sampled_nodes[:-1]))[::-1]
 
 
@@ -142,7 +141,7 @@ def as_written(model: Module, batch: Data) -> Tensor:
 
 
 def trimmed(model: Plain, batch: Data) -> Tensor:
-    """Applies PyG's ``trim_to_layer`` before each layer, on ``edge_index`` or ``adj_t``."""
+    """PyG's ``trim_to_layer`` before each layer, on ``edge_index`` or ``adj_t``."""
     x, edges = batch.x, batch.adj_t if "adj_t" in batch else batch.edge_index
     nodes_of_hops, edges_of_hops = batch.num_sampled_nodes, batch.num_sampled_edges
     for layer, conv in enumerate(model.convs):
@@ -153,7 +152,7 @@ def trimmed(model: Plain, batch: Data) -> Tensor:
 
 
 def bipartite(model: Plain, batch: Data) -> Tensor:
-    """Runs each layer on a bipartite graph cut out of ``adj_t``: only rows that the seeds need are computed."""
+    """One bipartite graph per layer, cut out of ``adj_t``: only rows that the seeds need are computed."""
     x, adj_t = batch.x, batch.adj_t
     for layer, (conv, targets) in enumerate(zip(model.convs, targets_of_layers(batch))):
         x = conv((x, x[:targets]), adj_t[:targets].sparse_resize((targets, x.size(0))))
@@ -162,7 +161,7 @@ def bipartite(model: Plain, batch: Data) -> Tensor:
 
 
 def normalised_before(model: Plain, batch: Data) -> Tensor:
-    """Runs a GCN whose edge weights are computed once for the whole batch, which makes trimming ``adj_t`` exact."""
+    """A GCN whose edge weights are computed once for the whole batch: then trimming ``adj_t`` is exact."""
     batch = copy.copy(batch)
     batch.adj_t = gcn_norm(batch.adj_t, num_nodes=batch.num_nodes, dtype=batch.x.dtype)
     return trimmed(model, batch)
@@ -184,13 +183,13 @@ def edge_index_of(batch: Data) -> Tensor:
 
 @dataclass(frozen=True)
 class Contender:
-    """A loader and a forward pass that train together.
+    """A loader and a model that are trained.
 
     Attributes:
         loader: a key of the loaders: ``"salientpp"``, ``"PyG"`` or ``"PyG, adj_t"``.
         forward: (model, batch) -> rows of the seeds.
-        by_hand: the user has to rewrite the model.
-        prepare: makes the trained model from the plain one.
+        by_hand: the user has to rewrite the model for it.
+        prepare: turns the plain model into the model to train.
     """
 
     name: str
@@ -204,7 +203,7 @@ FLOOR = Contender("dense products", "salientpp", products)
 
 
 def contenders_of(model: str) -> list[Contender]:
-    """All contenders whose libraries this machine has; the package's own ones first."""
+    """Returns all contenders whose libraries are installed, the package's own first."""
     found = [
         Contender("salientpp, nn.trim", "salientpp", as_written, prepare=salientpp.nn.trim),
         Contender("salientpp", "salientpp", as_written),
@@ -228,7 +227,7 @@ def without_norm(model: Plain) -> Plain:
 
 
 def graphs_of(data: Data) -> dict[str, Data]:
-    """The graph in the form that each loader takes."""
+    """Returns the graph in the form that each loader takes."""
     graphs = {"salientpp": data}
     if PYG:
         graphs["PyG"] = data
@@ -238,7 +237,7 @@ def graphs_of(data: Data) -> dict[str, Data]:
 
 
 def loaders_of(graphs: dict[str, Data], seeds: Tensor, shape: Shape, **options: Any) -> dict[str, Any]:
-    """One loader for each key that contenders name."""
+    """Returns one loader for each key that contenders name."""
     loaders = {
         name: salientpp.NeighborLoader(graph, shape.fanouts, seeds, **options)
         if name == "salientpp"
@@ -250,7 +249,7 @@ def loaders_of(graphs: dict[str, Data], seeds: Tensor, shape: Shape, **options: 
 
 
 class Trainee:
-    """A contender with its own model and optimizer."""
+    """A contender with a model and an optimizer of its own."""
 
     def __init__(self, contender: Contender, model: Module) -> None:
         self.contender = contender
@@ -258,7 +257,7 @@ class Trainee:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
 
     def gradients(self, batch: Data) -> Tensor:
-        """Runs forward and backward and returns the loss."""
+        """Computes gradients and returns the loss."""
         self.optimizer.zero_grad()
         loss = F.cross_entropy(self.contender.forward(self.model, batch), batch.y[: batch.batch_size])
         loss.backward()
@@ -274,7 +273,7 @@ class Trainee:
 
 
 class Rounds:
-    """Batches of every loader, epoch after epoch; a round has the next batch of each loader, all for the same seeds."""
+    """Batches of every loader, epoch after epoch. Each round has the next batch of each loader, all with the same seeds."""
 
     def __init__(self, loaders: dict[str, Any]) -> None:
         self._sources = {name: itertools.chain.from_iterable(itertools.repeat(of)) for name, of in loaders.items()}
@@ -292,7 +291,7 @@ class Rounds:
 
 
 def errors_of(trainees: list[Trainee], batches: dict[str, Data]) -> dict[str, str]:
-    """Errors of contenders by hand that cannot run. All others have then run every operator once."""
+    """Returns the errors of contenders by hand that cannot run. The others have run every operator once after this."""
     errors = {}
     for trainee in trainees:
         try:
@@ -305,10 +304,10 @@ def errors_of(trainees: list[Trainee], batches: dict[str, Data]) -> dict[str, st
 
 
 def first_round(trainees: list[Trainee], plain: Module, batches: dict[str, Data]) -> dict[str, dict[str, Any]]:
-    """Peak memory of each contender's step, and the difference of its loss from the plain model's on the same batch.
+    """Measures the peak memory of each contender's step, and the difference of its loss from the plain model's on the same batch.
 
     Raises:
-        RuntimeError: a loss differs that must not.
+        RuntimeError: a loss differs that should not.
     """
     with torch.no_grad():
         expected = {
@@ -337,7 +336,7 @@ def first_round(trainees: list[Trainee], plain: Module, batches: dict[str, Data]
 
 
 def time_round(trainees: list[Trainee], batches: dict[str, Data], first: int) -> dict[str, float]:
-    """Seconds of each contender's step. Each round begins with another one, because the first finds cold caches."""
+    """Returns the seconds of each contender's step. Each round begins with another contender, because the first finds cold caches."""
     times = {}
     first %= len(trainees)
     for trainee in trainees[first:] + trainees[:first]:
@@ -348,7 +347,7 @@ def time_round(trainees: list[Trainee], batches: dict[str, Data], first: int) ->
 
 
 def time_epoch(trainee: Trainee, loader: Any, batches: int) -> tuple[float, float]:
-    """Mean seconds of a batch after the first, and how much of them is spent inside ``next()``."""
+    """Returns the mean seconds of a batch after the first, and the seconds of these spent inside ``next()``."""
     seconds, waited, iterator = 0.0, 0.0, iter(loader)
     taken = min(batches + 1, len(loader))
     for number in range(taken):
@@ -366,10 +365,10 @@ def time_epoch(trainee: Trainee, loader: Any, batches: int) -> tuple[float, floa
 def time_epochs(
     trainees: list[Trainee], loaders: dict[str, Any], allowed: int, arguments: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
-    """Times epochs of each contender.
+    """Returns the times of each contender's epochs.
 
     Args:
-        allowed: number of batches of each contender that fit in the time, including warm-up.
+        allowed: number of batches of each contender that the time allows, warm-up included.
     """
     turns = max(1, min(arguments.turns, allowed // 3))
     batches = max(1, min(arguments.batches, allowed // turns - 1))
@@ -390,7 +389,7 @@ def time_epochs(
 
 
 def measure(graphs: dict[str, Data], model: str, shape: Shape, arguments: argparse.Namespace) -> dict[str, list[dict]]:
-    """Rows of a case, its floor, and the errors of contenders that cannot run."""
+    """Returns the rows of a case, its floor, and the contenders that cannot run with their errors."""
     torch.manual_seed(0)
     data = graphs["salientpp"]
     widths = (data.x.size(1), shape, int(data.y.max()) + 1)
@@ -437,7 +436,7 @@ def report(found: dict[str, list[dict]]) -> None:
             text += f"  ({row['batch_rows']:,} rows, {row['batch_edges']:,} edges)"
         print(text, flush=True)
     for row in found["left_out"]:
-        print(f"  {row['contender']:38} skipped: {row['error']}", flush=True)
+        print(f"  {row['contender']:38} left out: {row['error']}", flush=True)
 
 
 def opened(name: str, arguments: argparse.Namespace) -> Data:
@@ -451,10 +450,12 @@ def opened(name: str, arguments: argparse.Namespace) -> Data:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--graphs", nargs="+", help="default: the generated one, and facebook_pages and debian_full where available"
+        "--graphs",
+        nargs="+",
+        help="default: the generated one, and facebook_pages and debian_full if their files exist",
     )
     parser.add_argument("--data", default=os.environ.get("SALIENTPP_TEST_DATA", "."))
-    parser.add_argument("--vertices", type=int, default=200_000, help="size of the generated graph")
+    parser.add_argument("--vertices", type=int, default=200_000, help="vertices of the generated graph")
     parser.add_argument("--degree", type=float, default=20)
     parser.add_argument("--features", type=int, default=100)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
@@ -462,16 +463,16 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--workers", type=int, default=2, help="workers of the loaders, in epochs")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of steps, after the warm-up")
-    parser.add_argument("--seconds", type=float, default=15, help="time for a case's steps; at least 2 rounds are run")
+    parser.add_argument("--seconds", type=float, default=15, help="time for the steps of a case; at least 2 rounds")
     parser.add_argument("--turns", type=int, default=2, help="turns of epochs")
     parser.add_argument("--batches", type=int, default=4, help="batches of a turn, after the warm-up")
     parser.add_argument(
-        "--epoch-seconds", type=float, default=35, help="time for a case's epochs; GraphSAGE gets 3 times as much"
+        "--epoch-seconds", type=float, default=35, help="time for the epochs of a case; 3 times that for GraphSAGE"
     )
     arguments = parser.parse_args()
     if not hasattr(
         torch.ops.pyg, "softmax_csr"
-    ):  # pyg-lib 0.9.0 wraps this operator, but its wheel may lack it; PyG then fails on SparseTensor
+    ):  # pyg-lib 0.9.0 wraps this operator, but its wheel may lack it: PyG then fails, on SparseTensor
         torch_geometric.typing.WITH_SOFTMAX = False
     there = [name for name in REAL if (Path(arguments.data) / f"{name}.npz").is_file()]
     results: dict[str, list[dict]] = {"rows": [], "floors": [], "left_out": []}

@@ -1,10 +1,9 @@
-"""Measures draws of batches with types, times, weights, trees or links, compared with PyG's sampler. Writes results/typed.json.
+"""Measures draws with types, times, weights, trees and links, compared with PyG's sampler. Writes results/typed.json.
 
     python benchmarks/bench_typed.py [--vertices 500000] [--degree 39] [--cases "two types" weights ...]
 
-Each case calls ``NeighborSampler`` as a loader does: it passes seeds and gets PyG's ``SamplerOutput``. Peers are PyG's
-NeighborSampler over pyg-lib and torch-sparse, where they support the case. The unit is CPU seconds per edge of the batch, and
-samplers take turns.
+Each case calls ``NeighborSampler`` as a loader calls it: seeds in, a PyG ``SamplerOutput`` out. Peers: PyG's NeighborSampler with pyg-lib and torch-sparse, if
+they support the case. Figures are CPU seconds per edge of the batch; samplers take turns.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import salientpp
 
 
 def two_types(data: Data) -> HeteroData:
-    """Graph with even vertices of one type and odd ones of another; the edges form four relations."""
+    """Makes even vertices of one type and odd ones of the other. The edges fall into four relations."""
     hetero = HeteroData()
     names = ("a", "b")
     for name in names:
@@ -35,7 +34,7 @@ def two_types(data: Data) -> HeteroData:
     return hetero
 
 
-#: Case -> fanouts, options of the sampler, kind of seeds, peers that support the case.
+#: Case -> fanouts, options of the sampler, kind of seeds, peers that support it.
 CASES: dict[str, tuple[list[int], dict[str, Any], str, tuple[str, ...]]] = {
     "one type, no options": ([15, 10, 5], {}, "vertices", ("pyg-lib",)),
     "two types": ([8, 5, 3], {}, "vertices of a type", ("pyg-lib", "torch-sparse")),
@@ -54,7 +53,7 @@ def number_of_edges(out: Any) -> int:
 
 
 def draw(sampler: Any, kind: str, seeds: list[Tensor], data: Data, timed: bool) -> int:
-    """Number of edges of all batches; each element of ``seeds`` gives one batch."""
+    """Draws a batch for each of ``seeds`` and returns the number of edges."""
     total = 0
     for batch in seeds:
         if kind == "links":

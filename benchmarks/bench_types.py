@@ -1,14 +1,10 @@
-"""Compares ways to partition a graph with several vertex types. Writes results/types.json.
+"""Compares ways to partition a graph with several types of vertices. Writes results/types.json.
 
     python benchmarks/bench_types.py [--debian FILE] [--parts 4]
 
-The ways are the joint graph of all relations, with and without the weights of typed VIP, every type by itself, and homogeneous
-METIS on ``to_homogeneous()``. Three results are compared:
-
-* the rows with features that a step of all ranks is predicted to fetch without a cache: the sum of typed VIP over remote
-  vertices,
-* the rows that sampled steps fetch,
-* the balance of the parts in rows and in seeds.
+It partitions the joint graph of all relations, with and without the weights of typed VIP; every type by itself; and ``to_homogeneous()`` by homogeneous METIS.
+The criteria are the rows with features that a step of all ranks fetches without a cache, and the balance of the parts in rows and in seeds. Rows are predicted
+(the sum of typed VIP over remote vertices) and counted on sampled steps.
 """
 
 from __future__ import annotations
@@ -33,13 +29,13 @@ from salientpp.partitioning.workload import assign_for
 from salientpp.store.directory.contents import Contents, read_contents
 from salientpp.vip.inclusion import typed_inclusion_probabilities, uniform_starts
 
-#: Relations and vertex types of debian_full, by number.
+#: Relations of debian_full, by their numbers in the file.
 _DEBIAN = ["depends", "recommends", "suggests", "enhances", "build_depends", "builds", "maintains", "uploads"]
 _TYPES = ["binary", "source", "maintainer"]
 
 
 def debian(file: Path) -> HeteroData:
-    """The archive of Debian 12 as a graph of binary packages, source packages and maintainers, with reverse relations."""
+    """Returns the archive of Debian 12 as a graph of binary packages, source packages and maintainers, with each relation and its reverse."""
     with np.load(file, allow_pickle=False) as arrays:
         of_node, of_edge = (torch.from_numpy(arrays[name]).long() for name in ("node_type", "edge_type"))
         edge_index, x = torch.from_numpy(arrays["edge_index"]).long(), torch.from_numpy(arrays["x"])
@@ -51,7 +47,7 @@ def debian(file: Path) -> HeteroData:
         ids = (of_node == number).nonzero().flatten()
         place[ids] = torch.arange(ids.numel())
         data[name].num_nodes = ids.numel()
-        if name != "maintainer":  # maintainers' rows in the file are zeros
+        if name != "maintainer":  # maintainers have rows of zeros in the file
             data[name].x = x[ids]
         if name == "binary":
             data[name].train_mask = train[ids]
@@ -67,7 +63,7 @@ def debian(file: Path) -> HeteroData:
 
 
 def by_type_alone(contents: Contents, num_parts: int) -> Tensor:
-    """Assigns each type by METIS on the relations inside it; a type without such relations is split evenly at random."""
+    """Partitions each type by METIS on the relations inside it, and a type without any evenly at random."""
     graph, pieces = contents.graph, []
     for number, (name, size) in enumerate(zip(graph.node_types, graph.num_vertices)):
         inside = [r for r in graph.relations if r.source == r.target == number]
@@ -80,7 +76,7 @@ def by_type_alone(contents: Contents, num_parts: int) -> Tensor:
 
 
 def homogeneous(contents: Contents, num_parts: int, edge_weights: str, fanouts: list[int], batch_size: int) -> Tensor:
-    """METIS on ``to_homogeneous()``: it balances vertices, edges and splits, but does not know types."""
+    """Partitions ``to_homogeneous()`` by METIS. Vertices, edges and splits are balanced; types are unknown."""
     joint = typed.JointGraph.of(contents.graph)
     first = dict(zip(contents.graph.node_types, joint.first))
     splits = {name: ids + first[type_] for type_, own in contents.splits.items() for name, ids in own.items()}
@@ -129,7 +125,7 @@ def judge(
     batch_size: int,
     steps: int,
 ) -> dict[str, float]:
-    """Predicted and fetched rows with features per step, and the fullest part over the mean."""
+    """Returns predicted and fetched rows with features per step, and the fullest part relative to the mean."""
     graph = contents.graph
     parts = dict(zip(graph.node_types, assignment.split(list(graph.num_vertices))))
     (seed_type, seeds), *_ = contents.starts.items()

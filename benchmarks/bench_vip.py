@@ -1,10 +1,10 @@
-"""Measures the computation of inclusion probabilities, compared with torch formulations. Writes results/vip.json.
+"""Measures inclusion probabilities, compared with torch formulations. Writes results/vip.json.
 
     python benchmarks/bench_vip.py [--vertices 2400000] [--parts 8]
 
-Peers compute the same recurrence in float32, part by part. The first is the paper's formula with a factor (``log1p``,
-``scatter_add``) per edge. The second takes one logarithm per vertex, which all its edges share. The third is a product of
-torch's CSR matrix with these logarithms. The unit is ns per edge and hop, for all parts.
+Peers compute the same recurrence in float32, part by part, in three ways. The first is the paper's formula as it stands, with a factor (``log1p``,
+``scatter_add``) per edge. The second goes edge by edge with one logarithm per vertex, which all its edges share. The third is a product of torch's
+CSR matrix with these logarithms. Figures are ns per edge and hop, for all parts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
     transposed = graph.transpose()
     rows = []
 
-    # The first call reads code from the disk, which must not count as memory of this graph.
+    # Code that the first call reads from disk does not count as memory of this graph.
     inclusion_probability(Graph.from_edge_index(torch.tensor([[0], [1]])), torch.tensor([0]), FANOUTS, 1)
     reset_peak()
     before = resident_bytes()

@@ -1,12 +1,9 @@
-"""Counts the rows that remain to be fetched with each cache policy, over graphs and workloads, compared with an oracle.
-
-Writes results/volume.json and results/volume_ahead.json.
+"""Counts the rows that cache policies leave to fetch, compared with oracles. Writes results/volume.json and results/volume_ahead.json.
 
     python benchmarks/bench_volume.py synthetic npz:GRAPH.npz ... [--only static|ahead]
 
-Directed graphs are made symmetric, as is common in sampled training. The second file compares the static cache with
-further methods, in rows and bytes: sums sent by owners, lookahead, draws shared in blocks, and rows sent in a narrower format.
-It covers `--ahead-epochs` epochs, and K is the first of `--parts`.
+Directed graphs are made symmetric, as users of sampled training commonly do. The second file has rows and bytes with the static cache, with sums,
+with lookahead, with shared draws in blocks, and with narrow rows. It counts ``--ahead-epochs`` epochs of the first of ``--parts``.
 """
 
 from __future__ import annotations
@@ -36,8 +33,8 @@ ALPHAS = [0, 0.01, 0.05, 0.1, 0.16, 0.2, 0.5, 1]
 POLICIES = ["vip", "vip-hop", "degree", "halo", "wpr", "paths", "simulation", "random", "oracle"]
 
 
-#: Workloads: (name, share of the vertices that are seeds, or None for the training split, batch size). A small, concentrated
-#: set of seeds separates policies. With many seeds and large batches, every row is accessed and policies nearly tie.
+#: Workloads: (name, share of the vertices that are seeds or None for the training split, batch size). A small set of seeds separates policies. With many seeds
+#: and large batches everything is accessed, and policies nearly tie.
 WORKLOADS = [("train", None, 256), ("concentrated", 0.01, 32)]
 
 
@@ -53,7 +50,7 @@ def main() -> None:
         _static(arguments)
     if arguments.only != "static":
         rows: list[dict[str, Any]] = []
-        for dataset in arguments.datasets:  # results are written after each, so that finished work is kept
+        for dataset in arguments.datasets:  # after each graph: finished graphs are kept
             rows += _ahead(dataset, arguments.parts[0], arguments.ahead_epochs)
             write_results("volume_ahead", rows, fanouts=FANOUTS[0], block=BLOCK, epochs=arguments.ahead_epochs)
 
@@ -65,7 +62,7 @@ def _load(dataset: str) -> tuple[Data, str]:
 
 
 def _ahead(dataset: str, parts: int, epochs: int) -> list[dict[str, Any]]:
-    """Rows and bytes that are fetched as the ways are added one after the other."""
+    """Counts what is fetched in each way; later ways add to earlier ones."""
     data, name = _load(dataset)
     _, _, batch_size = WORKLOADS[0]
     graph = Graph.from_data(data)
@@ -100,7 +97,7 @@ def _ahead(dataset: str, parts: int, epochs: int) -> list[dict[str, Any]]:
             ]
             for volume in found.of(way="sums"):
                 number = volume.remote_rows_per_epoch + volume.summed.sums_per_epoch
-                # Ids that request rows are not counted here, but ids of rows inside sums are.
+                # Ids of requested rows are not counted here. Ids of rows in sums are.
                 num_bytes = number * volume.row_bytes + 4 * volume.summed.sources_per_epoch
                 static.append(("the same with sums", volume, number, num_bytes))
             lines = static + lines
@@ -155,7 +152,7 @@ def _static(arguments: argparse.Namespace) -> None:
 
 
 def first_seeds(mask: Tensor, count: int) -> Tensor:
-    """Mask of ``count`` random seeds."""
+    """Returns a mask of ``count`` random seeds."""
     chosen = mask.nonzero().flatten()
     chosen = chosen[torch.randperm(chosen.numel(), generator=torch.Generator().manual_seed(0))[:count]]
     return torch.zeros_like(mask).index_fill_(0, chosen, True)

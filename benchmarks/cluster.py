@@ -1,18 +1,17 @@
-"""Emulates several hosts on one machine: a network namespace for each host, joined by links of a set rate.
+"""Emulates several hosts on one machine: a network namespace per host, joined by links of a set rate.
 
     with Cluster(4, bytes_per_second=10e6) as cluster:
         results = cluster.run(function, *args)      # function(rank, *args) on every host, one rank each, gloo between them
 
-Every host has one interface, ``eth0``: a veth whose other end is a port of a bridge. Both ends pass a token-bucket filter
-(tc-tbf). The host's end limits what it sends and the port what it receives, so a link has the set rate in each direction. A
-link can also be cut. The ranks still share this machine's cores and memory: the network is slowed, computation is not.
+Every host has one interface, ``eth0``: a veth whose other end is a port of a bridge. Both ends pass a token-bucket filter (tc-tbf). The host's end limits what
+it sends, and the port limits what it receives, so a link has the set rate in each direction. A link can also be cut. The ranks still share this machine's cores
+and memory: the network is slowed, computation is not.
 
-**Nothing is left behind.** Namespaces have no names, and each exists as long as a process in it. One such process is a
-``cat`` that reads a pipe from this process, and so ends with it in any case. The others are the ranks, which end with that
-``cat``. The bridge is in its own namespace, so the machine's interfaces and firewall do not see it. Several clusters can
-use the same addresses at the same time.
+**Nothing is left behind.** Namespaces have no names; each lives as long as a process in it. The first such process is a ``cat`` that reads a pipe from this
+process and ends with it, however it ends. The ranks end with that ``cat``. The bridge lives in a namespace of its own, so it touches neither the machine's
+interfaces nor its firewall, and clusters side by side use the same addresses.
 
-Needs root (to make network namespaces), iproute2 and util-linux; :func:`unavailable` names what is missing.
+Needs root (to make network namespaces), iproute2 and util-linux. :func:`unavailable` says what is missing.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ _INTERFACE = "eth0"
 _STORE_PORT = 29500
 _CLONE_NEWNET = 0x40000000  # <sched.h>
 
-#: Bytes that may pass at once after a pause, and the time that a packet may wait before it is dropped.
+#: Bytes that may pass at once after a pause, and the longest wait of a packet before it is dropped.
 _BURST_BYTES = 256 * 1024
 _QUEUE_MILLISECONDS = 5
 
-#: Settings of a data centre, where a round trip is short. The defaults are made for the Internet. With them, a short message
-#: behind a long one (gradients behind features) sometimes loses a packet, and only a time-out of 200 ms notices the loss.
-#: Congestion control is Linux's default: with BBR, an exchange between four hosts took up to half as long again.
+#: Settings as in a data centre, where a round trip is short. With the defaults, which suit the Internet, a short message behind a long one (gradients behind
+#: features) sometimes loses a packet, and TCP notices only after 200 ms. Congestion control is Linux's default, not this machine's: with BBR an exchange
+#: between four hosts took up to half as long again.
 _TUNING = f"""
 ip route replace 10.0.0.0/24 dev {_INTERFACE} rto_min 5ms congctl cubic
 echo 0 > /proc/sys/net/ipv4/tcp_slow_start_after_idle
@@ -51,12 +50,12 @@ echo 0 > /proc/sys/net/ipv4/tcp_slow_start_after_idle
 
 
 def unavailable() -> str | None:
-    """Reason that this machine cannot run a :class:`Cluster`; None if it can."""
+    """Returns the reason why this machine cannot have a :class:`Cluster`; None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [tool for tool in ("ip", "tc", "nsenter", "unshare") if shutil.which(tool) is None]
     if missing:
-        return f"{', '.join(missing)} not found; install iproute2 and util-linux"
+        return f"no {', '.join(missing)} here; install iproute2 and util-linux"
     try:
         with Cluster(1, bytes_per_second=1e6):
             return None
@@ -65,17 +64,17 @@ def unavailable() -> str | None:
 
 
 class Cluster:
-    """Hosts 0, 1, ... with a link each; they exist inside the ``with`` block.
+    """Hosts 0, 1, ... with a link each, while the ``with`` block lasts.
 
-    The cluster can be passed to processes (it is pickled as the process ids of its namespaces), which can then change links.
+    Processes can be given the cluster and change its links too. It is pickled as the numbers of its namespaces.
 
     Args:
         num_hosts: 1 to 200.
-        bytes_per_second: rate of every link in each direction; None for no limit.
-        ranks_per_host: R; ranks h R to h R + R - 1 are on host h, and communicate without passing the link.
+        bytes_per_second: rate of every link in each direction; None: as fast as the machine can.
+        ranks_per_host: ranks h R to h R + R - 1 are on host h, and talk to each other past the link.
 
     Raises:
-        RuntimeError: from ``__enter__``, if the machine lacks something; with the message of the tool that failed.
+        RuntimeError: from ``__enter__``, if a tool fails; the error has the tool's message.
     """
 
     def __init__(self, num_hosts: int, bytes_per_second: float | None = None, ranks_per_host: int = 1) -> None:
@@ -84,7 +83,7 @@ class Cluster:
         self.num_hosts, self.ranks_per_host = num_hosts, ranks_per_host
         self._bytes_per_second = bytes_per_second
         self._holders: list[subprocess.Popen] = []
-        self._namespaces: list[int] = []  # process ids: one in the bridge's namespace, then one in each host's
+        self._namespaces: list[int] = []  # a process in each namespace: first the bridge's, then those of the hosts
         self._pools: list[ProcessPoolExecutor] = []
 
     def __enter__(self) -> Cluster:
@@ -125,7 +124,7 @@ class Cluster:
             _run_in(namespace, f"tc qdisc replace dev {_INTERFACE} {limit}")
 
     def cut(self, host: int) -> None:
-        """Stops all traffic of a host. Its connections stay open, so the peers get no notice."""
+        """Blocks all traffic of a host. Its connections do not close, so no process is told."""
         _run_in(self._namespaces[0], f"ip link set port{host} down")
 
     def restore(self, host: int) -> None:
@@ -135,10 +134,10 @@ class Cluster:
     # --- ranks --------------------------------------------------------------------------------------------
 
     def run(self, function: Callable[..., Any], *args: Any, seconds: float = 600) -> list[Any]:
-        """Results of ``function(rank, *args)`` on every rank; see :meth:`start`.
+        """Returns the results of ``function(rank, *args)`` on every rank; see :meth:`start`.
 
         Raises:
-            TimeoutError: a rank did not end within ``seconds``; all ranks were killed.
+            TimeoutError: a rank had not ended after ``seconds``; all were killed.
             Exception: the exception of the first rank that failed.
         """
         ranks = self.start(function, *args, seconds=seconds)
@@ -150,12 +149,12 @@ class Cluster:
         return [rank.result() for rank in ranks]
 
     def start(self, function: Callable[..., Any], *args: Any, seconds: float = 600) -> list[Future[Any]]:
-        """Starts ``function(rank, *args)`` in a fresh process per rank, with one torch thread and a gloo group of all ranks.
+        """Starts ``function(rank, *args)`` in a fresh process for every rank, with one torch thread and a gloo group of all ranks.
 
         The group's key-value store is on host 0. Ranks that ran before are killed.
 
         Args:
-            seconds: time-out of collectives of the default group.
+            seconds: timeout of collectives of the default group.
         """
         self._end_ranks()
         context = multiprocessing.get_context("forkserver")
@@ -167,12 +166,12 @@ class Cluster:
         return [pool.submit(_be_rank, self, rank, seconds, function, args) for rank, pool in enumerate(self._pools)]
 
     def enter(self, host: int) -> None:
-        """Moves this process to a host and makes gloo use its interface; call it before starting other threads."""
+        """Moves this process to a host and lets gloo use its interface. Must run before any other thread is started."""
         libc = ctypes.CDLL(None, use_errno=True)
         with open(f"/proc/{self._namespaces[1 + host]}/ns/net") as namespace:
             if libc.setns(namespace.fileno(), _CLONE_NEWNET) != 0:
                 raise OSError(ctypes.get_errno(), f"could not enter the network namespace of host {host}")
-        # This process must end with the process that made the cluster; multiprocessing's parent may live longer.
+        # This rank ends with the process that made the cluster, which multiprocessing's own parent of this rank may outlive.
         holder = os.pidfd_open(self._namespaces[1 + host])
         threading.Thread(target=_end_with, args=(holder,), name="cluster-end", daemon=True).start()
         os.environ["GLOO_SOCKET_IFNAME"] = _INTERFACE
@@ -199,7 +198,7 @@ class Cluster:
             switch,
             f"ip link add port{host} type veth peer name {_INTERFACE} netns {namespace}; ip link set port{host} master switch up",
         )
-        # An IPv6 address is not assigned, because gloo might use it.
+        # No IPv6 address, because gloo might choose it.
         _run_in(
             namespace,
             f"ip link set lo up; ip link set {_INTERFACE} addrgenmode none; ip address add {_address(host)}/24 dev {_INTERFACE}; "
@@ -208,15 +207,15 @@ class Cluster:
 
     def _end_ranks(self) -> None:
         for pool in self._pools:
-            for process in list((pool._processes or {}).values()):  # Python 3.14 has `kill_workers`
+            for process in list((pool._processes or {}).values()):  # `kill_workers` from Python 3.14 on
                 process.kill()
             pool.shutdown()
         self._pools = []
 
 
 def bytes_received() -> int:
-    """Bytes that this process's host has received over its link so far, for all its ranks, with all headers."""
-    with open("/proc/self/net/dev") as devices:  # shows the network namespace of this process
+    """Bytes that this process's host has received over its link so far, for all its ranks and with all headers."""
+    with open("/proc/self/net/dev") as devices:  # of the namespace of this thread's process
         counts = next(line.split(":")[1] for line in devices if line.strip().startswith(_INTERFACE))
     return int(counts.split()[0])
 

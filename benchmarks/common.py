@@ -1,14 +1,13 @@
-"""Shared parts of the benchmarks: peers, timing, memory, and result files.
+"""Times candidates in turns, makes the graphs that benchmarks share, and writes result files.
 
-A benchmark measures one part of the package against its peers in the same run. It writes one JSON file with machine,
-versions, commit, date, command line, and rows of figures. ``benchmarks/draw.py`` draws the tables and plots of the
-documentation from these files; no figure is copied by hand.
+Each benchmark measures one module of the package against its peers in the same run. It writes one JSON file with machine, versions, commit, date, command
+and rows of figures. ``draw.py`` draws the tables and plots of README and docs from these files; nothing is copied by hand.
 
-Timing: candidates take turns, so that a slow minute of a shared machine affects all of them. The first turn is warm-up. CPU
-seconds cover all threads of the process.
+Timing: candidates take turns, so that a slow minute of a shared machine affects all of them. The first turn is warm-up. CPU seconds include all threads of
+the process.
 
-Memory: the package runs as its loaders run it, with huge pages under topology, maps, VIP and large features where the
-system provides them. Peers use ordinary memory, as their users do.
+Memory: salientpp runs as its loaders run it. Topology, maps, VIP and large features lie in huge pages where the system provides them. Peers get memory as users
+have it.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from salientpp.datasets import synthetic
 RESULTS = Path(__file__).parent / "results"
 
 
-#: Backends with which PyG can sample here, its preferred one first; may be empty.
+#: PyG's sampling backends that are installed, in PyG's order of preference.
 PYG = [
     name
     for name, is_there in (
@@ -55,7 +54,7 @@ PYG = [
 
 
 class PyGSampler(NeighborSampler):
-    """PyG's sampler with a chosen backend, so that one process can measure both backends.
+    """Runs PyG's sampler with one of its backends, so that both can be measured in one process.
 
     Args:
         backend: a name in ``PYG``.
@@ -75,14 +74,14 @@ class PyGSampler(NeighborSampler):
 
 
 def pyg_loader(backend: str, data: Data, fanouts: list[int], input_nodes: Any = None, **options: Any) -> PyGLoader:
-    """PyG's ``NeighborLoader`` with a backend named in ``PYG``."""
+    """Returns PyG's ``NeighborLoader`` with a backend named in ``PYG``."""
     return PyGLoader(data, fanouts, input_nodes, neighbor_sampler=PyGSampler(backend, data, fanouts), **options)
 
 
 def generated(num_vertices: int, degree: float, num_features: int) -> Data:
-    """The generated graph of ``salientpp.datasets.synthetic``, with random float32 features.
+    """Returns the generated graph of ``salientpp.datasets.synthetic``, with float32 features of noise.
 
-    A temporary folder, which the scripts share, keeps topology, labels and splits: the largest graph takes minutes to make.
+    Topology, labels and splits are kept in a temporary folder that the scripts share, because the largest graph takes minutes to make.
     """
     folder = Path(tempfile.gettempdir()) / f"salientpp-bench-{os.getuid()}"
     folder.mkdir(exist_ok=True)
@@ -102,7 +101,7 @@ def generated(num_vertices: int, degree: float, num_features: int) -> Data:
 
 
 def ours_and_pygs(data: Data, fanouts: list[int], **options: Any) -> dict[str, DataLoader]:
-    """Loaders of the training seeds: the package's, and PyG's with each available backend; waits for :func:`settle`."""
+    """Returns our loader of the training seeds and PyG's with each backend that is installed, all settled."""
     options = {"input_nodes": data.train_mask, "shuffle": True, **options}
     loaders = {"salientpp": salientpp.NeighborLoader(data, fanouts, **options)}
     loaders |= {name: pyg_loader(name, data, fanouts, **options) for name in PYG}
@@ -111,7 +110,7 @@ def ours_and_pygs(data: Data, fanouts: list[int], **options: Any) -> dict[str, D
 
 
 def settle() -> None:
-    """Waits until loaders have moved their features into huge pages, which a background thread does once."""
+    """Waits until loaders have moved their features into huge pages, which they do once, in a background thread."""
     for thread in threading.enumerate():
         if thread.name == "salientpp-pages":
             thread.join()
@@ -125,15 +124,15 @@ def resident_bytes(peak: bool = False) -> int:
 
 
 def reset_peak() -> None:
-    """Resets the peak to what is resident now, after releasing memory that was freed but kept (Linux)."""
+    """Starts the peak at the present resident memory, after memory that was freed has gone back to the system (Linux)."""
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def process_figures(pid: int | str = "self") -> dict[str, float]:
-    """CPU seconds and memory of one process, from /proc (Linux); zeros if the process has ended.
+    """CPU seconds and memory of one process, from /proc (Linux). Zeros if the process has ended.
 
-    CPU seconds include children that have ended. Anonymous bytes are pages that belong to no file.
+    CPU seconds include children that have ended. Anonymous pages are pages that belong to no file.
     """
     figures = {"cpu_seconds": 0.0, "anonymous_bytes": 0, "resident_bytes": 0}
     try:
@@ -150,10 +149,7 @@ def process_figures(pid: int | str = "self") -> dict[str, float]:
 
 
 def children(pid: int | str = "self") -> list[int]:
-    """Child processes, from /proc (Linux).
-
-    Children that still run the parent's program are left out, because their memory is the parent's.
-    """
+    """Children of a process, from /proc (Linux). Forked children that still run the parent's program are left out: their memory is the parent's."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         program = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -168,7 +164,7 @@ def children(pid: int | str = "self") -> list[int]:
 
 
 def describe_run() -> dict[str, Any]:
-    """Machine, versions, commit, date and command."""
+    """Returns machine, versions, commit, date and command."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=Path(__file__).parent
     ).stdout.strip()
@@ -198,7 +194,7 @@ def _version() -> str:
 
 
 def _anonymous(argument: str) -> str:
-    """Keeps only a file's name, because folders of this machine mean nothing to a reader."""
+    """Drops folders of this machine from an argument and keeps the file's name."""
     kind, colon, path = argument.rpartition(":")
     return f"{kind}{colon}{os.path.basename(path)}" if os.path.isabs(path) or path.startswith("..") else argument
 
@@ -213,7 +209,7 @@ def write_results(name: str, rows: list[dict[str, Any]], **more: Any) -> Path:
 
 
 def one_row_a_line(result: dict[str, Any]) -> str:
-    """JSON with one line per row of a list, so that it is short and a changed row is a changed line."""
+    """Formats JSON with one line per row, so that files stay short and a changed row is a changed line."""
     entries = []
     for key, value in result.items():
         text = json.dumps(value)
@@ -224,10 +220,10 @@ def one_row_a_line(result: dict[str, Any]) -> str:
 
 
 def take_turns(candidates: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str, Any]]:
-    """Times each candidate ``repeats`` times, in turns, after one warm-up each.
+    """Times each candidate ``repeats`` times, alternating, after one warm-up each.
 
     Returns:
-        For each name: median and quartiles of seconds and of CPU seconds, and the result of the last call.
+        Median and quartiles of seconds and of CPU seconds, and the result of the last call, by name.
     """
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     cpu: dict[str, list[float]] = {name: [] for name in candidates}
@@ -246,6 +242,6 @@ def take_turns(candidates: dict[str, Callable[[], Any]], repeats: int) -> dict[s
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Median, quartiles and number of values."""
+    """Returns the median, the quartiles and the number of values."""
     quartiles = statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
     return {"median": statistics.median(values), "low": quartiles[0], "high": quartiles[2], "repeats": len(values)}

@@ -1,4 +1,4 @@
-"""Draw docs/results.md: its tables, and its figures as PNG and SVG under docs/results, from results/paper_*.json.
+"""Draws docs/results/paper.md from results/paper_*.json: its tables, and its figures as PNG and SVG under docs/results.
 
 python benchmarks/draw_paper.py
 """
@@ -9,10 +9,9 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from draw import ROOT, filled, load, source, table
+from drawing.base import ROOT, Drawn, Row, counted, filled, joined, load, source, table
 
 FOLDER = ROOT / "docs" / "results"
-Row = dict[str, Any]
 
 
 def short(row: Row) -> str:
@@ -20,7 +19,7 @@ def short(row: Row) -> str:
 
 
 def cases(rows: list[Row]) -> dict[tuple[str, int], list[Row]]:
-    """Rows by graph and number of hosts."""
+    """Groups rows by graph and number of hosts."""
     found: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
         found.setdefault((row["graph"], row["hosts"]), []).append(row)
@@ -31,22 +30,25 @@ def seconds(row: Row) -> float:
     return row["seconds"]["median"]
 
 
-def figure(name: str, draw: Callable[..., None], columns: int = 1) -> str:
-    """Save what ``draw(*axes)`` draws, and return the link to it."""
+def figure(
+    name: str, text: str, draw: Callable[..., None], columns: int = 1, width: float = 4.8, font: float = 10
+) -> str:
+    """Saves what ``draw(*axes)`` draws, and returns the Markdown link to it with the alternative ``text``."""
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "salientpp"  # the same data, the same file
+    matplotlib.rcParams["svg.hashsalt"] = "salientpp"  # the same data give the same file
     from matplotlib import pyplot
 
     FOLDER.mkdir(exist_ok=True)
-    picture, axes = pyplot.subplots(1, columns, figsize=(4.8 * columns, 3.6), squeeze=False)
-    draw(*axes[0])
-    picture.tight_layout()
-    for kind in ("svg", "png"):
-        picture.savefig(FOLDER / f"{name}.{kind}", metadata={"Date": None} if kind == "svg" else None, dpi=120)
-    pyplot.close(picture)
-    return f"![{name}](results/{name}.svg)"
+    with pyplot.rc_context({"font.size": font}):
+        picture, axes = pyplot.subplots(1, columns, figsize=(width * columns, 3.6), squeeze=False)
+        draw(*axes[0])
+        picture.tight_layout()
+        for kind in ("svg", "png"):
+            picture.savefig(FOLDER / f"{name}.{kind}", metadata={"Date": None} if kind == "svg" else None, dpi=120)
+        pyplot.close(picture)
+    return f"![{text}]({name}.svg)"
 
 
 def draw_table1(result: Row) -> str:
@@ -66,23 +68,16 @@ def draw_table1(result: Row) -> str:
                     f"{row['feature_bytes'] / row['partitioned_bytes']:.2f}",
                 ]
             )
-    header = [
-        "",
-        "seconds per epoch",
-        "over full replication",
-        "rows fetched",
-        "as predicted",
-        "MB fetched",
-        "feature memory",
-    ]
+    header = ["case", "seconds per epoch", "relative", "rows fetched", "predicted", "MB fetched", "feature memory"]
     exact = sum(
         (row["remote_rows"], row["bytes"]) == (row["predicted_rows"], row["predicted_bytes"]) for row in result["rows"]
     )
     title = (
-        f"Median of {result['rows'][0]['seconds']['repeats']} epochs (quartiles); each step keeps those before it, and α stands for feature caching. "
-        f"Feature memory is of all hosts, over one copy. Rows and bytes are exactly as predicted in {exact} of {len(result['rows'])} lines."
+        f"Median of {result['rows'][0]['seconds']['repeats']} epochs (quartiles). Each step keeps the steps before it; α stands for feature caching. "
+        "*Relative* is to full replication. *Feature memory* adds up all hosts, in copies of the features. "
+        f"Rows and bytes are exactly as predicted in {exact} of {len(result['rows'])} lines."
     )
-    return "\n\n".join([title, table(header, lines), draw_rates(result), source(result)])
+    return joined(title, table(header, lines), draw_rates(result), source(result))
 
 
 def draw_lookahead(result: Row) -> str:
@@ -105,26 +100,26 @@ def draw_lookahead(result: Row) -> str:
                 ]
             )
     header = [
-        "",
+        "case",
         "seconds per epoch",
-        "over full replication",
+        "relative",
         "turn by turn",
         "rows fetched",
-        "as predicted",
+        "predicted",
         "MB fetched",
         "feature memory",
     ]
-    # Of rows, a mean over epochs in two orders of adding.
+    # Rows are means over epochs, added in two orders.
     exact = sum(
         abs(row["remote_rows"] - row["predicted_rows"]) < 1e-6 and row["bytes"] == row["predicted_bytes"]
         for row in result["rows"]
     )
     title = (
-        f"Median of {result['rows'][0]['seconds']['repeats']} epochs (quartiles) that follow one which is not timed; turn by turn: the median of the shares of "
-        "full replication's epoch in the same turn (smallest and largest). Rows and bytes, the mean of all epochs, are exactly as predicted in "
-        f"{exact} of {len(result['rows'])} lines."
+        f"Median of {result['rows'][0]['seconds']['repeats']} epochs (quartiles) after a warm-up epoch. *Relative* is to full replication. "
+        "*Turn by turn* is the median of the ratios to full replication's epoch in the same turn (smallest to largest). "
+        f"Rows and bytes are means of all epochs. They are exactly as predicted in {exact} of {len(result['rows'])} lines."
     )
-    return "\n\n".join([title, table(header, lines), draw_rates(result), source(result)])
+    return joined(title, table(header, lines), draw_rates(result), source(result))
 
 
 def draw_partial(result: Row) -> str:
@@ -146,15 +141,7 @@ def draw_partial(result: Row) -> str:
                     "–" if is_full else f"{without[alpha] / row['bytes']:.2f}",
                 ]
             )
-    header = [
-        "",
-        "seconds per epoch",
-        "over full replication",
-        "rows fetched",
-        "sums",
-        "MB fetched",
-        "times fewer bytes",
-    ]
+    header = ["case", "seconds per epoch", "relative", "rows fetched", "sums", "MB fetched", "times fewer bytes"]
     exact = sum(
         abs(row["remote_rows"] - row["predicted_rows"]) < 1e-6
         and abs(row["sums"] - row["predicted_sums"]) < 1e-6
@@ -162,10 +149,10 @@ def draw_partial(result: Row) -> str:
         for row in result["rows"]
     )
     title = (
-        f"Median of {result['rows'][0]['seconds']['repeats']} epochs (quartiles) that follow one which is not timed. Rows, sums and bytes, the mean of all "
-        f"epochs, are as predicted in {exact} of {len(result['rows'])} lines."
+        f"Median of {result['rows'][0]['seconds']['repeats']} epochs (quartiles) after a warm-up epoch. *Relative* is to full replication. "
+        f"Rows, sums and bytes are means of all epochs. They are as predicted in {exact} of {len(result['rows'])} lines."
     )
-    return "\n\n".join([title, table(header, lines), draw_rates(result), source(result)])
+    return joined(title, table(header, lines), draw_rates(result), source(result))
 
 
 def draw_rates(result: Row) -> str:
@@ -181,17 +168,12 @@ def draw_rates(result: Row) -> str:
         ]
         for (graph, hosts), rows in cases(result["rows"]).items()
     ]
-    title = f"The links, chosen by measurement; fanouts {result['fanouts']}, {result['batch_size']} seeds per batch and host, GraphSAGE:"
-    header = [
-        "",
-        "hidden channels",
-        "computation, s",
-        "communication, s",
-        "ratio",
-        "MB/s of a link, each way",
-        "batches per host",
-    ]
-    return "\n\n".join([title, table(header, lines)])
+    title = (
+        f"The rates of the links, chosen by measurement. GraphSAGE, fanouts {result['fanouts']}, {result['batch_size']} seeds per batch and host. "
+        "*Computation* and *communication* are the measured seconds of an epoch, and *ratio* is the second divided by the first."
+    )
+    header = ["graph", "width", "computation, s", "communication, s", "ratio", "MB/s, each way", "batches per host"]
+    return joined(title, table(header, lines))
 
 
 def draw_figure4(result: Row) -> str:
@@ -208,22 +190,24 @@ def draw_figure4(result: Row) -> str:
                     label=short(row) if place == 0 else None,
                 )
         axes.set(
-            xticks=[place + 0.3 for place in range(len(chosen))], ylabel="epoch, over full replication", title="4 hosts"
+            xticks=[place + 0.3 for place in range(len(chosen))],
+            ylabel="epoch relative to full replication",
+            title="4 hosts",
         )
         axes.set_xticklabels(chosen)
         axes.margins(y=0.4)  # room for the legend
         axes.legend(frameon=False, fontsize=7, ncol=2)
 
-    return figure("figure4", draw) if chosen else ""
+    return figure("figure4", "Epoch by step and graph, relative to full replication", draw) if chosen else ""
 
 
 def draw_overview(result: Row) -> None:
-    """docs/results/overview.svg, the README's picture: an epoch with features on every host, partitioned, and with what this package adds."""
+    """Draws docs/results/overview.svg for README.md: time and memory of full replication, partitioned features, the pipeline and the cache."""
     rows = next((rows for (_, hosts), rows in cases(result["rows"]).items() if hosts == 4), [])
     by_step = {short(row): row for row in rows}
     named = {
-        "full replication": "all features\non every host",
-        "partitioned features": "features\npartitioned",
+        "full replication": "full copy on\nevery host",
+        "partitioned features": "partitioned",
         "pipelined communication": "+ ten-stage\npipeline",
         "α = 0.32": "+ VIP cache",
     }
@@ -240,14 +224,14 @@ def draw_overview(result: Row) -> None:
             memory.text(megabytes + 3, place, f"{megabytes:.0f} MB", va="center")
         time.set_yticks(range(len(named)), named.values())
         memory.set_yticks([])
-        for axes, title in ((time, "an epoch takes"), (memory, "feature memory per host")):
+        for axes, title in ((time, "time per epoch"), (memory, "memory per host")):
             axes.set_title(title)
             axes.set_xticks([])
             axes.invert_yaxis()
-            axes.margins(x=0.18)
+            axes.margins(x=0.3)
             axes.spines[["top", "right", "bottom"]].set_visible(False)
 
-    figure("overview", draw, columns=2)
+    figure("overview", "", draw, columns=2, width=3.1, font=13)  # readable on a phone
 
 
 def draw_figure5(result: Row) -> str:
@@ -265,7 +249,7 @@ def draw_figure5(result: Row) -> str:
                 [by_hosts[k][index]["feature_bytes"] / by_hosts[k][index]["partitioned_bytes"] for k in hosts],
                 marker="o",
             )
-        time.set(xlabel="hosts", xticks=hosts, ylabel="epoch, over full replication", title=graph)
+        time.set(xlabel="hosts", xticks=hosts, ylabel="epoch relative to full replication", title=graph)
         memory.set(
             xlabel="hosts",
             xticks=hosts,
@@ -274,21 +258,21 @@ def draw_figure5(result: Row) -> str:
         )
         time.legend(frameon=False, fontsize=7)
 
-    return figure("figure5", draw, columns=2)
+    return figure("figure5", "Epoch and feature memory over the number of hosts", draw, columns=2)
 
 
 def draw_figure8(result: Row) -> str:
-    """Where the time goes: inside the stages, and in the training step (gradients included)."""
+    """Draws the time inside the stages and in the training step, gradients included."""
     rows = next((rows for (_, hosts), rows in cases(result["rows"]).items() if hosts == 4), [])
     if not rows:
         return ""
     chosen = [row for row in rows if row["step"] != "feature caching" or row["replication_factor"] == 0.32]
     stages = list(chosen[0]["seconds_by_stage"])
     lines = [[stage, *(f"{row['seconds_by_stage'][stage]:.2f}" for row in chosen)] for stage in stages]
-    lines.append(["waiting in `next()`, in all", *(f"{row['seconds_waiting']:.2f}" for row in chosen)])
+    lines.append(["waiting in `next()`, total", *(f"{row['seconds_waiting']:.2f}" for row in chosen)])
     lines.append(
         [
-            "training step, with gradients' all-reduce",
+            "training step, all-reduce included",
             *(f"{seconds(row) - row['seconds_waiting']:.2f}" for row in chosen),
         ]
     )
@@ -311,8 +295,10 @@ def draw_figure8(result: Row) -> str:
         axes.set_xticklabels([short(row).replace(" ", "\n", 1) for row in chosen], fontsize=7)
         axes.legend(frameon=False, fontsize=6)
 
-    title = f"Seconds of an epoch, mean over hosts; {chosen[0]['graph']}, 4 hosts:"
-    return "\n\n".join([title, table(["", *map(short, chosen)], lines), figure("figure8", draw)])
+    title = f"Seconds of an epoch, mean over hosts. {chosen[0]['graph'].capitalize()} graph, 4 hosts."
+    return joined(
+        title, table(["", *map(short, chosen)], lines), figure("figure8", "Seconds of an epoch by stage", draw)
+    )
 
 
 def draw_figure7(result: Row) -> str:
@@ -331,7 +317,10 @@ def draw_figure7(result: Row) -> str:
     def draw(axes: Any) -> None:
         alphas = [row["replication_factor"] for row in rows]
         axes.plot(
-            alphas, [seconds(row) / seconds(full) for row in rows], marker="o", label="epoch, over full replication"
+            alphas,
+            [seconds(row) / seconds(full) for row in rows],
+            marker="o",
+            label="epoch relative to full replication",
         )
         axes.plot(
             alphas,
@@ -343,8 +332,10 @@ def draw_figure7(result: Row) -> str:
         axes.set(xlabel="replication factor α", ylim=0, title=f"{full['graph']}, {full['hosts']} hosts")
         axes.legend(frameon=False)
 
-    header = ["α", "seconds per epoch", "over full replication", "share of rows left", "as predicted"]
-    return "\n\n".join([figure("figure7", draw), table(header, lines), source(result)])
+    header = ["α", "seconds per epoch", "relative to full replication", "share of rows fetched", "rows as predicted"]
+    return joined(
+        figure("figure7", "Epoch and share of rows fetched over α", draw), table(header, lines), source(result)
+    )
 
 
 def draw_figure9(result: Row) -> str:
@@ -382,7 +373,11 @@ def draw_figure9(result: Row) -> str:
         "time, simulation / formula",
         "rows, simulation / formula",
     ]
-    return "\n\n".join([figure("figure9", draw), table(header, lines), source(result)])
+    return joined(
+        figure("figure9", "Epoch with VIP by formula and by simulation, over α", draw),
+        table(header, lines),
+        source(result),
+    )
 
 
 def draw_figure6(result: Row) -> str:
@@ -401,7 +396,7 @@ def draw_figure6(result: Row) -> str:
     def draw(*all_axes: Any) -> None:
         for axes, (graph, rows) in zip(all_axes, by_graph.items()):
             betas = [row["gpu_fraction"] for row in rows]
-            for index, (order, name) in enumerate(zip(orders, ("VIP order", "order of the file"))):
+            for index, (order, name) in enumerate(zip(orders, ("VIP order", "file order"))):
                 axes.plot(
                     betas, [row[f"rows_{order}"] for row in rows], "o", color=f"C{index}", label=f"{name}, counted"
                 )
@@ -411,8 +406,12 @@ def draw_figure6(result: Row) -> str:
             axes.set(xlabel="GPU fraction β", ylabel="rows per epoch", ylim=0, title=graph)
         all_axes[0].legend(frameon=False, fontsize=7)
 
-    header = ["", "VIP order, expected", "counted", "order of the file, expected", "counted"]
-    return "\n\n".join([figure("figure6", draw, columns=len(graphs)), table(header, lines), source(result)])
+    header = ["graph, β", "VIP order, expected", "counted", "file order, expected", "counted"]
+    return joined(
+        figure("figure6", "Rows copied to the device over β, in two orders", draw, columns=len(graphs)),
+        table(header, lines),
+        source(result),
+    )
 
 
 def draw_accuracy(result: Row) -> str:
@@ -421,7 +420,7 @@ def draw_accuracy(result: Row) -> str:
         found.setdefault((row["graph"], row["hosts"]), []).append(row["test_accuracy"])
     lines = [
         [
-            f"{graph}, {hosts} rank{'s' if hosts > 1 else ''}",
+            f"{graph}, {counted(hosts, 'rank')}",
             *(f"{value:.4f}" for value in values),
             f"{sum(values) / len(values):.4f}",
             f"{max(values) - min(values):.4f}",
@@ -429,13 +428,11 @@ def draw_accuracy(result: Row) -> str:
         for (graph, hosts), values in found.items()
     ]
     seeds = sorted({row["seed"] for row in result["rows"]})
-    title = f"Test accuracy after {result['rows'][0]['epochs']} epochs, the same global batch:"
-    return "\n\n".join(
-        [title, table(["", *(f"seed {seed}" for seed in seeds), "mean", "spread"], lines), source(result)]
-    )
+    title = f"Test accuracy after {result['rows'][0]['epochs']} epochs with the same global batch."
+    return joined(title, table(["case", *(f"seed {seed}" for seed in seeds), "mean", "spread"], lines), source(result))
 
 
-DRAWN = {
+DRAWN: Drawn = {
     "table1": ("paper_steps", draw_table1),
     "figure4": ("paper_steps", draw_figure4),
     "figure5": ("paper_steps", draw_figure5),
@@ -450,7 +447,7 @@ DRAWN = {
 
 
 def main() -> None:
-    page = ROOT / "docs" / "results.md"
+    page = FOLDER / "paper.md"
     page.write_text(filled(page.read_text(), DRAWN))
     steps = load("paper_steps")
     if steps is not None:

@@ -1,15 +1,13 @@
-"""Generates graphs of any size as converted graphs, for benchmarks of graphs that do not fit in memory.
+"""Generates graphs of any size as converted graphs, for benchmarks that outgrow memory.
 
     python benchmarks/large_graph.py DIR --num-vertices N [--average-degree 20] [--num-features 128] [--memory 4GB]
 
-All data of an edge or a vertex is a function of the seed and the edge's or vertex's number. Blocks of a fixed size have their
-own random streams. No table over vertices is kept:
+Every edge and vertex follows from the seed and its own number, in blocks of a fixed size with random streams of their own. No table over vertices is kept:
 
-* A vertex has a **rank** r in [0, N) and the weight ``(r + r0) ** (-1 / (exponent - 1))``. Sums of weights have a closed form,
-  so drawing a rank by weight takes one power. An invertible permutation maps ranks to ids.
-* Each of C communities belongs to one of Q classes, and Q divides C: rank r is in community ``r % C`` and in class ``r % Q``. A
-  partner from the same community is drawn like any rank, then moved down to the nearest rank with the right remainder. So
-  each community has the same mix of hubs and other vertices as the whole graph.
+* A vertex has a **rank** r in [0, N) and the weight ``(r + r0) ** (-1 / (exponent - 1))``. The sums of weights have a closed form, so one power draws a rank by
+  its weight. An invertible permutation turns ranks into ids.
+* With C communities, rank r is in community ``r % C``, which is in class ``r % Q`` of Q classes, because Q divides C. A partner from the same community is
+  drawn like any rank, and moved to the nearest lower rank with the same remainder. So each community has hubs and other vertices like the whole graph.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from salientpp.progress import Progress
 #: Number of edges, and of vertices, that share a random stream.
 _EDGE_BLOCK, _BLOCK = 2**16, 2**12
 
-#: Offset r0 in the weights. It limits the weights of the first ranks, so that no hub has more edges than can be drawn without many repeats.
+#: Offset of ranks in the weights. It limits the largest hubs, so that pairs can be drawn without too many repeats.
 _FIRST = 16.0
 
 _EDGES, _ROWS, _LABELS, _SPLITS, _CENTRES, _ORDER = range(6)
@@ -63,32 +61,32 @@ def generate(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Generates an undirected graph of any size as a converted graph: a power law, communities, and learnable labels.
+    """Generates an undirected graph of any size as a converted graph: a power law, communities, and labels that a GNN can learn.
 
-    It resembles :func:`salientpp.datasets.synthetic`, which keeps everything in memory, but has no tables over vertices. The
-    same arguments give the same files, whatever ``memory`` is. Calling it again resumes a run that was stopped.
+    Like :func:`salientpp.datasets.synthetic`, which keeps everything in memory, but without tables over vertices. The same arguments give the same files with
+    any ``memory``. A run that was stopped continues when it is called again.
 
     Args:
         root: the directory to write.
         num_vertices: N.
-        average_degree: directed edges drawn per vertex; repeated pairs are merged, so the graph has slightly fewer.
-        num_classes, num_features: as in ``synthetic``.
+        average_degree: directed edges per vertex that are drawn; repeated pairs are merged, so the graph has slightly fewer.
+        num_classes, num_features: as for ``synthetic``.
         community_size: approximate number of vertices in a community.
         homophily: share of edges drawn within a class.
-        locality: share of those edges that is drawn within a community.
+        locality: share of the edges within a class that are drawn within a community.
         exponent: exponent of the power law of degrees, above 2.
-        signal, label_noise: as in ``synthetic``.
-        train_fraction, val_fraction, test_fraction: probability that a vertex is in the split.
+        signal, label_noise: as for ``synthetic``.
+        train_fraction, val_fraction, test_fraction: the chance of a vertex to be in the split.
         dtype: dtype of the features: fp64, fp32, fp16, bf16 or fp8.
         seed: >= 0.
-        memory, overwrite, progress: as in :func:`salientpp.datasets.convert`.
+        memory, overwrite, progress: as for :func:`salientpp.datasets.convert`.
 
     Returns:
         ``root``.
 
     Raises:
         ValueError: an argument is out of range, or more memory is needed.
-        OSError: the directory cannot be written; finished work stays for the next run.
+        OSError: the directory cannot be written; finished steps are kept for the next run.
     """
     check_parameters(
         num_vertices=num_vertices,
@@ -136,7 +134,7 @@ def generate(
 
 @dataclass(frozen=True)
 class Model:
-    """Parameters of a graph, and the draws of its edges and rows."""
+    """Parameters of a generated graph, and the way its edges and vertices are drawn."""
 
     seed: int
     num_vertices: int
@@ -165,7 +163,7 @@ class Model:
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=(stream, block))))
 
     def pairs(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ends of the edges of a block, int64, without self-loops."""
+        """Ends of the edges of a block, int64, without loops."""
         rng = self.random(_EDGES, block)
         count = min(_EDGE_BLOCK, self.num_pairs - block * _EDGE_BLOCK)
         first, level, other = self._ranks(rng.random(count)), rng.random(count), self._ranks(rng.random(count))
@@ -173,12 +171,12 @@ class Model:
             chosen = level < below
             moved = other[chosen] // groups * groups + first[chosen] % groups
             other[chosen] = np.where(moved < self.num_vertices, moved, moved - groups)
-            level[chosen] = 2.0  # moved for a community, it must not be moved for a class too
+            level[chosen] = 2.0  # at most for one of the two
         keep = first != other
         return self.ids(first[keep]), self.ids(other[keep])
 
     def _ranks(self, uniform: np.ndarray) -> np.ndarray:
-        """Ranks by weight, int64, from numbers in [0, 1), by the inverse of the integral of weights."""
+        """Ranks by weight, int64, for numbers in [0, 1): the inverse of the sum of weights, which is an integral."""
         power = 1.0 - 1.0 / (self.exponent - 1.0)
         low, high = _FIRST**power, (self.num_vertices + _FIRST) ** power
         rank = (low + uniform * (high - low)) ** (1.0 / power) - _FIRST
@@ -189,14 +187,13 @@ class Model:
 
     @cached_property
     def _centres(self) -> np.ndarray:
-        """Centre of each class, float32 [classes, F]."""
+        """Centres of the classes, float32 [classes, F]."""
         centres = self.random(_CENTRES).standard_normal((self.num_classes, self.num_features), dtype=np.float32)
         return centres * (self.signal / np.linalg.norm(centres, axis=1, keepdims=True))
 
     # --- the order of ids ---------------------------------------------------------------------------------
-    # Multiplying by odd numbers and folding the upper half of the bits into the lower half permutes 2^bits numbers. A number
-    # that lands at N or above takes further steps until it is below N. This shortens each cycle to its numbers below N, so the
-    # result is a permutation of N numbers.
+    # Multiplying by odd numbers, and folding the upper half of the bits into the lower half, permute 2^bits numbers. A number that lands at N or above is
+    # permuted again until it is below N. This is a permutation of N numbers, because it only removes the larger numbers from each cycle.
 
     @property
     def _bits(self) -> int:
@@ -207,7 +204,7 @@ class Model:
         return [int(factor) | 1 for factor in self.random(_ORDER).integers(1, 2**63, 3)]
 
     def ids(self, rank: np.ndarray) -> np.ndarray:
-        """Ids of the vertices with these ranks, int64."""
+        """Ids of the vertices with the given ranks, int64."""
         return self._walk(rank, self._factors, 0)
 
     def ranks_of(self, ids: np.ndarray) -> np.ndarray:
@@ -225,7 +222,7 @@ class Model:
     def _step(self, at: np.ndarray, factors: list[int], backwards: int) -> np.ndarray:
         mask, half = np.uint64(2**self._bits - 1), np.uint64((self._bits + 1) // 2)
         for factor in factors:
-            if backwards:  # a fold by at least half of the bits is its own inverse
+            if backwards:  # a fold by half of the bits or more undoes itself
                 at = at ^ (at >> half)
             at = at * np.uint64(factor) & mask
             if not backwards:
@@ -253,7 +250,7 @@ class Model:
 
 
 def _pairs(model: Model) -> Edges:
-    """The pairs of a model, as edges."""
+    """Pairs of a model as edges."""
     total = model.num_pairs
 
     def pieces(most: int) -> Iterator[EdgePiece]:
@@ -271,7 +268,7 @@ def _pairs(model: Model) -> Edges:
 
 
 def _blocks(model: Model, kind: str, number: int = 0) -> Rows:
-    """Rows of a model's vertices, block by block."""
+    """An attribute of a model's vertices, block by block."""
     total = model.num_vertices
 
     def pieces(most_bytes: int) -> Iterator[RowPiece]:

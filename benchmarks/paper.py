@@ -1,25 +1,21 @@
-"""Runs the experiments of Kaler et al., SALIENT++ (MLSys 2023, arXiv:2305.03152), on emulated hosts.
-
-They show the cost of partitioning, and the gain of pipelining and caching. Writes results/paper_*.json.
+"""Runs the tables and figures of Kaler et al., SALIENT++ (MLSys 2023, arXiv:2305.03152) on emulated hosts. Writes results/paper_*.json.
 
     python benchmarks/paper.py                                          # everything, on the generated graph
     python benchmarks/paper.py steps alpha --graphs generated npz:GRAPH.npz --hosts 4
 
-* steps: Table 1, Figures 4, 5 and 8: full replication, partitioned, pipelined, cached. All graphs and numbers of hosts.
-* alpha: Figure 7: over the replication factor. The first graph, 4 hosts.
-* lookahead: not in the paper: α = 0.32 with batches known ahead, and with shared draws. All graphs, more than 2 hosts.
-* partial: not in the paper: owners send sums of neighbours instead of rows, with and without caches. All graphs, more
-  than 2 hosts.
-* slow: Figure 9: VIP by formula and by simulation, over the replication factor, with a network of half the rate.
-* device: Figure 6: rows copied from host to device over the GPU fraction, in VIP order and in the file's order.
-* accuracy: test accuracy of several ranks, and of one rank with the same global batch.
+* ``steps``: Table 1, Figures 4, 5 and 8. Full replication, partitioned, pipelined, cached; every graph, every number of hosts.
+* ``alpha``: Figure 7. Over the replication factor; generated graph, 4 hosts.
+* ``lookahead``: beyond the paper. α = 0.32 with lookahead, and with shared draws; every graph, more than 2 hosts.
+* ``partial``: beyond the paper. Owners send sums of neighbours instead of rows, with and without caches; every graph, more than 2 hosts.
+* ``slow``: Figure 9. VIP by formula and by simulation, over the replication factor, on a network of half the rate.
+* ``device``: Figure 6. Rows copied from host to device over the GPU fraction, in VIP order and in file order.
+* ``accuracy``: test accuracy of several ranks, and of one rank with the same global batch.
 
-Hosts are network namespaces (benchmarks/cluster.py), so this needs root and iproute2. Every line of every table is a
-configuration of the one loader. Full replication is a cache with room for every row, and a policy that leaves none out:
-'vip' keeps no row that it considers unreachable.
+Hosts are network namespaces (benchmarks/cluster.py), so this needs root and iproute2. Every line of every table is a configuration of the same loader. Full
+replication is a cache with room for every row, and a policy that leaves out none ('vip' keeps no row that it takes for unreachable).
 
-Measurement sets the rate of the links, for each graph and number of hosts. Fetching all remote rows of an epoch without other
-work then takes ``--ratio`` times as long as training an epoch with all rows local and a network without limit.
+The rate of the links is chosen by measurement, for each graph and number of hosts. Fetching all remote rows of an epoch then takes ``--ratio`` times as long as
+training an epoch with all rows local and an unlimited network.
 """
 
 from __future__ import annotations
@@ -58,30 +54,30 @@ from salientpp.nn import merge_partial
 sys.path.append(str(Path(__file__).parent.parent / "examples"))
 import train_sage
 
-#: 3 % of the vertices are seeds, and the graph has heavy hubs. In ogbn-papers100M, the paper's largest graph, about 1 % are.
+#: A graph with heavy hubs and few seeds. In ogbn-papers100M, the paper's largest graph, about 1 % of the vertices are seeds.
 GENERATED = "synthetic:num_vertices=400000,exponent=2.1,num_features=128,train_fraction=0.015,val_fraction=0.005,test_fraction=0.02"
 FANOUTS, BATCH_SIZE, SEED = [15, 10, 5], 32, 0
-#: A wide model makes moving bytes, which the same cores do, a small part of the work. On the small graphs a batch fetches
-#: little, and the gradients of a wide model would take as many bytes as its rows.
+#: Width of the model. Moving bytes takes the same cores, so a wide model keeps that a small part of the computation. A batch of a small graph fetches little,
+#: and the gradients of a wide model would be as many bytes.
 HIDDEN, HIDDEN_OTHERS = {"generated": 128}, 32
-#: The real graphs' published splits hold most vertices. An epoch takes this many training vertices, chosen at random.
+#: Most vertices of the real graphs are training vertices; an epoch takes this many of them, chosen at random.
 MOST_SEEDS = 6000
-#: Number of test vertices of the real graphs, chosen at random.
+#: Number of test vertices, chosen at random.
 MOST_TESTED = 2000
 PAPERS_ALPHAS = [0.08, 0.16, 0.32]
 ALPHAS = [0.0, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0]
 SLOW_ALPHAS = [0.04, 0.08, 0.16, 0.32, 0.64, 1.0]
 BETAS = [0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0]
-#: The link rate is corrected until the ratio of communication to computation is this close to the target.
+#: The rate of the links is corrected until the ratio of communication to computation is this close to ``--ratio``.
 MOST_CORRECTIONS, CLOSE_ENOUGH = 5, 0.03
-#: Number of batches with the same draws, in the table of lookahead.
+#: Batches per block of shared draws, in the table of lookahead.
 BLOCK = 64
 TABLES = ["steps", "alpha", "lookahead", "partial", "slow", "device", "accuracy"]
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A line of a table: arguments of the loader, and of the partitioning."""
+    """A line of a table: arguments of the loader, and the way the graph was partitioned."""
 
     step: str
     replication_factor: float
@@ -114,12 +110,12 @@ class Configuration:
 
     @property
     def draws(self) -> dict[str, Any]:
-        """Arguments that decide which vertices a batch has."""
+        """Options that decide which vertices the batches have."""
         return {"shared_draws": self.shared_draws, "draw_block": self.draw_block}
 
 
 def full_replication(num_hosts: int) -> Configuration:
-    # α = K - 1 suffices for parts of equal size; smaller parts need slightly more.
+    # α = K - 1 is enough for parts of equal size; a smaller part lacks a little more.
     return Configuration("full replication", float(num_hosts), policy="random")
 
 
@@ -152,7 +148,7 @@ def the_partial(num_hosts: int) -> list[Configuration]:
     ]
 
 
-# --- work of a rank ----------------------------------------------------------------------------------------
+# --- what a rank does --------------------------------------------------------------------------------------
 
 
 class Trainer:
@@ -165,7 +161,7 @@ class Trainer:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.005)
 
     def train(self, loader: NeighborLoader, most_batches: int | None = None) -> float:
-        """Seconds of an epoch, or of its first batches, until every rank has finished."""
+        """Returns the seconds of an epoch, or of its first batches, until every rank is done."""
         dist.barrier()
         started = time.perf_counter()
         for batch in islice(loader, most_batches):
@@ -179,7 +175,7 @@ class Trainer:
 
 
 def fetch(loader: NeighborLoader) -> float:
-    """Seconds of an epoch without training."""
+    """Returns the seconds of an epoch without training."""
     dist.barrier()
     started = time.perf_counter()
     for _ in loader:
@@ -189,7 +185,7 @@ def fetch(loader: NeighborLoader) -> float:
 
 
 def everywhere(value: float) -> float:
-    """Maximum of a value over all ranks."""
+    """Returns the largest value over all ranks."""
     values = torch.tensor([value], dtype=torch.float64)
     dist.all_reduce(values, dist.ReduceOp.MAX)
     return float(values)
@@ -206,19 +202,16 @@ def measure(
     slowdown: float,
     untimed: int,
 ) -> tuple[dict[str, Any], list[list[dict[str, Any]]]]:
-    """Finds the rate, then trains with all configurations in turns.
-
-    Returns facts, and for each configuration the measurements of each turn, ``untimed`` turns first.
-    """
+    """Finds the rate, then trains with every configuration in turn. Returns facts, and each turn's measurements by configuration, ``untimed`` first."""
     parts = {refine: salientpp.load(root) for refine, root in roots.items()}
     part = parts[Configuration.refine]
     trainer = Trainer(part, hidden)
     loaders = [
         configuration.loader(parts[configuration.refine]) for configuration in configurations
-    ]  # made now, so that caches are filled while the network is fast
+    ]  # caches are filled while the network is fast
     facts = calibrate(rank, cluster, part, trainer, ratio, slowdown)
     for loader, configuration in zip(loaders, configurations):
-        if not configuration.lookahead:  # the content of a lookahead cache depends on all of its use
+        if not configuration.lookahead:  # the content of a cache that looks ahead depends on all earlier epochs
             trainer.train(loader, most_batches=3)
     measured: list[list[dict[str, Any]]] = [[] for _ in configurations]
     for turn in range(untimed + turns):
@@ -233,7 +226,7 @@ def measure(
 def calibrate(
     rank: int, cluster: Cluster, part: salientpp.PartitionedGraph, trainer: Trainer, ratio: float, slowdown: float
 ) -> dict[str, Any]:
-    """Sets the link rate at which communication takes ``ratio`` times as long as computation, divided by ``slowdown``."""
+    """Sets the rate of the links at which communication takes ``ratio`` times as long as computation, divided by ``slowdown``."""
     full = full_replication(part.num_parts).loader(part)
     bare = Configuration("pipelined communication", 0.0).loader(part)
     trainer.train(full, most_batches=3)
@@ -245,7 +238,7 @@ def calibrate(
     compute = everywhere(compute)
     rate = num_bytes / (ratio * compute)
     for _ in range(MOST_CORRECTIONS):
-        # A transfer does not always fill its link, so the first rate is too low. The measured time corrects it.
+        # A transfer does not always fill its link, so the first rate is too low. Correct it by the measured time.
         if rank == 0:
             cluster.set_rate(rate)
         communication = everywhere(fetch(bare))
@@ -266,7 +259,7 @@ def calibrate(
 
 
 def count_device_rows(rank: int, root: str, betas: list[float]) -> list[tuple[int, int]]:
-    """Rows of an epoch that are copied from host to device for each β, in VIP order and in the file's order."""
+    """Counts the rows of an epoch that are copied from host to device for each β, in VIP order and in file order."""
     part = salientpp.load(root)
     begin, end = part.book.range_of(rank)
     accesses = torch.zeros(end - begin, dtype=torch.int64)
@@ -285,12 +278,12 @@ def count_device_rows(rank: int, root: str, betas: list[float]) -> list[tuple[in
 
 
 def by_file(part: salientpp.PartitionedGraph, values: Tensor, begin: int, end: int) -> Tensor:
-    """``values`` of the part's rows, sorted by the user's ids."""
+    """Returns ``values`` of the part's rows in the order of the user's ids."""
     return values[part.original_id(torch.arange(begin, end)).argsort()]
 
 
 def train_and_test(rank: int, root: str, batch_size: int, alpha: float, seed: int, epochs: int) -> float:
-    """Test accuracy after training, on random vertices with (20, 20, 20) neighbours sampled through the same cache."""
+    """Returns the test accuracy after training, for random vertices, with (20, 20, 20) neighbours sampled through the same cache."""
     part = salientpp.load(root)
     torch.manual_seed(seed)
     options = {"seed": seed, "num_workers": 1}
@@ -352,7 +345,7 @@ def timed(
     slowdown: float = 1,
     untimed: int = 0,
 ) -> Iterator[dict[str, Any]]:
-    """Yields a row for every configuration; rows are also counted in the ``untimed`` epochs before the timed ones."""
+    """Returns a row for every configuration. Rows are counted in the ``untimed`` epochs and in the timed ones."""
     kinds = dict.fromkeys([Configuration.refine, *(configuration.refine for configuration in configurations)])
     roots = {refine: datasets.root(graph, num_hosts, refine) for refine in kinds}
     hidden = HIDDEN.get(name_of(graph), HIDDEN_OTHERS)
@@ -415,7 +408,7 @@ def timed(
 def count_rows(
     parts: dict[str, salientpp.PartitionedGraph], configurations: list[Configuration], epochs: int
 ) -> dict[Configuration, Predicted]:
-    """Rows that an epoch fetches for each configuration, counted without a network; mean over the first ``epochs``."""
+    """Counts what an epoch fetches without a network, by configuration. Returns means over the first ``epochs``."""
     found: dict[Configuration, Predicted] = {}
     for configuration in configurations:
         if configuration in found:
@@ -458,17 +451,13 @@ def mean_of(ranks: list[list[dict[str, Any]]], name: str) -> float:
 
 @dataclass(frozen=True)
 class Predicted:
-    """Rows that all ranks receive in an epoch, with their sums and the number of rows in these sums."""
+    """Predicted rows that all ranks receive in an epoch, and with sums the sums and the rows in them."""
 
     rows: float
     sums: tuple[float, float] | None = None
 
     def of(self, row_bytes: int, num_hosts: int, num_batches: int) -> dict[str, float]:
-        """Predicted rows, sums and bytes.
-
-        Each row and each sum takes the bytes of its values and 4 more. Each row inside a sum takes 4 bytes. Counts take 16 or 32
-        bytes per batch and pair of ranks.
-        """
+        """Returns rows, sums and bytes. Each row, sum and row in a sum adds a 4-byte id; each batch and pair of ranks adds 16 or 32 bytes of counts."""
         sums, sources = self.sums or (0.0, 0.0)
         counts = num_batches * num_hosts * (num_hosts - 1) * (16 if self.sums is None else 32)
         number = (self.rows + sums) * (row_bytes + 4) + 4 * sources + counts
@@ -543,16 +532,13 @@ def run_device(datasets: Datasets, arguments: argparse.Namespace) -> list[dict[s
 
 
 def expected_device_rows(part: salientpp.PartitionedGraph, part_id: int, beta: float) -> tuple[float, float]:
-    """Rows of an epoch that a part is expected to copy to its device, in VIP order (the directory's) and in the file's.
-
-    They are sums of inclusion probabilities.
-    """
+    """Sums inclusion probabilities: rows of an epoch that a part copies to its device, in VIP order (the directory's) and in file order."""
     begin, end = part.book.range_of(part_id)
     seeds = part.split("train", part_id)
     per_part = [part.split("train", other).numel() for other in range(part.num_parts)]
     first = int(beta * (end - begin))
     totals = torch.zeros(2, dtype=torch.float64)
-    # An epoch has full batches and a smaller last one, as many as the part with the most seeds needs.
+    # Batches of an epoch: full batches and a smaller last one, as many as the part with most seeds has.
     full, rest = divmod(max(per_part), BATCH_SIZE)
     for count, size in ((full, BATCH_SIZE), (1, rest)):
         if count and size:
@@ -598,28 +584,32 @@ def run_accuracy(datasets: Datasets, arguments: argparse.Namespace) -> list[dict
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"any of {', '.join(TABLES)}; default: all")
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"any of {', '.join(TABLES)}; none: all")
     parser.add_argument(
         "--graphs",
         nargs="+",
         default=["generated"],
         metavar="GRAPH",
-        help="generated, npz:FILE, ...; alpha and slow use the first",
+        help="generated, npz:FILE, ...; alpha and slow take the first",
     )
     parser.add_argument(
-        "--hosts", type=int, nargs="+", default=[2, 4, 8], help="for steps, lookahead and partial; other tables use 4"
+        "--hosts",
+        type=int,
+        nargs="+",
+        default=[2, 4, 8],
+        help="number of hosts of steps, lookahead and partial; the others take 4",
     )
-    parser.add_argument("--turns", type=int, default=3, help="timed epochs of each configuration")
-    parser.add_argument("--ratio", type=float, default=2.1, help="communication without a cache, over computation")
-    parser.add_argument("--epochs", type=int, default=5, help="epochs of training, for accuracy")
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, for accuracy")
+    parser.add_argument("--turns", type=int, default=3, help="epochs of each configuration, taking turns")
+    parser.add_argument("--ratio", type=float, default=2.1, help="communication without a cache divided by computation")
+    parser.add_argument("--epochs", type=int, default=5, help="epochs of accuracy")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of accuracy")
     arguments = parser.parse_args()
     unknown = set(arguments.tables) - set(TABLES)
     if unknown:
         parser.error(f"TABLE must be among {', '.join(TABLES)}, got {', '.join(sorted(unknown))}")
     reason = unavailable()
     if reason is not None:
-        sys.exit(f"hosts cannot be emulated here: {reason}")
+        sys.exit(f"no hosts can be emulated here: {reason}")
     multiprocessing.set_forkserver_preload(["torch", "torch_geometric.nn", "salientpp"])
     workload = {
         "fanouts": FANOUTS,

@@ -1,4 +1,4 @@
-"""Peers written for the benchmarks: C++ that is compiled on first use with the available compiler, and called by ctypes."""
+"""Peers written for the benchmarks in C++, compiled on demand and called through ctypes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import Tensor
 
 
 def compiled(name: str) -> ctypes.CDLL | None:
-    """The library of ``<name>.cpp``, compiled with the package's flags; None without a C++ compiler."""
+    """Returns the library of ``<name>.cpp``, compiled with the package's own flags; None if no C++ compiler is installed."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None:
-        print(f"no C++ compiler found: skipping the peer {name}")
+        print(f"no C++ compiler: the peer {name} is left out")
         return None
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / f"{name}.so"
@@ -41,7 +41,7 @@ class LinearProbing:
         library.build(_pointer(ids), ctypes.c_int64(ids.numel()), _pointer(self.table), ctypes.c_int(self._shift))
 
     def look_up(self, ids: Tensor, offsets: Tensor, part_id: int) -> list[Tensor]:
-        """The outputs of ``ops.look_up`` for a part with one remote set: position and row of each group, remote ids by owner."""
+        """Returns what ``ops.look_up`` returns for the part, one remote set and the others: position and row of each group, and the remote ids per owner."""
         groups = [torch.empty_like(ids) for _ in range(6)]
         counts, sizes = torch.empty(offsets.numel() - 1, dtype=torch.int64), torch.empty(3, dtype=torch.int64)
         self._library.look_up(

@@ -1,6 +1,6 @@
-// The peer of ops.look_up: a hash map from id to slot with linear probing. Key and slot are side by side, and at most half of
-// the slots are used. It does the same work with the same care: it separates local ids first, prefetches look-ups, avoids
-// unpredictable branches, and groups remote ids by owner.
+// Peer of ops.look_up: a hash map from id to slot with linear probing. Key and slot lie side by side, and the load is
+// at most one half. It does the same work with the same care: it separates local ids first, prefetches look-ups, avoids
+// unpredictable branches where possible, and groups remote ids by owner.
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -12,11 +12,13 @@ struct Entry {
   int64_t slot;
 };
 
-uint64_t home(int64_t id, int shift) { return (static_cast<uint64_t>(id) * 0x9e3779b97f4a7c15ULL) >> shift; }
+uint64_t home(int64_t id, int shift) {
+  return (static_cast<uint64_t>(id) * 0x9e3779b97f4a7c15ULL) >> shift;
+}
 
 }  // namespace
 
-// `table` holds 2^(64 - shift) zeroed entries. Slot i belongs to ids[i].
+// Fills `table`, which has 2^(64 - shift) zeroed entries: ids[i] gets slot i.
 extern "C" void build(const int64_t* ids, int64_t size, Entry* table, int shift) {
   const uint64_t mask = (uint64_t{1} << (64 - shift)) - 1;
   for (int64_t i = 0; i < size; ++i) {
@@ -26,11 +28,13 @@ extern "C" void build(const int64_t* ids, int64_t size, Entry* table, int shift)
   }
 }
 
-// Writes pairs (position, row) of local ids, (position, slot) of cached ids and (position, id) of remote ids, by owner. All
-// outputs have room for `size` entries. Sets sizes[0..2] to the numbers of pairs, and counts[K] to the remote ids per owner.
-extern "C" void look_up(const int64_t* ids, int64_t size, const int64_t* offsets, int64_t num_parts, int64_t part_id, const Entry* table,
-                        int shift, int64_t* local_position, int64_t* local_row, int64_t* cache_position, int64_t* cache_slot,
-                        int64_t* remote_position, int64_t* remote_id, int64_t* counts, int64_t* sizes) {
+// Writes pairs (position, row) for local ids, (position, slot) for cached ids and (position, id) for remote ids, by
+// owner. All outputs have room for `size` entries. Sets sizes[0..2] to the numbers of pairs written, and counts[K] to
+// the remote ids per owner.
+extern "C" void look_up(const int64_t* ids, int64_t size, const int64_t* offsets, int64_t num_parts, int64_t part_id,
+                        const Entry* table, int shift, int64_t* local_position, int64_t* local_row,
+                        int64_t* cache_position, int64_t* cache_slot, int64_t* remote_position, int64_t* remote_id,
+                        int64_t* counts, int64_t* sizes) {
   static thread_local std::vector<int64_t> foreign, foreign_at, remote, remote_at;
   static thread_local std::vector<int32_t> owner;
   for (auto* values : {&foreign, &foreign_at, &remote, &remote_at}) values->resize(static_cast<std::size_t>(size) + 1);

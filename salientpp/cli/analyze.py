@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from salientpp.analysis.analyze import Ways
     from salientpp.analysis.batches import Batches
 
-#: What --policies may name beside the oracle: the keys of salientpp.vip.policies.POLICIES, which takes seconds to import.
+#: Policies that --policies accepts beside the oracle: the keys of salientpp.vip.policies.POLICIES, whose import takes seconds.
 POLICY_NAMES = ("degree", "halo", "paths", "random", "simulation", "vip", "vip-hop", "wpr")
 
-#: The options of a group exclude those of another, or choose what is counted.
+#: Options of one group exclude those of another group, or choose what is counted.
 HOSTS = ("ranks_per_host", "ranks_per_part", "parts_per_rank")
 AGREEING = ("lookahead", "shared_draws", "draw_block", "partial_aggregation")
 WAYS_TO_DRAW = (
@@ -45,55 +45,56 @@ WAYS_TO_DRAW = (
     "replace",
 )
 
-HELP = "what would a cache save on this graph?"
+HELP = "count the rows that batches fetch, and what a cache would save"
 
 
-#: What help says of each argument.
+#: Help of each argument.
 TEXTS = {
-    "dataset": f"a dataset directory, {DATASETS}",
-    "--parts": "number of machines; a dataset directory knows its own",
-    "--num-neighbors": "neighbours per hop, -1 for all, then with an equals sign: --num-neighbors=-1,10 (those of the dataset directory, or 15,10,5); may be "
-    "given several times",
-    "--batch-size": "seeds per batch and machine (that of the dataset directory, or 1024)",
-    "--replication-factors": "sizes of the cache to try; 0 is none, K - 1 would hold everything (0,.01,.05,.1,.2,.5,1)",
-    "--policies": f"among {', '.join(POLICY_NAMES)}, and oracle, which no policy beats (all but vip-hop)",
-    "--epochs": "epochs to count (10)",
-    "--seeds": "the split that batches start from: train, val, test or all (that of the dataset directory, or train); of several types of "
-    "vertices TYPE:SPLIT, with --link the split of edges (all)",
-    "--send-as": "count bytes and caches of rows that travel in this format, as the loaders' send_as (what a directory stores narrower travels so in any case)",
-    "--predict-only": "no sampling: VIP's forecast alone; METIS still takes its minutes on a large graph that is not partitioned yet",
-    "--json": "write all figures",
-    "--csv": "write the first table, a line per cell",
-    "--plot": "draw the rows over α, .png or .svg (needs matplotlib)",
-    "--ranks-per-host": "ranks of a host (1)",
-    "--ranks-per-part": "ranks that share a part and split its seeds (1)",
-    "--parts-per-rank": "parts that a rank serves as one, at most (1)",
-    "--lookahead": "count also the rows that ranks fetch which know their next W batches, a number or auto (auto is forecast in any case)",
-    "--shared-draws": "batch: the vertices of a batch draw alike",
-    "--partial-aggregation": "count also the rows and sums that machines fetch whose loaders have it: owners sum up neighbours of the last hop",
-    "--draw-block": "so many batches of a machine draw alike (1)",
-    "--link": "batches start from edges; of several types those of one, as in --link author,writes,paper",
-    "--neg-sampling": "negative examples of --link: binary or triplet",
-    "--time-attr": "times of vertices or edges",
-    "--edge-label-time": "with --link, the edge attribute with the seeds' times",
-    "--temporal-strategy": "last: of the neighbours that may be seen, the latest",
-    "--weight-attr": "weights of edges",
-    "--disjoint": "every seed grows a tree of its own",
-    "--replace": "neighbours are drawn with replacement",
+    "dataset": f"a dataset directory, or {DATASETS}",
+    "--parts": "number of machines (default: parts of the dataset directory)",
+    "--num-neighbors": "neighbours per hop, -1 for all; a list that begins with -1 needs an equals sign: --num-neighbors=-1,10. May be given several times "
+    "(default: those of the dataset directory, or 15,10,5)",
+    "--batch-size": "seeds per batch and machine (default: that of the dataset directory, or 1024)",
+    "--replication-factors": "cache sizes to try; 0 is no cache, K - 1 would hold everything (default: 0,.01,.05,.1,.2,.5,1)",
+    "--policies": f"cache policies to compare: {', '.join(POLICY_NAMES)}; and oracle, a bound that no policy beats (default: all but vip-hop)",
+    "--epochs": "epochs to count, at most 1,000,000 (default: 10)",
+    "--seeds": "split that batches start from: train, val, test or all; with several vertex types TYPE:SPLIT; with --link a split of edges (default: that "
+    "of the dataset directory, or train; with --link all)",
+    "--send-as": "format in which rows travel and are cached, as send_as of the loaders; may be given several times. Rows that a directory stores narrower "
+    "travel so in any case",
+    "--predict-only": "forecast by VIP without sampling. On a graph that is not partitioned yet, METIS still takes its time",
+    "--json": "write all figures to this file",
+    "--csv": "write the first table to this file, a line per cell",
+    "--plot": "draw rows over α, as .png or .svg (needs matplotlib)",
+    "--ranks-per-host": "ranks on each host (default: 1)",
+    "--ranks-per-part": "ranks that share a part and split its seeds (default: 1)",
+    "--parts-per-rank": "most parts that one rank serves (default: 1)",
+    "--lookahead": "also count the rows fetched if ranks know their next W batches: a number or auto. Without this option, auto is only forecast",
+    "--shared-draws": "batch: the vertices of a batch agree on which neighbours to draw",
+    "--partial-aggregation": "also count the rows and sums fetched if owners sum up neighbours of the last hop",
+    "--draw-block": "number of consecutive batches of a machine that draw alike (default: 1)",
+    "--link": "batches start from edges; with several edge types name one: --link=author,writes,paper",
+    "--neg-sampling": "negative examples for --link: binary or triplet, and optionally an amount",
+    "--time-attr": "attribute with the times of vertices or edges",
+    "--edge-label-time": "with --link: edge attribute with the times of the seeds",
+    "--temporal-strategy": "uniform, or last: the latest of the neighbours that a seed may see (default: uniform)",
+    "--weight-attr": "attribute with the weights of edges",
+    "--disjoint": "sample a separate tree for every seed",
+    "--replace": "draw neighbours with replacement",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "A graph of N vertices is spread over K machines; a batch fetches the feature rows that its machine lacks. Count "
-        "them for every policy of choosing rows to cache and every replication factor α (each machine caches α N / K rows of others), "
-        "forecast them by vertex inclusion probability (VIP), and advise on α and on the GPU fraction β (the share of its own rows "
-        "that a machine keeps in GPU memory). One machine without a GPU is enough."
+        "A graph of N vertices is spread over K machines, and each batch fetches the feature rows that its machine lacks. This command counts "
+        "these rows for every cache policy and every replication factor α (each machine caches α N / K rows of others). It also forecasts them by "
+        "vertex inclusion probability (VIP), and advises on α and β. β is the share of its own rows that a machine keeps in "
+        "GPU memory. It runs on one machine without a GPU."
     )
     add = adder(parser, TEXTS)
     add("dataset")
     add("--parts", type=int, metavar="K")
-    add_partitioning(parser, "; a dataset directory is partitioned already")
+    add_partitioning(parser, ". No effect on a dataset directory, like the next two options")
     add("--num-neighbors", type=num_neighbors_of, action="append", metavar="F,F,...")
     add("--batch-size", type=int, metavar="B")
     add("--replication-factors", type=numbers_of, default=[0, 0.01, 0.05, 0.1, 0.2, 0.5, 1], metavar="α,α,...")
@@ -102,15 +103,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seeds", metavar="[TYPE:]SPLIT")
     hosts = parser.add_argument_group(
         "hosts with several ranks, ranks with several parts",
-        "With one of these, rows from other hosts are counted: with private caches and with one cache per host.",
+        "With one of these options, the rows from other hosts are counted, with a cache per rank and with a cache per host.",
     )
     add_host = adder(hosts, TEXTS)
     add_host("--ranks-per-host", type=int, metavar="R")
     add_host("--ranks-per-part", type=int, metavar="G")
     add_host("--parts-per-rank", type=int, metavar="M")
     ahead = parser.add_argument_group(
-        "batches that are known, draws that agree, and sums in the place of rows",
-        "As the loaders' arguments of these names; for uniform draws from one type of vertices.",
+        "lookahead, shared draws and partial aggregation",
+        "Like the loader options of these names. They need uniform draws and a graph with one vertex type.",
     )
     add_ahead = adder(ahead, TEXTS)
     add_ahead("--lookahead", type=_lookahead, metavar="W")
@@ -119,8 +120,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_ahead("--draw-block", type=int, metavar="B")
     add("--send-as", type=format_of_attribute, action="append", metavar="[TYPE:]x=FORMAT")
     ways = parser.add_argument_group(
-        "ways to draw, on a dataset directory",
-        "As the loaders' arguments of these names. With one of them, or with several types of vertices, rows are counted type by type, for the "
+        "sampling, on a dataset directory",
+        "Like the loader arguments of these names. With one of them, or with several vertex types, rows are counted per type, for the "
         "policies vip, vip-hop, degree, random and oracle.",
     )
     add_draw = adder(ways, TEXTS)
@@ -135,7 +136,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--predict-only", action="store_true")
     for name in ("--json", "--csv", "--plot"):
         add(name, type=Path, metavar="FILE")
-    add_seed(parser, "batches and partition")
+    add_seed(parser, "seed of batches and partition")
     add_data(parser)
 
 
@@ -149,19 +150,19 @@ def run(arguments: argparse.Namespace) -> int:
     from salientpp.store.directory.load import load
 
     with warnings_in_lines("analyze"):
-        # Whatever can be wrong is said before the minutes of work.
+        # Check all arguments before the minutes of work.
         _check_files(arguments)
         method = method_of(arguments.method, arguments.dataset)
         is_directory = (Path(arguments.dataset) / "manifest.json").is_file()
         if arguments.parts is None and not is_directory:
-            raise ValueError(f"--parts is needed: {arguments.dataset} is not a dataset directory, which knows its own")
+            raise ValueError(f"--parts is required, because {arguments.dataset} is not a dataset directory")
         batches, ways = _batches(arguments, is_directory), _ways(arguments)
         with shown_progress(lines=False) as progress:
             progress.begin("loading")
             graph: list[Any] = [load(arguments.dataset), "auto"] if is_directory else graph_of(arguments, method)
             if isinstance(graph[0], HeteroData):
                 raise ValueError(
-                    f"{arguments.dataset} has several types of vertices, whose rows are counted on a dataset directory; write one with "
+                    f"{arguments.dataset} has several vertex types, which are counted only on a dataset directory; write one with "
                     "`salientpp partition` first"
                 )
             if is_directory and graph[0].is_hetero:
@@ -173,7 +174,7 @@ def run(arguments: argparse.Namespace) -> int:
                     batches = [replace(each, seeds=seeds) for each in batches]
             placing = _placing(arguments, graph[0].num_parts if is_directory else arguments.parts)
             analysis = analyze(
-                # No name for it here: the analysis frees what it does not need.
+                # Passed without keeping a reference, so that the analysis can free it.
                 graph.pop(0),
                 batches,
                 ways,
@@ -188,7 +189,7 @@ def run(arguments: argparse.Namespace) -> int:
             "csv": lambda: analysis.to_csv().encode(),
             "plot": lambda: report.plot(analysis, arguments.plot.suffix[1:].lower()),
         }
-        failed = []  # what fails keeps nothing else from being written
+        failed = []  # one failed file does not prevent the others
         for option, path in _files(arguments).items():
             try:
                 write_whole(path, methodcaller("write", contents[option]()))
@@ -205,7 +206,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _batches(arguments: argparse.Namespace, is_directory: bool) -> list[Batches]:
-    """What to count, as far as it can be said before the graph is there."""
+    """Returns the batches to count, from the arguments alone: the graph is not loaded yet."""
     from torch_geometric.sampler import NegativeSampling
 
     from salientpp.analysis.batches import Batches
@@ -214,15 +215,16 @@ def _batches(arguments: argparse.Namespace, is_directory: bool) -> list[Batches]
     others = [*_given(arguments, HOSTS), *draws]
     if agreeing and others:
         raise ValueError(
-            f"{', '.join(agreeing)}: counted for plain draws and a rank per machine; leave out {', '.join(others)}"
+            f"{', '.join(agreeing)} cannot be combined with {', '.join(others)}: it is counted for uniform draws and one rank per machine; "
+            "leave one of them out"
         )
     if draws and not is_directory:
         raise ValueError(
-            f"{', '.join(draws)}: such batches are counted on a dataset directory; write one with `salientpp partition` first"
+            f"{', '.join(draws)}: such batches are counted only on a dataset directory; write one with `salientpp partition` first"
         )
     is_link = arguments.link is not None
     if not is_link and (arguments.neg_sampling or arguments.edge_label_time):
-        raise ValueError("--neg-sampling and --edge-label-time belong to --link; pass it too")
+        raise ValueError("--neg-sampling and --edge-label-time require --link; pass it too")
     negatives, seeds = None, arguments.seeds
     if arguments.neg_sampling:
         mode, _, amount = arguments.neg_sampling.partition(":")
@@ -230,7 +232,7 @@ def _batches(arguments: argparse.Namespace, is_directory: bool) -> list[Batches]
             negatives = NegativeSampling(mode, float(amount) if amount else 1)
         except ValueError as error:
             raise ValueError(
-                f"--neg-sampling must be binary or triplet, and an amount after a colon ({error})"
+                f"--neg-sampling must be binary or triplet, optionally with an amount after a colon, got {arguments.neg_sampling!r} ({error})"
             ) from None
     if is_link:
         split = (seeds or "").rpartition(":")[2]
@@ -261,17 +263,15 @@ def _batches(arguments: argparse.Namespace, is_directory: bool) -> list[Batches]
 
 
 def _check_types(arguments: argparse.Namespace) -> None:
-    """Refuse what is counted for one type of vertices alone."""
+    """Raises ValueError for options that are counted only for graphs with one vertex type."""
     agreeing = _given(arguments, AGREEING)
     if agreeing:
         raise ValueError(
-            f"{', '.join(agreeing)}: counted for one type of vertices, and {arguments.dataset} has several; leave it out, and see what a loader with it "
-            "fetches: loader.stats().by_type after an epoch, on as many ranks as there are parts, which may all be on this machine"
+            f"{', '.join(agreeing)} needs a graph with one vertex type, and {arguments.dataset} has several; leave it out. To count such rows, "
+            "run a loader with it for an epoch and print loader.stats().by_type, on one rank per part, all on this machine if you like"
         )
     if arguments.plot is not None:
-        raise ValueError(
-            "--plot draws the rows of one type of vertices; leave it out, --json and --csv have all figures"
-        )
+        raise ValueError("--plot needs a graph with one vertex type; leave it out, --json and --csv have all figures")
 
 
 def _ways(arguments: argparse.Namespace) -> Ways:
@@ -286,7 +286,7 @@ def _ways(arguments: argparse.Namespace) -> Ways:
 
 
 def _placing(arguments: argparse.Namespace, num_parts: int) -> dict[str, Any]:
-    """How many ranks there are, and how many of them each host has."""
+    """Returns the number of ranks and the ranks of each host, as arguments of ``analyze``; empty without an option of hosts."""
     given = _given(arguments, HOSTS)
     for option in given:
         value = getattr(arguments, option[2:].replace("-", "_"))
@@ -295,7 +295,7 @@ def _placing(arguments: argparse.Namespace, num_parts: int) -> dict[str, Any]:
     per_part, per_rank = arguments.ranks_per_part or 1, arguments.parts_per_rank or 1
     if per_part > 1 and per_rank > 1:
         raise ValueError(
-            f"either several ranks share a part or a rank has several, got --ranks-per-part {per_part} and --parts-per-rank {per_rank}"
+            f"--ranks-per-part and --parts-per-rank exclude each other if both are > 1, got {per_part} and {per_rank}; leave one of them out"
         )
     if not given:
         return {}
@@ -304,7 +304,7 @@ def _placing(arguments: argparse.Namespace, num_parts: int) -> dict[str, Any]:
 
 
 def _files(arguments: argparse.Namespace) -> dict[str, Path]:
-    """The files to write, by the name of their option."""
+    """Returns the files to write, by the name of their option."""
     return {option: path for option in ("json", "csv", "plot") if (path := getattr(arguments, option)) is not None}
 
 
@@ -319,9 +319,9 @@ def _check_files(arguments: argparse.Namespace) -> None:
 
 
 def _given(arguments: argparse.Namespace, names: Sequence[str]) -> list[str]:
-    """The options of these names that were given."""
+    """Returns the options of these names that were given."""
     values = {name: getattr(arguments, name) for name in names}
-    # A 0 was given, and equals False.
+    # 0 counts as given, although it equals False.
     return [f"--{name.replace('_', '-')}" for name, value in values.items() if value is not None and value is not False]
 
 
@@ -331,4 +331,4 @@ def _lookahead(text: str) -> int | str:
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number of batches or auto, got {text!r}") from None
+        raise argparse.ArgumentTypeError(f"expected a number of batches or auto, got {text!r}") from None

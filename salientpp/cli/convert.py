@@ -1,4 +1,4 @@
-"""``salientpp convert``: turns a graph that outgrows memory into files that are mapped."""
+"""``salientpp convert``: converts a graph that is larger than memory into memory-mapped files."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from pathlib import Path
 from salientpp.cli import terminal
 from salientpp.cli.shared_arguments import add_data, adder, values_of
 
-HELP = "turn a graph that outgrows memory into files that are mapped"
+HELP = "convert a graph that is larger than memory into memory-mapped files"
 
 
-#: What help says of each argument.
+#: Help of each argument.
 TEXTS = {
     "source": "npz:FILE, pyg:FILE (a PyG Data or HeteroData that torch.save wrote), a name of the Open Graph Benchmark, or "
-    "edges:FILES[,x=FILES,y=FILES,train=FILES,val=FILES,test=FILES,num_vertices=N,skip=LINES]: text, .npy or .parquet, with wildcards",
-    "root": "the directory to write",
-    "--memory": "to have resident at most, as in 512MiB (4GB)",
-    "--undirected": "every edge in both directions, each pair once; or edges as they are stored (as the dataset defines it)",
-    "--deduplicate": "each pair once",
-    "--dtype": "store an attribute as fp64, fp32, fp16, bf16 or fp8, as in --dtype x=fp16; may be given several times (as it comes)",
+    "edges:FILES[,x=FILES,y=FILES,train=FILES,val=FILES,test=FILES,num_vertices=N,skip=LINES]: text, .npy or .parquet files, with wildcards",
+    "root": "directory to write",
+    "--memory": "limit of resident memory, such as 512MiB (default: 4GB)",
+    "--undirected": "store every edge in both directions, each pair once; or store edges as they are (default: as the dataset defines it)",
+    "--deduplicate": "store each pair of vertices once",
+    "--dtype": "store an attribute as fp64, fp32, fp16, bf16 or fp8, as in --dtype=x=fp16; may be given several times (default: as in the source)",
     "--finite": "refuse NaN and infinity in attributes",
-    "--overwrite": "replace a converted graph, or a conversion that was begun",
+    "--overwrite": "replace a converted graph, or an unfinished conversion",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Read a graph in pieces, sort its edges outside memory, and write it as files that partition and analyze map: converted:DIR. A run "
-        "that was stopped goes on where it was when the same command is given again."
+        "Read a graph in pieces, sort its edges outside memory, and write files that partition and analyze memory-map: converted:DIR. After "
+        "an interruption, the same command goes on where it stopped."
     )
     add = adder(parser, TEXTS)
     add("source")
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     from salientpp.datasets import convert
 
     if len(dict(arguments.dtype)) != len(arguments.dtype):
-        raise ValueError("--dtype names an attribute twice")
+        raise ValueError("--dtype names an attribute twice; give each attribute one format")
     with warnings_in_lines("convert"), shown_progress() as progress:
         convert(
             arguments.source,
@@ -64,5 +64,5 @@ def run(arguments: argparse.Namespace) -> int:
 def _format_of_name(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals and value):
-        raise argparse.ArgumentTypeError(f"expected a name and a value such as x=fp16, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected an attribute and a format such as x=fp16, got {text!r}")
     return name, value

@@ -1,4 +1,4 @@
-"""``salientpp copy-to-disk``: copies what this host needs of a dataset directory to its own disk."""
+"""``salientpp copy-to-disk``: copies the files that this host needs of a dataset directory to a local disk."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from salientpp.cli import terminal
 from salientpp.cli.shared_arguments import adder
 from salientpp.launch.environment import detect
 
-HELP = "copy what this host needs of a dataset directory to its own disk"
+HELP = "copy the files that this host needs of a dataset directory to a local disk"
 
 
-#: What help says of each argument.
+#: Help of each argument.
 TEXTS = {
-    "root": "a directory that `salientpp partition` wrote",
-    "--to": "where to put the copy, as DIR/NAME; on a cluster often $TMPDIR",
-    "--part": "a part to copy, rather than this rank's; may be given several times",
+    "root": "dataset directory that `salientpp partition` wrote",
+    "--to": "directory for the copy, which is DIR/NAME; on a cluster often $TMPDIR",
+    "--part": "part to copy; may be given several times (default: the parts of this rank)",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Copy what this rank needs of a dataset directory (the topology and its own part) to a disk of its host, and verify the copy. "
-        "Started on every rank of a job (srun, torchrun) it copies the parts of that rank; several ranks of a host may share a copy. "
-        "The path of the copy, for salientpp.load, is the one line on stdout."
+        "Copy the topology and this rank's part of a dataset directory to a local disk, and verify the copy. Start it on every rank of a job "
+        "(srun, torchrun); each rank copies its own parts, and ranks of a host may share a copy. It prints one line on stdout: the path of "
+        "the copy, for salientpp.load."
     )
     add = adder(parser, TEXTS)
     add("root", type=Path)
@@ -44,11 +44,11 @@ def run(arguments: argparse.Namespace) -> int:
         launch, num_parts = detect(), load(root).num_parts
         if launch.launcher == "none" and num_parts > 1:
             raise ValueError(
-                f"{root} has {num_parts} parts, and this process is no rank of a job, which would say which of them to copy; "
-                "start it with `srun salientpp copy-to-disk ...`, or name them with --part"
+                f"{root} has {num_parts} parts, and this process is not a rank of a job, so the part to copy is unknown; "
+                "start it with `srun salientpp copy-to-disk ...`, or name parts with --part"
             )
         parts = parts_of(launch.rank, launch.world_size, num_parts)
     with shown_progress() as progress:
         copy = copy_to_disk(root, arguments.to, parts=parts, progress=progress)
-    terminal.print_whole(os.fsencode(f"{copy}\n"))  # as it is on disk, for a script that reads it
+    terminal.print_whole(os.fsencode(f"{copy}\n"))  # bytes as on disk, for scripts that read the path
     return 0

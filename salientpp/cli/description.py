@@ -1,4 +1,4 @@
-"""Tables that describe a dataset directory and a converted graph."""
+"""Tables that describe a dataset directory or a converted graph, printed by ``info``, ``partition`` and ``convert``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def describe(part: PartitionedGraph) -> list[RenderableType]:
     facts = [("directory", f"{part.root}, {total / 1e6:,.1f} MB, format version {described.version}")]
     if there is not None:
         parts = ", ".join(map(str, sorted(there)))
-        facts.append(("copy with", f"part {parts} of {part.num_parts}; the figures are of the whole"))
+        facts.append(("copy with", f"part {parts} of {part.num_parts}; the figures describe the whole directory"))
     facts.append(("graph", f"{part.num_vertices:,} vertices, {part.num_edges:,} edges"))
     if not part.is_hetero:
         facts.append(("attributes", _columns(described.node_types[0].attributes, described.edge_types[0].attributes)))
@@ -67,11 +67,11 @@ def _partitioned(how: Mapping[str, Any]) -> str:
 
 
 def _narrower(type_: VertexType, name: str) -> str:
-    """How the rows of an attribute are stored narrower."""
+    """Describes how the rows of an attribute are stored in fewer bytes."""
     narrow, stored = type_.narrow(name), type_.attributes[name]["stored_as"]
     assert narrow is not None  # the manifest says so
     return (
-        f"stored as {narrow.format}: {narrow.row_bytes:,} bytes a row, not {narrow.wide_bytes:,}; largest error {stored['largest_error']:.3g}, "
+        f"stored as {narrow.format}: {narrow.row_bytes:,} bytes per row, not {narrow.wide_bytes:,}; largest error {stored['largest_error']:.3g}, "
         f"root mean square {stored['relative_rms_error']:.2%} of the values'"
     )
 
@@ -106,7 +106,7 @@ def _workload(part: PartitionedGraph) -> str:
 
 
 def _table_of_parts(part: PartitionedGraph) -> Table:
-    """What each part owns of every type, and of every split of it."""
+    """Returns a table with the vertices and seeds that each part owns, per type and split."""
     columns: dict[str, list[int]] = {}
     for type_ in part.description.node_types:
         name = "" if type_.name is None else f"{terminal.printable(type_.name)} "
@@ -123,7 +123,7 @@ def _table_of_parts(part: PartitionedGraph) -> Table:
 def describe_converted(root: Path) -> Table:
     manifest = read_converted(root)
     total = sum(entry["bytes"] for entry in manifest["files"].values())
-    facts = [("converted graph", f"{root}, {total / 1e6:,.1f} MB; its name as a dataset is converted:{root}")]
+    facts = [("converted graph", f"{root}, {total / 1e6:,.1f} MB; use it as converted:{root}")]
     for number, vertices in enumerate(manifest["node_types"]):
         entries = {name: manifest["files"][f"n{number}.{name}.npy"] for name in vertices["columns"]}
         columns = {

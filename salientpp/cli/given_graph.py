@@ -1,4 +1,4 @@
-"""The graph that a user names, and the method or the assignment that partitions it."""
+"""Loads the graph that the user names, and the method or assignment that partitions it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from salientpp.partitioning.options import METHODS
 
 
 def graph_of(arguments: argparse.Namespace, method: Any) -> list[Any]:
-    """The graph, and the method or the assignment."""
+    """Returns the graph, and the method or the assignment."""
     if method is None:
         return [*load_given(arguments.dataset, arguments.parts)]
     return [load_dataset(arguments.dataset, root=arguments.data), method]
 
 
 def method_of(text: str | None, dataset: str) -> str | torch.Tensor | dict[str, torch.Tensor] | None:
-    """--method: a method's name, or the assignment in a file; None: that of the dataset itself."""
+    """Reads ``--method``: the name of a method, or an assignment from a file. None stands for the dataset's own assignment."""
     if text is None:
         text = "given" if is_partition(dataset) else "auto"
     if text == "given":
         if not is_partition(dataset):
             raise ValueError(
-                f"--method given is for datasets that are partitioned, pyg-partition:DIR and glt-partition:DIR, got {dataset}"
+                f"--method given needs a partitioned dataset (pyg-partition:DIR or glt-partition:DIR), got {dataset}"
             )
         return None
     if text in METHODS:
@@ -42,15 +42,15 @@ def method_of(text: str | None, dataset: str) -> str | torch.Tensor | dict[str, 
         return load_dgl_assignment(of_dgl, original_id)[0]
     try:
         return _integers(text)
-    except Exception as error:  # what a damaged file makes numpy raise is not documented
+    except Exception as error:  # numpy does not document the errors of damaged files
         raise ValueError(
             f"--method must be {', '.join(METHODS)}, given or an .npy file of part ids, got {text} ({error})"
         ) from None
 
 
 def _integers(path: str) -> torch.Tensor:
-    """Of an .npy file."""
+    """Reads the integers of an .npy file."""
     if Path(path).exists() and not Path(path).is_file():
-        raise ValueError("not a file")  # a pipe would be waited for
+        raise ValueError("not a file")  # reading a pipe would block
     array = np.load(path, allow_pickle=False)
     return torch.from_numpy(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))

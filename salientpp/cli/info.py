@@ -7,13 +7,17 @@ from pathlib import Path
 
 from salientpp.cli import terminal
 
-HELP = "describe a dataset directory"
+HELP = "describe a dataset directory and check its files"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Describe a dataset directory and check its files."
-    parser.add_argument("root", type=Path, help="a directory that `salientpp partition` wrote")
-    parser.add_argument("--verify", action="store_true", help="read every byte, not only sizes and sampled checksums")
+    parser.add_argument("root", type=Path, help="dataset directory that `salientpp partition` wrote")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="compare every byte with its checksum, instead of sizes and sampled checksums",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,8 +1,8 @@
 """Entry point of the ``salientpp`` command: the subcommands, their errors and exit codes.
 
 A subcommand is a module of this folder with ``HELP``, ``add_arguments(parser)`` and ``run(arguments)``, named in ``SUBCOMMANDS``.
-``run`` returns the exit code: 0; 2 where something was refused or could not be read or written, with one line on stderr that says what;
-130 after Ctrl-C. Anything else is a bug and shows its traceback. ``run`` imports torch and PyG itself, so that help is there at once.
+``run`` returns exit code 0. Errors that users can cause end in exit code 2 and one line on stderr; Ctrl-C ends in 130. Any other exception is
+a bug and shows its traceback. ``run`` imports torch and PyG itself, so that help appears at once.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SUBCOMMANDS = ("partition", "analyze", "convert", "info", "copy-to-disk", "slurm
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
-    with contextlib.suppress(AttributeError, ValueError):  # no stdout, a closed one, or one that is no file
-        # An α on a terminal that has none. Not every stdout is a TextIOWrapper: see above.
+    with contextlib.suppress(AttributeError, ValueError):  # stdout is missing, closed or not a file
+        # Replaces letters that the terminal lacks, such as α.
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     command = ""
     written: list[Path] = []
@@ -53,20 +53,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not is_out_of_memory(error):
             raise
         terminal.complain(
-            f"salientpp{command}: not enough memory ({str(error).splitlines()[0] if str(error) else 'no more is known'})"
+            f"salientpp{command}: not enough memory ({str(error).splitlines()[0] if str(error) else 'no details'})"
         )
         return 2
     except KeyboardInterrupt:
-        done = f"{', '.join(map(str, written))} had been written" if written else "nothing was written"
+        done = f"{', '.join(map(str, written))} was written before" if written else "nothing was written"
         left = {" copy-to-disk": "the copy is not complete"}
         goes_on = (" convert", *([] if written else [" partition"]))
-        left |= dict.fromkeys(goes_on, "the same command goes on after the last step that was done")
+        left |= dict.fromkeys(goes_on, "the same command goes on after the last finished step")
         terminal.complain(f"salientpp{command}: interrupted; {left.get(command, done)}")
         return 130
 
 
 def _refuse_dashes_as_values(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """argparse takes the dashes of ``--parts=--`` out, and then fails over the value that is missing."""
+    """Refuses ``--parts=--``. argparse drops these dashes and then fails, because the value is missing."""
     for word in words:
         if word == "--":
             return
@@ -81,8 +81,8 @@ def _subcommand(name: str) -> ModuleType:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="salientpp",
-        description="Train graph neural networks on graphs that outgrow one machine: offline tools.",
-        epilog="Exit status: 0; 2 where something was refused or could not be read or written, which one line on stderr says; 130 after Ctrl-C.",
+        description="Offline tools of salientpp, which trains graph neural networks on graphs that outgrow one machine.",
+        epilog="Exit status: 0 on success; 2 after an error, with one line on stderr; 130 after Ctrl-C.",
     )
     parser.add_argument("--version", action="version", version=f"salientpp {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

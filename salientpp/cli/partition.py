@@ -21,29 +21,30 @@ from salientpp.cli.shared_arguments import (
 HELP = "partition a graph and write a dataset directory"
 
 
-#: What help says of each argument.
+#: Help of each argument.
 TEXTS = {
-    "dataset": f"{DATASETS} such as ogbn-products",
-    "root": "the directory to write",
+    "dataset": f"{DATASETS}, such as ogbn-products",
+    "root": "dataset directory to write",
     "--parts": "number of parts, one per rank or machine",
-    "--order": "of the vertices of a part: by VIP, or as in the dataset (vip)",
-    "--num-neighbors": "neighbours per hop, -1 for all, then with an equals sign: --num-neighbors=-1,10 (15,10,5)",
-    "--batch-size": "seeds per batch and rank (1024)",
-    "--seeds": "the split that the inclusion probabilities are computed for; with several types TYPE:SPLIT, if several have it (train)",
-    "--replicate": "a type of vertices whose rows every part is to have; may be given several times (types with at most 1 %% of all rows' bytes and 16 MiB)",
-    "--replicate-none": "every row in one part alone",
-    "--time-attr": "node or edge times: lists are stored in their order, and node times whole, so that ranks with a copy of their part alone can draw by them",
-    "--store-as": "store the rows of a node attribute in fewer bytes: fp16, bf16, fp8, int8, int4, or with a scale for every B values int8/B, int4/B, as in "
-    "--store-as x=int8; may be given several times. What is lost is shown",
-    "--tolerance": "allowed excess of a part over the mean (0.05)",
-    "--overwrite": "replace an existing dataset directory, or the work of another command that was stopped",
+    "--order": "order of the vertices of a part: by VIP, or as in the dataset (default: vip)",
+    "--num-neighbors": "neighbours per hop, -1 for all; a list that begins with -1 needs an equals sign: --num-neighbors=-1,10 (default: 15,10,5)",
+    "--batch-size": "seeds per batch and rank (default: 1024)",
+    "--seeds": "split that the inclusion probabilities are computed for; TYPE:SPLIT if several vertex types have it (default: train)",
+    "--replicate": "vertex type whose rows every part gets; may be given several times (default: types with at most 1 %% of all rows' bytes and 16 MiB)",
+    "--replicate-none": "replicate no type: each row is in one part only",
+    "--time-attr": "attribute with the times of vertices or edges. Neighbour lists are stored in their order, and vertex times for all parts, so that ranks "
+    "that have only their own part can draw by time",
+    "--store-as": "store the rows of a node attribute in fewer bytes, as in --store-as=x=int8: fp16, bf16, fp8, int8, int4, or int8/B and int4/B with a scale"
+    " for every B values. May be given several times. The error is shown",
+    "--tolerance": "allowed excess of a part over the mean (default: 0.05)",
+    "--overwrite": "replace an existing dataset directory, or the unfinished work of another command",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Partition a graph, order each part by vertex inclusion probability (VIP), write a dataset directory. A run that was stopped goes on where "
-        "it was when the same command is given again: the assignment, the order, and every file of edges and part that was done are kept."
+        "Partition a graph, order each part by vertex inclusion probability (VIP), and write a dataset directory. After an interruption, the same "
+        "command goes on where it stopped: it keeps the assignment, the order, and every finished file of edges and parts."
     )
     add = adder(parser, TEXTS)
     add("dataset")
@@ -59,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--time-attr", metavar="NAME")
     add("--store-as", type=format_of_attribute, action="append", metavar="[TYPE:]NAME=FORMAT")
     add("--tolerance", type=float, default=0.05)
-    add_seed(parser, "METIS, KaMinPar or the random assignment")
+    add_seed(parser, "seed of METIS, KaMinPar or the random assignment")
     add_data(parser)
     add("--overwrite", action="store_true")
 
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"{arguments.root} exists; pass --overwrite to replace it, or choose another directory")
     check_fanouts(arguments.num_neighbors)
     if arguments.replicate and arguments.replicate_none:
-        raise ValueError("--replicate and --replicate-none contradict each other; leave one out")
+        raise ValueError("--replicate and --replicate-none exclude each other; leave one of them out")
     passed = "edge_weights", "order", "refine", "seeds", "time_attr", "tolerance", "seed", "overwrite"
     method: Any = method_of(arguments.method, arguments.dataset)
     with warnings_in_lines("partition"), shown_progress() as progress:

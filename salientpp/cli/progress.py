@@ -1,4 +1,4 @@
-"""Progress bars and warnings on stderr, while a subcommand works."""
+"""Progress bars and warnings of a subcommand, on stderr."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from salientpp.progress import Progress
 
 @contextlib.contextmanager
 def warnings_in_lines(command: str) -> Iterator[None]:
-    """Show each warning as one line on stderr."""
+    """Shows each warning as one line on stderr."""
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *rest: terminal.complain(f"salientpp {command}: {message}")
         yield
 
 
 class Shown(Progress):
-    """Shows each step in a line on stderr, and on a terminal a bar for the present one with its rate and the time left."""
+    """Shows each step as a line on stderr, and on a terminal a bar for the current step with its rate and the time left."""
 
     def __init__(self, bar: Bar, lines: bool) -> None:
         self._bar, self._lines = bar, lines
@@ -53,10 +53,10 @@ class Shown(Progress):
 
 @contextlib.contextmanager
 def shown_progress(lines: bool = True) -> Iterator[Progress]:
-    """The progress of a subcommand, on stderr.
+    """Yields an object that shows the progress of a subcommand on stderr.
 
     Args:
-        lines: show a line for each step, beside the bar.
+        lines: show a line for each step, in addition to the bar.
     """
     screen = Console(stderr=True)
     with Bar(

@@ -17,36 +17,36 @@ NEEDS_TORCH = False
 HELP = "print a batch script for SLURM"
 
 
-#: What help says of each argument.
+#: Help of each argument.
 TEXTS = {
-    "script": "the training script and its arguments, without python",
+    "script": "training script and its arguments, without python",
     "--parts": "number of parts of the dataset",
-    "--time": "of the training: minutes, H:MM:SS or D-HH:MM:SS",
-    "--partition": "SLURM's partition of the training (the cluster's default)",
-    "--gpus-per-node": "GPUs of a host (0)",
-    "--ranks-per-node": "ranks on a host (one per GPU, or 1)",
-    "--ranks-per-part": "ranks that share a part and split its seeds (1)",
-    "--cpus-per-task": "CPUs of a rank (4)",
-    "--launcher": "who starts the ranks of a host (srun)",
-    "--job-name": "also the beginning of the log's name (salientpp)",
-    "--sbatch": "a further line #SBATCH OPTION, as in --sbatch=--account=physics",
-    "--python": "the interpreter on the hosts (%(default)s)",
-    "--output": "write the script there rather than to stdout; an existing file is kept",
-    "--dataset": "partition this first, see `salientpp partition --help`; needs --root",
-    "--root": "the dataset directory that the first job writes; where it exists, that job is left out",
-    "--partition-options": "for `salientpp partition`, as in '--num-neighbors 15,10,5 --batch-size 1024'",
-    "--partition-cpus": "CPUs of the job that partitions (4)",
-    "--partition-time": "its time (that of the training)",
-    "--partition-queue": "SLURM's partition of it (that of the training)",
+    "--time": "time limit of the training: minutes, H:MM:SS or D-HH:MM:SS",
+    "--partition": "SLURM partition of the training (default: that of the cluster)",
+    "--gpus-per-node": "GPUs per host (default: 0)",
+    "--ranks-per-node": "ranks per host (default: one per GPU, or 1)",
+    "--ranks-per-part": "ranks that share a part and split its seeds (default: 1)",
+    "--cpus-per-task": "CPUs per rank (default: 4)",
+    "--launcher": "program that starts the ranks of a host: srun, or a torchrun per host (default: srun)",
+    "--job-name": "name of the job, with which the name of its log begins (default: salientpp)",
+    "--sbatch": "further #SBATCH line, as in --sbatch=--account=physics; may be given several times",
+    "--python": "Python interpreter on the hosts (default: %(default)s)",
+    "--output": "file to write the script to. An existing file is never replaced (default: stdout)",
+    "--dataset": "dataset to partition first, see `salientpp partition --help`; needs --root",
+    "--root": "dataset directory that the first job writes. If it exists, that job is left out",
+    "--partition-options": "options for `salientpp partition`, as in '--num-neighbors 15,10,5 --batch-size 1024'",
+    "--partition-cpus": "CPUs of the job that partitions (default: 4)",
+    "--partition-time": "time limit of the job that partitions (default: that of the training)",
+    "--partition-queue": "SLURM partition of the job that partitions (default: that of the training)",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "salientpp slurm --parts K --time T [options] -- train.py [arguments]"
     parser.description = (
-        "Print a batch script that trains with a rank per part, to read, change and keep. The training script calls "
-        "salientpp.init_process_group(). With --dataset and --root the script is a chain: `bash SCRIPT` on the login node submits a job that "
-        "partitions, and the training to begin after it."
+        "Print a batch script for training with one rank per part. Read it, change it and keep it. The training script must call "
+        "salientpp.init_process_group(). With --dataset and --root, `bash SCRIPT` on the login node submits a job that "
+        "partitions and a second job that trains afterwards."
     )
     add = adder(parser, TEXTS)
     add("script", nargs="+", metavar="-- train.py")
@@ -72,11 +72,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if (arguments.dataset is None) != (arguments.root is None):
-        raise ValueError("--dataset and --root go together: what to partition, and the directory to write")
+        raise ValueError(
+            "--dataset and --root require each other: the dataset to partition, and the directory to write"
+        )
     first = None
     if arguments.dataset is not None:
         options = _split(arguments.partition_options)
-        # What that job would refuse is refused now.
+        # Refuse now what that job would refuse.
         partition_parser = argparse.ArgumentParser(prog="salientpp partition")
         partition.add_arguments(partition_parser)
         first_job = partition_parser.parse_args(
@@ -84,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
         if first_job.parts != arguments.parts:
             raise ValueError(
-                f"--partition-options must not have other --parts than the training, got {first_job.parts} and {arguments.parts}; leave them out there"
+                f"--partition-options must have the same --parts as the training, {arguments.parts}, got {first_job.parts}; leave --parts out there"
             )
         first = sbatch.Partitioning(
             arguments.dataset,
@@ -114,14 +116,14 @@ def run(arguments: argparse.Namespace) -> int:
         **values_of(arguments, *passed),
     )
     text = sbatch.script(batch, made_by=f"salientpp {shlex.join(arguments.words)}")
-    data = os.fsencode(text)  # arguments as they came, also those that are no text
+    data = os.fsencode(text)  # arguments may be bytes that are not valid text
     if arguments.output is None:
         terminal.print_whole(data)
     else:
         terminal.check_outputs({"--output": arguments.output})
         if arguments.output.exists() and is_replaced(arguments.output):
             raise ValueError(
-                f"--output: {arguments.output} exists, and you may have changed it; remove it, or choose another name"
+                f"--output: {arguments.output} exists and is not replaced, since you may have changed it; remove it, or choose another name"
             )
         write_whole(arguments.output, lambda file: file.write(data))
     return 0
@@ -131,4 +133,4 @@ def _split(options: str) -> list[str]:
     try:
         return shlex.split(options)
     except ValueError as error:
-        raise ValueError(f"--partition-options must be arguments as in a shell, got {options!r} ({error})") from None
+        raise ValueError(f"--partition-options must be arguments in shell syntax, got {options!r} ({error})") from None

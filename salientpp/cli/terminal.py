@@ -1,7 +1,7 @@
-"""How do commands say what they found, and what went wrong?
+"""Writes the results of commands to stdout and their errors to stderr.
 
-What goes to stdout is put together first and written at once, after the files: a terminal that cannot show it, a pipe that was closed or
-a full disk must not take the results of the work along.
+Output for stdout is collected first and written at once, after the files. So a terminal that cannot show it, a closed pipe or a full disk does
+not destroy results.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def print_whole(what: str | bytes) -> None:
-    """Write to stdout, all of it.
+    """Writes everything to stdout at once.
 
     Raises:
         OSError: stdout is closed or full.
     """
     if sys.stdout is None or sys.stdout.closed:
-        raise OSError("stdout is closed, so the result could not be printed")
+        raise OSError("the result could not be printed: stdout is closed")
     try:
         if isinstance(what, str):
             sys.stdout.write(what)
@@ -38,15 +38,15 @@ def print_whole(what: str | bytes) -> None:
         sys.stdout.flush()
     except OSError as error:
         with contextlib.suppress(OSError):
-            sys.stdout.close()  # else Python tries once more when it ends, with a text and an exit code of its own
+            sys.stdout.close()  # otherwise Python retries at exit, with its own text and exit code
         raise OSError(
             f"the result could not be printed: stdout cannot be written ({error.strerror or error})"
         ) from None
 
 
 def show(*what: RenderableType) -> None:
-    """Lines and tables on stdout; users' paths in them may have brackets and colons, which are no markup."""
-    from rich.console import Console  # takes as long as all the rest of help
+    """Prints lines and tables to stdout. Brackets and colons in users' paths are not taken as markup."""
+    from rich.console import Console  # its import takes as long as the rest of help
 
     text = _Terminal()
     console = Console(file=text, markup=False, emoji=False, highlight=False)
@@ -56,10 +56,10 @@ def show(*what: RenderableType) -> None:
 
 
 class _Terminal(io.StringIO):
-    """Collects what is meant for stdout, and passes for it: with its letters, and colours where it has them."""
+    """Buffer for stdout that reports the encoding of stdout, and whether it is a terminal."""
 
     @property
-    def encoding(self) -> str:  # type: ignore[override]  # that of stdout, which may change
+    def encoding(self) -> str:  # type: ignore[override]  # stdout may change
         return getattr(sys.stdout, "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:
@@ -67,7 +67,7 @@ class _Terminal(io.StringIO):
 
 
 def complain(text: str) -> None:
-    """One line on stderr. Names of files may have line breaks and bytes that are no text; a closed stderr is no reason to fail."""
+    """Prints one line on stderr. Line breaks and invalid bytes in file names are escaped; a closed stderr is ignored."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
             print(printable(text), file=sys.stderr)
@@ -78,7 +78,7 @@ def printable(text: str) -> str:
 
 
 def check_outputs(paths: dict[str, Path]) -> None:
-    """Raise ValueError unless each option's file can be written, and beside the others."""
+    """Raises ValueError unless each option's file can be written and no two options name the same file."""
     names: dict[str, str] = {}
     for option, path in paths.items():
         try:
@@ -87,4 +87,4 @@ def check_outputs(paths: dict[str, Path]) -> None:
             raise ValueError(f"{option}: {error}") from None
         other = names.setdefault(os.path.realpath(path), option)
         if other != option and is_replaced(path):
-            raise ValueError(f"{other} and {option} name the same file, {path}; give them names of their own")
+            raise ValueError(f"{other} and {option} name the same file, {path}; give them different names")

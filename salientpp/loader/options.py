@@ -22,11 +22,11 @@ from salientpp.vip.policies import Policy, check_policy, check_replication_facto
 from salientpp.ways.lookahead.shape import Window, check_lookahead
 from salientpp.ways.sums.plan import REDUCTIONS, PartialAggregation
 
-#: What happens where ranks have different numbers of batches, see :mod:`salientpp.sampling.schedule`; None: 'wrap' for seeds in a random order, which are
-#: to be trained on, and 'exact' for others, so that an evaluation counts each once.
+#: Rule for ranks with different numbers of batches, see :mod:`salientpp.sampling.schedule`. None: 'wrap' for shuffled seeds (training), and 'exact'
+#: otherwise, so that an evaluation counts each seed once.
 Uneven = Literal["wrap", "drop", "exact", "error"] | None
 
-#: How batches are filled up to few sizes, see :mod:`salientpp.loader.padding`; None: not at all.
+#: How batches are padded to few sizes, see :mod:`salientpp.loader.padding`. None: no padding.
 Pad = Literal["bucket"] | None
 
 
@@ -54,12 +54,12 @@ def _check_cache(name: str, value: Any) -> FeatureCache | TypedFeatureCache | No
 
 def _check_dtype(name: str, value: Any) -> torch.dtype | None:
     if value is not None and not isinstance(value, torch.dtype):
-        raise ValueError(f"{name} must be a torch.dtype (of delivered x) or None, got {value!r}")
+        raise ValueError(f"{name} must be a torch.dtype (dtype of delivered x) or None, got {value!r}")
     return value
 
 
 def _one_of(expected: str, *words: str) -> Check:
-    """A check for one of these words, or None; ``expected`` is for the error."""
+    """Returns a check that accepts None and these words; ``expected`` describes them in the error."""
 
     def check(name: str, value: Any) -> Any:
         if value is not None and (not isinstance(value, str) or value not in words):
@@ -78,12 +78,12 @@ def _check_seed(name: str, value: Any) -> int | None:
 def _check_ways(name: str, value: Any) -> Sequence[Way]:
     wrong = next((way for way in value if not isinstance(way, Way)), None)
     if wrong is not None:
-        raise TypeError(f"{name} must be objects of salientpp.engine.way.Way, got {type(wrong).__name__}")
+        raise TypeError(f"{name} must contain objects of salientpp.engine.way.Way, got {type(wrong).__name__}")
     return value
 
 
 class Memory(TypedDict, total=False):
-    """Where rows are kept."""
+    """Storage of rows."""
 
     replication_factor: Annotated[
         float | str,
@@ -91,8 +91,9 @@ class Memory(TypedDict, total=False):
             default=0.0,
             check=_check_alpha,
             agree="hosts",
-            help="α ≥ 0: each rank caches `floor(α N / K)` remote rows; text such as `'2GiB'` is [bytes](#amounts-of-memory) of them. With [several ranks on a "
-            "host](concepts.md#hosts-with-several-ranks) it counts per host, and K is the number of hosts that differ in their parts. No effect on a `Data`",
+            help="Size of the cache, α ≥ 0. Each rank caches `floor(α N / K)` remote rows. Text such as `'2GiB'` is a number of "
+            "[bytes](#amounts-of-memory). If [several ranks share a host](../explanation/concepts.md#hosts-with-several-ranks), α counts per "
+            "host, and K is the number of hosts with different parts. No effect on a `Data`",
         ),
     ]
 
@@ -103,8 +104,8 @@ class Memory(TypedDict, total=False):
             check=_check_policy,
             agree="hosts",
             plain=lambda policy: policy if isinstance(policy, str) else getattr(policy, "__qualname__", "a function"),
-            help="how cached rows are chosen: `vip`, `vip-hop`, `degree`, `halo`, `wpr`, `paths`, `simulation`, `random`, or [a "
-            "function](#a-cache-policy-of-your-own)",
+            help="Cache policy that scores the vertices: `'vip'`, `'vip-hop'`, `'degree'`, `'halo'`, `'wpr'`, `'paths'`, `'simulation'`, "
+            "`'random'` (see [VIP](../explanation/vip.md#policies)), or [a function](../how-to/own-storage.md#your-own-cache-policy)",
         ),
     ]
 
@@ -113,7 +114,7 @@ class Memory(TypedDict, total=False):
         Option(
             default=None,
             check=_check_cache,
-            help="another loader's `cache`; `replication_factor` adds rows that it lacks",
+            help="The `cache` of another loader, which this loader then shares. `replication_factor` adds rows that the given cache lacks",
         ),
     ]
 
@@ -122,8 +123,8 @@ class Memory(TypedDict, total=False):
         Option(
             default=0.0,
             check=amount("the part's rows"),
-            help="the hottest rows of the part, of each type, that are kept on `device` too: β in [0, 1] as a fraction of them, or "
-            "[bytes](#amounts-of-memory). No effect on stores; refused with a `neighbor_sampler` of another class",
+            help="Hottest rows of the part, per vertex type, of which `device` keeps a copy: a fraction β in [0, 1], or "
+            "[bytes](#amounts-of-memory). No effect on stores. Refused with a `neighbor_sampler` of another class",
         ),
     ]
 
@@ -132,8 +133,7 @@ class Memory(TypedDict, total=False):
         Option(
             default=0.0,
             check=amount("the cached rows"),
-            help="the hottest of the rows that this loader caches itself that are kept on `device` too: a fraction of them, or "
-            "[bytes](#amounts-of-memory)",
+            help="Hottest rows of this loader's own cache of which `device` keeps a copy: a fraction in [0, 1], or [bytes](#amounts-of-memory)",
         ),
     ]
 
@@ -142,14 +142,14 @@ class Memory(TypedDict, total=False):
         Option(
             default=False,
             check=flag,
-            help="on a CUDA device: keep the rows of the host in pinned memory and let the device read them there, see [cuda.md](cuda.md). No effect on "
-            "the CPU",
+            help="On a CUDA device: keep the host's rows in pinned memory and let the device read them there, see [GPU](../how-to/gpu.md). No "
+            "effect on the CPU",
         ),
     ]
 
 
 class Columns(TypedDict, total=False):
-    """What batches hold."""
+    """Contents of batches."""
 
     columns: Annotated[
         Iterable[Any] | Mapping[Any, Tensor | RowSource | None],
@@ -158,9 +158,10 @@ class Columns(TypedDict, total=False):
             agree="yes",
             identifies=True,
             plain=None,
-            help="on a partitioned graph, the node attributes that every sampled vertex gets, of all types that have them, or `(type, name)`. A mapping "
-            "says also where their rows come from, see [rows from another storage](#rows-from-another-storage); `None`: from the data. A `Data` takes a "
-            "mapping with sources alone, since all its attributes come; stores refuse one",
+            help="On a partitioned graph: the node attributes that every sampled vertex gets. A name applies to all types that have the attribute;"
+            " `(type, name)` to one. A mapping also says where rows come from, see [own "
+            "storage](../how-to/own-storage.md#rows-from-another-storage); `None` as a value means from the data. A `Data` takes only a "
+            "mapping with sources, since its batches carry all attributes. Stores refuse `columns`",
         ),
     ]
 
@@ -171,8 +172,8 @@ class Columns(TypedDict, total=False):
             check=_check_dtype,
             agree="yes",
             plain=str,
-            help="of delivered `x`, which may be stored narrower; a plain cast on `device`. `None`: as stored, or as it was before `store_as` or "
-            "`send_as` made it [narrower](concepts.md#narrower-rows)",
+            help="Dtype of delivered `x`; a plain cast on `device`. `None`: as stored, or for rows that `store_as` or `send_as` made "
+            "[narrower](../explanation/traffic.md#narrower-rows), the dtype before",
         ),
     ]
 
@@ -181,13 +182,13 @@ class Columns(TypedDict, total=False):
         Option(
             default=None,
             check=_one_of("'bucket' or None", "bucket"),
-            help="`'bucket'`: fill batches up to few sizes, for [compiled models](#compiled-models)",
+            help="`'bucket'`: pad batches to few sizes, for [compiled models](../how-to/training-step.md#compiled-models)",
         ),
     ]
 
 
 class Sampling(TypedDict, total=False):
-    """How batches are drawn."""
+    """Sampling."""
 
     seed: Annotated[
         int | None,
@@ -197,7 +198,8 @@ class Sampling(TypedDict, total=False):
             agree="yes",
             identifies=True,
             plain=None,
-            help="of everything random. `None` draws one from `generator` or torch's global generator; rank 0's counts. `loader.seed` shows it",
+            help="Seed of everything random. `None`: a seed drawn from `generator` or torch's global generator; rank 0's seed is used on all "
+            "ranks. `loader.seed` shows it",
         ),
     ]
 
@@ -208,9 +210,9 @@ class Sampling(TypedDict, total=False):
             agree="yes",
             identifies=True,
             plain=None,
-            help="`'batch'`: the vertices of a batch agree on which neighbours to draw, so it has fewer vertices, see "
-            "[concepts.md](concepts.md#draws-that-agree). `None`: each draws by itself. Refused with `replace` and `weight_attr`. `NeighborSampler` "
-            "takes it too",
+            help="`'batch'`: the vertices of a batch agree on which neighbours to draw, so the batch has fewer vertices, see [shared "
+            "draws](../explanation/traffic.md#draws-that-agree). `None`: each vertex draws independently. Refused with `replace` and "
+            "`weight_attr`. `NeighborSampler` takes it too",
         ),
     ]
 
@@ -221,8 +223,8 @@ class Sampling(TypedDict, total=False):
             check=integer("batches that draw alike", 1),
             agree="yes",
             identifies=True,
-            help="so many batches of a logical rank that follow one another draw alike, see [concepts.md](concepts.md#draws-that-agree). 1: each has draws of "
-            "its own. Refused with a `neighbor_sampler` of another class",
+            help="Number of consecutive batches of a logical rank that draw alike, see [shared draws](../explanation/traffic.md#draws-that-agree)."
+            " 1: each batch draws independently. Refused with a `neighbor_sampler` of another class",
         ),
     ]
 
@@ -234,8 +236,8 @@ class Sampling(TypedDict, total=False):
             agree="yes",
             identifies=True,
             plain=None,
-            help="`'wrap'`, `'drop'`, `'exact'` or `'error'`, see [concepts.md](concepts.md#ranks-with-different-numbers-of-batches). `None`: `'wrap'` "
-            "with `shuffle=True`, else `'exact'`",
+            help="Rule for ranks with different numbers of batches: `'wrap'`, `'drop'`, `'exact'` or `'error'`, see [values](#values-of-uneven). "
+            "`None`: `'wrap'` with `shuffle=True`, else `'exact'`",
         ),
     ]
 
@@ -243,18 +245,21 @@ class Sampling(TypedDict, total=False):
         tuple[int, int] | None,
         Option(
             default=None,
-            help="(rank, number of ranks): of a `Data` that every process holds, visit this process's share of the seeds, with the same `seed` on all "
-            "(required with `shuffle`); `uneven` applies. No rank talks to another",
+            help="`(rank, number of ranks)`: on a `Data` that every process holds, visit only this process's share of the seeds. `shuffle` then "
+            "requires the same `seed` on all. `uneven` applies. The ranks do not communicate",
         ),
     ]
 
 
 class Pipeline(TypedDict, total=False):
-    """How batches are made ahead."""
+    """Pipeline."""
 
     device: Annotated[
         torch.device | str | int | None,
-        Option(default=None, help="where batches are delivered; `None` is the CPU"),
+        Option(
+            default=None,
+            help="Device of the delivered batches; `None` is the CPU",
+        ),
     ]
 
     depth: Annotated[
@@ -263,20 +268,20 @@ class Pipeline(TypedDict, total=False):
             default=10,
             check=integer("batches in flight", 1),
             agree="yes",
-            help="batches in flight, from 1 (pipeline off); more than 10 counts as 10; equal on all ranks. No effect on one process's data on the CPU, "
-            "where a batch is made in one call",
+            help="Batches in flight. 1 turns the pipeline off; more than 10 counts as 10. No effect on one process's data on the CPU, where a "
+            "batch is made in one call",
         ),
     ]
 
 
 class Ranks(TypedDict, total=False):
-    """Which ranks make batches together."""
+    """Ranks."""
 
     process_group: Annotated[
         Any,
         Option(
             default=None,
-            help="the ranks that serve the parts; `None` is the default group. See [below](#rules-on-several-ranks)",
+            help="Ranks that serve the parts; `None` is the default group. See [process groups](#process-groups)",
         ),
     ]
 
@@ -285,7 +290,7 @@ class Ranks(TypedDict, total=False):
         Option(
             default=DEFAULT_TIMEOUT,
             shown="300 s",
-            help="longest wait for another rank, seconds or `timedelta` (not `DataLoader`'s `timeout`)",
+            help="Longest wait for another rank, in seconds or as a `timedelta`. Differs from `timeout` of torch's `DataLoader`",
         ),
     ]
 
@@ -295,9 +300,9 @@ class Ranks(TypedDict, total=False):
             default=None,
             agree="yes",
             plain=None,
-            help="on a partitioned graph, how many ranks each host has: a number, or a list with one for every host. They share rows and a cache, see "
-            "[concepts.md](concepts.md#hosts-with-several-ranks). `None`: what torchrun (`LOCAL_WORLD_SIZE`) or SLURM says, 1 where neither speaks; "
-            "1 shares nothing",
+            help="On a partitioned graph: number of ranks on each host, as one number or as a list with an entry per host. Ranks on a host share "
+            "rows and a cache, see [hosts](../explanation/concepts.md#hosts-with-several-ranks). `None`: the number that torchrun "
+            "(`LOCAL_WORLD_SIZE`) or SLURM states, else 1. 1: nothing is shared",
         ),
     ]
 
@@ -305,10 +310,10 @@ class Ranks(TypedDict, total=False):
         int | None,
         Option(
             default=None,
-            check=integer("that share an epoch's batches", 1, none=True),
+            check=integer("number of logical ranks", 1, none=True),
             agree="yes",
-            help="on a partitioned graph: how many share an epoch's batches, at most 16,384; any number of ranks up to that gives the same batches, see "
-            "[concepts.md](concepts.md#logical-ranks-the-same-batches-on-any-number-of-ranks). `None`: as many as ranks",
+            help="On a partitioned graph: number of [logical ranks](#logical-ranks) that an epoch's batches belong to, at most 16,384. Any number "
+            "of ranks up to it gives the same batches. `None`: the number of ranks",
         ),
     ]
 
@@ -318,13 +323,14 @@ class Ranks(TypedDict, total=False):
             default=False,
             check=flag,
             agree="yes",
-            help="give what a rank's logical ranks have in a round as one batch: their MFGs side by side, hop by hop; a remote row is fetched once",
+            help="Join the batches that a rank has in a round into one batch: their message-flow graphs side by side, hop by hop. Each remote row "
+            "is fetched once",
         ),
     ]
 
 
 class FewerBytes(TypedDict, total=False):
-    """Ways to move fewer bytes."""
+    """Less traffic."""
 
     send_as: Annotated[
         Mapping[Any, str] | None,
@@ -332,8 +338,9 @@ class FewerBytes(TypedDict, total=False):
             default=None,
             agree="yes",
             plain=lambda send_as: {str(key): str(format) for key, format in (send_as or {}).items()},
-            help='on a partitioned graph, attribute → the format that its rows travel in and are cached in: `{"x": "int8"}`, see '
-            "[concepts.md](concepts.md#narrower-rows). Of the attributes in `columns`; refused for those that the directory stores narrower already",
+            help='On a partitioned graph: attribute → the format in which its rows travel and are cached, such as `{"x": "int8"}` (see '
+            "[formats](../explanation/traffic.md#narrower-rows)). Only for attributes in `columns`. Refused for attributes that the directory"
+            " already stores narrower",
         ),
     ]
 
@@ -343,9 +350,9 @@ class FewerBytes(TypedDict, total=False):
             default=0,
             check=lambda name, value: check_lookahead(value),
             agree="hosts",
-            help="on a partitioned graph: how many of its next batches a rank knows, a number or `'auto'`. The cache follows them, so fewer rows travel, "
-            "in the same memory; batches stay the same. See [concepts.md](concepts.md#a-cache-that-knows-the-next-batches). Every rank has a cache "
-            "of its own; ranks that share a host share its memory equally. Without other ranks, or with α = 0, it does nothing. Refused with a `policy` "
+            help="On a partitioned graph: number of its next batches that a rank knows, or `'auto'`. The cache follows these batches, so fewer "
+            "rows travel in the same memory; batches stay the same, see [lookahead](../explanation/traffic.md#lookahead). Every rank has its "
+            "own cache; ranks on a host get equal shares of its memory. No effect without other ranks or with α = 0. Refused with a `policy` "
             "other than `'vip'` and `'vip-hop'`, and with `transform_sampler_output`",
         ),
     ]
@@ -357,13 +364,13 @@ class FewerBytes(TypedDict, total=False):
             check=_check_ways,
             agree="yes",
             plain=lambda ways: [way.name for way in ways],
-            help="further methods that move fewer bytes for the same batches, as objects of `salientpp.engine.way.Way`; the same on all ranks",
+            help="Further methods that move fewer bytes for the same batches: objects of `salientpp.engine.way.Way`, the same on all ranks",
         ),
     ]
 
 
 class Sums(TypedDict, total=False):
-    """Ways to move fewer bytes, of `NeighborLoader` alone."""
+    """Less traffic, `NeighborLoader` only."""
 
     partial_aggregation: Annotated[
         PartialAggregation,
@@ -371,12 +378,12 @@ class Sums(TypedDict, total=False):
             default=None,
             check=_one_of("'auto', 'sum', 'mean', 'max' or None", "auto", *REDUCTIONS),
             agree="yes",
-            help="on a partitioned graph with one type of vertices: `'sum'`, `'mean'` or `'max'` of what other ranks have of a vertex's neighbours in the "
-            "last hop come in place of their rows, where that is fewer bytes, and for a `device` also of what its host has; `'auto'`: `'mean'`, "
-            "where it is worth it. Batches have `partial`, and the model's first layers add it after `salientpp.nn.merge_partial(model)`: see "
-            "[concepts.md](concepts.md#sums-in-the-place-of-rows). `NeighborLoader` only. Refused with `disjoint`, `time_attr`, another "
-            "`subgraph_type` than `'directional'`, several names in `columns`, rows that are not floats or travel narrower, `lookahead`, "
-            "`pad` and `transform_sampler_output`",
+            help="On a partitioned graph with one vertex type: `'sum'`, `'mean'` or `'max'` of a vertex's remote neighbours in the last hop "
+            "replaces their rows, where that takes fewer bytes. With a `device`, it also replaces rows that the host would copy. `'auto'`: "
+            "`'mean'`, if it saves enough bytes. Batches carry `partial`, and `salientpp.nn.merge_partial(model)` makes the model's first "
+            "layers add it, see [sums](../explanation/traffic.md#sums-instead-of-rows). Refused with `disjoint`, `time_attr`, a "
+            "`subgraph_type` other than `'directional'`, several names in `columns`, rows that are not floats or travel narrower, "
+            "`lookahead`, `pad` and `transform_sampler_output`",
         ),
     ]
 
@@ -385,21 +392,22 @@ class Sums(TypedDict, total=False):
         Option(
             default=None,
             agree="yes",
-            help="with `partial_aggregation`: the name of the edge attribute, one real number per edge, that the first layer is given as `edge_weight`. "
-            "Rows are multiplied by it before they are summed; it [travels with the request](concepts.md#sums-in-the-place-of-rows)",
+            help="With `partial_aggregation`: name of the edge attribute (one real number per edge) that the first layer gets as `edge_weight`. "
+            "Rows are multiplied by it before they are summed. The weights travel with the request, see "
+            "[sums](../explanation/traffic.md#sums-instead-of-rows)",
         ),
     ]
 
 
 class LoaderOptions(Memory, Columns, Sampling, Pipeline, Ranks, FewerBytes, TorchArguments, total=False):
-    """What both loaders take beside PyG's arguments, for editors and type checkers."""
+    """Options of both loaders beside PyG's arguments, for editors and type checkers."""
 
 
 class NeighborLoaderOptions(LoaderOptions, Sums, total=False):
-    """What :class:`~salientpp.NeighborLoader` takes beside PyG's arguments."""
+    """Options of :class:`~salientpp.NeighborLoader` beside PyG's arguments."""
 
 
-#: The groups of options; the first line of a group's docstring says what it is for. Those of ``Sums`` are NeighborLoader's alone.
+#: Groups of options. The first line of a group's docstring is the title of its table. Only NeighborLoader has the options of ``Sums``.
 GROUPS: list[type] = [Memory, Columns, Sampling, Pipeline, Ranks, FewerBytes, Sums]
 
 #: Name -> declaration.

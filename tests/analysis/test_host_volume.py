@@ -187,7 +187,10 @@ def test_the_command_places_parts_on_ranks(root, capsys):
     ("given", "text"),
     [
         (["--ranks-per-host", "0"], "--ranks-per-host must be >= 1, got 0"),
-        (["--ranks-per-part", "2", "--parts-per-rank", "2"], "either several ranks share a part or a rank has several"),
+        (
+            ["--ranks-per-part", "2", "--parts-per-rank", "2"],
+            "--ranks-per-part and --parts-per-rank exclude each other",
+        ),
         (["--ranks-per-host", "3"], "ranks_per_host must be >= 1 and divide the 4 ranks, got 3"),
     ],
 )

@@ -198,8 +198,8 @@ def test_the_command_forecasts_lookahead_by_default(part, capsys):
         (["--lookahead", "-1"], "lookahead must be an integer in"),
         (["--shared-draws", "all"], "shared_draws must be 'batch' or None, got 'all'"),
         (["--draw-block", "0"], "draw_block must be an integer >= 1"),
-        (["--lookahead", "4", "--disjoint"], "--lookahead: counted for plain draws and a rank per machine; leave out --disjoint"),
-        (["--draw-block", "4", "--ranks-per-host", "2"], "--draw-block: counted for plain draws .*leave out --ranks-per-host"),
+        (["--lookahead", "4", "--disjoint"], "--lookahead cannot be combined with --disjoint: .*leave one of them out"),
+        (["--draw-block", "4", "--ranks-per-host", "2"], "--draw-block cannot be combined with --ranks-per-host: .*leave one of them out"),
     ],
 )  # fmt: skip
 def test_the_command_refuses_impossible_counts(part, capsys, given, text):
@@ -215,11 +215,11 @@ def test_the_command_says_what_to_do_with_several_types(tmp_path, capsys, given)
     assert main(["analyze", str(tmp_path / "typed"), "--epochs", "1", *given]) == 2
     error = capsys.readouterr().err
     assert re.search(
-        f"{given[0]}: counted for one type of vertices, .* has several; leave it out, .*loader.stats", error
+        f"{given[0]} needs a graph with one vertex type, .* has several; leave it out. .*loader.stats", error
     )
 
 
 def test_the_command_asks_for_a_number_of_batches_or_auto(part, capsys):
     with pytest.raises(SystemExit):
         main(["analyze", str(part.root), "--lookahead", "all"])
-    assert "must be a number of batches or auto, got 'all'" in capsys.readouterr().err
+    assert "expected a number of batches or auto, got 'all'" in capsys.readouterr().err

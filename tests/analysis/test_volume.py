@@ -313,7 +313,9 @@ def test_the_command_refuses_in_one_line_before_it_loads_anything(extra, text, c
 def test_a_graph_that_is_not_partitioned_needs_a_number_of_parts(capsys, monkeypatch):
     monkeypatch.setattr(given_graph, "load_dataset", None)
     assert main(["analyze", "synthetic:num_vertices=1000"]) == 2
-    assert "--parts is needed: synthetic:num_vertices=1000 is not a dataset directory" in capsys.readouterr().err
+    assert (
+        "--parts is required, because synthetic:num_vertices=1000 is not a dataset directory" in capsys.readouterr().err
+    )
 
 
 def test_a_plot_without_matplotlib_is_refused_before_anything_is_loaded(tmp_path, capsys, monkeypatch):
@@ -480,8 +482,8 @@ def test_the_command_counts_every_type_and_every_kind_of_draw(typed_directory, t
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--plot", "p.png"], "--plot draws the rows of one type of vertices"),
-        (["--neg-sampling", "binary"], "--neg-sampling and --edge-label-time belong to --link"),
+        (["--plot", "p.png"], "--plot needs a graph with one vertex type"),
+        (["--neg-sampling", "binary"], "--neg-sampling and --edge-label-time require --link"),
         (["--link", "a,b,c"], "edge_label_index of a graph with several types must be an edge type"),
         (["--link", "author,writes,paper", "--neg-sampling", "few"], "--neg-sampling must be binary or triplet"),
         (["--policies", "halo"], "policies must be among degree, random, vip, vip-hop, oracle for such batches, got 'halo'"),
@@ -497,7 +499,7 @@ def test_errors_in_draw_options_are_one_line(typed_directory, capsys, options, t
 
 def test_draw_options_need_a_dataset_directory(capsys):
     assert main(["analyze", "synthetic:num_vertices=1000", "--parts", "2", "--disjoint"]) == 2
-    assert "--disjoint: such batches are counted on a dataset directory" in capsys.readouterr().err
+    assert "--disjoint: such batches are counted only on a dataset directory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("draws", [{}, {"disjoint": True}, {"time_attr": "time"}], ids=str)

@@ -1,4 +1,4 @@
-"""The command does what the package does, ends in 0 or 2, and a mistake is one line that says what was wrong."""
+"""Laws of the command: it does what the package does, exits with 0 or 2, and reports a mistake in one line."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import queue
 import random
 import re
 import resource
+import runpy
 import shutil
 import stat
 import subprocess
@@ -74,7 +75,7 @@ def _analyzed(capsys, tmp_path, *arguments) -> dict:
     return json.loads(file.read_text())
 
 
-def test_a_directory_is_analyzed_for_the_workload_that_it_was_ordered_for(capsys, tmp_path):
+def test_analyze_takes_the_workload_of_a_dataset_directory_by_default(capsys, tmp_path):
     assert (
         run(capsys, "partition", DATASET, tmp_path / "d", "--parts", 2, "--num-neighbors", "4,3", "--batch-size", 37)[0]
         == 0
@@ -87,7 +88,7 @@ def test_a_directory_is_analyzed_for_the_workload_that_it_was_ordered_for(capsys
     assert (plain["batch_size"], plain["seeds"], plain["results"][0]["num_neighbors"]) == (1024, "train", [15, 10, 5])
 
 
-def test_sums_are_counted_where_they_are_asked_for(capsys, tmp_path, dataset_dir):
+def test_sums_are_counted_with_partial_aggregation_only(capsys, tmp_path, dataset_dir):
     call = [
         "analyze",
         str(dataset_dir),
@@ -117,10 +118,10 @@ def test_sums_are_counted_where_they_are_asked_for(capsys, tmp_path, dataset_dir
     assert cli.main([*call, "--partial-aggregation", "--send-as", "x=int8"]) == 2
     assert "send_as makes them travel in another; leave one of them out" in capsys.readouterr().err
     assert cli.main([*call, "--partial-aggregation", "--replace"]) == 2
-    assert "--partial-aggregation: counted for plain draws" in capsys.readouterr().err
+    assert "--partial-aggregation cannot be combined with --replace" in capsys.readouterr().err
 
 
-def test_a_graph_without_features_is_analyzed(capsys, tmp_path):
+def test_analyze_takes_a_graph_without_features(capsys, tmp_path):
     np.savez(tmp_path / "bare.npz", edge_index=np.array([[0, 1, 2, 3], [1, 2, 3, 0]]), num_nodes=4)
     arguments = (f"npz:{tmp_path / 'bare.npz'}", "--parts", 2, "--method", "random", "--batch-size", 2)
     assert "seeds must be 'all' or a split of the data (it has none), got 'train'" in mistake(
@@ -133,7 +134,7 @@ def test_a_graph_without_features_is_analyzed(capsys, tmp_path):
 # --- partition and info ----------------------------------------------------------------------------------
 
 
-def test_partition_writes_what_the_package_writes(capsys, tmp_path, dataset_dir):
+def test_partition_writes_the_same_directory_as_the_function(capsys, tmp_path, dataset_dir):
     code, out, err = run(capsys, "partition", DATASET, tmp_path / "d", "--parts", 4)
     assert code == 0
     assert salientpp.load(tmp_path / "d", verify="full").fingerprint == salientpp.load(dataset_dir).fingerprint
@@ -157,7 +158,7 @@ def test_partition_writes_what_the_package_writes(capsys, tmp_path, dataset_dir)
         (["--order", "original"], {"order": "original"}),
     ],
 )  # fmt: skip
-def test_every_option_reaches_the_package(capsys, tmp_path, words, options):
+def test_options_of_partition_reach_the_function(capsys, tmp_path, words, options):
     code, _, _ = run(
         capsys,
         "partition",
@@ -191,7 +192,7 @@ def test_every_option_reaches_the_package(capsys, tmp_path, words, options):
     assert part.manifest["workload"] == {"num_neighbors": [-1, 4], "batch_size": 64, "seeds": "train"}
 
 
-def test_info_says_what_the_directory_holds(capsys, dataset_dir):
+def test_info_describes_the_directory(capsys, dataset_dir):
     code, out, err = run(capsys, "info", dataset_dir)
     assert code == 0 and err == ""
     part = salientpp.load(dataset_dir)
@@ -208,7 +209,7 @@ def test_info_says_what_the_directory_holds(capsys, dataset_dir):
 MAG = "synthetic-mag:num_papers=300,num_features=4,community_size=60,papers_per_institution=100"
 
 
-def test_a_graph_of_several_types_is_partitioned_described_and_copied(capsys, tmp_path):
+def test_a_graph_with_several_types_is_partitioned_described_and_copied(capsys, tmp_path):
     root = tmp_path / "d"
     options = [
         "--replicate",
@@ -254,7 +255,9 @@ def test_a_graph_of_several_types_is_partitioned_described_and_copied(capsys, tm
     code, path, _ = run(capsys, "copy-to-disk", root, "--to", tmp_path / "to", "--part", 1)
     assert code == 0
     code, info, _ = run(capsys, "info", path.strip(), "--verify")
-    assert code == 0 and "part 1 of 2; the figures are of the whole" in info and "every byte matches" in info
+    assert (
+        code == 0 and "part 1 of 2; the figures describe the whole directory" in info and "every byte matches" in info
+    )
     assert salientpp.load(path.strip(), part_id=1).typed_graph("year").node_time[0].numel() == 300
 
 
@@ -270,7 +273,7 @@ def test_a_graph_of_several_types_is_partitioned_described_and_copied(capsys, tm
             ["--replicate", "venue"],
             "replicate must name node types of the data ('paper', 'author', 'institution'), got 'venue'",
         ),
-        (["--replicate", "author", "--replicate-none"], "--replicate and --replicate-none contradict each other"),
+        (["--replicate", "author", "--replicate-none"], "--replicate and --replicate-none exclude each other"),
         (["--time-attr", "month"], "The time attribute 'month' is neither a node-level or edge-level attribute"),
         (
             ["--method", "parts.npy"],
@@ -278,20 +281,20 @@ def test_a_graph_of_several_types_is_partitioned_described_and_copied(capsys, tm
         ),
     ],
 )
-def test_a_mistake_about_types_is_one_line_and_writes_nothing(capsys, monkeypatch, tmp_path, options, text):
+def test_a_wrong_type_name_is_one_line_and_writes_nothing(capsys, monkeypatch, tmp_path, options, text):
     monkeypatch.chdir(tmp_path)
     np.save("parts.npy", np.zeros(603, dtype=np.int64))
     assert text in mistake(capsys, "partition", MAG, tmp_path / "d", "--parts", 2, *options)
     assert not (tmp_path / "d").exists()
 
 
-def test_rows_are_stored_narrower_and_what_is_lost_is_shown(capsys, tmp_path):
+def test_store_as_stores_rows_narrower_and_shows_the_error(capsys, tmp_path):
     wide = "synthetic:num_vertices=300,num_features=40"
     code, out, _ = run(capsys, "partition", wide, tmp_path / "d", "--parts", 2, "--store-as", "x=int8")
     assert code == 0
     part = salientpp.load(tmp_path / "d")
     stored = part.manifest["node_types"][0]["attributes"]["x"]["stored_as"]
-    words = f"stored as int8: 48 bytes a row, not {part.description.node_types[0].narrow('x').wide_bytes}"
+    words = f"stored as int8: 48 bytes per row, not {part.description.node_types[0].narrow('x').wide_bytes}"
     assert words in " ".join(out.split()) and 0 < stored["relative_rms_error"] < 0.02
     assert f"root mean square {stored['relative_rms_error']:.2%} of the values'" in " ".join(out.split())
     code, info, _ = run(capsys, "info", tmp_path / "d")
@@ -306,7 +309,7 @@ def test_rows_are_stored_narrower_and_what_is_lost_is_shown(capsys, tmp_path):
         assert end.value.code == 2 and "expected an attribute and a format such as x=int8" in capsys.readouterr().err
 
 
-def test_a_homogeneous_graph_has_no_types_to_name(capsys, tmp_path):
+def test_options_of_types_are_refused_for_a_homogeneous_graph(capsys, tmp_path):
     for options, text in (
         (["--replicate", "paper"], "replicate names types of a HeteroData, got 'paper'"),
         (
@@ -319,13 +322,13 @@ def test_a_homogeneous_graph_has_no_types_to_name(capsys, tmp_path):
     assert code == 0 and "seeds 'val'" in out and "format version 1" in out
 
 
-def test_a_graph_of_several_types_is_analyzed_once_it_is_partitioned(capsys):
+def test_analyze_takes_several_types_only_as_a_dataset_directory(capsys):
     text = mistake(capsys, "analyze", MAG, "--parts", 2)
-    assert "has several types of vertices, whose rows are counted on a dataset directory" in text
+    assert "has several vertex types, which are counted only on a dataset directory" in text
 
 
 def test_verify_reads_every_byte(capsys, tmp_path):
-    """In a file of 6 MiB the quick check has gaps."""
+    """The file has 6 MiB, because the quick check reads smaller files completely."""
     data = Data(edge_index=torch.tensor([[0], [1]]), x=torch.zeros(12_000, 128))
     root = tmp_path / "d"
     salientpp.partition(data, 1, root, [2], 4)
@@ -340,7 +343,7 @@ def test_verify_reads_every_byte(capsys, tmp_path):
     )
 
 
-def test_an_npz_file_is_partitioned(capsys, tmp_path, npz_file):
+def test_partition_takes_an_npz_file(capsys, tmp_path, npz_file):
     code, out, _ = run(
         capsys, "partition", f"npz:{npz_file}", tmp_path / "d", "--parts", 2, "--num-neighbors", "3", "--batch-size", 4
     )
@@ -357,7 +360,7 @@ def test_an_npz_file_is_partitioned(capsys, tmp_path, npz_file):
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8, np.uint16])
-def test_a_given_assignment_is_kept(capsys, tmp_path, npz_file, dtype):
+def test_partition_keeps_a_given_assignment(capsys, tmp_path, npz_file, dtype):
     given = (np.arange(50) % 3).astype(dtype)
     np.save(tmp_path / "parts.npy", given)
     code, _, _ = run(
@@ -378,7 +381,7 @@ def test_overwrite_replaces_a_dataset_directory(capsys, tmp_path, npz_file):
     assert salientpp.load(tmp_path / "d").num_parts == 3
 
 
-def test_brackets_in_a_path_are_no_markup(capsys, tmp_path, npz_file):
+def test_brackets_in_a_path_are_printed_as_they_are(capsys, tmp_path, npz_file):
     root = tmp_path / "[bold]run[" / "v2]"
     code, out, err = run(capsys, "partition", f"npz:{npz_file}", root, "--parts", 2)
     assert code == 0 and str(root) in out
@@ -422,7 +425,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(capsys, tmp_path, dataset, opt
 
 
 @pytest.mark.parametrize("kind", ["empty", "text", "strings", "objects", "archive", "broken archive", "folder"])
-def test_a_partition_file_that_is_no_array_of_part_ids_is_refused(capsys, tmp_path, kind):
+def test_a_file_without_part_ids_is_refused_as_a_method(capsys, tmp_path, kind):
     path = tmp_path / "parts.npy"
     if kind == "empty":
         path.write_bytes(b"")
@@ -467,7 +470,7 @@ def test_a_root_that_cannot_be_written_is_refused(capsys, tmp_path, npz_file):
     )
 
 
-def test_info_refuses_what_is_no_dataset_directory(capsys, tmp_path, dataset_dir):
+def test_info_refuses_other_directories(capsys, tmp_path, dataset_dir):
     assert "nowhere is not a dataset directory: it has no manifest.json" in mistake(
         capsys, "info", tmp_path / "nowhere"
     )
@@ -477,7 +480,7 @@ def test_info_refuses_what_is_no_dataset_directory(capsys, tmp_path, dataset_dir
     assert line.startswith("salientpp info: ") and "indices.npy cannot be read (No such file or directory)" in line
 
 
-def test_a_bug_is_not_disguised_as_a_mistake(monkeypatch, dataset_dir):
+def test_a_bug_shows_its_traceback(monkeypatch, dataset_dir):
     def broken(*args, **kwargs):
         raise KeyError("a bug")
 
@@ -487,7 +490,7 @@ def test_a_bug_is_not_disguised_as_a_mistake(monkeypatch, dataset_dir):
 
 
 @pytest.mark.parametrize("step", ["_assign", "write_vertices"])
-def test_ctrl_c_ends_in_130_and_the_same_command_goes_on(capsys, monkeypatch, tmp_path, npz_file, step):
+def test_after_ctrl_c_the_same_command_goes_on(capsys, monkeypatch, tmp_path, npz_file, step):
     def interrupt(*args):
         raise KeyboardInterrupt
 
@@ -497,7 +500,7 @@ def test_ctrl_c_ends_in_130_and_the_same_command_goes_on(capsys, monkeypatch, tm
         code, out, err = run(capsys, *command)
     assert code == 130 and out == ""
     assert err.splitlines()[-1] == (
-        "salientpp partition: interrupted; the same command goes on after the last step that was done"
+        "salientpp partition: interrupted; the same command goes on after the last finished step"
     )
     done = step == "write_vertices"
     assert sorted(path.name for path in tmp_path.iterdir()) == [*([".d.writing"] if done else []), "ring.npz"]
@@ -549,8 +552,8 @@ def help_of(capsys, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("command", [[], ["partition"], ["analyze"], ["info"], ["copy-to-disk"], ["slurm"]])
-def test_help_is_there_at_once(command):
-    """It takes a few tenths of a second; torch and PyG take several, so they must not be imported for it."""
+def test_help_does_not_import_torch(command):
+    """Help takes a few tenths of a second; importing torch and PyG takes several seconds."""
     code = (
         f"import resource, sys; from salientpp import cli\ntry: cli.main({[*command, '--help']})\nexcept SystemExit: pass\n"
         "used = resource.getrusage(resource.RUSAGE_SELF); heavy = {'torch', 'numpy', 'torch_geometric'} & sys.modules.keys()\n"
@@ -559,14 +562,14 @@ def test_help_is_there_at_once(command):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG, check=True)
     seconds, *heavy = done.stderr.split()
     assert not heavy and "usage: salientpp" in done.stdout
-    assert float(seconds) < 3.0, "of CPU; with torch and PyG it is ten"
+    assert float(seconds) < 3.0, "CPU seconds; with torch and PyG they are ten"
 
 
-def test_the_policies_that_help_names_are_those_that_there_are():
+def test_help_names_every_policy():
     assert sorted(POLICIES) == list(POLICY_NAMES)
 
 
-def test_the_help_names_every_subcommand(capsys):
+def test_help_names_every_subcommand(capsys):
     text = help_of(capsys)
     assert {"partition", "info"} <= set(subcommands())
     for name in subcommands():
@@ -574,14 +577,14 @@ def test_the_help_names_every_subcommand(capsys):
 
 
 @pytest.mark.parametrize("command", sorted(subcommands()))
-def test_the_help_of_a_subcommand_explains_every_argument(capsys, command):
+def test_help_explains_every_argument(capsys, command):
     text = help_of(capsys, command)
     for action in subcommands()[command]._actions:
         assert action.help and action.help is not argparse.SUPPRESS, action.dest
         assert all(option in text for option in action.option_strings or [action.dest])
 
 
-def test_every_file_with_a_subcommand_is_in_the_table():
+def test_every_module_of_a_subcommand_is_in_the_table():
     folder = Path(cli.__file__).parent
     files_with_help = {
         path.stem for path in folder.glob("*.py") if re.search("^HELP = ", path.read_text(), re.MULTILINE)
@@ -589,12 +592,17 @@ def test_every_file_with_a_subcommand_is_in_the_table():
     assert {name.replace("_", "-") for name in files_with_help} == set(SUBCOMMANDS) == set(subcommands())
 
 
-def test_the_page_on_analyze_has_the_options_of_its_help_and_no_others():
-    page = (ROOT / "docs" / "analyze.md").read_text()
-    cells = re.findall(r"^\| (`--[^|]*)\|", page, re.MULTILINE)
-    described = {option for cell in cells for option in re.findall(r"--[a-z-]+", cell)}
-    options = {option for action in subcommands()["analyze"]._actions for option in action.option_strings}
-    assert described - options == set() and options - described == {"-h", "--help"}
+def test_the_tables_in_the_docs_match_the_parsers():
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text()
+    found = page.split("<!-- cli -->\n\n")[1].split("\n<!-- /cli -->")[0]
+    written = runpy.run_path(str(ROOT / "docs" / "write_cli.py"))["tables_of_subcommands"]()
+    assert found == written, "run `python docs/write_cli.py`"
+    for name, parser in subcommands().items():
+        section = written.split(f"## {name}\n")[1].split("\n## ")[0]
+        for action in parser._actions:
+            assert isinstance(action, argparse._HelpAction) or all(
+                f"`{option}" in section for option in action.option_strings
+            )
 
 
 #: Options of `analyze` that no loader has.
@@ -622,7 +630,7 @@ def test_options_of_analyze_are_named_after_the_arguments_of_the_loaders():
         ("--replication-factors", "-0.5", "replication_factor", -0.5),
     ],
 )
-def test_analyze_refuses_what_a_loader_refuses(capsys, option, text, name, value):
+def test_analyze_and_the_loaders_refuse_the_same_values(capsys, option, text, name, value):
     code, _, error = run(capsys, "analyze", DATASET, "--parts", 2, f"{option}={text}")
     assert code == 2 and text in error
     with pytest.raises(ValueError, match=re.escape(text)):
@@ -640,7 +648,7 @@ def test_analyze_refuses_what_a_loader_refuses(capsys, option, text, name, value
         ("info", "root --verify"),
     ],
 )
-def test_the_promised_options_exist(capsys, command, options):
+def test_help_has_the_promised_options(capsys, command, options):
     text = help_of(capsys, command)
     for option in options.split():
         assert option in text
@@ -651,25 +659,25 @@ def test_the_command_is_installed():
     assert entry.load() is cli.main
 
 
-def test_the_version_is_that_of_the_package(capsys):
+def test_the_command_prints_the_version_of_the_package(capsys):
     with pytest.raises(SystemExit) as end:
         cli.main(["--version"])
     assert end.value.code == 0 and capsys.readouterr().out == f"salientpp {importlib.metadata.version('salientpp')}\n"
     assert salientpp.__version__ == importlib.metadata.version("salientpp")
 
 
-def test_a_percent_sign_in_the_interpreters_path_breaks_no_help(capsys, monkeypatch):
+def test_help_works_with_a_percent_sign_in_the_path_of_the_interpreter(capsys, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/opt/100%sure/python")
     assert "/opt/100%sure/python" in help_of(capsys, "slurm").replace("\n", "").replace(" ", "")
 
 
-# --- where results go ------------------------------------------------------------------------------------
+# --- outputs --------------------------------------------------------------------------------------------
 
 ANALYZE = ["analyze", "synthetic:num_vertices=200,average_degree=4,num_features=2", "--parts", "2", "--num-neighbors", "2", "--batch-size", "8",
            "--epochs", "1", "--policies", "vip", "--replication-factors", "0,1", "--method", "random"]  # fmt: skip
 
 
-def test_a_link_stays_and_what_it_leads_to_is_written(capsys, tmp_path):
+def test_a_symbolic_link_stays_and_its_target_is_written(capsys, tmp_path):
     real, link, dangling = tmp_path / "results" / "real.json", tmp_path / "link.json", tmp_path / "link.csv"
     real.parent.mkdir()
     real.write_text("old")
@@ -694,7 +702,7 @@ def test_pipes_are_written_and_not_replaced(capsys, tmp_path):
     for pipe in pipes.values():
         os.mkfifo(pipe)
     read = {option: queue.SimpleQueue() for option in pipes}
-    for option, pipe in pipes.items():  # daemons: a pipe that nobody writes would keep its reader for ever
+    for option, pipe in pipes.items():  # daemons, because a reader of a pipe without writer never ends
         threading.Thread(target=lambda o=option, p=pipe: read[o].put(p.read_bytes()), daemon=True).start()
     assert run(capsys, *ANALYZE, *(word for pair in pipes.items() for word in pair))[0] == 0
     assert json.loads(read["--json"].get(timeout=HANG))["schema"] == 2
@@ -716,15 +724,15 @@ def test_a_device_is_written_and_not_replaced(capsys, tmp_path):
     assert node.is_char_device() and [path.name for path in tmp_path.iterdir()] == ["null"]
 
 
-def test_what_is_no_regular_file_needs_no_directory_to_write_in(tmp_path, monkeypatch):
-    """As an ordinary user in /dev."""
+def test_a_pipe_needs_no_writable_directory(tmp_path, monkeypatch):
+    """An ordinary user cannot write in /dev, for example."""
     os.mkfifo(tmp_path / "pipe")
     monkeypatch.setattr(tempfile, "TemporaryFile", None)
     files.check_output(tmp_path / "pipe")
 
 
-def test_a_file_that_is_also_stdout_is_not_replaced_under_it(tmp_path, monkeypatch):
-    """`--json /dev/stdout > FILE`: both go to the file, one after the other."""
+def test_a_file_that_is_also_stdout_is_appended_to(tmp_path, monkeypatch):
+    """`--json /dev/stdout > FILE` writes the JSON and then the table to the file."""
     with (tmp_path / "out").open("w+b", buffering=0) as file:
         monkeypatch.setattr(
             files,
@@ -737,14 +745,14 @@ def test_a_file_that_is_also_stdout_is_not_replaced_under_it(tmp_path, monkeypat
     assert (tmp_path / "out").read_text() == "results\ntable\n"
 
 
-def test_two_results_are_not_written_over_each_other(capsys, tmp_path):
+def test_two_outputs_cannot_share_a_file(capsys, tmp_path):
     (tmp_path / "link").symlink_to("same")
     line = mistake(capsys, *ANALYZE, "--json", tmp_path / "same", "--csv", tmp_path / "link")
     assert "--json and --csv name the same file" in line
 
 
 @pytest.mark.parametrize("command", ["slurm", "analyze"])
-def test_a_full_disk_leaves_the_files_of_before(capsys, tmp_path, command):
+def test_a_full_disk_leaves_existing_files_unchanged(capsys, tmp_path, command):
     json_file, script = tmp_path / "out.json", tmp_path / "train.sbatch"
     json_file.write_text("old")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -760,14 +768,14 @@ def test_a_full_disk_leaves_the_files_of_before(capsys, tmp_path, command):
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"] and json_file.read_text() == "old"
     if command == "slurm":
         assert run(capsys, "slurm", "--parts", 1, "--time", 1, "--output", script, "--", "t.py")[0] == 0, (
-            "nothing is in the way"
+            "no partial file is left"
         )
     else:
-        assert "200 vertices" in out, "a file that cannot be written does not take the table along"
+        assert "200 vertices" in out, "the table is printed although the file could not be written"
 
 
 @pytest.mark.parametrize("kind", ["closed", "full", "broken pipe"])
-def test_a_table_that_cannot_be_printed_takes_no_file_along(capsys, monkeypatch, tmp_path, kind):
+def test_files_are_written_if_the_table_cannot_be_printed(capsys, monkeypatch, tmp_path, kind):
     if kind == "broken pipe":
         read, write = os.pipe()
         os.close(read)
@@ -779,11 +787,11 @@ def test_a_table_that_cannot_be_printed_takes_no_file_along(capsys, monkeypatch,
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "the result could not be printed" in said
     assert json.loads((tmp_path / "out.json").read_text())["schema"] == 2
-    assert out is None or out.closed, "Python does not try again when it ends"
+    assert out is None or out.closed, "Python must not retry at exit"
     assert cli.main(["slurm", "--parts", "1", "--time", "1", "--", "t.py"]) == 2, "no script was given"
 
 
-def test_a_full_stdout_is_one_line_and_exit_code_2_also_of_help(tmp_path):
+def test_help_on_a_full_stdout_is_one_line_and_exit_code_2(tmp_path):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "salientpp.cli", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT
@@ -809,7 +817,7 @@ def test_a_terminal_without_greek_letters_gets_replacements(monkeypatch, dataset
     assert ("?=0" in text or "factor ? " in text) or (command == ["info"] and "+---" in text)
 
 
-def test_names_that_are_no_text_are_one_line_and_arrive_as_they_are(capsysbinary, tmp_path, dataset_dir):
+def test_file_names_may_hold_any_bytes(capsysbinary, tmp_path, dataset_dir):
     odd = os.fsdecode(b"caf\xe9 \n \x1b[2J")
     assert cli.main(["info", odd]) == 2
     err = capsysbinary.readouterr().err
@@ -825,16 +833,16 @@ def test_names_that_are_no_text_are_one_line_and_arrive_as_they_are(capsysbinary
     assert subprocess.run(["bash", "-n", tmp_path / "s"]).returncode == 0
 
 
-def test_an_interrupt_says_what_had_been_written(capsys, monkeypatch, tmp_path):
+def test_after_an_interrupt_the_written_files_are_named(capsys, monkeypatch, tmp_path):
     def interrupt(*what):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(terminal, "show", interrupt)
     code, _, err = run(capsys, *ANALYZE, "--json", tmp_path / "out.json")
-    assert code == 130 and err == f"salientpp analyze: interrupted; {tmp_path / 'out.json'} had been written\n"
+    assert code == 130 and err == f"salientpp analyze: interrupted; {tmp_path / 'out.json'} was written before\n"
 
 
-def test_commands_say_in_a_line_how_many_vertices_have_no_label(capsys, tmp_path):
+def test_commands_report_unlabelled_vertices_in_one_line(capsys, tmp_path):
     data = synthetic(num_vertices=40, num_features=2, num_classes=3, average_degree=4.0)
     data.y[data.train_mask.nonzero().flatten()[:2]] = -1
     total = int(data.train_mask.sum())
@@ -857,7 +865,7 @@ def test_too_little_memory_is_one_line(capsys, monkeypatch, dataset_dir):
         assert mistake(capsys, "info", dataset_dir).startswith("salientpp info: not enough memory (")
 
 
-# --- every option, with values that nobody meant ---------------------------------------------------------
+# --- random values of every option -----------------------------------------------------------------------
 
 ODD = ["nan", "inf", "-inf", "-1", "0", "1", "2", "2147483648", "9223372036854775807", "9223372036854775808", "1" + "0" * 400, "9" * 5000, "1e308",
        "-1e308", "5e-324", "0.1", "", "ü→α", "x" * 300, "x" * 5000, "--", "-", "a\nb", "\udcff", "\ud800", "..", "/proc", "/proc/x", "none", "true",
@@ -868,7 +876,7 @@ KEYS = [*inspect.signature(synthetic).parameters, "no_such_key", ""]
 
 
 def odd_command(rng: random.Random) -> list[str]:
-    """A command that is right, but for one to three of its arguments."""
+    """Returns a valid command with random values for one to three of its arguments."""
     name = rng.choice(["partition", "partition", "analyze", "analyze", "analyze", "info", "copy-to-disk", "slurm"])
     of_graph = {"--num-neighbors": "2,2", "--batch-size": "8", "--method": rng.choice(["random", "metis"])}
     values = {
@@ -898,7 +906,7 @@ def odd_command(rng: random.Random) -> list[str]:
 
 
 def check_odd_command(words: list[str], encoding: str) -> int:
-    """The exit code; AssertionError or another exception if it does not end as it is documented."""
+    """Returns the exit code, and raises an exception if the command does not end as documented."""
     out, err = (
         io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors=errors, newline="")
         for errors in ("strict", "backslashreplace")
@@ -930,8 +938,8 @@ def odd_files(root: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_whatever_the_arguments_are_a_command_ends_with_0_or_2_and_a_line(tmp_path, monkeypatch, num_cases=150):
-    place = tmp_path / "some" / "place"  # what '..' means stays in here
+def test_any_arguments_end_in_exit_code_0_or_2_and_one_line(tmp_path, monkeypatch, num_cases=150):
+    place = tmp_path / "some" / "place"  # so that '..' stays inside tmp_path
     place.mkdir(parents=True)
     odd_files(place)
     monkeypatch.chdir(place)

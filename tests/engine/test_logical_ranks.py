@@ -315,7 +315,7 @@ def test_logical_ranks_that_cannot_be(tmp_path):
         {"logical_ranks": 2**40},
     ]
     words = [
-        "logical_ranks must be an integer >= 1 (that share an epoch's batches) or None, got 0",
+        "logical_ranks must be an integer >= 1 (number of logical ranks) or None, got 0",
         "logical_ranks=1 is fewer than the 2 ranks",
         "logical_ranks=6 does not fit 4 parts",
         "logical_ranks must be an integer >= 1",

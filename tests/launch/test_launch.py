@@ -684,20 +684,20 @@ def test_the_command_prints_or_writes_the_script(tmp_path, capsys):
     assert cli.main([*words, "--output", str(file), "--", *COMMAND]) == 0
     assert capsys.readouterr().out == "" and file.read_text().count("train.py") == 2
     assert cli.main([*words, "--output", str(file), "--", *COMMAND]) == 2
-    assert "exists, and you may have changed it" in capsys.readouterr().err
+    assert "exists and is not replaced, since you may have changed it" in capsys.readouterr().err
     assert cli.main([*words, "--root", "parts", "--", *COMMAND]) == 2
-    assert "--dataset and --root go together" in capsys.readouterr().err
+    assert "--dataset and --root require each other" in capsys.readouterr().err
 
 
 def test_what_the_job_that_partitions_would_refuse_is_refused_when_the_script_is_made(capsys):
     chain = ["slurm", "--parts", "2", "--time", "5", "--dataset", "synthetic", "--root", "parts"]
     assert cli.main([*chain, "--partition-options", "--num-neighbors 'no end", "--", *COMMAND]) == 2
     assert (
-        '--partition-options must be arguments as in a shell, got "--num-neighbors \'no end" (No closing quotation)'
+        '--partition-options must be arguments in shell syntax, got "--num-neighbors \'no end" (No closing quotation)'
         in capsys.readouterr().err
     )
     assert cli.main([*chain, "--partition-options", "--num-neighbors 5 --parts 3", "--", *COMMAND]) == 2
-    words = "--partition-options must not have other --parts than the training, got 3 and 2; leave them out there"
+    words = "--partition-options must have the same --parts as the training, 2, got 3; leave --parts out there"
     assert words in capsys.readouterr().err
     with pytest.raises(SystemExit) as end:
         cli.main([*chain, "--partition-options", "--num-neighbors x", "--", *COMMAND])

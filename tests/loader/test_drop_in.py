@@ -1451,7 +1451,7 @@ def arguments_of(class_: type) -> dict[str, str]:
 
 
 def table_of(section: str) -> dict[str, str]:
-    text = (ROOT / "docs" / "arguments.md").read_text()
+    text = (ROOT / "docs" / "reference" / "pyg-arguments.md").read_text()
     body = text.split(f"\n## {section}\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (?:`(.*?)`)? ?\| (.+) \|$", body, re.MULTILINE)
     assert len(rows) == body.count("\n|") - 2, "every row of the table is read, but for its two lines of head"
@@ -1462,7 +1462,7 @@ def table_of(section: str) -> dict[str, str]:
 def test_the_page_of_arguments_lists_those_of_the_installed_release(section):
     theirs, _ = TABLES[section]
     assert table_of(section) == arguments_of(theirs), (
-        "a new release has other arguments: say in docs/arguments.md what ours does"
+        "a new release has other arguments: describe them in docs/reference/pyg-arguments.md"
     )
 
 

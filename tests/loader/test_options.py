@@ -55,8 +55,8 @@ make = lambda **options: salientpp.NeighborLoader(data, [3], batch_size=5, seed=
 for class_ in (salientpp.NeighborLoader, salientpp.LinkNeighborLoader):
     assert inspect.signature(class_).parameters["count_batches"].default is False
     assert "count_batches: count the batches, see docs\\n" in class_.__doc__
-assert "**What is counted**" in tables_of_options()
-assert "| `count_batches` | `False` | alike | count the batches, see [docs](x.md) |" in tables_of_options()
+assert "### What is counted" in tables_of_options()
+assert "| `count_batches` | `False` | same | count the batches, see [docs](x.md) |" in tables_of_options()
 assert Options(count_batches=True).facts(of_host=False)["count_batches"] is True
 plain, counting = make(), make(count_batches=True)
 assert plain.count_batches is False and counting.count_batches is True
@@ -79,7 +79,7 @@ def test_one_new_file_adds_an_option(tmp_path):
 
 
 def test_the_tables_in_the_docs_are_those_of_the_declarations():
-    page = (ROOT / "docs" / "loader.md").read_text()
+    page = (ROOT / "docs" / "reference" / "options.md").read_text()
     found = page.split("<!-- options -->\n\n")[1].split("\n<!-- /options -->")[0]
     assert found == runpy.run_path(str(ROOT / "docs" / "write_options.py"))["tables_of_options"](), (
         "run `python docs/write_options.py`"

@@ -756,4 +756,4 @@ def test_ctrl_c_is_followed_by_what_to_do(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(datasets, "convert", stopped)
     assert cli.main(["convert", "npz:x", str(tmp_path / "c")]) == 130
-    assert "interrupted; the same command goes on after the last step that was done" in capsys.readouterr().err
+    assert "interrupted; the same command goes on after the last finished step" in capsys.readouterr().err

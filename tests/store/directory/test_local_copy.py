@@ -274,7 +274,7 @@ def test_the_command_prints_the_copys_path_and_info_describes_it(dataset_dir, tm
 
 def test_the_command_takes_the_part_from_the_launcher(dataset_dir, tmp_path, capsys, monkeypatch):
     assert cli.main(["copy-to-disk", str(dataset_dir), "--to", str(tmp_path)]) == 2
-    assert "this process is no rank of a job" in capsys.readouterr().err
+    assert "this process is not a rank of a job" in capsys.readouterr().err
     for name, value in {
         "RANK": 1,
         "WORLD_SIZE": 3,

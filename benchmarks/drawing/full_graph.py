@@ -1,0 +1,64 @@
+"""Tables of docs/results/full-graph.md: epochs on the whole graph, by layout and by plan."""
+
+from __future__ import annotations
+
+from .base import Drawn, Row, joined, source, table
+
+
+def graph_of(row: Row) -> str:
+    if "average degree" in row:
+        return f"generated, degree {row['average degree']}"
+    return row.get("graph", "generated")
+
+
+def draw_layouts(result: Row) -> str:
+    rows = [row for row in result["rows"] if "layout" in row]
+    cases: dict[tuple[str, int], dict[str, Row]] = {}
+    for row in rows:
+        cases.setdefault((graph_of(row), row["hosts"]), {})[row["layout"]] = row
+    lines = []
+    for (graph, hosts), found in cases.items():
+        if hosts > 1:
+            alone = cases[graph, 1]["one process"]
+            for layout, row in found.items():
+                first = row is next(iter(found.values()))
+                lines.append(
+                    [
+                        f"{graph}, {hosts} hosts" if first else "",
+                        f"`{layout}`",
+                        f"{row['seconds']:.3f}",
+                        f"{row['words'] / 1e6:.2f}",
+                        f"{alone['seconds']:.3f}" if first else "",
+                    ]
+                )
+    title = (
+        f"**Layouts.** Seconds of an epoch of a 2-layer GCN over links of {result['bytes_per_second'] / 1e6:.0f} MB/s, and millions of words that the rank "
+        f"with most traffic receives. The generated graph has {result['vertices']:,} vertices. *One process* has the whole graph and no network."
+    )
+    header = ["graph", "layout", "seconds", "M words", "one process, s"]
+    return joined(title, table(header, lines, left=2), source(result))
+
+
+def draw_plans(result: Row) -> str:
+    plans = list(dict.fromkeys(row["plan"] for row in result["rows"] if "plan" in row))
+    found = {(graph_of(row), row["plan"]): row for row in result["rows"] if "plan" in row}
+    lines = []
+    for graph in dict.fromkeys(graph for graph, _ in found):
+        chosen = found[graph, "hybrid"]["predicted"]
+        lines.append(
+            [
+                graph,
+                *(f"{found[graph, plan]['seconds']:.3f}" for plan in plans),
+                f"{chosen['cached vertices']:,}",
+                f"{chosen['recomputed vertices']:,}",
+            ]
+        )
+    title = (
+        f"**Plans.** Seconds of an epoch of a 3-layer GraphSAGE on 4 emulated hosts with links of {result['bytes_per_second'] / 1e6:.0f} MB/s. "
+        "The last columns give the hybrid plan of one rank: vertices whose rows it caches, and vertices that it computes again."
+    )
+    header = ["graph", *(f"`{plan}`" for plan in plans), "cached", "computed again"]
+    return joined(title, table(header, lines), source(result))
+
+
+DRAWN: Drawn = {"layouts": ("fullgraph", draw_layouts), "plans": ("fullgraph", draw_plans)}

@@ -1,0 +1,95 @@
+"""Tables of docs/results/training.md: steps, epochs and memory of training on one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .base import Drawn, Row, joined, source, table
+
+TRIMMED = "salientpp, nn.trim"
+PLAIN = {TRIMMED: "`nn.trim`", "salientpp": "salientpp", "PyG": "PyG"}
+
+Case = tuple[str, int, int, str]
+
+
+def case_of(row: Row) -> Case:
+    return row["graph"], row["layers"], row["hidden"], row["model"]
+
+
+def cells_of(case: Case) -> list[str]:
+    graph, layers, hidden, model = case
+    return [f"{graph}, {layers} × {hidden}", model]
+
+
+def best_by_hand(rows: list[Row], value: Callable[[Row], float]) -> Row | None:
+    """Returns the best contender that needs a rewritten model and gives the plain model's loss."""
+    return min((row for row in rows if row["by_hand"] and row["loss_difference"] < 1e-4), key=value, default=None)
+
+
+def draw_cases(
+    result: Row, title: str, value: Callable[[Row], float], digits: int, floors: dict[Case, float] | None = None
+) -> str:
+    """Draws a line per case: our contenders, PyG's plain model, the best model trimmed by hand, and their ratios to ours."""
+    names = [name for name in PLAIN if any(row["contender"] == name for row in result["rows"])]
+    cases: dict[Case, list[Row]] = {}
+    for row in result["rows"]:
+        cases.setdefault(case_of(row), []).append(row)
+    lines = []
+    for case, rows in cases.items():
+        values = {row["contender"]: value(row) for row in rows}
+        best = best_by_hand(rows, value)
+        line = [*cells_of(case), *(f"{values[name]:,.{digits}f}" for name in names)]
+        line.append(f"{value(best):,.{digits}f}" if best else "–")
+        line.append(best["contender"].removeprefix("PyG, ") if best else "–")
+        line.append(f"{values['PyG'] / values[names[0]]:.1f}×" if "PyG" in values else "–")
+        line.append(f"{value(best) / values[names[0]]:.1f}×" if best else "–")
+        if floors is not None:
+            line.append(f"{floors[case]:,.{digits}f}" if case in floors else "")
+        lines.append(line)
+    header = ["case", "model", *(PLAIN[name] for name in names), "by hand", "way by hand"]
+    header += [f"PyG / {PLAIN[names[0]]}", f"by hand / {PLAIN[names[0]]}"]
+    header += ["dense products"] if floors is not None else []
+    return joined(title, table(header, lines, left=2), source(result))
+
+
+def draw_steps(result: Row) -> str:
+    title = (
+        f"**A training step.** Milliseconds for forward, backward and Adam with {result['threads']} threads. *By hand* is the fastest model trimmed by "
+        "hand that gives the plain model's loss. *Dense products* are the matrix products of the rows that the seeds need, without anything sparse."
+    )
+    floors = {case_of(row): row["step_seconds"]["median"] * 1e3 for row in result["floors"]}
+    return draw_cases(result, title, lambda row: row["step_seconds"]["median"] * 1e3, 1, floors)
+
+
+def draw_epochs(result: Row) -> str:
+    title = (
+        f"**A training epoch.** Seconds for loading with {result['workers']} workers and training: mean time per batch, times the number of batches. "
+        "Large cases have time for few batches."
+    )
+    return draw_cases(result, title, lambda row: row["seconds_per_epoch"], 2)
+
+
+def draw_memory(result: Row) -> str:
+    title = "**Peak memory of a step.** MB above the memory of the process before the step. *By hand* is here the way with the least memory."
+    return draw_cases(result, title, lambda row: row["step_peak_bytes"] / 1e6, 0)
+
+
+def draw_losses(result: Row) -> str:
+    """Draws the contenders that give another loss than the plain model, or fail."""
+    wrong = [
+        (row, f"loss differs by {row['loss_difference']:.3f}")
+        for row in result["rows"]
+        if row["loss_difference"] > 1e-4
+    ]
+    failed = [(row, f"`{row['error'].partition(': ')[0]}`") for row in result["left_out"]]
+    lines = [[*cells_of(case_of(row)), row["contender"], what] for row, what in [*wrong, *failed]]
+    title = "**Ways that fail.** Models trimmed by hand whose loss on the same batch differs from the plain model's, or that raise an error."
+    return joined(title, table(["case", "model", "way", "result"], lines, left=4), source(result)) if lines else "None."
+
+
+DRAWN: Drawn = {
+    "train_steps": ("train", draw_steps),
+    "train_epochs": ("train", draw_epochs),
+    "train_memory": ("train", draw_memory),
+    "train_losses": ("train", draw_losses),
+}

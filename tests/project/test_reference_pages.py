@@ -1,0 +1,44 @@
+"""Laws of the reference: its pages name exactly the public names of the package, and every field of the analysis files."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import salientpp
+import salientpp.nn
+from salientpp.analysis.result import Ahead, Analysis, Copies, DeviceRows, Recommendation, Summed, Volume
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+
+
+def test_api_pages_name_exactly_the_public_names():
+    pages = [page.read_text() for page in (REFERENCE / "api").glob("*.md")]
+    named = [name for page in pages for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)]
+    public = [f"salientpp.{name}" for name in salientpp.__all__] + [
+        f"salientpp.nn.{name}" for name in salientpp.nn.__all__
+    ]
+    assert sorted(named) == sorted(public)
+
+
+@pytest.mark.parametrize(
+    ("section", "kind"),
+    [
+        ("## JSON", Analysis),
+        ("### results", Volume),
+        ("### ahead", Ahead),
+        ("### summed", Summed),
+        ("### device_rows", DeviceRows),
+        ("### copies", Copies),
+        ("### recommendations", Recommendation),
+    ],
+)
+def test_analysis_page_lists_every_field(section, kind):
+    text = (REFERENCE / "analysis-files.md").read_text().split(f"\n{section}\n")[1]
+    table = re.split(r"^##", text, flags=re.MULTILINE)[0]
+    cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    listed = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    assert sorted(listed) == sorted([field.name for field in fields(kind)] + ["schema"] * (kind is Analysis))
