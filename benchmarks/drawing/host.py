@@ -347,7 +347,6 @@ def draw_summary(results: dict[str, Row | None]) -> str:
     largest = max((row["vertices"] for row in (results["sampler"] or {"rows": []})["rows"]), default=0)
     sage = {"graph": "generated", "model": "GraphSAGE", "layers": 3}
     small = {"features": 16, "workers": 0, "batch_size": 32, "fanouts": [10, 10]}
-    wide = {"dtype": "torch.float32", "threads": 1}
     # what, result, name of a contender, figure, rows to take, unit, digits, whether more is better
     entries = [
         ("sampling, per edge", "sampler", "sampler", "cpu_ns_per_edge", {"vertices": largest}, "ns", 1, False),
@@ -383,7 +382,6 @@ def draw_summary(results: dict[str, Row | None]) -> str:
             False,
         ),
         ("GraphSAGE epoch, peer trimmed by hand", "train", "contender", "seconds_per_epoch", sage, "s", 1, False),
-        ("gathering float32 rows", "gather", "gather", "gb_per_second", wide, "GB/s", 1, True),
         ("inclusion probabilities, 2 threads", "vip", "vip", "seconds", {"threads": 2}, "s", 2, False),
     ]
     lines, dates = [], []
