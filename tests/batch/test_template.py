@@ -149,7 +149,7 @@ def test_a_dataset_directory_refuses_names_that_its_batches_use(tmp_path, name, 
     data = graph(x=torch.rand(N, 2), **{name: torch.arange(size)})
     with pytest.raises(
         ValueError,
-        match=rf"data\.{name} cannot be stored under its name, .* data.my_{name} = data.{name}; del data.{name}",
+        match=rf"data\.{name} cannot be stored: batches .* data.my_{name} = data.{name}; del data.{name}",
     ):
         salientpp.partition(data, 1, tmp_path / "d", [2], 4)
     assert not (tmp_path / "d").exists()
@@ -336,7 +336,7 @@ def test_a_directory_refuses_values_of_a_matrix_beside_a_list_of_edges(tmp_path,
     data = graph()
     data.edge_index = data.edge_index.unique(dim=1)
     data.adj_t = matrix_of(data.edge_index, (N, N), torch.rand(data.num_edges) + 2, kind)
-    with pytest.raises(ValueError, match="data.adj_t has values other than 1, and only its topology is stored"):
+    with pytest.raises(ValueError, match="data.adj_t has values other than 1, but only its topology is stored"):
         salientpp.partition(data, 1, tmp_path / "d")
 
 

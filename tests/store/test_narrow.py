@@ -295,17 +295,17 @@ def test_formats_are_read_by_name_and_by_type():
 @pytest.mark.parametrize(
     "given, kind, text",
     [
-        ("int8", TypeError, r"store_as must map names of node attributes to formats, as in \{'x': 'int8'\}, got str"),
+        ("int8", TypeError, r"store_as must map node attribute names to formats, as in \{'x': 'int8'\}, got str"),
         ({"z": "int8"}, ValueError, r"store_as must name node attributes \(\('a', 'w'\), .*\), got 'z'"),
         ({"x": "int7"}, ValueError, r"store_as\['x'\]: a format must be one of 'fp16', .* got 'int7'"),
         ({"x": None}, ValueError, "got None"),
-        ({"x": "int8/3"}, ValueError, "with an even block of values as in 'int4/32', got 'int8/3'"),
+        ({"x": "int8/3"}, ValueError, "with an even block size as in 'int4/32', got 'int8/3'"),
         ({"x": "fp8/2"}, ValueError, "got 'fp8/2'"),
         ({"x": "int8/"}, ValueError, "got 'int8/'"),
         ({"x": "int8/99999999"}, ValueError, "got 'int8/99999999'"),
-        ({"y": "int8"}, ValueError, r"store_as\['y'\]: rows of int64 cannot be written as int8, which is for float32, float64, .*; leave them as they are"),
-        ({("b", "x"): "bf16"}, ValueError, r"as bf16 a row of 'x' takes 128 bytes, and 128 as it is; leave it out"),
-        ({"w": "int8"}, ValueError, r"as int8 a row of 'w' takes 12 bytes, and 4 as it is"),
+        ({"y": "int8"}, ValueError, r"store_as\['y'\]: rows of int64 cannot be stored as int8, which takes float32, float64, .*; leave them as they are"),
+        ({("b", "x"): "bf16"}, ValueError, r"a row of 'x' takes 128 bytes as bf16, and 128 as it is; leave it out"),
+        ({"w": "int8"}, ValueError, r"a row of 'w' takes 12 bytes as int8, and 4 as it is"),
     ],
 )  # fmt: skip
 def test_formats_that_do_not_fit_are_refused_with_words(given, kind, text):

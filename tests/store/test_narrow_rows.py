@@ -380,12 +380,12 @@ def test_the_command_refuses_to_send_what_it_cannot(roots, capsys, name, given, 
 @pytest.mark.parametrize(
     "change, store_as, kind, text",
     [
-        ({}, {"y": "int8"}, ValueError, r"store_as\['y'\]: rows of int64 cannot be written as int8"),
+        ({}, {"y": "int8"}, ValueError, r"store_as\['y'\]: rows of int64 cannot be stored as int8"),
         ({}, {"edge_attr": "int8"}, ValueError, "store_as must name node attributes"),
         ({}, {"x": "int9"}, ValueError, r"store_as\['x'\]: a format must be one of"),
-        ({}, ["x"], TypeError, "store_as must map names of node attributes to formats, .* got list"),
-        ({"x": (40, torch.nan)}, {"x": "int8"}, ValueError, r"data.x cannot be stored as int8: row 40 has a value that is not finite, or too large"),
-        ({"x": (3, 7e4)}, {"x": "fp16"}, ValueError, r"data.x cannot be stored as fp16: row 3 .* store it as bf16"),
+        ({}, ["x"], TypeError, "store_as must map node attribute names to formats, .* got list"),
+        ({"x": (40, torch.nan)}, {"x": "int8"}, ValueError, r"data.x cannot be stored as int8: a value in row 40 is not finite, or too large"),
+        ({"x": (3, 7e4)}, {"x": "fp16"}, ValueError, r"data.x cannot be stored as fp16: a value in row 3 .* store it as bf16"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_stored_narrower_is_refused_before_anything_is_written(tmp_path, change, store_as, kind, text):
@@ -411,7 +411,9 @@ def test_infinities_and_nan_are_stored_as_16_bit_floats(tmp_path):
 def test_times_are_stored_as_they_are(tmp_path):
     data = featured()
     data.when = torch.rand(300, dtype=torch.float64)
-    with pytest.raises(ValueError, match="'when' is time_attr, by which batches are drawn, so it is stored as it is"):
+    with pytest.raises(
+        ValueError, match="'when' is time_attr, which decides how batches are drawn, so it is stored as it is"
+    ):
         salientpp.partition(data, 1, tmp_path / "d", FANOUTS, BATCH, time_attr="when", store_as={"when": "fp16"})
 
 
@@ -440,18 +442,18 @@ def test_a_manifest_that_contradicts_itself_is_refused(tmp_path, change, text):
 def test_only_version_3_stores_rows_narrower(tmp_path):
     salientpp.partition(featured(), 1, tmp_path / "d", FANOUTS, BATCH, store_as={"x": "int8/16"})
     edit_manifest(tmp_path / "d", lambda manifest: manifest.update(version=2), checksum=True)
-    with pytest.raises(DatasetError, match=r"node_types\[0\].attributes\['x'\].stored_as is for attributes of vertices .* from version 3 on"):  # fmt: skip
+    with pytest.raises(DatasetError, match=r"node_types\[0\].attributes\['x'\].stored_as is valid only in version 3 or later"):  # fmt: skip
         salientpp.load(tmp_path / "d")
 
 
 @pytest.mark.parametrize(
     "options, text",
     [
-        ({"send_as": {"y": "int8"}, "columns": ("x", "y")}, r"send_as\['y'\]: rows of int64 cannot be written"),
+        ({"send_as": {"y": "int8"}, "columns": ("x", "y")}, r"send_as\['y'\]: rows of int64 cannot be stored"),
         ({"send_as": {"z": "int8"}}, r"send_as is for attributes that every sampled vertex gets \(columns=\['x'\]\), got 'z'"),
         ({"send_as": {"w": "int8"}}, "send_as must name node attributes"),
         ({"send_as": {"x": "int5"}}, r"send_as\['x'\]: a format must be one of"),
-        ({"send_as": "int8"}, "send_as must map names of node attributes to formats"),
+        ({"send_as": "int8"}, "send_as must map node attribute names to formats"),
         ({"narrow": True, "send_as": {"x": "int4"}}, "send_as names 'x', which .* stores as int8/16, and so it travels; leave it out"),
     ],
 )  # fmt: skip

@@ -274,7 +274,7 @@ class Wrong:
         (
             {"x": "file"},
             TypeError,
-            r"columns\['x'\] must be a tensor, or have shape, dtype and take\(index, out, out_index\), got str",
+            r"columns\['x'\] must be a tensor, or an object with shape, dtype and take\(index, out, out_index\), got str",
         ),
         ({"x": Wrong(dtype="float32")}, TypeError, r"columns\['x'\].dtype must be a torch.dtype, got 'float32'"),
         (
@@ -325,7 +325,7 @@ def test_rows_of_a_type_that_is_not_there_are_refused():
 def test_a_device_reads_in_place_what_is_in_memory_alone():
     with pytest.raises(
         ValueError,
-        match="zero_copy needs rows in memory, but those of x come from a source of yours; leave zero_copy out",
+        match="zero_copy needs rows in memory, but the rows of x come from a custom row source; leave zero_copy out",
     ):
         NeighborLoader(random_data(), [4, 3], columns={"x": Wrong()}, zero_copy=True, **OPTIONS)
 

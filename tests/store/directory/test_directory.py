@@ -637,7 +637,7 @@ def test_what_is_left_out_is_named(tmp_path):
     data = hostile_data()
     data.anchors, data.name, data.weight = torch.arange(7), "a graph", torch.tensor(2.0)
     with pytest.warns(
-        UserWarning, match=r"data.anchors \(int64 \[7\]\) left out: only what has a row per vertex \(60\)"
+        UserWarning, match=r"data.anchors \(int64 \[7\]\) left out: only attributes with one row per vertex \(60\)"
     ):
         part = write(data, 2, tmp_path / "d")
     assert "anchors" not in part.manifest["node_attributes"]
@@ -729,13 +729,17 @@ def test_a_wrong_argument_is_refused_and_leaves_nothing_behind(tmp_path, options
             torch.eye(60).to_sparse(),
             r"data.x must be dense to be stored, got layout torch.sparse_coo; call .to_dense\(\)",
         ),
-        ("x", torch.zeros(60, 2, device="meta"), "data.x is on the device meta, without values"),
+        ("x", torch.zeros(60, 2, device="meta"), "data.x is on the meta device, without values"),
         (
             "other_index",
             torch.zeros(2, 60),
             "data.other_index must have one row per vertex in dimension 0, expected 60, got 2",
         ),
-        ("../../evil", torch.zeros(60), r"data\['../../evil'\] cannot be stored under its name.*rename it"),
+        (
+            "../../evil",
+            torch.zeros(60),
+            r"data\['../../evil'\] cannot be stored, because its name must be a valid file name; rename it",
+        ),
     ],
 )
 def test_an_attribute_that_cannot_be_stored_is_refused_rather_than_lost(tmp_path, name, value, text):
@@ -982,7 +986,7 @@ def test_what_the_machine_lacks_for_writing_is_said(tmp_path, monkeypatch, code)
 
     monkeypatch.setattr("numpy.lib.format.write_array_header_1_0", fail)
     words = "this process may open no more files" if code == errno.EMFILE else "make room"
-    with pytest.raises(OSError, match=f"{words}.* give the same command again") as raised:
+    with pytest.raises(OSError, match=f"{words}.* repeat the same command") as raised:
         write(hostile_data(3), 2, tmp_path / "d")
     assert raised.value.errno == code and (code != errno.EMFILE or "make room" not in str(raised.value))
 

@@ -101,7 +101,7 @@ def test_a_disk_without_room_for_the_probabilities_is_an_error_that_the_same_com
         patched.setattr(os, "posix_fallocate", full)
         with pytest.raises(
             OSError,
-            match=r"cannot be written \(No space left on device\); the disk is full: make room. Then give the same",
+            match=r"cannot be written \(No space left on device\); the disk is full: make room. Then repeat the same",
         ):
             salientpp.partition(data, 2, root, [3, 2], 8)
     steps = []
@@ -184,9 +184,7 @@ def test_another_call_is_refused_or_begins_anew(tmp_path, begun, change, text):
         data.update({name: others[name] for name in change})
     else:
         arguments |= change
-    with pytest.raises(
-        ValueError, match=rf"d was begun by a partition that is not this one: {text}.*pass overwrite \(--overwrite\)"
-    ):
+    with pytest.raises(ValueError, match=rf"d was begun by another partition: {text}.*pass overwrite \(--overwrite\)"):
         salientpp.partition(data, root=tmp_path / "d", **arguments)
     assert contents(tmp_path / ".d.writing") == before
     salientpp.partition(data, root=tmp_path / "d", overwrite=True, **arguments)
@@ -205,7 +203,7 @@ def test_a_mapped_source_is_known_by_its_files(tmp_path, begun):
     assert len(steps) == 2
     begun(data, tmp_path / "e")
     os.utime(graph / "n0.x.npy", (1, 1))
-    with pytest.raises(ValueError, match="not this one: x of the data differ"):
+    with pytest.raises(ValueError, match="another partition: x of the data differ"):
         salientpp.partition(load_dataset(f"converted:{graph}"), 2, tmp_path / "e", [3, 2], 8)
     changed = load_dataset(f"converted:{graph}")
     before = identify(changed.x)
@@ -272,7 +270,9 @@ def test_a_directory_is_written_by_one_process_and_never_where_others_may_lie_in
     assert contents(tmp_path / ".d.writing") == before
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / ".e.writing").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match=r"\.e\.writing is no directory of yours; remove it, or choose another root"):
+    with pytest.raises(
+        ValueError, match=r"\.e\.writing is not a directory that you own; remove it, or choose another root"
+    ):
         salientpp.partition(data, 2, tmp_path / "e", [3, 2], 8)
     (tmp_path / ".f.writing").mkdir()
     (tmp_path / ".f.writing" / "thesis.txt").touch()

@@ -73,7 +73,7 @@ def test_a_copy_is_read_as_the_directory_is(dataset_dir, tmp_path):
 
 def test_a_part_that_was_not_copied_is_missed_by_name(dataset_dir, tmp_path):
     copy = copy_to_disk(dataset_dir, tmp_path, parts=[1, 2])
-    with pytest.raises(DatasetError, match=r"parts is a copy without part 0, its parts are 1, 2; copy that part too"):
+    with pytest.raises(DatasetError, match=r"parts is a copy without part 0; its parts are 1, 2; copy that part too"):
         salientpp.load(copy, part_id=0)
     with pytest.raises(DatasetError, match="is a copy without part 0"):
         salientpp.load(copy, part_id=1).node_rows(0)
@@ -166,7 +166,7 @@ def test_a_copy_damaged_on_its_way_is_not_used(dataset_dir, tmp_path, monkeypatc
 def test_a_place_that_is_taken_is_left_alone(dataset_dir, tmp_path):
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "mine.txt").write_text("mine")
-    with pytest.raises(DatasetError, match="is no copy of a dataset directory, so nothing is written there"):
+    with pytest.raises(DatasetError, match="is not a copy of a dataset directory, so nothing is written there"):
         copy_to_disk(dataset_dir, tmp_path, parts=[0])
     assert files_of(tmp_path / "parts") == ["mine.txt"]
     with pytest.raises(ValueError, match="cannot be copied onto itself"):
@@ -184,7 +184,7 @@ def test_a_copy_of_other_contents_is_not_mixed_with_this(dataset_dir, tmp_path):
 
 def test_a_disk_without_room_is_said_before_anything_is_copied(dataset_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
-    with pytest.raises(DatasetError, match=r"needs \d+\.\d MB more, and its disk has 0.0 MB left"):
+    with pytest.raises(DatasetError, match=r"needs \d+\.\d MB more, but its disk has only 0.0 MB left"):
         copy_to_disk(dataset_dir, tmp_path, parts=[0])
     assert files_of(tmp_path / "parts") == ["parts.json"]
 
@@ -208,7 +208,9 @@ def test_a_lock_that_is_a_link_does_not_empty_what_it_leads_to(dataset_dir, tmp_
     victim.write_text("years of work")
     (tmp_path / "disk").mkdir()
     (tmp_path / "disk" / ".parts.lock").symlink_to(victim)
-    with pytest.raises(DatasetError, match=r"\.parts\.lock is to be the lock of this copy, and is no regular file"):
+    with pytest.raises(
+        DatasetError, match=r"\.parts\.lock must be a regular file, because it is the lock of this copy"
+    ):
         copy_to_disk(dataset_dir, tmp_path / "disk", parts=[0])
     assert victim.read_text() == "years of work" and not (tmp_path / "disk" / "parts").exists()
 
@@ -231,7 +233,7 @@ def test_a_lock_that_was_there_before_is_neither_emptied_nor_waited_for(dataset_
         salientpp.load(copy_to_disk(dataset_dir, tmp_path, parts=[0]), part_id=0, verify="full")
         assert lock.read_text() == "kept" and victim.read_text() == "kept"
     else:
-        with pytest.raises(DatasetError, match="is no regular file"):
+        with pytest.raises(DatasetError, match="must be a regular file"):
             copy_to_disk(dataset_dir, tmp_path, parts=[0])
 
 
@@ -245,7 +247,7 @@ def test_nothing_is_written_through_a_link_planted_in_a_copy(dataset_dir, tmp_pa
         (copy / name).symlink_to(victim)
     (copy / "part-00002").symlink_to(elsewhere)
     salientpp.load(copy_to_disk(dataset_dir, tmp_path / "disk", parts=[1]), part_id=1, verify="full")
-    with pytest.raises(DatasetError, match="part-00002 is a symbolic link, and nothing is written through one"):
+    with pytest.raises(DatasetError, match="part-00002 is a symbolic link, and the copy writes through no link"):
         copy_to_disk(dataset_dir, tmp_path / "disk", parts=[2])
     assert victim.read_text() == "kept" and list(elsewhere.iterdir()) == []
 

@@ -436,17 +436,17 @@ def broken(change) -> HeteroData:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"split": {"train": torch.arange(3)}}, "split must be of node types of the data .'paper', .*, got 'train'"),
+        ({"split": {"train": torch.arange(3)}}, "the keys of split must be node types of the data .'paper', .*, got 'train'"),
         ({"split": {"paper": torch.arange(3)}}, "split of 'paper' must be a mapping of names to vertex ids or masks, got Tensor"),
         ({"split": {"paper": {"train": torch.tensor([60])}}}, r"split 'train' of 'paper' must hold ids in \[0, 60\), got 60"),
         ({"split": [1]}, "split of a HeteroData must map node types to splits by name, got list"),
-        ({"edge_split": {"train": torch.arange(3)}}, "edge_split must be of edge types of the data .*, got 'train'"),
+        ({"edge_split": {"train": torch.arange(3)}}, "the keys of edge_split must be edge types of the data .*, got 'train'"),
         ({"edge_split": {CITES: {"train": torch.tensor([300])}}}, r"edge_split 'train' of \('paper', 'cites', 'paper'\) must hold ids in \[0, 300\), got 300"),
         ({"edge_split": {CITES: {"all": []}}}, r"a split's name must be an identifier other than 'all', got 'all' of \('paper'"),
         ({"split": {"paper": {"vertices": [1]}}}, "a split may not be called 'vertices': that load is always balanced"),
-        ({"seeds": "val"}, r"seeds='val' is a split of 'paper', 'author'; say which: seeds=\('paper', 'val'\)"),
+        ({"seeds": "val"}, r"seeds='val' is a split of 'paper', 'author'; name the type: seeds=\('paper', 'val'\)"),
         ({"seeds": ("paper", "vla")}, "seeds must be a split of 'paper' .'train', 'val', 'all'., got 'vla'"),
-        ({"seeds": ("papre", "val")}, "seeds must be of a node type of the data .*, got 'papre'"),
+        ({"seeds": ("papre", "val")}, "seeds must name a node type of the data .*, got 'papre'"),
         ({"seeds": 3}, r"seeds must be a split or \(node type, split\), got 3"),
         ({"replicate": {"venues"}}, "replicate must name node types of the data .*, got 'venues'"),
         ({"time_attr": "tiem"}, "'tiem' is neither a node-level or edge-level attribute"),
@@ -458,7 +458,7 @@ def broken(change) -> HeteroData:
         ({"method": {"venues": torch.zeros(60).long()}}, "method must be of node types of the data .*, got 'venues'"),
         ({"method": "kahip"}, "method must be .*, got 'kahip'"),
         ({"num_parts": 0}, "num_parts must be an integer >= 1, got 0"),
-        ({"data": broken(lambda d: d["paper"].__setattr__("n_id", torch.arange(60)))}, r"data\['paper'\].n_id cannot be stored under its name"),
+        ({"data": broken(lambda d: d["paper"].__setattr__("n_id", torch.arange(60)))}, r"data\['paper'\].n_id cannot be stored: batches have"),
         ({"data": broken(lambda d: d["topic"].__setattr__("x", torch.zeros(9, 2)))},
             r"data\['topic'\].x must be a tensor with one row per vertex, expected 11"),
         ({"data": broken(lambda d: d[CITES].__setattr__("edge_attr", torch.zeros(3)))},
@@ -578,7 +578,7 @@ def test_a_copy_for_one_host_has_what_its_ranks_read(root, tmp_path):
     for time_attr in (None, "time", "edge_time"):
         for a, b in zip(part.typed_graph(time_attr).relations, whole.typed_graph(time_attr).relations):
             assert torch.equal(a.indices, b.indices)
-    with pytest.raises(DatasetError, match="is a copy without part 0, its parts are 1"):
+    with pytest.raises(DatasetError, match="is a copy without part 0; its parts are 1"):
         part.rows(0)
     assert torch.equal(part.edge_split("train", 1, CITES), whole.edge_split("train", 1, CITES))
 
@@ -588,8 +588,8 @@ def test_a_copy_lacks_times_of_vertices_that_were_not_stored_whole(tmp_path):
     write(data, 2, tmp_path / "d")
     part = salientpp.load(copy_to_disk(tmp_path / "d", tmp_path / "to", parts=[1]), part_id=1)
     text = (
-        "to/d is a copy without part 0, whose vertices of 'paper' have times 'time' that every rank needs in order to draw; partition with "
-        "time_attr='time', which stores them whole, or open the directory"
+        "to/d is a copy without part 0; every rank needs the times 'time' of its vertices of 'paper' for sampling; partition with "
+        "time_attr='time', which stores them whole, or open the original directory"
     )
     with pytest.raises(DatasetError, match=text):
         part.typed_graph("time")
