@@ -222,7 +222,7 @@ def test_a_directory_refuses_features_of_some_vertices_or_edges_only(tmp_path, n
 def test_features_of_some_vertices_only_come_whole_with_a_warning():
     data = graph(x=torch.rand(38, 2))
     with pytest.warns(
-        UserWarning, match="data.x has 38 rows for 40 vertices, so every batch carries it whole, as in PyG"
+        UserWarning, match="data.x has 38 rows for 40 vertices, so every batch carries all of x, as in PyG"
     ):
         loader = NeighborLoader(data, [2])
     assert next(iter(loader)).x is data.x
@@ -675,7 +675,7 @@ def test_edges_that_change_are_not_drawn_from_and_that_is_said_once():
         list(loader)
     data.edge_index = data.edge_index.flip(0)
     with pytest.warns(
-        UserWarning, match="the edges of data have changed since this loader was made; .* Make a new loader"
+        UserWarning, match="the edges of data have changed since this loader was made; .* Construct a new loader"
     ):
         after = [batch.edge_index for batch in loader]
     assert all(map(torch.equal, before, after))
@@ -862,7 +862,7 @@ def test_what_has_no_rows_to_take_is_named(kind):
     data = graph(note=KINDS[kind](N, torch.Generator()))
     with pytest.raises(
         RuntimeError,
-        match=r"data\.note cannot be cut to what was sampled, .* of length 40 .*; make it a dense or COO tensor, or delete it",
+        match=r"data\.note has one entry per vertex or edge, .* of length 40 .*; make it a dense or COO tensor, or delete it",
     ):
         list(NeighborLoader(data, [2]))
 

@@ -264,16 +264,16 @@ def test_a_state_of_other_logical_ranks_is_refused_in_words(tmp_path):
     ((state, _),) = distributed.run(_stop, 1, root, {"logical_ranks": 4}, 0, 1)
     for text in distributed.run(_mistaken, 3, root, {}, state):
         assert (
-            "it is of 4 logical ranks, by which the 3 ranks would have other parts; make the loader with logical_ranks=4"
+            "it has 4 logical ranks, with which the 3 ranks would have other parts; make the loader with logical_ranks=4"
             in text
         )
     for text in distributed.run(_mistaken, 2, root, {"logical_ranks": 8}, state):
         assert "logical_ranks: expected 8, got 4" in text
     for change, words in [
         ({"round": 99}, "round must be in [0, 5], got 99"),
-        ({"logical_ranks": 5}, "it is of 5 logical ranks, by which the 2 ranks would have other parts"),
-        ({"logical_ranks": 1, "ranks": 1}, "it is of 1 logical ranks; logical_ranks=1 is fewer than the 2 ranks"),
-        ({"logical_ranks": 0}, "ranks must be in [1, 1), got 1; it was altered or is damaged"),
+        ({"logical_ranks": 5}, "it has 5 logical ranks, with which the 2 ranks would have other parts"),
+        ({"logical_ranks": 1, "ranks": 1}, "it has 1 logical ranks; logical_ranks=1 is fewer than the 2 ranks"),
+        ({"logical_ranks": 0}, "ranks must be in [1, 1), got 1; the state was altered or is damaged"),
         (
             {"logical_ranks": 2**31},
             "logical ranks must be at most 16,384, or as many as there are ranks, got 2,147,483,648",
@@ -572,4 +572,4 @@ def _own_pairs(rank: int, root: str) -> str:
 
 def test_pairs_of_the_users_have_the_logical_ranks_of_their_rank_alone(tmp_path):
     for text in distributed.run(_own_pairs, 2, directory(tmp_path / "parts", 4)):
-        assert "seeds of your own do not say which they are of; name a split, or start as many ranks" in text
+        assert "your own seeds do not say which group they belong to; name a split, or start as many ranks" in text

@@ -249,9 +249,9 @@ def test_a_state_of_other_data_is_refused(data, change):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda s: None, "expected what state_dict\\(\\) returned, got NoneType"),
-        (lambda s: {}, "expected what state_dict\\(\\) returned, got a dict with nothing"),
-        (lambda s: {"model": 1}, "expected what state_dict\\(\\) returned, got a dict with 'model'"),
+        (lambda s: None, "expected a result of state_dict\\(\\), got NoneType"),
+        (lambda s: {}, "expected a result of state_dict\\(\\), got a dict with nothing"),
+        (lambda s: {"model": 1}, "expected a result of state_dict\\(\\), got a dict with 'model'"),
         (lambda s: {**s, "version": 1}, "expected version 3, got 1; use the salientpp that wrote it"),
         (lambda s: {**s, "epoch": "1"}, "epoch must be an integer, got '1'"),
         (lambda s: {**s, "batches": True}, "batches must be an integer, got True"),
@@ -261,7 +261,7 @@ def test_a_state_of_other_data_is_refused(data, change):
         (lambda s: {**s, "round": 2**200}, r"round must be in \[0, 8\], got 16"),
         (
             lambda s: {**s, "epoch": -1},
-            r"epoch must be in \[0, 4611686018427387904\), got -1; it was altered or is damaged",
+            r"epoch must be in \[0, 4611686018427387904\), got -1; the state was altered or is damaged",
         ),
         (lambda s: {**s, "epoch": 2**64}, r"epoch must be in .*, got 18446744073709551616"),
         (lambda s: {**s, "sampler_epoch": "3"}, "sampler_epoch must be an integer, got '3'"),
@@ -307,7 +307,7 @@ def test_ranks_start_at_the_least_of_their_points():
         first_point(points((0, 0), (1, 0), resumed=False))
     with pytest.raises(Disagreement, match="rank 1 has loaded a state and rank 0 has not"):
         first_point([*points((0, 0), resumed=False), *points((0, 3))])
-    with pytest.raises(Disagreement, match="that of rank 1 differs from rank 0's"):
+    with pytest.raises(Disagreement, match="rank 1's differs from rank 0's"):
         first_point([*points((0, 0)), Point(0, 0, True, 2)])
 
 
@@ -449,8 +449,8 @@ def test_any_ranks_state_says_in_which_round_to_go_on(tmp_path):
         assert rest == [epochs[0][1 + rank :] for epochs in whole]
     for text in distributed.run(_load_from, 2, root, apart, [1, 0]):
         assert text.startswith(
-            "rank 0 has loaded the state of another rank, or of another number of ranks, and goes on with round 2 of epoch 0, "
-            "but rank 1 with round 1 of epoch 0; load the state of one and the same rank"
+            "rank 0 has loaded the state of another rank, or of another number of ranks, and continues with round 2 of epoch 0; "
+            "rank 1 continues with round 1 of epoch 0; load the state of the same rank"
         )
 
 

@@ -366,7 +366,7 @@ def test_the_command_counts_bytes_of_rows_that_are_sent_narrower(roots, tmp_path
     [
         ("wide", "x=int9", r"send_as\['x'\]: a format must be one of"),
         ("wide", "q=int8", "send_as must name node attributes"),
-        ("narrow", "x=int8", "send_as names 'x', which .* stores as int8/16, and so it travels; leave it out"),
+        ("narrow", "x=int8", "send_as names 'x', but .* stores it as int8/16, and it travels as stored; leave it out"),
     ],
 )
 def test_the_command_refuses_to_send_what_it_cannot(roots, capsys, name, given, text):
@@ -454,7 +454,7 @@ def test_only_version_3_stores_rows_narrower(tmp_path):
         ({"send_as": {"w": "int8"}}, "send_as must name node attributes"),
         ({"send_as": {"x": "int5"}}, r"send_as\['x'\]: a format must be one of"),
         ({"send_as": "int8"}, "send_as must map node attribute names to formats"),
-        ({"narrow": True, "send_as": {"x": "int4"}}, "send_as names 'x', which .* stores as int8/16, and so it travels; leave it out"),
+        ({"narrow": True, "send_as": {"x": "int4"}}, "send_as names 'x', but .* stores it as int8/16, and it travels as stored; leave it out"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_sent_narrower_is_refused_with_words(roots, options, text):
