@@ -106,7 +106,7 @@ class Run:
 
     @lazy
     def _turns(self) -> Sequence[Turn]:
-        """This rank's turns. The first ``next()`` reads them, as in torch: until then, a sampler's epoch may be changed."""
+        """Turns of this rank. The first ``next()`` reads them, as in torch: until then, a sampler's epoch may be changed."""
         return self._epochs.order.of_epoch(self._epoch)
 
     @lazy

@@ -272,16 +272,16 @@ def test_a_state_of_other_logical_ranks_is_refused_in_words(tmp_path):
     for change, words in [
         ({"round": 99}, "round must be in [0, 5], got 99"),
         ({"logical_ranks": 5}, "it has 5 logical ranks, with which the 2 ranks would have other parts"),
-        ({"logical_ranks": 1, "ranks": 1}, "it has 1 logical ranks; logical_ranks=1 is fewer than the 2 ranks"),
+        ({"logical_ranks": 1, "ranks": 1}, "it has 1 logical ranks; logical_ranks=1 is less than the 2 ranks"),
         ({"logical_ranks": 0}, "ranks must be in [1, 1), got 1; the state was altered or is damaged"),
         (
             {"logical_ranks": 2**31},
-            "logical ranks must be at most 16,384, or as many as there are ranks, got 2,147,483,648",
+            "logical ranks must be at most 16,384, or the number of ranks, got 2,147,483,648",
         ),
-        ({"logical_ranks": 2**200}, "logical ranks must be at most 16,384, or as many as there are ranks"),
+        ({"logical_ranks": 2**200}, "logical ranks must be at most 16,384, or the number of ranks"),
         (
             {"logical_ranks": 10**6, "ranks": 2},
-            "logical ranks must be at most 16,384, or as many as there are ranks, got 1,000,000",
+            "logical ranks must be at most 16,384, or the number of ranks, got 1,000,000",
         ),
         ({"ranks": 0}, "ranks must be in [1, 5), got 0"),
         ({"ranks": 2**31}, "ranks must be in [1, 5), got 2147483648"),
@@ -316,11 +316,11 @@ def test_logical_ranks_that_cannot_be(tmp_path):
     ]
     words = [
         "logical_ranks must be an integer >= 1 (that share an epoch's batches) or None, got 0",
-        "logical_ranks=1 is fewer than the 2 ranks",
+        "logical_ranks=1 is less than the 2 ranks",
         "logical_ranks=6 does not fit 4 parts",
         "logical_ranks must be an integer >= 1",
         "join_logical_ranks must be True or False, got 1",
-        "logical ranks must be at most 16,384, or as many as there are ranks, got 1,099,511,627,776",
+        "logical ranks must be at most 16,384, or the number of ranks, got 1,099,511,627,776",
     ]
     for texts in distributed.run(_arguments, 2, root, cases):
         assert all(word in text for word, text in zip(words, texts, strict=True)), texts

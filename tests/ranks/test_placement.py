@@ -100,17 +100,20 @@ def test_a_group_that_does_not_fit_is_refused(world_size, num_parts):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((0, 2, 4, 6), "logical_ranks=6 does not fit 4 parts: .*give at most 4 logical ranks or a multiple of that"),
+        ((0, 2, 4, 6), "logical_ranks=6 does not fit 4 parts: .*use at most 4 logical ranks or a multiple of that"),
         (
             (0, 4, 8, 3),
-            "logical_ranks=3 is fewer than the 4 ranks, so some would have no batches; start at most 3 ranks",
+            "logical_ranks=3 is less than the 4 ranks, so some ranks would have no batches; start at most 3 ranks",
         ),
         (
             (0, 8, 4, 12),
             "logical_ranks=12 does not fit 8 ranks: .*start a number of ranks that divides 12, or at most 4",
         ),
         ((0, 4, 4, 0, (3, 2)), r"ranks_by_host must be numbers >= 1 that add up to the 4 ranks, got \[3, 2\]"),
-        ((0, 4, 2, 0, (3, 1)), "hosts 0 and 1 would share a part but not all of theirs .*or pass ranks_per_host=1"),
+        (
+            (0, 4, 2, 0, (3, 1)),
+            "hosts 0 and 1 would share a part but not all of their parts .*or pass ranks_per_host=1",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(arguments, words):

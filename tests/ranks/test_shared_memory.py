@@ -28,11 +28,11 @@ def test_a_block_is_mapped_by_its_offer_and_by_no_other():
         other[3] = 77
         assert memory[3] == 77
         wrong = Offer(offer.process, offer.file, "00" * 16, 100)
-        with pytest.raises(CannotShare, match="is none of the ranks that it is said to be one of"):
+        with pytest.raises(CannotShare, match="is not the rank that offered the memory"):
             mapped(wrong)
-        with pytest.raises(CannotShare, match="none of the ranks"):
+        with pytest.raises(CannotShare, match="is not the rank that offered"):
             mapped(Offer(offer.process, offer.file, offer.token, 99))
-    with pytest.raises(CannotShare, match="cannot be opened .* containers of their own"):
+    with pytest.raises(CannotShare, match="cannot be opened .* separate containers"):
         mapped(offer)
     assert other[3] == 77, "who has it mapped keeps it"
 
@@ -83,7 +83,7 @@ def _refuse(offer: Offer) -> torch.Tensor:
 
 def test_all_ranks_hear_that_one_cannot_share():
     words = distributed.run(_pretend, 4)
-    assert len(set(words)) == 1 and "rank 1: process " in words[0] and "none of the ranks" in words[0]
+    assert len(set(words)) == 1 and "rank 1: process " in words[0] and "is not the rank that offered" in words[0]
 
 
 def _be_killed(rank: int, folder: str, victims: list[int]) -> str:
