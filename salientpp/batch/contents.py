@@ -121,9 +121,8 @@ def _keep_kinds(data: Data | HeteroData, former: Data | HeteroData | None) -> No
     """
     known: dict[Any, BaseStorage] = {} if former is None else {store._key: store for store in former.stores}
     for store in data.stores:
-        kinds = store._cached_attr = defaultdict(
-            set
-        )  # set now, because PyG would add it while another thread copies the storage
+        # Set now, because PyG would add it while another thread copies the storage.
+        kinds = store._cached_attr = defaultdict(set)
         before = known.get(store._key, BaseStorage())
         for kind, names in dict(before.__dict__.get("_cached_attr", {})).items():
             kinds[kind] = {name for name in set(names) if store.get(name) is before.get(name)}

@@ -90,9 +90,8 @@ class Run:
         self._first = 0 if resume is None else resume.batches  # first batch to deliver
         self._requested = self._first  # number of batches handed to the sampling threads
         self._placed = self._first  # number of batches that entered the pipeline
-        self._entered = (
-            self._first
-        )  # number of ticks. Several ranks agree on the first tick; a single rank has a batch in each
+        # Number of ticks. Several ranks agree on the first tick; a single rank has a batch in each tick.
+        self._entered = self._first
         self._is_open = self._comm.size == 1 or self._ticks == 0
         self.reached = Reached(epoch, self._first)
         self.is_gone = self._left = self._all_left = False

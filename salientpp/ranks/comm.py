@@ -67,9 +67,7 @@ class Comm:
         numbers: Sequence[int] = (),
     ) -> None:
         self.groups = groups
-        self._within = (
-            within  # kept alive: its notes are used here, and no other Comm may lease its groups in the meantime
-        )
+        self._within = within  # kept alive: its notes are used here, and no other Comm may lease its groups
         self._ranks = (0,) if roll is None else roll.ranks
         self._numbers = numbers or range(len(self._ranks))  # numbers of the ranks in texts
         self.timeout = timeout

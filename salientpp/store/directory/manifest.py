@@ -62,9 +62,8 @@ def _at_least_zero(value: Any) -> bool:
 
 
 def _text(value: Any) -> bool:
-    return (
-        isinstance(value, str) and value.encode(errors="replace").decode() == value
-    )  # false for half of a surrogate pair
+    # False for text with half of a surrogate pair.
+    return isinstance(value, str) and value.encode(errors="replace").decode() == value
 
 
 def _part_of_a_file_name(value: Any) -> bool:

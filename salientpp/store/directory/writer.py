@@ -242,9 +242,8 @@ def _number(job: Job, assigned: PartitionAssignment, folder: Path) -> dict[str |
 def _unnamed_table(folder: Path, *shape: int) -> Tensor:
     """Returns float32 of this shape, mapped from an unnamed temporary file, so that the system can evict its pages when memory is short."""
     with says_what_to_do(folder), tempfile.TemporaryFile(dir=folder) as file:
-        os.posix_fallocate(
-            file.fileno(), 0, 4 * math.prod(shape)
-        )  # reserved now, because a disk that fills up later would kill the process
+        # Space is reserved now, because a disk that fills up later would kill the process.
+        os.posix_fallocate(file.fileno(), 0, 4 * math.prod(shape))
         return torch.from_numpy(np.memmap(file, np.float32, "r+", shape=shape))
 
 
