@@ -333,7 +333,8 @@ def _reopened(root: Path, manifest: dict[str, Any], part_id: int | None, offsets
 def _check_is_homogeneous(part: PartitionedGraph, instead: str) -> None:
     if part.is_hetero:
         raise ValueError(
-            f"{part.root} has several vertex types ({', '.join(map(repr, part.node_types))}); this attribute is for graphs with one type only; use {instead}"
+            f"{part.root} has several vertex types ({', '.join(map(repr, part.node_types))}); this attribute exists only for graphs with one type; "
+            f"use {instead}"
         )
 
 

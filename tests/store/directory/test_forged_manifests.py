@@ -1,6 +1,6 @@
-"""Law: whatever a manifest says under a checksum that fits, a directory opens and works, or `DatasetError` names file and field.
+"""Law: whatever a manifest with a valid checksum says, the directory opens and works, or `DatasetError` names file and field.
 
-The cases are generated: a valid manifest, changed in one to three places, as another writer's mistake or malice would.
+The cases are generated: a valid manifest is changed in one to three places, as by another writer's mistake or by malice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from salientpp.store.directory.local_copy import copy_to_disk
 from salientpp.store.directory.manifest import manifest_checksum
 from salientpp.vip.policies import score
 
-#: Cases in the suite; a run of 3,000 was made when this was written.
+#: Number of cases in the suite.
 CASES = 100
 
 JUNK: list[Any] = [
@@ -37,13 +37,13 @@ JUNK: list[Any] = [
 
 
 def places(value: Any, path: tuple = ()) -> list[tuple]:
-    """The path of every value inside."""
+    """Returns the path of every value inside."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(place for key, item in inside for place in places(item, (*path, key)))]
 
 
 def forge(manifest: dict[str, Any], seed: int) -> str:
-    """Change it somewhere; says how."""
+    """Changes the manifest somewhere, and returns a description of the change."""
     choose = random.Random(seed)
     done = []
     for _ in range(choose.randint(1, 3)):
@@ -77,7 +77,7 @@ def forge(manifest: dict[str, Any], seed: int) -> str:
 
 
 def use(root: Path, to: Path) -> None:
-    """What commands and loaders do with a directory."""
+    """Uses a directory as commands and loaders do."""
     part = salientpp.load(root, part_id=0)
     repr(part)
     assert len(part.fingerprint) == 16
@@ -111,7 +111,7 @@ def use(root: Path, to: Path) -> None:
 
 
 def forged_case(roots: list[Path], scratch: Path, seed: int) -> str:
-    """Run one case; '' if it worked, the error's text otherwise."""
+    """Runs one case. Returns '' if the directory worked, otherwise the error's text."""
     root = roots[seed % len(roots)]
     path = root / "manifest.json"
     whole = path.read_text()
@@ -157,7 +157,7 @@ def roots(tmp_path_factory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def typed_roots(tmp_path_factory) -> list[Path]:
-    """Version 2: several types with everything there is, and one type with times and a split of edges."""
+    """Returns directories of version 2: one with several types and every kind of data, and one with one type, times and a split of edges."""
     folder = tmp_path_factory.mktemp("forged")
     data = random_hetero(60, paper=20, author=11, venue=3)
     data["paper"].train_mask, data["paper"].y = torch.arange(20) % 2 == 0, torch.arange(20) % 3
@@ -172,10 +172,10 @@ def typed_roots(tmp_path_factory) -> list[Path]:
     return [folder / "h1", folder / "h2", folder / "o2"]
 
 
-def test_a_forged_manifest_of_several_types_is_refused_in_words_or_works(typed_roots, tmp_path):
+def test_a_forged_manifest_of_several_types_is_refused_with_a_clear_error_or_works(typed_roots, tmp_path):
     said = [forged_case(typed_roots, tmp_path, seed) for seed in range(CASES)]
-    assert 0.5 * CASES < sum(map(bool, said)) < CASES, "most are refused, and some changes are harmless"
-    assert list(tmp_path.iterdir()) == [], "nothing was written elsewhere"
+    assert 0.5 * CASES < sum(map(bool, said)) < CASES, "most changes are refused, and some are harmless"
+    assert list(tmp_path.iterdir()) == [], "no file was written elsewhere"
 
 
 @pytest.mark.parametrize(
@@ -215,12 +215,12 @@ def test_a_forged_manifest_of_several_types_is_refused_in_words_or_works(typed_r
         (_set("version", to=1), "field num_vertices is missing"),
     ],
 )  # fmt: skip
-def test_what_a_manifest_of_several_types_may_not_say_is_named(typed_roots, tmp_path, change, text):
+def test_an_error_names_the_invalid_field_of_a_manifest_of_several_types(typed_roots, tmp_path, change, text):
     check_it_is_named(typed_roots[1], tmp_path, change, text)
 
 
 def check_it_is_named(whole, tmp_path, change, text) -> None:
-    """A copy of a directory whose manifest was changed is refused by whoever opens it, in these words."""
+    """Checks that every function that opens a directory with a changed manifest raises an error with this text."""
     root = tmp_path / "d"
     shutil.copytree(whole, root)
     edit_manifest(root, change, checksum=True)
@@ -232,10 +232,10 @@ def check_it_is_named(whole, tmp_path, change, text) -> None:
         copy_to_disk(root, tmp_path / "to", parts=[0])
 
 
-def test_a_forged_manifest_is_refused_in_words_or_works(roots, tmp_path):
+def test_a_forged_manifest_is_refused_with_a_clear_error_or_works(roots, tmp_path):
     said = [forged_case(roots, tmp_path, seed) for seed in range(CASES)]
-    assert 0.5 * CASES < sum(map(bool, said)) < CASES, "most are refused, and some changes are harmless"
-    assert list(tmp_path.iterdir()) == [], "nothing was written elsewhere"
+    assert 0.5 * CASES < sum(map(bool, said)) < CASES, "most changes are refused, and some are harmless"
+    assert list(tmp_path.iterdir()) == [], "no file was written elsewhere"
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_a_forged_manifest_is_refused_in_words_or_works(roots, tmp_path):
         (_set("quality", to={}), "quality must be edge_cut and edge_cut_fraction, numbers"),
     ],
 )
-def test_what_a_manifest_may_not_say_is_named(roots, tmp_path, change, text):
+def test_an_error_names_the_invalid_field_of_a_manifest(roots, tmp_path, change, text):
     check_it_is_named(roots[1], tmp_path, change, text)
     assert not (tmp_path / "x.npy").exists()
 
@@ -299,7 +299,7 @@ def test_what_a_manifest_may_not_say_is_named(roots, tmp_path, change, text):
         "[" * 5000,
     ],
 )
-def test_a_list_of_parts_that_is_none_is_refused(roots, tmp_path, text):
+def test_an_invalid_list_of_parts_is_refused(roots, tmp_path, text):
     root = tmp_path / "d"
     shutil.copytree(roots[1], root)
     (root / "parts.json").write_text(text)
@@ -307,7 +307,7 @@ def test_a_list_of_parts_that_is_none_is_refused(roots, tmp_path, text):
         salientpp.load(root, part_id=0)
 
 
-# --- arrays whose contents lie ----------------------------------------------------------------------------
+# --- inconsistent arrays ----------------------------------------------------------------------------------
 
 LIES: dict[str, tuple[str, Callable[[np.ndarray], None], str]] = {
     "indptr falls": ("indptr.npy", lambda a: a.__setitem__(5, 10**9), "d1 holds no graph: indptr must not decrease"),
@@ -358,7 +358,7 @@ LIES: dict[str, tuple[str, Callable[[np.ndarray], None], str]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_arrays_that_lie_are_found_by_full_verification_and_crash_nothing(roots, tmp_path, lie):
+def test_full_verification_finds_inconsistent_arrays_without_a_crash(roots, tmp_path, lie):
     name, change, text = LIES[lie]
     root = tmp_path / "d1"
     shutil.copytree(roots[0], root)
