@@ -169,9 +169,8 @@ def of_type(ids: Tensor | Mapping[Any, Tensor], type_: Any) -> Tensor:
 
 def _sparse_rows(adj_t: Tensor, row: Tensor, col: Tensor, edge: Tensor | None, size: tuple[int, int]) -> Tensor:
     """Returns the sampled edges as a torch CSR tensor of targets by sources, with the values of ``adj_t``. Repeated edges stay."""
-    order = torch.sort(
-        col, stable=True
-    ).indices  # sampled edges are sorted already, but a transform may have reordered them
+    # Sampled edges are sorted already, but a transform may have reordered them.
+    order = torch.sort(col, stable=True).indices
     values = adj_t.values()[edge] if edge is not None else adj_t.values().new_ones(row.numel())
     counts = torch.bincount(col, minlength=size[0])
     indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])

@@ -38,7 +38,7 @@ class Drawn:
 
 
 class Producer:
-    """Maker of the batches of one engine. The arguments are the engine's."""
+    """Maker of the batches of one engine. It takes the engine's arguments."""
 
     def __init__(self, basis: Basis, ways: Sequence[Way]) -> None:
         held = basis.source.template.contents()  # the contents that the tiers are made from

@@ -299,8 +299,8 @@ class Run:
     def leave_at_exit(self) -> None:
         """Leaves the epoch when threads can no longer be started."""
         if self._answering is not None and self._answering.is_alive() and not self._answered.is_set():
-            # The interpreter normally waits for threads before this point, but Ctrl-C ends that wait. Then no rank shall wait for this thread. The
-            # thread cannot be joined either: if Ctrl-C arrives just as it ends, the lock that joining waits for stays locked.
+            # The interpreter normally waits for threads before this point, but Ctrl-C ends that wait. So the thread is stopped by a failure. It cannot
+            # be joined: if Ctrl-C arrives just as it ends, the lock that joining waits for stays locked.
             self._failure = RankFailure(f"rank {self._comm.rank} ended early: KeyboardInterrupt")
             self._comm.report_failure(str(self._failure))
             self._answered.wait()

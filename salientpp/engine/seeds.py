@@ -24,7 +24,7 @@ from salientpp.vip.inclusion import inclusion_probability, typed_inclusion_proba
 #: Per vertex type, float [N].
 Probability = Mapping["str | None", Tensor]
 
-#: Maps the batch size to, per vertex type with seeds, a function that returns each vertex's probability to be a seed, given the number of vertices.
+#: Function of the batch size. Per vertex type with seeds, it gives a function of the number of vertices that returns each vertex's probability to be a seed.
 Start = Callable[[int], Mapping["str | None", Callable[[int], Tensor]]]
 
 

@@ -156,7 +156,7 @@ def _shown(value: Any) -> str:
 
 
 def first_point(points: Sequence[Point]) -> tuple[int, int]:
-    """Returns the epoch and tick at which all ranks start together, given their points by rank. A rank that is further answers others up to its own point.
+    """Returns the epoch and tick at which all ranks start together, given their points by rank. A rank with a later point answers the others up to it.
 
     Raises:
         Disagreement: only some ranks resume, or seeds, numbers of logical ranks or rounds to continue from differ. Epochs may differ by one if all ranks

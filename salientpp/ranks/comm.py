@@ -48,7 +48,7 @@ class Pending:
 
 
 class Comm:
-    """A process group with known sizes and uneven all-to-alls.
+    """A process group with uneven all-to-alls.
 
     Attributes:
         rank, size: number of this rank in the group, and number of ranks. Texts name ranks by these numbers.

@@ -92,7 +92,10 @@ class FailureNotes:
 
     @classmethod
     def leave_at_exit(cls) -> None:
-        """Tells ranks that do not know yet if the script has ended with an error. Their next epoch may have begun before this rank stopped answering."""
+        """Tells the ranks that do not know it yet that the script has ended with an error, if it has.
+
+        Their next epoch may have begun before this rank stopped answering.
+        """
         until = time.monotonic() + _STAY_SECONDS
         told = []
         for notes in list(cls.living):

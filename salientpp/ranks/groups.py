@@ -60,7 +60,7 @@ class Groups:
         self._probes: list[dist.Work] = []
 
     def give_back(self) -> None:
-        """Returns the lease when the Comm is gone. It may run in any thread, at any time."""
+        """Marks the groups as free, because their Comm is gone. It may run in any thread, at any time."""
         if self.under_way:
             self.abandon()
         self.free = not self.broken

@@ -160,7 +160,7 @@ class Roll:
 def go_astray(error: Exception) -> None:
     """Leaves a note for the ranks that wait for this one to construct a loader: it does not come.
 
-    This rank made a mistake by which it does not know these ranks. If it continues, :func:`own_up` makes up for the call that the others have counted.
+    Because of its mistake, this rank does not know which ranks those are. If it continues, :func:`own_up` makes up for the call that they have counted.
     """
     if dist.is_available() and dist.is_initialized() and not is_parents_group():
         texts = _mistakes.setdefault(default_group(), [])

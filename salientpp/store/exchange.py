@@ -74,7 +74,10 @@ class PendingCounts:
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """Number of rows wanted from each rank and asked for by each rank, by rank and vertex type; and whether every rank has left the epoch."""
+    """Counts of a batch: rows wanted from each rank, rows asked for by each rank, and whether every rank has left the epoch.
+
+    The lists are by rank, then by vertex type.
+    """
 
     wanted: list[list[int]]
     asked: list[list[int]]

@@ -38,7 +38,7 @@ class InPlace:
 
     Args:
         buffers: pool that provides memory for large tensors. None: torch allocates it.
-        decodes: True if encoded rows are decoded. Rows for other ranks stay encoded.
+        decodes: True: decode encoded rows. False: leave them encoded, as rows for other ranks are.
 
     Attributes:
         holds: True if a finished batch should stay in the pipeline for one more step.

@@ -279,7 +279,7 @@ class Loss:
         """Adds rows [n, ...] before and after encoding.
 
         Returns:
-            The first row with a value that is not finite before or after encoding, and differs. None if there is no such row.
+            Number of the first row in which a value that is not finite, before or after encoding, has changed. None if there is no such row.
         """
         wide, read = rows.reshape(len(rows), -1).to(torch.float64), decoded.reshape(len(rows), -1).to(torch.float64)
         finite = wide.isfinite() & read.isfinite()

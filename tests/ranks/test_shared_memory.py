@@ -70,9 +70,8 @@ def test_ranks_of_a_host_share_one_copy_and_see_each_others_writes(hosts):
 
 
 def _pretend(rank: int) -> str | None:
-    if (
-        rank == 1
-    ):  # pretends to be on another machine, where this process id does not exist or belongs to another process
+    # Rank 1 pretends to be on another machine, where this process id does not exist or belongs to another process.
+    if rank == 1:
         import salientpp.ranks.shared_memory as shared
 
         shared.mapped = _refuse

@@ -154,8 +154,7 @@ def _columns(
 
 def _has_weights(adj_t: Any) -> bool:
     values = adj_t.values() if isinstance(adj_t, Tensor) else adj_t.storage.value()
-    if values is not None and values.stride() == (
-        0,
-    ):  # one expanded value for all edges; there may be more edges than fit into memory
+    # A stride of 0: one expanded value for all edges. There may be more edges than fit into memory.
+    if values is not None and values.stride() == (0,):
         values = values[:1]
     return values is not None and bool((values != 1).any())

@@ -40,7 +40,6 @@ def load(
     Raises:
         DatasetError: the directory is missing, half-written, truncated, altered, of a newer format, or a host's copy without this part.
         ValueError: the number of ranks does not fit the number of parts, the part does not exist, or this rank is not in the group.
-        ValueError: the number of ranks does not fit the number of parts, or no such part; or this rank is not in the group.
     """
     if verify not in ("quick", "full"):
         raise ValueError(f"verify must be 'quick' or 'full', got {verify!r}")

@@ -162,7 +162,7 @@ def _copy_files(root: Path, copy: Path, manifest: dict[str, Any], parts: set[int
         folder.mkdir(exist_ok=True)
         if folder != copy and folder.is_symlink():
             raise DatasetError(
-                f"{folder} is a symbolic link, and the copy writes through no link; remove it, or copy elsewhere"
+                f"{folder} is a symbolic link, and files are never written through a link; remove it, or copy elsewhere"
             )
         try:
             source = (root / name).open("rb")

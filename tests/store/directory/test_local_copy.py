@@ -247,7 +247,7 @@ def test_nothing_is_written_through_a_link_planted_in_a_copy(dataset_dir, tmp_pa
         (copy / name).symlink_to(victim)
     (copy / "part-00002").symlink_to(elsewhere)
     salientpp.load(copy_to_disk(dataset_dir, tmp_path / "disk", parts=[1]), part_id=1, verify="full")
-    with pytest.raises(DatasetError, match="part-00002 is a symbolic link, and the copy writes through no link"):
+    with pytest.raises(DatasetError, match="part-00002 is a symbolic link, and files are never written through a link"):
         copy_to_disk(dataset_dir, tmp_path / "disk", parts=[2])
     assert victim.read_text() == "kept" and list(elsewhere.iterdir()) == []
 

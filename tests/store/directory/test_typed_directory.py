@@ -498,7 +498,7 @@ def test_attributes_of_homogeneous_graphs_are_refused_with_several_types(tmp_pat
     ):
         with pytest.raises(
             ValueError,
-            match=f"d has several vertex types .*this attribute exists only for graphs with one type; use  .*{instead}",
+            match=f"d has several vertex types .*this attribute exists only for graphs with one type; use .*{instead}",
         ):
             ask()
     for ask in (lambda: part.split("train"), part.vip, lambda: part.original_id(torch.arange(3))):
