@@ -32,7 +32,7 @@ class Connected:
 
     @property
     def is_in_order(self) -> bool:
-        """True if the host's rows are sorted by this rank's own VIP."""
+        """True if the host holds exactly this rank's part, whose rows are already in the order in which the rank needs them."""
         held, parts = self.exchange.placement.row_parts[self.exchange.part_id], self.exchange.placement.own_parts
         return held == parts and len(parts) == 1
 
