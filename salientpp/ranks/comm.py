@@ -51,7 +51,7 @@ class Comm:
     """A process group with uneven all-to-alls.
 
     Attributes:
-        rank, size: number of this rank in the group, and number of ranks. Texts name ranks by these numbers.
+        rank, size: number of this rank in the group, and number of ranks. Error texts name ranks by these numbers.
         device: device of rows that are exchanged: the CPU, or a CUDA device with NCCL. Everything else is exchanged from the CPU.
         of: text after the number of a rank, which says what the numbers mean if they are not the job's.
         groups: torch's groups of these ranks. None: a single process.
@@ -69,7 +69,7 @@ class Comm:
         self.groups = groups
         self._within = within  # kept alive: its notes are used here, and no other Comm may lease its groups
         self._ranks = (0,) if roll is None else roll.ranks
-        self._numbers = numbers or range(len(self._ranks))  # numbers of the ranks in texts
+        self._numbers = numbers or range(len(self._ranks))  # numbers of the ranks in error texts
         self.timeout = timeout
         device = device or torch.device("cpu")
         over_host = groups is None or groups.device is None
@@ -131,7 +131,7 @@ class Comm:
     def among(self, ranks: Sequence[int]) -> Comm:
         """Creates connections between some of these ranks, in ascending order, over gloo and only between host memories.
 
-        Collective among those ranks. A rank that waits in the new Comm also notices failures in this one. Texts use this Comm's rank numbers.
+        Collective among those ranks. A rank that waits in the new Comm also notices failures in this one. Error texts use this Comm's rank numbers.
         """
         if len(ranks) == 1:
             return Comm(None, self.timeout)

@@ -22,7 +22,7 @@ SLICE_SECONDS = 0.5
 
 
 def wait_for(work: dist.Work, groups: Groups, notes: FailureNotes, numbers: Sequence[int], timeout: timedelta) -> None:
-    """Waits for a collective on the host. Texts name the ranks of the groups by ``numbers``.
+    """Waits for a collective on the host. Error texts name the ranks of the groups by ``numbers``.
 
     Raises:
         RankFailure: another rank failed, left or stopped answering. The groups are then broken.
