@@ -918,7 +918,7 @@ def test_an_unwritable_root_is_refused(tmp_path):
 
 @pytest.fixture
 def closed() -> Iterator[Path]:
-    """Yields a folder with ``read-only/`` and ``locked/d``, a dataset directory, neither of which the user may write or enter. Root becomes nobody."""
+    """Yields a folder with ``read-only/`` and ``locked/d``, a dataset directory, neither of which the user may write or enter. Root becomes the user nobody."""
     with tempfile.TemporaryDirectory() as name:  # pytest's own folders may not be entered by the user nobody
         folder = Path(name)
         folder.chmod(0o755)

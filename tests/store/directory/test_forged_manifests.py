@@ -337,7 +337,7 @@ LIES: dict[str, tuple[str, Callable[[np.ndarray], None], str]] = {
         lambda a: a.__setitem__(0, 2**62),
         "original_id.npy must hold each of 0 to 59 once",
     ),
-    "seeds of nobody": (
+    "seeds of no part": (
         "part-00000/split_train.npy",
         lambda a: a.__setitem__(-1, 2**62),
         r"split_train.npy must hold ascending ids in \[0, 60\)",
