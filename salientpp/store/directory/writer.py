@@ -87,9 +87,8 @@ def partition(
         root: the directory to write. Its parent must exist or be creatable.
         num_neighbors, batch_size: the workload. Its VIP weighs edges, moves and orders vertices, and is stored for the cache. ``num_neighbors`` of a
             ``HeteroData`` is one list for all edge types, or a mapping. Training may use other values; the loader then computes the VIP that it needs.
-        method: how vertices are assigned to parts: 'metis', 'kaminpar' (an extra), 'random' or 'auto'. 'auto' is 'kaminpar' for more than 2^26 edges if
-            KaMinPar is installed, otherwise 'metis'. It may also be a given assignment: an integer tensor [N] of parts in [0, K), or for a ``HeteroData``
-            a mapping from node types to such tensors.
+        method: 'metis', 'kaminpar' (an extra), 'random', or 'auto': 'kaminpar' for more than 2^26 edges if KaMinPar is installed, otherwise 'metis'. Or the
+            assignment itself: an integer tensor [N] of parts in [0, K), or for a ``HeteroData`` a mapping from node types to such tensors.
         edge_weights: what METIS and KaMinPar minimise: 'vip', the draws across the cut, or 'equal', the number of edges cut.
         order: order of vertices inside a part: 'vip', the most probable first, or 'original', as in ``data``. ``device_rows`` takes the first rows.
         refine: if True, vertices then move between parts while fewer rows are predicted to travel. A ``HeteroData`` cannot be refined. None: refine if METIS
@@ -97,8 +96,7 @@ def partition(
         split: name -> vertex ids or mask; for a ``HeteroData``, node type -> such a mapping. Every vertex in it is kept, whatever its label.
             None takes ``train_mask``, ``train_idx`` or ``train_index`` of the data, and in the same way for ``val`` and ``test``.
         edge_split: name -> edge ids (positions in ``edge_index``) or mask; for a ``HeteroData``, edge type -> such a mapping. An edge is in its target's part.
-        seeds: the split that the VIP is computed for, or ``(type, split)`` if several types have it. If the split does not exist, all vertices of the
-            part are seeds.
+        seeds: the split that the VIP is computed for, or ``(type, split)`` if several types have it. Without such a split, all vertices are seeds.
         replicate: node types whose rows every part gets. None: types whose rows take at most 1 % of the bytes of all rows, and at most 16 MiB.
         time_attr: the name of node or edge times. Neighbour lists are stored in their order, and node times whole, so that ranks sample from memory maps.
         store_as: name of a node attribute -> the format that its rows are stored in and travel in: 'fp16', 'bf16', 'fp8', 'int8', 'int4', or with blocks as
