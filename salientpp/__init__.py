@@ -1,6 +1,6 @@
 """Train graph neural networks on graphs that outgrow one machine, by changing one import.
 
-The public names are imported when one of them is first asked for: torch and PyG take seconds, and `salientpp --help` needs neither.
+The public names are imported when one of them is first used: importing torch and PyG takes seconds, and `salientpp --help` needs neither.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if _TYPE_CHECKING:
     from salientpp.store.directory.writer import partition
     from salientpp.vip.inclusion import inclusion_probability
 
-    #: Of the installed package; a source tree that was not installed has none.
+    #: Version of the installed package; "unknown" for a source tree that was not installed.
     __version__: str
 
 _MODULES = {
@@ -79,11 +79,11 @@ def __getattr__(name: str) -> object:
             module = None
         if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        # The package's own files import its other files and the folder of operators from here; help of the command does not need torch.
+        # The package's own files import its other files, and the folder of operators, through this function. The command's help does not need torch.
         if not hasattr(module, "__path__") or name in ("cli", "ops"):
             return module
     _import_module(f"{__name__}.versions").check_versions()
-    # All at once, so that what is inside the package's folders can be reached from here, whichever name was asked for.
+    # All names are imported at once, so that the modules in the package's folders can be reached from here, whichever name was used first.
     for public, where in _MODULES.items():
         globals()[public] = getattr(_import_module(f"{__name__}.{where}"), public)
     return globals()[name]

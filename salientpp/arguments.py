@@ -1,4 +1,4 @@
-"""Which values are numbers? Those of Python, NumPy and torch alike, as long as nothing is lost; booleans are none."""
+"""Reads numbers that users pass: values of Python, NumPy and torch, if no information is lost. Booleans do not count as numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def as_integer(value: Any) -> int | None:
-    """An integer of Python, NumPy (also an array without dimensions) or torch (a tensor without dimensions); None for anything else."""
+    """Returns an integer of Python, NumPy (also a 0-dimensional array) or torch (a 0-dimensional tensor). None for anything else."""
     if isinstance(value, bool) or getattr(value, "ndim", 0) != 0 or "bool" in str(getattr(value, "dtype", "")):
         return None
     try:
@@ -22,11 +22,11 @@ def as_integer(value: Any) -> int | None:
 
 
 def as_real(value: Any) -> float | None:
-    """As :func:`as_integer`, for finite real numbers."""
+    """Returns a finite real number, from the same types as :func:`as_integer`. None for anything else."""
     whole = as_integer(value)
     dtype = getattr(value, "dtype", None)
     if type(value) in (int, float):
-        is_real = True  # the usual ones: to ask an abstract class takes tens of microseconds the first time
+        is_real = True  # the usual types, checked first because the first check of an abstract class takes tens of microseconds
     elif isinstance(value, Tensor):
         is_real = value.ndim == 0 and value.dtype.is_floating_point
     else:
@@ -56,10 +56,10 @@ _UNITS = {
 
 
 def as_amount(value: Any) -> float | int | None:
-    """An amount of memory: a float in [0, 1] is a fraction, an int is bytes; None for anything else.
+    """Returns an amount of memory: a float in [0, 1] is a fraction, an int is bytes. None for anything else.
 
     Args:
-        value: a number in [0, 1] for a fraction, an integer from 2 on for bytes, or text such as ``"2GiB"``, ``"500 MB"`` or ``"0B"`` for bytes.
+        value: a number in [0, 1] for a fraction, an integer >= 2 for bytes, or text such as ``"2GiB"``, ``"500 MB"`` or ``"0B"`` for bytes.
     """
     if isinstance(value, str):
         found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]+)", value)

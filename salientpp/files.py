@@ -1,7 +1,7 @@
-"""Writes a file whole, or not at all: under another name, which is then renamed.
+"""Writes a file completely or not at all: under a temporary name, which is then renamed.
 
-The other name is new and random: a symbolic link under a name that can be guessed would let whoever may write in the folder choose the file that is
-written over.
+The temporary name is new and random. If it could be guessed, whoever may write in the folder could put a symbolic link there, and so choose the file that
+is overwritten.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-#: What to do about errors of the system that are no fault of the file.
+#: Remedies for errors of the operating system that are not the file's fault.
 _REMEDIES = {
     errno.EMFILE: "this process may open no more files: raise the limit (ulimit -n), or open fewer at a time",
     errno.ENFILE: "this machine may open no more files: end other processes, or raise fs.file-max",
@@ -29,22 +29,22 @@ _REMEDIES = {
 
 
 def what_to_do(error: BaseException, otherwise: str) -> str:
-    """Advice on an error of the system, or of memory that ran out: what the machine lacks, or else ``otherwise``."""
+    """Returns advice on an error of the system, or on memory that ran out: a remedy for what the machine lacks, or else ``otherwise``."""
     code = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
     return _REMEDIES.get(code or 0, otherwise)
 
 
 def where_to_write(error: OSError, otherwise: str) -> str:
-    """Advice on an error of the system while something was written: what the machine lacks, and ``otherwise``, which helps without permission."""
+    """Returns advice on a system error while writing: a remedy for what the machine lacks, then ``otherwise``. Without permission, only ``otherwise``."""
     remedy = "" if isinstance(error, PermissionError) else what_to_do(error, "")
     return f"{remedy}, or {otherwise}" if remedy else otherwise
 
 
 def check_output(path: Path) -> None:
-    """Raise ValueError unless :func:`write_whole` can be expected to write ``path``."""
+    """Raises ValueError if :func:`write_whole` can be expected to fail to write ``path``."""
     folder = _target(path).parent if path.is_symlink() else path.parent
     if not folder.is_dir():
-        raise ValueError(f"the directory {folder} does not exist; make it, or choose another")
+        raise ValueError(f"the directory {folder} does not exist; create it, or choose another")
     if path.is_dir():
         raise ValueError(f"{path} is a directory; give the name of a file")
     try:
@@ -57,20 +57,20 @@ def check_output(path: Path) -> None:
         raise ValueError(f"{path} cannot be written ({error.strerror}); choose another") from None
     if is_replaced(path):
         try:
-            # Permissions say too little: of root, of file systems mounted to be read.
+            # Permission bits are not enough: root ignores them, and a file system may be mounted read-only.
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
             raise ValueError(f"the directory {folder} cannot be written ({error.strerror}); choose another") from None
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Call ``write`` with a binary file that becomes ``path`` only once it is complete.
+    """Calls ``write`` with a binary file that becomes ``path`` only once it is complete.
 
-    A symbolic link stays, and what it leads to is written. What is no regular file, such as a device or a pipe, cannot be replaced and is
-    written as the bytes come.
+    A symbolic link stays, and its target is written. A path that is not a regular file, such as a device or a pipe, cannot be replaced, and is written
+    directly.
 
     Raises:
-        OSError: it cannot be written; a regular file is then as it was.
+        OSError: the file cannot be written. A regular file then stays unchanged.
     """
     try:
         if is_replaced(path):
@@ -83,11 +83,11 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def is_replaced(path: Path) -> bool:
-    """Whether ``path``, behind links, is absent or a regular file that has this name."""
+    """True if ``path``, after following links, does not exist or is a regular file with this name."""
     found = _stat(path)
     if found is None:
         return True
-    # A link of /proc, such as /dev/stdout, may lead to a file that has another name by now, or none.
+    # A link in /proc, such as /dev/stdout, may lead to a file that was renamed or deleted.
     there = _stat(_target(path))
     return (
         stat.S_ISREG(found.st_mode)
@@ -98,10 +98,10 @@ def is_replaced(path: Path) -> bool:
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Call ``write`` with a new binary file that then takes the place of ``path``, also of a symbolic link there, and keeps the mode of a file there.
+    """Calls ``write`` with a new binary file that then replaces ``path``, even if ``path`` is a symbolic link. The mode of an existing file is kept.
 
     Raises:
-        OSError: it cannot be written; nothing has changed then, and nothing is left beside it.
+        OSError: the file cannot be written. Then nothing has changed, and no temporary file is left.
     """
     try:
         found = os.lstat(path)
@@ -110,7 +110,7 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     else:
         mode = None if stat.S_ISLNK(found.st_mode) else stat.S_IMODE(found.st_mode)
     temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(4)}")
-    # Others may never read more of it than they will be able to.
+    # Created with the final mode, so that no user can read more of the temporary file than of the final one.
     descriptor = os.open(
         temporary,
         os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
@@ -129,12 +129,12 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 def _open_in_place(path: Path) -> BinaryIO:
     descriptor = _standard_stream(os.stat(path))
-    # Opened anew, a file that is also stdout would be written at two places at once.
+    # If the file is also stdout, opening it again would give a second write position.
     return path.open("wb") if descriptor is None else os.fdopen(os.dup(descriptor), "wb")
 
 
 def _standard_stream(found: os.stat_result) -> int | None:
-    """The descriptor of stdout or stderr, if one of them is this file."""
+    """Returns the descriptor of stdout or stderr if one of them is this file, or None."""
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):
             if os.path.samestat(found, os.fstat(descriptor)):

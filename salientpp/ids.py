@@ -1,4 +1,4 @@
-"""Reads ids of vertices from a mask or from integers, as int64, and finds those out of range."""
+"""Reads vertex ids from a mask or from integers, as int64, and finds ids that are out of range."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 def as_tensor(given: Any, must: str) -> Tensor:
-    """A tensor, a number, a list of numbers, or an array of any strides and byte order as a tensor.
+    """Converts a tensor, a number, a list of numbers, or an array of any strides and byte order to a tensor.
 
-    ValueError if torch makes none of it; ``must`` says what this is and must be, such as "input_nodes must be a mask or integer ids".
+    ValueError if torch cannot convert it. ``must`` names the argument and what it must be, such as "input_nodes must be a mask or integer ids".
     """
     try:
         if isinstance(given, np.ndarray):
@@ -25,7 +25,7 @@ def as_tensor(given: Any, must: str) -> Tensor:
 
 
 def first_outside(ids: Tensor, end: int, begin: int = 0) -> int | None:
-    """The position of the first of some integers that is not in ``[begin, end)``; None: all are."""
+    """Returns the position of the first integer that is not in ``[begin, end)``, or None."""
     if not ids.numel():
         return None
     low, high = torch.aminmax(ids)
@@ -35,9 +35,9 @@ def first_outside(ids: Tensor, end: int, begin: int = 0) -> int | None:
 
 
 def check_range(ids: Tensor, end: int, must: str, of: str = "") -> None:
-    """Raise ValueError, with the position, unless all ids int64 [n] are in ``[0, end)``.
+    """Raises ValueError, with the position, unless all ids int64 [n] are in ``[0, end)``.
 
-    ``must`` says what is asked of them, such as "seeds must be"; ``of`` what the position is in, such as " of seed set 3".
+    ``must`` is the beginning of the error, such as "seeds must be". ``of`` names where the position is, such as " of seed set 3".
     """
     at = first_outside(ids, end)
     if at is not None:
@@ -47,15 +47,15 @@ def check_range(ids: Tensor, end: int, must: str, of: str = "") -> None:
 def read_ids(
     given: Tensor, size: int, name: str, kinds: str = "a mask or integer ids", must: str = "must be"
 ) -> tuple[Tensor, bool]:
-    """int64 ids, of a mask ascending, else as given, flat; and whether a mask named them.
+    """Returns flat int64 ids, and True if a mask was given. Ids of a mask are ascending; other ids keep their order.
 
     Args:
-        given: bool [size], or integers of any type; empty ones may be of any type at all, as an empty list becomes float32.
-        size: ids are in ``[0, size)``.
-        name, kinds, must: for errors: what this is, what it may be, and how ids are said to be in range.
+        given: bool [size], or integers of any type. If empty, of any type at all, because an empty list becomes float32.
+        size: ids must be in ``[0, size)``.
+        name, kinds, must: parts of error texts: the argument's name, the kinds of values that it takes, and the words before the range of ids.
 
     Raises:
-        ValueError: a mask of another shape, numbers that are no integers, or an id out of range.
+        ValueError: a mask has another shape, numbers are not integers, or an id is out of range.
     """
     given = given.cpu()
     if given.dtype == torch.bool:
@@ -64,6 +64,6 @@ def read_ids(
         return given.nonzero().flatten(), True
     if given.numel() and (given.dtype.is_floating_point or given.dtype.is_complex):
         raise ValueError(f"{name} must be {kinds}, got {given.dtype}")
-    ids = given.to(torch.int64).flatten()  # not all integer types can be compared
+    ids = given.to(torch.int64).flatten()  # torch cannot compare some integer types
     check_range(ids, size, f"{name} {must}")
     return ids, False

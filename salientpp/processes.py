@@ -1,10 +1,10 @@
 """Threads, locks and connections that survive a fork: :class:`Lock`, :class:`Threads` with :class:`Task`, :func:`in_order` and :func:`connecting`.
 
-A forked child has the parent's memory and one thread. The other threads are gone in the middle of what they did, and locks that they held stay held.
-Locks and threads can be copied and pickled; the copy has its own.
+A forked child has the parent's memory and a single thread. The other threads vanish in the middle of their work, and their locks stay held. The locks and
+threads of this module can be copied and pickled; a copy has its own.
 
-OpenMP does not survive a fork either: a thread that has run a parallel region in the parent waits for ever in its first one in the child. Threads that
-were started in the child do not, so what may compute in parallel is done there.
+OpenMP does not survive a fork either. If a thread has run a parallel region in the parent, it waits forever in its first region in the child. Threads that
+were started in the child do not have this problem, so parallel work runs in such threads.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _connections: dict[int, int] = {}  # descriptor -> inode of the socket
 
 
 def forks() -> int:
-    """How many forks lie between the first process that imported this module and this one; what was made at another count was made before a fork."""
+    """Returns the number of forks between the first process that imported this module and this one. A different count means that a fork came between."""
     return _forks
 
 
 def after_fork(owner: _Owner) -> None:
-    """Call ``owner._after_fork()`` in every child that is forked while ``owner`` lives."""
+    """Registers ``owner`` so that every child forked during its lifetime calls ``owner._after_fork()``."""
     _owners.add(owner)
 
 
 def may_compute_in_parallel() -> bool:
-    """Whether the calling thread has a working OpenMP; that of a forked child which was there before the fork need not have."""
+    """True if the calling thread has a working OpenMP. In a forked child, the thread that existed before the fork may not have one."""
     return not getattr(_thread, "was_forked", False)
 
 
@@ -67,7 +67,7 @@ class Lock:
     """A reentrant lock.
 
     Attributes:
-        interrupted: this process was forked while another thread held the lock, so what it guards may be half done.
+        interrupted: True if this process was forked while another thread held the lock. The guarded data may then be inconsistent.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Lock:
         self._lock.release()
 
     def _after_fork(self) -> None:
-        # The thread that forked goes on in the child, and gives back what it holds. Of others nothing is left.
+        # The thread that called fork continues in the child, and releases the locks that it holds. The other threads do not exist in the child.
         if not self._lock.acquire(blocking=False):
             self._lock, self.interrupted = threading.RLock(), True
         else:
@@ -98,10 +98,10 @@ Out = TypeVar("Out")
 
 
 class lazy(Generic[T]):
-    """A method's value, computed when it is first asked for and kept in the object.
+    """Value of a method, computed on first use and stored in the object.
 
-    As ``functools.cached_property``, whose lock (one for all objects, up to Python 3.11) would stay held in a child that was forked meanwhile. Threads
-    that ask at once may compute it several times.
+    Similar to ``functools.cached_property``, whose lock (up to Python 3.11 one for all objects) would stay held in a child that was forked meanwhile. If
+    several threads use it first at the same time, it may be computed several times.
     """
 
     def __init__(self, function: Callable[[Any], T]) -> None:
@@ -116,24 +116,24 @@ class lazy(Generic[T]):
 # --- threads ----------------------------------------------------------------------------------------------
 
 
-#: Held by a thread that begins.
+#: Held by a thread while it starts.
 _beginning = Lock()
 
 
 def _begin() -> None:
-    """What a thread does first, one thread at a time.
+    """Initialises torch in a new thread, one thread at a time.
 
-    A thread's first use of torch's threads sets their number, if the user has set one. In a forked child the first to do so also makes the pool anew,
-    and another that asks meanwhile finds none and fails ("Invalid thread pool!", torch 2.13, caffe2/utils/threadpool/pthreadpool-cpp.cc).
+    A thread's first use of torch's threads sets their number, if the user has set one. In a forked child, the first such use also recreates the pool.
+    Another thread that uses it meanwhile finds no pool and fails ("Invalid thread pool!", torch 2.13, caffe2/utils/threadpool/pthreadpool-cpp.cc).
     """
     with _beginning:
         torch.get_num_threads()
 
 
 class Threads:
-    """Up to ``number`` threads that do what they are given, in its order.
+    """Threads, at most ``number``, that run functions in the order of submission.
 
-    At the exit of the interpreter, when no thread can be started any more, the caller's thread does it.
+    At the exit of the interpreter, when no thread can be started any more, the caller's thread runs them.
     """
 
     def __init__(self, number: int, name: str) -> None:
@@ -144,7 +144,7 @@ class Threads:
         after_fork(self)
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Task:
-        """Have ``function(*args)`` done."""
+        """Submits ``function(*args)``."""
         return Task(self, function, args)
 
     def _start(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Future:
@@ -153,14 +153,14 @@ class Threads:
                 if self._executor is None:
                     self._executor = ThreadPoolExecutor(self.number, thread_name_prefix=self._name, initializer=_begin)
                     self._end = weakref.finalize(self, self._executor.shutdown, wait=False, cancel_futures=True)
-                    self._end.atexit = False  # a rank whose script has ended may still be answering others
+                    self._end.atexit = False  # a rank whose script has ended may still be answering other ranks
                 return self._executor.submit(function, *args)
         except RuntimeError:  # the interpreter is exiting
             return completed(function, *args)
 
     def _after_fork(self) -> None:
         if self._end is not None:
-            self._end.detach()  # its locks may be held by threads that are gone
+            self._end.detach()  # its locks may be held by threads that do not exist here
         self._executor = self._end = None
 
     def __reduce__(self) -> tuple[type[Threads], tuple[int, str]]:
@@ -168,7 +168,7 @@ class Threads:
 
 
 class Task:
-    """What :class:`Threads` were given to do. In a child that was forked meanwhile it is done again, so it must not matter how often it is done."""
+    """A function call submitted to :class:`Threads`. In a child that was forked meanwhile it runs again, so running it twice must be harmless."""
 
     def __init__(self, threads: Threads, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self._threads, self._function, self._args = threads, function, args
@@ -179,19 +179,19 @@ class Task:
         self._future = self._threads._start(self._function, self._args)
 
     def result(self) -> Any:
-        """Wait for it; gives what the function returned, or raises what it raised."""
+        """Waits for the call. Returns what the function returned, or raises what it raised."""
         if self._forks != _forks:
             self._start()
         return self._future.result()
 
     def cancel(self) -> None:
-        """Leave it undone, if it has not begun."""
+        """Cancels the call, if it has not begun."""
         if self._forks == _forks:
             self._future.cancel()
 
 
 class Undone:
-    """``function(*args)``, to be done by the thread that asks for the result; once."""
+    """Delayed ``function(*args)``, which the thread that asks for the result runs."""
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self._function, self._args = function, args
@@ -200,11 +200,11 @@ class Undone:
         return self._function(*self._args)
 
     def cancel(self) -> None:
-        """Nothing: nobody has begun."""
+        """Does nothing, because the call has not begun."""
 
 
 def completed(function: Callable[..., Any], *args: Any) -> Future:
-    """``function(*args)``, done in the caller's thread, as the threads would hand it over."""
+    """Runs ``function(*args)`` in the caller's thread, and returns a completed future."""
     future: Future = Future()
     try:
         future.set_result(function(*args))
@@ -213,19 +213,19 @@ def completed(function: Callable[..., Any], *args: Any) -> Future:
     return future
 
 
-#: Items under way in :func:`in_order`, per thread.
+#: Number of items in progress per thread in :func:`in_order`.
 _AHEAD = 4
 
 
 def in_order(function: Callable[[In], Out], items: Iterable[In], name: str) -> Iterator[Out]:
-    """``function`` of every item, computed by torch's number of threads a little ahead, in the order of the items.
+    """Yields ``function(item)`` for every item, in order. As many threads as torch uses compute a little ahead.
 
-    The caller may stop early. The garbage collector may then close this generator in any thread, also in one that begins and holds locks of
+    The caller may stop early. The garbage collector may then close this generator in any thread, also in one that is starting and holds locks of
     :mod:`threading`. So nothing here waits for the threads at the end: a pool in a ``with`` block would, and both threads would wait forever.
 
     Args:
-        items: taken in the caller's thread.
-        name: of the threads.
+        items: read in the caller's thread.
+        name: name of the threads.
     """
     threads = Threads(torch.get_num_threads(), name)
     under_way: deque[Task] = deque()
@@ -242,10 +242,11 @@ def in_order(function: Callable[[In], Out], items: Iterable[In], name: str) -> I
 
 @contextlib.contextmanager
 def connecting() -> Iterator[None]:
-    """Sockets that a communication library opens inside this block are closed in forked children and not handed to started programs.
+    """Context for a communication library. Sockets that it opens inside are closed in forked children, and are not passed to programs that are started.
 
-    A process that holds a copy of a connection keeps it open when the one that uses it is killed, and then nobody notices. Linux only; else this
-    does nothing. To take no socket of another thread for one of the library's, only those count that an epoll watches which appeared with them.
+    If a forked process held a copy of a connection, the connection would stay open when its user is killed, and the other end would not notice. This works
+    only on Linux, and does nothing elsewhere. Sockets of other threads must not be affected. So only sockets count that are watched by an epoll which
+    appeared at the same time.
     """
     before = _open_files()
     yield
@@ -258,20 +259,20 @@ def connecting() -> Iterator[None]:
 
 
 def _open_files() -> dict[int, int]:
-    """Descriptor -> inode."""
+    """Returns open descriptors -> inodes."""
     try:
         names = os.listdir("/proc/self/fd")
     except OSError:
         return {}
     found = {}
     for name in names:
-        with contextlib.suppress(OSError):  # that of the folder itself
+        with contextlib.suppress(OSError):  # the descriptor of the folder itself is closed by now
             found[int(name)] = os.fstat(int(name)).st_ino
     return found
 
 
 def _watched_by(descriptor: int) -> list[int]:
-    """The descriptors that an epoll watches; of another file none."""
+    """Returns the descriptors that an epoll watches. Empty for other files."""
     try:
         with open(f"/proc/self/fdinfo/{descriptor}") as file:
             return [int(line.split()[1]) for line in file if line.startswith("tfd:")]
@@ -289,7 +290,7 @@ def _is_socket(descriptor: int, inode: int) -> bool:
 
 def _close_connections() -> None:
     for descriptor, inode in _connections.items():
-        if _is_socket(descriptor, inode):  # else it was closed since, and the number may be another file's now
+        if _is_socket(descriptor, inode):  # otherwise it was closed, and its number may now belong to another file
             with contextlib.suppress(OSError):
                 os.close(descriptor)
     _connections.clear()

@@ -1,4 +1,4 @@
-"""What a long operation tells its caller: the step that it is at, and how much of the step is done."""
+"""Progress of a long operation: the current step, and how much of it is done."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any
 
 
 class Progress:
-    """Receives what a long operation tells. This class keeps it and shows nothing; a subclass overrides :meth:`begin` and :meth:`reach`.
+    """Receives the progress of a long operation. This class stores it and shows nothing. A subclass overrides :meth:`begin` and :meth:`reach`.
 
     Steps follow one another; a step ends where the next begins. All calls come from the thread that runs the operation.
 
     Attributes:
-        step: what is being done, such as "sorting edges".
-        total: how much there is to do in this step; 0: that is not counted.
-        unit: what ``total`` and ``done`` count, such as "edges".
-        done: how much of ``total`` is done.
+        step: description of the current step, such as "sorting edges".
+        total: amount of work in this step. 0: unknown.
+        unit: unit of ``total`` and ``done``, such as "edges".
+        done: amount of ``total`` that is done.
     """
 
     step = ""
@@ -23,25 +23,25 @@ class Progress:
     done = 0
 
     def begin(self, step: str, total: int = 0, unit: str = "") -> None:
-        """A step begins."""
+        """Starts a step."""
         self.step, self.total, self.unit, self.done = step, total, unit, 0
 
     def reach(self, done: int) -> None:
-        """So much of the step is done in all."""
+        """Reports the amount of the step that is done so far."""
         self.done = done
 
     def advance(self) -> None:
-        """One unit more of the step is done."""
+        """Reports that one more unit of the step is done."""
         self.reach(self.done + 1)
 
 
 class ProgressBar(Progress):
-    """Shows a bar of the present step on stderr, by tqdm."""
+    """Shows the current step as a tqdm bar on stderr."""
 
     _bar: Any = None
 
     def begin(self, step: str, total: int = 0, unit: str = "") -> None:
-        from tqdm import tqdm  # PyG needs it, so it is there
+        from tqdm import tqdm  # a dependency of PyG, so it is installed
 
         super().begin(step, total, unit)
         if self._bar is not None:

@@ -1,6 +1,6 @@
-"""Are the libraries that everything here stands on there, and new enough?
+"""Checks that the required libraries are installed and new enough.
 
-pip sees to it, unless it was told not to (``--no-deps``) or a library was replaced later.
+pip ensures it, unless pip was told not to (``--no-deps``) or a library was replaced later.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ NEEDED = {"torch": (2, 10), "torch_geometric": (2, 7)}
 
 
 def own_version() -> str:
-    """Version of the installed package; "unknown" for a source tree that was not installed."""
+    """Returns the version of the installed package; "unknown" for a source tree that was not installed."""
     return next((found.version for found in distributions(name="salientpp")), UNKNOWN)
 
 
 def versions_of_libraries() -> dict[str, str]:
-    """Versions of the libraries in ``NEEDED``, without what follows a plus sign; "unknown" where there is no record."""
+    """Returns the versions of the libraries in ``NEEDED``, without the part after a plus sign; "unknown" if pip has no record of a library."""
     found = {}
     for name in NEEDED:
         try:
@@ -32,7 +32,7 @@ def versions_of_libraries() -> dict[str, str]:
 
 
 def check_versions() -> None:
-    """Raise ImportError, with what to do, unless the libraries are there."""
+    """Raises ImportError, with advice, unless the required libraries are installed and new enough."""
     for name, least in NEEDED.items():
         wanted = f"{name} >= {'.'.join(map(str, least))}"
         try:
@@ -40,6 +40,6 @@ def check_versions() -> None:
         except PackageNotFoundError:
             if find_spec(name) is None:
                 raise ImportError(f"salientpp needs {wanted}, which is not installed: pip install {name}") from None
-            continue  # built or put there without a record of its version
+            continue  # built or copied without a record of its version
         if tuple(map(int, re.findall(r"\d+", found)[:2])) < least:
             raise ImportError(f"salientpp needs {wanted}, got {found}: pip install --upgrade {name}")

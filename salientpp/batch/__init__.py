@@ -1,1 +1,1 @@
-"""From what was sampled and gathered to the batch that the user gets."""
+"""Batches: assembled for the user from sampled vertices and edges and from gathered rows."""

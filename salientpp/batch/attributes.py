@@ -1,4 +1,4 @@
-"""The attributes of the vertices and of the edges of one type, cut to what was sampled."""
+"""Node and edge attributes of one type, cut to the sampled vertices and edges."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from salientpp.graph.from_pyg import positions_in
 from salientpp.store.rows import take_rows
 from salientpp.store.tiers import NO_IDS
 
-#: What a batch says about itself in place of attributes by these names, as in PyG. (An ``n_id`` or ``e_id`` of the data stays.)
+#: Attributes that the loader sets on a batch, as PyG does, instead of the data's attributes of these names. (An ``n_id`` or ``e_id`` of the data stays.)
 _SET_BY_LOADER = frozenset(
     [
         "batch",
@@ -37,7 +37,7 @@ _SET_BY_LOADER = frozenset(
 
 
 def _is_rows(value: object) -> bool:
-    """Whether the row kernel can gather from it: a dense, contiguous CPU tensor without a gradient."""
+    """True if the row kernel can gather from the value: a dense, contiguous CPU tensor without a gradient."""
     return (
         type(value) is Tensor
         and value.layout == torch.strided
@@ -50,28 +50,30 @@ def _is_rows(value: object) -> bool:
 
 
 class NodeAttributes:
-    """The vertex attributes of one storage, whatever it holds at the moment.
+    """The vertex attributes of one storage, as it is at the moment of each call.
 
     Args:
-        store: the storage as it is when the loader is made.
-        own: names of those whose rows come from elsewhere; they may be missing in the storage.
+        store: the storage when the loader is constructed.
+        own: names of attributes whose rows come from the user's sources; the storage may lack them.
     """
 
     def __init__(self, store: BaseStorage, own: Collection[str]) -> None:
         self._own = own
-        self._num_vertices = store.num_nodes  # the graph that is sampled keeps its size
+        self._num_vertices = store.num_nodes  # the sampled graph keeps its size
         x = store.get("x")
         if isinstance(x, Tensor) and "x" not in own and not x.is_nested and x.dim() and not store.is_node_attr("x"):
             owner = "data" if store._key is None else f"data[{store._key!r}]"
             warnings.warn(
-                f"{owner}.x has {x.size(0)} rows for {self._num_vertices} vertices, so every batch carries it whole, as in PyG",
+                f"{owner}.x has {x.size(0)} rows for {self._num_vertices} vertices, so every batch carries all of x, as in PyG",
                 UserWarning,
                 stacklevel=2,
             )
 
     def columns(self, store: BaseStorage) -> dict[str, Tensor]:
-        """Those whose rows the pipeline brings from here; others (on another device, strided, not tensors, with the vertices in another
-        dimension) are left to PyG's ``index_select``."""
+        """Returns the attributes whose rows the pipeline gathers from this storage.
+
+        PyG's ``index_select`` handles the others: values on another device, not contiguous, not tensors, or with vertices in another dimension.
+        """
         others = ("num_nodes", *_SET_BY_LOADER, *self._own)
         names = [name for name in store if name not in others and store.is_node_attr(name)]
         rows = {
@@ -80,7 +82,7 @@ class NodeAttributes:
         return {name: value for name, value in rows.items() if _cat_dim(store, name) == 0}
 
     def fill(self, store: BaseStorage, out: BaseStorage, n_id: Tensor, rows: Mapping[str, Tensor]) -> None:
-        """Set the attributes of the vertices ``n_id``; ``rows`` holds those that are there already, or will come."""
+        """Sets the attributes of the vertices ``n_id`` on ``out``. ``rows`` holds the columns that are gathered already or will arrive later."""
         to = out._mapping
         for name in store._mapping:
             if name in rows:
@@ -94,17 +96,17 @@ class NodeAttributes:
 
 
 class EdgeAttributes:
-    """The edges of one storage, and their attributes, whatever it holds at the moment.
+    """The edges of one storage and their attributes, as it is at the moment of each call.
 
     Args:
-        store: the storage as it is when the loader is made.
+        store: the storage when the loader is constructed.
 
     Raises:
-        ValueError: it has ``edge_index`` and ``adj_t``, and they are not of the same edges.
+        ValueError: it has both ``edge_index`` and ``adj_t``, and their edges differ.
     """
 
     def __init__(self, store: BaseStorage) -> None:
-        self._position = None  # in adj_t, of each column of edge_index; None: the same
+        self._position = None  # position in adj_t of each column of edge_index; None: the same position
         if store.get("edge_index") is not None and store.get("adj_t") is not None:
             key = store._key
             self._position = positions_in(store.adj_t, store.edge_index, "the edges" if key is None else repr(key))
@@ -118,10 +120,10 @@ class EdgeAttributes:
         edge: Tensor | None,
         of_vertices: Collection[str] = (),
     ) -> None:
-        """Set ``edge_index`` or ``adj_t`` and the attributes of the edges ``edge``; those vanish where it is None, as in PyG.
+        """Sets ``edge_index`` or ``adj_t``, and the attributes of the edges ``edge``. If ``edge`` is None, the attributes are removed, as in PyG.
 
         Args:
-            of_vertices: names of which it is known that they are attributes of vertices; asking PyG takes long.
+            of_vertices: names that are known to be vertex attributes, because asking PyG is slow.
         """
         to = out._mapping
         for name in store._mapping:
@@ -146,7 +148,7 @@ class EdgeAttributes:
 
 
 def edge_index_of(row: Tensor, col: Tensor) -> Tensor:
-    """int64 [2, e], without a copy where the sampler made row and col as one tensor, in this order."""
+    """Returns int64 [2, e], without a copy if the sampler made ``row`` and ``col`` as one tensor in this order."""
     base = row._base
     if base is not None and base is col._base and base.shape == (2, row.numel()) and row.data_ptr() == base.data_ptr():
         return base
@@ -154,20 +156,21 @@ def edge_index_of(row: Tensor, col: Tensor) -> Tensor:
 
 
 def storage_of(data: Data | HeteroData, type_: Any) -> BaseStorage:
-    """The storage of exactly this type. ``data[type_]`` may mean a relation instead, if the node type does not exist yet."""
+    """Returns the storage of exactly this type. ``data[type_]`` may return a relation instead if the node type does not exist yet."""
     if isinstance(data, Data):
         return data._store
     return data.get_edge_store(*type_) if isinstance(type_, tuple) else data.get_node_store(type_)
 
 
 def of_type(ids: Tensor | Mapping[Any, Tensor], type_: Any) -> Tensor:
-    # In this order: to find out that a tensor is no mapping, Python once goes through all classes of mappings.
+    # The test for Tensor comes first: to find that a tensor is no Mapping, Python once checks every Mapping class.
     return ids if isinstance(ids, Tensor) else ids.get(type_, NO_IDS)
 
 
 def _sparse_rows(adj_t: Tensor, row: Tensor, col: Tensor, edge: Tensor | None, size: tuple[int, int]) -> Tensor:
-    """The sampled edges as a torch CSR tensor of targets by sources, with the values of ``adj_t``; repeats stay."""
-    order = torch.sort(col, stable=True).indices  # the sampler's edges are sorted already; a transform's may not be
+    """Returns the sampled edges as a torch CSR tensor of targets by sources, with the values of ``adj_t``. Repeated edges stay."""
+    # Sampled edges are sorted already, but a transform may have reordered them.
+    order = torch.sort(col, stable=True).indices
     values = adj_t.values()[edge] if edge is not None else adj_t.values().new_ones(row.numel())
     counts = torch.bincount(col, minlength=size[0])
     indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
@@ -175,15 +178,15 @@ def _sparse_rows(adj_t: Tensor, row: Tensor, col: Tensor, edge: Tensor | None, s
 
 
 def _cat_dim(store: BaseStorage, name: str) -> Any:
-    """Which dimension of an attribute counts vertices or edges, as the object says that the storage is of."""
+    """Returns the dimension of an attribute that counts vertices or edges, according to the data object that owns the storage."""
     return store._parent().__cat_dim__(name, store[name], store)
 
 
 def _cut(store: BaseStorage, name: str, ids: Tensor) -> object:
-    """An attribute of the vertices or edges, cut to ``ids``.
+    """Returns an attribute of vertices or edges, cut to ``ids``.
 
     Raises:
-        ValueError: it is of a kind that has no rows to take.
+        ValueError: the attribute cannot be indexed by row.
     """
     value = store[name]
     dim = _cat_dim(store, name)
@@ -196,6 +199,6 @@ def _cut(store: BaseStorage, name: str, ids: Tensor) -> object:
         kind = f"{value.layout} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
         reason = str(error).partition("\n")[0][:200]
         raise ValueError(
-            f"{owner}.{name} cannot be cut to what was sampled, as PyG does with an attribute that has an entry per vertex or edge: "
+            f"{owner}.{name} has one entry per vertex or edge, as PyG sees it, but cannot be cut to the sampled ones: "
             f"{kind} of length {len(value)} ({reason}); make it a dense or COO tensor, or delete it"
         ) from error

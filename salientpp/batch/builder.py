@@ -1,7 +1,7 @@
-"""Makes the batch that the user gets of what was sampled and gathered and of what the data holds at that time.
+"""Builds the user's batch from sampled vertices and edges, gathered rows, and the data's attributes at that moment.
 
-A ``Data`` may be written to while batches of it are under way. What it held is noted when a batch is begun, and compared when it is given; a batch
-that is no longer as the data is gets made anew, but for the rows that are still right.
+The user may write to a ``Data`` while batches of it are in flight. The builder records the data's contents when a batch is begun, and compares them when the
+batch is delivered. If they differ, it builds the batch again, and keeps the rows that are still current.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from salientpp.store.fetch import Column, Fetch
 
 @dataclass
 class BatchBuilder:
-    """Makes the batches of one loader of MFGs and rows.
+    """Builds the batches of one loader from MFGs and rows.
 
     Attributes:
-        fetch, template: bring the rows; turn an MFG and its rows into a batch.
-        add_batch_attributes: sets what PyG's loader sets beside the attributes.
-        device: where batches are delivered.
-        pin_memory: put finished batches of the CPU into pinned host memory.
-        dtype: of delivered ``x``; None: as it is stored.
-        own: columns whose rows come from a source of the user's, and not from the data.
-        held: what the data held when the tiers were made of it; None where it cannot change.
-        marks_sizes: tell ``torch.compile`` which sizes change.
+        fetch: fetches the rows.
+        template: turns an MFG and its rows into a batch.
+        add_batch_attributes: sets the attributes that PyG's loader adds to those of the data.
+        device: device of the delivered batches.
+        pin_memory: if True, put finished CPU batches into pinned host memory.
+        dtype: dtype of the delivered ``x``. None: as stored.
+        own: columns whose rows come from a user's source instead of the data.
+        held: contents of the data when the tiers were made. None: the data cannot change.
+        marks_sizes: if True, tell ``torch.compile`` which sizes change.
     """
 
     fetch: Fetch
@@ -48,23 +49,23 @@ class BatchBuilder:
     marks_sizes: bool = True
 
     def contents(self) -> Contents | None:
-        """What the data holds now; None where it cannot change."""
+        """Returns the current contents of the data. None: the data cannot change."""
         return self.template.contents()
 
     def brought(self, contents: Contents | None) -> Sequence[Column]:
-        """The columns that the tiers have as the data had them then. What was replaced since the tiers were made is not theirs to bring."""
+        """Returns the columns whose rows the tiers hold as in ``contents``. A column that was replaced since the tiers were made is not among them."""
         if contents is None or contents is self.held:
             return self.fetch.columns
         return [column for column in self.fetch.columns if self._brings(column, contents)]
 
     def current(self, contents: Contents | None) -> Sequence[Column]:
-        """Of these, the columns whose rows would be as the data had them then; copies on the device may be older."""
+        """Returns the columns whose gathered rows would be as in ``contents``. Copies on the device may be older."""
         if contents is None or contents is self.held:
             return self.fetch.columns
         return [column for column in self.fetch.columns if self.has_current(column, contents, contents)]
 
     def build(self, mfg: Mfg, rows: Mapping[Column, Tensor], contents: Contents | None) -> Data | HeteroData:
-        """The batch, with these rows and everything else of what the data held at that time. For any thread."""
+        """Builds the batch from these rows and from the other attributes in ``contents``. Any thread may call it."""
         batch = self.template.build(mfg, rows, contents)
         self.add_batch_attributes(batch, mfg)
         if demand.hops:
@@ -72,12 +73,12 @@ class BatchBuilder:
         return batch
 
     def build_anew(self, mfg: Mfg, rows: Mapping[Column, Tensor], contents: Contents | None) -> Data | HeteroData:
-        """The same in the caller's thread, on the device where batches are delivered."""
+        """Builds the batch as :meth:`build`, in the caller's thread, and moves it to the device of delivered batches."""
         batch = self.build(mfg, rows, contents)
         return batch if self.device.type == "cpu" else batch.to(self.device)
 
     def finish(self, batch: Data | HeteroData) -> Data | HeteroData:
-        """What is left to do when all rows are there."""
+        """Completes a batch once all its rows are set: dtype, pinned memory and marks for ``torch.compile``."""
         batch = self.in_dtype(batch)
         if self.pin_memory:
             batch = batch.pin_memory()
@@ -93,13 +94,13 @@ class BatchBuilder:
         return batch
 
     def is_current(self, then: Contents | None, now: Contents) -> bool:
-        """Whether everything in a batch that was begun ``then`` is as the data holds it now."""
+        """True if everything in a batch that was begun with the contents ``then`` equals the contents ``now``."""
         if then is None or not now.equals(then):
             return False
         return now.equals(self.held) or all(self.has_current(column, then, now) for column in self.fetch.columns)
 
     def has_current(self, column: Column, then: Contents | None, now: Contents) -> bool:
-        """Whether gathered rows of a column are as the data holds them now; copies on the device may be older than the batch."""
+        """True if the gathered rows of a column equal the data's rows ``now``. Copies on the device may be older than the batch."""
         if column in self.own:
             return True
         if not now.has_same(column, then):
@@ -107,7 +108,7 @@ class BatchBuilder:
         return now.has_same(column, self.held) if self.fetch.has_copies else self._brings(column, now)
 
     def _brings(self, column: Column, contents: Contents) -> bool:
-        """Whether the tiers hold the very tensor of a column, and it has not become learnable: gathered rows have no gradient."""
+        """True if the tiers hold the same tensor of a column, and it has not become learnable. Gathered rows have no gradient."""
         value = contents.value(column)
         if column in self.own:
             return True
@@ -120,14 +121,14 @@ class BatchBuilder:
 
 
 def _has_compiled() -> bool:
-    """Whether ``torch.compile`` was used in this process; marks that nobody reads cost as much as sampling a small batch."""
-    frames = sys.modules.get("torch._dynamo.eval_frame")  # loading it would take seconds
+    """True if this process has used ``torch.compile``. Unneeded marks cost as much as sampling a small batch."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")  # importing it would take seconds
     backends = {} if frames is None else getattr(frames, "cached_backends", {0: len})
-    return any(map(callable, backends.values()))  # for what is not to be compiled there is a False
+    return any(map(callable, backends.values()))  # a function that is excluded from compilation has the value False
 
 
 def _mark_sizes(batch: Data | HeteroData) -> None:
-    """Tell ``torch.compile`` which sizes change from batch to batch, so that it compiles once and not again at the second one."""
+    """Tells ``torch.compile`` which sizes change between batches, so that it compiles once and not again for the second batch."""
     for store in batch.stores:
         for name, value in store.items():
             if isinstance(value, Tensor) and value.dim() and value.layout == torch.strided:

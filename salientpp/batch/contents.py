@@ -1,4 +1,4 @@
-"""What a ``Data`` held at one moment, and whether it still holds that."""
+"""Records the contents of a ``Data`` at one moment, to detect later changes."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from salientpp.store.fetch import Column
 
 
 class Contents:
-    """The attributes of a ``Data`` or ``HeteroData`` at one moment, and for each tensor which memory it had and how often that had been written to.
+    """The attributes of a ``Data`` or ``HeteroData`` at one moment: for each tensor, its memory and the number of writes to it so far.
 
-    torch counts in-place writes (``Tensor._version``), but none through ``.data`` or numpy.
+    torch counts in-place writes (``Tensor._version``), except writes through ``.data`` or numpy.
 
     Args:
         data: the object. Another thread may set and delete its attributes at the same time.
-        former: contents from before, which know of what has stayed whether it is an attribute of vertices or of edges.
+        former: earlier contents. They know which of the unchanged attributes belong to vertices and which to edges.
 
     Attributes:
-        whole: a shallow copy of the object as it was then, for threads to read.
+        whole: a shallow copy of the object at that moment, for threads to read.
     """
 
     def __init__(self, data: Data | HeteroData, former: Contents | None = None) -> None:
         self._data = data
         self.whole = _copy_of(data)
         _keep_kinds(self.whole, None if former is None else former.whole)
-        #: (type, name) -> (value, what tells whether the value is as it was)
+        #: (type, name) -> (value, state that tells whether the value was written to)
         self._entries: dict[Column, tuple[object, object]] = {
             (store._key, name): (value, _state_of(value))
             for store in self.whole.stores
             for name, value in store._mapping.items()
         }
-        # What is held cannot be taken for something that was put into its memory.
+        # Holding the storage keeps its memory from being reused for another tensor, which would look the same.
         self._memory = {
             column: value.untyped_storage()
             for column, (value, _) in self._entries.items()
@@ -45,10 +45,10 @@ class Contents:
         }
 
     def __reduce__(self) -> tuple[type[Contents], tuple[Data | HeteroData]]:
-        return Contents, (self._data,)  # a copy's memory is its own
+        return Contents, (self._data,)  # a copy has other memory, so its state must be read again
 
     def is_current(self) -> bool:
-        """Whether the object still holds this."""
+        """True if the object still has these contents."""
         entries = iter(self._entries.items())
         for store in self._data.stores:
             key = store._key
@@ -69,18 +69,18 @@ class Contents:
         )
 
     def value(self, column: Column) -> object:
-        """An attribute of one type of vertices or edges, or None."""
+        """Returns an attribute of one vertex or edge type, or None."""
         return self._entries.get(column, (None,))[0]
 
     def has_same(self, column: Column, other: Contents | None) -> bool:
-        """Whether an attribute is the same in both, down to the last write."""
+        """True if an attribute is the same in both, including the last write to it."""
         if other is None:
             return False
         ours, theirs = self._entries.get(column), other._entries.get(column)
         return ours is not None and theirs is not None and ours[0] is theirs[0] and ours[1] == theirs[1]
 
     def changed_edges(self, then: Contents) -> list[Any]:
-        """Where the edges are not those of ``then``: their types; None stands for those of a homogeneous graph."""
+        """Returns the types whose edges differ from those of ``then``. None stands for the edges of a homogeneous graph."""
         return list(
             dict.fromkeys(
                 column[0]
@@ -92,7 +92,7 @@ class Contents:
         )
 
     def _moved(self, column: Column, then: Contents) -> bool:
-        """Whether an attribute is the same tensor, only in other memory: torch moves what is sent to another process to where both can read it."""
+        """True if an attribute is the same tensor in other memory. torch moves a tensor that is sent to another process into shared memory."""
         ours, theirs = (each._memory.get(column) for each in (self, then))
         if ours is None or theirs is None or ours._cdata != theirs._cdata:
             return False
@@ -105,23 +105,24 @@ _NO_ENTRY: tuple[Column | None, tuple[object, object]] = (None, (None, None))
 
 
 def _copy_of(data: Data | HeteroData) -> Data | HeteroData:
-    """A shallow copy of an object that another thread may write to at the same time."""
+    """Returns a shallow copy of an object that another thread may write to at the same time."""
     for _ in range(10):
         try:
             return copy.copy(data)
-        except RuntimeError:  # PyG goes through dictionaries, of types among others, and one has grown meanwhile
+        except RuntimeError:  # PyG iterates over dictionaries, and another thread has added an entry meanwhile
             pass
     return copy.copy(data)
 
 
 def _keep_kinds(data: Data | HeteroData, former: Data | HeteroData | None) -> None:
-    """Let a copy know which attributes are of vertices and of edges, as far as PyG has found that out for the former copy.
+    """Copies PyG's knowledge of which attributes belong to vertices and to edges from the former copy to this one.
 
-    PyG tells by sizes, which it infers from the attributes that there are: it could not after a loop has deleted ``x``.
+    PyG decides by sizes, which it infers from the attributes. It could not do so after a loop has deleted ``x``.
     """
     known: dict[Any, BaseStorage] = {} if former is None else {store._key: store for store in former.stores}
     for store in data.stores:
-        kinds = store._cached_attr = defaultdict(set)  # PyG's, who would add it while another thread copies the storage
+        # Set now, because PyG would add it while another thread copies the storage.
+        kinds = store._cached_attr = defaultdict(set)
         before = known.get(store._key, BaseStorage())
         for kind, names in dict(before.__dict__.get("_cached_attr", {})).items():
             kinds[kind] = {name for name in set(names) if store.get(name) is before.get(name)}
@@ -130,7 +131,7 @@ def _keep_kinds(data: Data | HeteroData, former: Data | HeteroData | None) -> No
 def _state_of(value: Any) -> object:
     try:
         return (value._version, value.data_ptr(), value.requires_grad)
-    except (AttributeError, RuntimeError):  # no tensor, or one without memory or count of its own
+    except (AttributeError, RuntimeError):  # not a tensor, or a tensor without memory or version counter
         return _state_of_other(value)
 
 
@@ -138,19 +139,19 @@ def _state_of_other(value: Any) -> object:
     if not isinstance(value, Tensor):
         values = value.storage._value if is_sparse_tensor(value) else None
         return None if values is None else _state_of(values)
-    if value.layout == torch.strided:  # made in inference mode
+    if value.layout == torch.strided:  # created in inference mode
         return (value.data_ptr(), value.requires_grad)
     has_values = value.layout != torch.sparse_coo or value.is_coalesced()
     return (value._version, value.values()._version if has_values else value._values()._version)
 
 
 def is_sparse_tensor(value: Any) -> bool:
-    """Whether it is torch-sparse's ``SparseTensor``, which need not be installed."""
+    """True if the value is torch-sparse's ``SparseTensor``. torch-sparse need not be installed."""
     return not isinstance(value, Tensor) and hasattr(value, "storage") and hasattr(value, "csr")
 
 
 def _is_equal(ours: object, theirs: object) -> bool:
-    """Of edges; they may have been moved to another device, or copied."""
+    """True if both are the same edges. They may have been copied, or moved to another device."""
     if ours is theirs or not isinstance(ours, Tensor) or not isinstance(theirs, Tensor):
         return False
     is_alike = (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)

@@ -1,7 +1,7 @@
-"""``edge_index`` of a batch, as a tensor that knows the hops of its batch.
+"""``edge_index`` of a batch as a tensor that knows the hops of its batch.
 
-Models of :func:`salientpp.nn.trim` find there which rows the seeds need. The tensor computes as any other: results of operations are plain tensors. Copies and
-moves to another device know the hops too. A tensor that was written to does not.
+Models of :func:`salientpp.nn.trim` read there which rows the seeds need. The tensor computes as any other; results of operations are plain tensors. Copies, and
+copies on other devices, know the hops too. A tensor that was written to does not.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from salientpp.sampling.topology import Mfg
 
 
 class BatchEdges(Tensor):
-    """int64 [2, e].
+    """Edges int64 [2, e] that know the hops of their batch.
 
     Attributes:
-        hops: of the batch.
-        relation: which of its edges these are.
-        adj_t_version: of the ``adj_t`` that these stand for, its count of changes, and -1 for a ``SparseTensor``; None: they are ``edge_index``.
+        hops: hops of the batch.
+        relation: edge type of these edges.
+        adj_t_version: number of changes of the ``adj_t`` that these edges replace, -1 for a ``SparseTensor``. None: the batch has ``edge_index``.
     """
 
-    # Operations do not ask for the class of a subclass, and give plain tensors.
+    # Operations skip the check for subclasses, and return plain tensors.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     hops: Hops
@@ -37,7 +37,7 @@ class BatchEdges(Tensor):
 
     @property
     def is_given(self) -> bool:
-        """Whether the edges are those that were sampled."""
+        """True if the edges are unchanged since they were sampled."""
         return self.hops.is_unchanged and self._version_given == self._version
 
     def _with_mark(self, out: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class BatchEdges(Tensor):
     def pin_memory(self, *args: Any, **kwargs: Any) -> Tensor:
         return self._with_mark(super().pin_memory(*args, **kwargs))
 
-    # Writes to what these give are not counted.
+    # torch does not count writes through the results of the following methods.
 
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
         self.hops.is_exposed = True
@@ -84,7 +84,7 @@ class BatchEdges(Tensor):
         return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
 
     def plain(self) -> Tensor:
-        """The same tensor without the mark."""
+        """Returns the same tensor without the mark."""
         return torch.Tensor.detach(self)
 
     def __copy__(self) -> Tensor:
@@ -100,7 +100,7 @@ class BatchEdges(Tensor):
 
 
 def mark(edge_index: Tensor, hops: Hops, relation: Relation) -> BatchEdges:
-    """The same edges, which know the hops. A tensor of inference mode is copied, because it does not count changes."""
+    """Marks the edges with the hops. A tensor created in inference mode is copied, because it does not count changes."""
     if edge_index.is_inference():
         with torch.inference_mode(False):
             edge_index = edge_index.clone()
@@ -110,27 +110,27 @@ def mark(edge_index: Tensor, hops: Hops, relation: Relation) -> BatchEdges:
 
 
 def edges_of(value: Any) -> Any:
-    """``edge_index`` in place of the ``adj_t`` of a batch that is as it was given; anything else as it is."""
+    """Returns ``edge_index`` instead of an unchanged ``adj_t`` of a batch; any other value is returned unchanged."""
     edges = getattr(value, "_salientpp_edges", None)
     return edges if edges is not None and edges.adj_t_version == _version_of(value) else value
 
 
 def _is_unweighted(adj_t: Any) -> bool:
-    """Whether it is a ``SparseTensor`` without values, or a CSR tensor of ones."""
+    """True if the value is a ``SparseTensor`` without values, or a CSR tensor whose values are all 1."""
     if isinstance(adj_t, Tensor):
         return adj_t.layout == torch.sparse_csr and bool((adj_t.values() == 1).all())
     return is_sparse_tensor(adj_t) and not adj_t.has_value()
 
 
 def _version_of(adj_t: Any) -> int:
-    """Counts changes of the values; -1 without values."""
+    """Returns the number of changes of the values; -1 without values."""
     if isinstance(adj_t, Tensor):
         return adj_t.values()._version
     return 0 if adj_t.has_value() else -1
 
 
 def mark_edges(batch: Data | HeteroData, mfg: Mfg) -> None:
-    """Let the edges of a batch know its hops, where they are those of hops."""
+    """Marks the edges of a batch with its hops, if they were sampled hop by hop."""
     hops = hops_of(mfg)
     if hops is None:
         return

@@ -1,4 +1,4 @@
-"""What PyG's loaders set on a batch beside the attributes of the data: ids, trees, counts and seeds."""
+"""Sets the attributes that PyG's loaders add to a batch: ids, trees, counts and seeds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from salientpp.sampling.topology import Mfg
 
 
 def _set_attributes(batch: Data | BaseStorage, /, **values: object) -> None:
-    """Set what is not None, and let vanish what is, as PyG's setters do: they take 2 µs each, as much as all of these here."""
-    if isinstance(batch, Data) and type(batch) is not Data:  # may have setters of its own
+    """Sets attributes, and removes those that are None. PyG's setters do the same, but each takes 2 µs, as much as all of them here."""
+    if isinstance(batch, Data) and type(batch) is not Data:  # a subclass may have its own setters
         for name, value in values.items():
             setattr(batch, name, value)
         return
@@ -26,10 +26,10 @@ def _set_attributes(batch: Data | BaseStorage, /, **values: object) -> None:
 
 
 def add_batch_attributes(batch: Data | HeteroData, mfg: Mfg) -> None:
-    """Ids, trees and counts; what is None vanishes, as in PyG."""
+    """Sets ids, trees and counts. Attributes that are None are removed, as in PyG."""
     if isinstance(mfg, HeteroSamplerOutput):
         for name, n_id in mfg.node.items():
-            store = storage_of(batch, name)  # a pair of stores may have no attributes of this type
+            store = storage_of(batch, name)  # created if missing: a pair of stores may have no attributes of this type
             if "n_id" not in store:
                 store.n_id = n_id
         for name, e_id in (mfg.edge or {}).items():
@@ -55,7 +55,7 @@ def add_batch_attributes(batch: Data | HeteroData, mfg: Mfg) -> None:
 
 
 def add_node_attributes(batch: Data | HeteroData, mfg: Mfg, input_type: str | None) -> None:
-    """What ``NeighborLoader`` adds about its seeds, from ``mfg.metadata``: (input ids, times or None)."""
+    """Sets the attributes that ``NeighborLoader`` adds for its seeds, from ``mfg.metadata``: (input ids, times or None)."""
     add_batch_attributes(batch, mfg)
     input_id, seed_time = mfg.metadata[:2]
     seeds = batch if input_type is None else batch[input_type]
@@ -68,7 +68,7 @@ def add_link_attributes(
     input_type: tuple[str, str, str] | None,
     triplet: bool,
 ) -> None:
-    """What ``LinkNeighborLoader`` adds about its edges, from ``mfg.metadata`` as PyG's ``edge_sample`` leaves it."""
+    """Sets the attributes that ``LinkNeighborLoader`` adds for its edges, from ``mfg.metadata`` as PyG's ``edge_sample`` leaves it."""
     add_batch_attributes(batch, mfg)
     edges = batch if input_type is None else batch[input_type]
     edges.input_id = mfg.metadata[0]
@@ -78,7 +78,7 @@ def add_link_attributes(
     source, target = (batch, batch) if input_type is None else (batch[input_type[0]], batch[input_type[-1]])
     source.src_index, target.dst_pos_index, target.dst_neg_index = mfg.metadata[1:4]
     source.seed_time = target.seed_time = mfg.metadata[4]
-    # They belong to the whole graph, if they are there at all.
+    # If these attributes exist, they belong to the whole graph.
     for name in ("edge_label_index", "edge_label_time"):
         if name in edges:
             del edges[name]

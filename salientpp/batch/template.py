@@ -1,7 +1,7 @@
-"""Templates: they make a batch of what was sampled and of the rows of its vertices.
+"""Templates, which turn a sample and the rows of its vertices into a batch.
 
-From a ``Data`` or ``HeteroData`` every node and edge attribute is there for every sampled vertex and edge. From a partitioned graph the attributes in
-``columns`` (``x``) are there for every sampled vertex, other node attributes for the seeds, edge attributes for every sampled edge.
+A batch of a ``Data`` or ``HeteroData`` has every node and edge attribute, for all sampled vertices and edges. In a batch of a partitioned graph, all sampled
+vertices have the attributes in ``columns`` (``x``), and all sampled edges have the edge attributes. Only seeds have the other node attributes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from salientpp.store.rows import take_rows
 
 
 class DataTemplate:
-    """Batches of a ``Data`` or a ``HeteroData``: what it holds when a batch is built, cut to what was sampled.
+    """Template for batches of a ``Data`` or ``HeteroData``: its attributes when the batch is built, cut to the sample.
 
-    Every type is there, also those that nothing was sampled of.
+    A batch has every type, even if nothing of it was sampled.
 
     Args:
-        data: the whole. Its attributes may be written to, replaced, added and removed at any time; the graph is sampled as it was.
-        own: columns whose rows come from elsewhere.
+        data: the whole graph. Its attributes may be written to, replaced, added and removed at any time, but sampling keeps using the original graph.
+        own: columns whose rows come from the user's sources.
     """
 
     def __init__(self, data: Data | HeteroData, own: Collection[Column] = ()) -> None:
@@ -47,14 +47,14 @@ class DataTemplate:
         self._has_own = bool(own)
 
     def contents(self) -> Contents:
-        """What the object holds now."""
+        """Returns the current contents of the object."""
         contents = self._contents
         if not contents.is_current():
             self._contents = contents = Contents(self._data, contents)
         return contents
 
     def columns(self) -> dict[Column, Tensor]:
-        """The columns whose rows the pipeline brings from here, as they are now: [N, ...] each."""
+        """Returns the columns whose rows the pipeline gathers from the object, as they are now: [N, ...] each."""
         whole = self.contents().whole
         return {
             (type_, name): rows
@@ -63,13 +63,13 @@ class DataTemplate:
         }
 
     def build(self, mfg: Mfg, rows: Mapping[Column, Tensor], contents: Contents | None) -> Data | HeteroData:
-        """The batch without what :func:`~salientpp.batch.loader_attributes.add_batch_attributes` sets.
+        """Builds the batch without the attributes that :func:`~salientpp.batch.loader_attributes.add_batch_attributes` sets.
 
         Args:
-            rows: the columns that the pipeline brings.
-            contents: what this template's :meth:`contents` gave, for the others.
+            rows: the columns that the pipeline gathers.
+            contents: a result of :meth:`contents`, which has the other attributes.
         """
-        assert contents is not None  # they are this template's
+        assert contents is not None  # this template's contents are never None
         whole = contents.whole
         out = copy.copy(whole)
         for type_, nodes in self._nodes.items():
@@ -78,43 +78,44 @@ class DataTemplate:
         for type_, edges in self._edges.items():
             row, col = of_type(mfg.row, type_), of_type(mfg.col, type_)
             edge = None if mfg.edge is None else of_type(mfg.edge, type_)
-            # Only with one type of vertices do these share a storage with edges. Rows that are not of the data may go by the name of such an attribute.
+            # In a homogeneous graph, vertices and edges share a storage, so names of vertex rows can be skipped. If the user has sources of rows, one of
+            # them may have an edge attribute's name, so PyG is asked about every name.
             of_vertices = own if type_ is None and not self._has_own else ()
             edges.fill(storage_of(whole, type_), storage_of(out, type_), row, col, edge, of_vertices)
         return out
 
 
 class StoreTemplate:
-    """Batches of a pair of PyG's ``FeatureStore`` and ``GraphStore``: what PyG makes of an MFG and these, with attributes of edges too.
+    """Template for batches of PyG's ``FeatureStore`` and ``GraphStore``. It makes the same batch as PyG, and also adds edge attributes.
 
-    An attribute in a group of an edge type belongs to its edges. In a graph of one type an attribute without such a group belongs to what it has as many
-    rows as, as in a ``Data``.
+    An attribute in an edge type's group belongs to the edges of that type. In a homogeneous graph, an attribute in no such group belongs to vertices or
+    edges, whichever have the same number of rows, as in a ``Data``.
 
     Args:
-        custom_cls: the class of the batches; None: ``Data`` or ``HeteroData``.
+        custom_cls: class of the batches. None: ``Data`` or ``HeteroData``.
 
     Raises:
-        ValueError: an attribute of edges does not have one row per edge.
+        ValueError: an edge attribute does not have one row per edge.
     """
 
     def __init__(self, feature_store: FeatureStore, graph_store: GraphStore, custom_cls: type | None) -> None:
         self._features, self._graph = feature_store, graph_store
         self._custom_cls = custom_cls
         self._of_edges: dict[tuple[Any, str], bool] = {}  # by group and name
-        self._lock = Lock()  # sampling threads build batches, and a user's store may not expect several
+        self._lock = Lock()  # several sampling threads build batches, but the user's store may not be thread-safe
         typed = None not in {attr.edge_type for attr in graph_store.get_all_edge_attrs()}
         for attr in feature_store.get_all_tensor_attrs():
             self._is_of_edges(attr, typed)
 
     def contents(self) -> None:
-        """None: when a store is read is not the batch's business."""
+        """Returns None: changes of a store are not tracked."""
         return None
 
     def columns(self) -> dict[Column, Tensor]:
         return {}
 
     def build(self, mfg: Mfg, rows: Mapping[Column, Tensor], contents: Contents | None = None) -> Data | HeteroData:
-        """The batch without what :func:`~salientpp.batch.loader_attributes.add_batch_attributes` sets."""
+        """Builds the batch without the attributes that :func:`~salientpp.batch.loader_attributes.add_batch_attributes` sets."""
         typed = isinstance(mfg, HeteroSamplerOutput)
         out = (self._custom_cls or (HeteroData if typed else Data))()
         with self._lock:
@@ -129,7 +130,7 @@ class StoreTemplate:
                     wanted.append((of_edges, owner, attr))
             values = self._features.multi_get_tensor([attr for *_, attr in wanted])
             listed = dict.fromkeys(attr.edge_type for attr in self._graph.get_all_edge_attrs()) if typed else {}
-        # PyG sets vertices before edges where there are types, else edges first.
+        # The order of PyG: vertices before edges in a graph with types, otherwise edges first.
         if not typed:
             out.edge_index = torch.stack([mfg.row, mfg.col])
         for of_edges, owner, attr in wanted:
@@ -148,7 +149,7 @@ class StoreTemplate:
         return out
 
     def _is_of_edges(self, attr: TensorAttr, typed: bool) -> bool:
-        """Whether an attribute belongs to edges; checked once for each."""
+        """True if an attribute belongs to edges. Each attribute is checked once."""
         key = (attr.group_name, attr.attr_name)
         if key not in self._of_edges:
             self._of_edges[key] = self._find_kind(attr, typed)
@@ -165,18 +166,18 @@ class StoreTemplate:
         num_rows = size[0] if size else None
         has_vertices = not in_group and num_rows == count_vertices((self._features, self._graph))[None]
         if has_vertices and not is_named:
-            return False  # the usual case, in which nobody has to count edges
+            return False  # the usual case, which saves counting the edges
         num_edges = count_edges(self._graph).get(group if typed else None)
         if num_edges is None:
             return True  # no batch has edges of this type
         if num_rows == num_edges:
-            return True  # where there are as many vertices, PyG's Data goes by the name too
+            return True  # if the number of vertices is the same, PyG's Data decides by the name too
         if has_vertices:
             return False
         if num_rows is not None and (in_group or is_named):
             of = f" in the group {group!r}" if in_group else ""
             raise ValueError(
-                f"{name!r}{of} of the feature store must have one row per edge, expected {num_edges} rows, got {num_rows}; store a row for every edge of "
+                f"{name!r}{of} of the feature store must have one row per edge, expected {num_edges} rows, got {num_rows}; store one row for every edge of "
                 "the graph store, in its order, or remove the attribute"
             )
         return in_group or is_named
@@ -184,20 +185,23 @@ class StoreTemplate:
 
 @dataclass(frozen=True, eq=False)
 class PartitionTemplate:
-    """Batches of a partitioned graph.
+    """Template for batches of a partitioned graph.
 
     Attributes:
-        edge_rows: by edge type (None where there is only one), attribute name -> [E, ...], in the order of the graph's edge ids.
+        edge_rows: by edge type (None in a homogeneous graph), attribute name -> [E, ...], in the order of the graph's edge ids.
     """
 
     edge_rows: Mapping[Any, Mapping[str, Tensor]]
 
     def contents(self) -> None:
-        """None: what is on disk stays as it is."""
+        """Returns None: data on disk does not change."""
         return None
 
     def build(self, mfg: Mfg, rows: Mapping[Column, Tensor], contents: Contents | None = None) -> Data | HeteroData:
-        """The batch without what :func:`~salientpp.batch.loader_attributes.add_batch_attributes` sets; ``rows`` holds all node attributes."""
+        """Builds the batch without the attributes that :func:`~salientpp.batch.loader_attributes.add_batch_attributes` sets.
+
+        ``rows`` holds all node attributes.
+        """
         typed = isinstance(mfg, HeteroSamplerOutput)
         out = HeteroData() if typed else Data()
         edge_store = {name: storage_of(out, name) for name in (mfg.row if typed else [None])}

@@ -1,1 +1,1 @@
-"""An epoch: the ten stages, who drives them, and where a run stopped."""
+"""Epochs: the ten stages, the pipeline that drives them, and resuming a stopped run."""

@@ -1,4 +1,4 @@
-"""Checks that the ranks which make a loader together agree: all get a loader, or all get an error."""
+"""Checks that ranks which construct a loader together agree. Either all ranks get a loader, or all get an error."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from salientpp.ranks.greeting import check_names
 
 @dataclass(frozen=True)
 class Facts:
-    """What one rank says of its loader; JSON values.
+    """Facts about one rank's loader, as JSON values.
 
     Attributes:
-        seed: given, or drawn for the case that rank 0 has none either.
-        seeds: [first part, one past the last, number, digest] of the seeds that the rank has, of each of its parts, or of all these together. Ranks that
-            share a part have the same.
-        fills_cache: it wants rows of others for a cache.
-        same: name -> what all ranks must have the same.
-        least_label: the sign of the least label of the rank's seeds: -1, 0 or 1; None without labels.
+        seed: the given random seed, or one that was drawn in case rank 0 has none either.
+        seeds: entries [first part, one past the last part, number of seeds, digest] of the rank's seeds. There is one entry for all of the rank's parts,
+            or one for each of them. Ranks that share a part have the same entries.
+        fills_cache: True if the rank wants rows of other ranks for a cache.
+        same: name -> value that must be the same on all ranks.
+        least_label: sign of the least label of the rank's seeds: -1, 0 or 1; None without labels.
     """
 
     seed: int
@@ -32,17 +32,17 @@ class Facts:
 
 
 def exchange_facts(comm: Comm, facts: Facts | None, error: Exception | None) -> list[Facts]:
-    """Every rank's facts, by rank. Collective; ``facts`` is None where ``error`` says why.
+    """Gathers the facts of all ranks, in the order of the ranks. Collective. ``facts`` is None if ``error`` prevented a loader.
 
     Raises:
-        ValueError: a rank could not make its loader, or two ranks differ in what must be the same; on every rank. Where this rank is the one
-            that could not, ``error`` itself.
+        ValueError: on every rank, if a rank could not construct its loader, or if two ranks differ where they must agree. On the rank that could not
+            construct its loader, ``error`` itself is raised.
         DifferentVersions: the ranks have different options.
     """
     try:
         everyone = comm.gather_facts({} if facts is None else vars(facts), error)
     finally:
-        error = None  # else this frame and the traceback would hold each other
+        error = None  # otherwise this frame and the traceback would keep each other alive
     told = [Facts(**theirs) for theirs in everyone]
     check_names([each.same for each in told], comm.of)
     _check_same(told, comm.of)
@@ -68,6 +68,6 @@ def _check_same(everyone: Sequence[Facts], of: str) -> None:
             leader, expected = leaders.setdefault((first, last), (rank, seeds))
             if seeds != expected:
                 raise ValueError(
-                    f"the ranks of a part share its seeds, so all must give the same input_nodes, but rank {leader} and rank {rank}{of}, "
-                    f"both of part {first}, give different ones"
+                    f"ranks that share a part share its seeds, so they must pass the same input_nodes, but rank {leader} and rank {rank}{of}, "
+                    f"both of part {first}, pass different ones"
                 )

@@ -1,4 +1,4 @@
-"""What an engine is built from: plain values that are known before any row is placed."""
+"""The values that an engine is built from. All are known before any row is placed."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from salientpp.ranks.comm import Comm
 from salientpp.sampling.schedule import Turn
 from salientpp.store.tiers import NO_IDS, Tiers
 
-#: Of the first epoch, how many batches show what batches are like.
+#: Number of batches of the first epoch that are drawn to estimate the size of batches.
 TRIAL_BATCHES = 8
 
 
 @dataclass(eq=False)
 class Basis:
-    """What one rank knows of the batches that it will make.
+    """Values that determine the batches of one rank.
 
     Attributes:
-        comm: the ranks that make batches together; one process has itself alone.
-        device: where batches are delivered.
-        batch_size: seeds of a batch, on average.
-        ranks_by_host: how many ranks each host has; empty: every rank is a host of its own.
-        depth: batches in flight.
-        num_workers: sampling threads; 0: the caller's.
-        prefetch_factor: batches that each sampling thread draws ahead.
-        dtype: of delivered ``x``; None: as it is stored.
-        zero_copy: the device reads the rows of the host where they are.
-        repeats: a batch may hold a vertex several times, as trees do.
-        marks_sizes: tell ``torch.compile`` which sizes change.
+        comm: the ranks that make batches together; a single process has only itself.
+        device: device of the delivered batches.
+        batch_size: mean number of seeds per batch.
+        ranks_by_host: number of ranks on each host. Empty: every rank is its own host.
+        depth: number of batches in flight.
+        num_workers: number of sampling threads. 0: the caller's thread samples.
+        prefetch_factor: number of batches that each sampling thread draws ahead.
+        dtype: dtype of the delivered ``x``. None: as stored.
+        zero_copy: if True, the device reads the host's rows in place.
+        repeats: True if a batch may hold a vertex several times, as sampled trees do.
+        marks_sizes: if True, tell ``torch.compile`` which sizes change.
     """
 
     comm: Comm
@@ -56,7 +56,7 @@ class Basis:
 
     @property
     def most_ahead(self) -> int:
-        """Batches that are drawn ahead at once."""
+        """Maximum number of batches that are drawn ahead."""
         return 1 + self.num_workers * self.prefetch_factor
 
     @property
@@ -65,15 +65,15 @@ class Basis:
 
     @lazy
     def host(self) -> Comm:
-        """The ranks of this host; made by all of them at the same time."""
+        """The ranks of this host. All of them create it at the same time."""
         return self.comm.among(self.source.exchange.placement.ranks_of_host)
 
     def seeds_only(self, type_: str | None) -> list[str]:
-        """The attributes of a vertex type that only seeds get."""
+        """Returns the attributes of a vertex type that only seeds get."""
         return [name for owner, name in self.source.seed_columns if owner == type_]
 
     def tiers(self, near: Mapping[str | None, Tensor] | None = None) -> dict[str | None, Tiers]:
-        """The rows of this part, by vertex type, and copies on the device of the rows ``near`` (ascending local ids, int64)."""
+        """Returns the tiers of this part by vertex type, with device copies of the rows ``near`` (ascending local ids, int64)."""
         source = self.source
         return {
             type_: Tiers.of(
@@ -85,11 +85,11 @@ class Basis:
 
     @property
     def trial_turns(self) -> Sequence[Turn]:
-        """Up to :data:`TRIAL_BATCHES` turns of epoch 0, evenly spread."""
+        """Evenly spaced turns of epoch 0, at most :data:`TRIAL_BATCHES`."""
         turns = self.epochs.order.of_epoch(0)
         return turns[:: -(-len(turns) // TRIAL_BATCHES) or 1]
 
     def trial(self, only_vertices: bool = False) -> Iterator[list[Any]]:
-        """The batches of :attr:`trial_turns`, as they will be drawn: for each the MFG of every piece of it. See :meth:`BatchSource.draw`."""
+        """Draws the batches of :attr:`trial_turns` as the epoch will. Yields, for each batch, the MFGs of its pieces. See :meth:`BatchSource.draw`."""
         for turn in self.trial_turns:
             yield [self.source.draw(*piece, only_vertices=only_vertices) for piece in self.epochs.pieces(0, turn)]

@@ -1,4 +1,4 @@
-"""A partitioned graph as one rank of a group sees it: which parts it visits, and which rows its host has."""
+"""A partitioned graph as seen by one rank of a group: the parts whose seeds it visits, and the rows that its host holds."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from salientpp.store.exchange import Exchange, Message
 
 @dataclass(frozen=True, eq=False)
 class Connected:
-    """A partitioned graph as a rank of a group sees it.
+    """A partitioned graph as seen by one rank of a group.
 
     Attributes:
-        own: its part is what this rank's batches start from, and what its inclusion probabilities are of.
-        held: its part is what this rank's host has the rows of.
-        exchange: gets rows that the host does not have.
+        own: view whose part has the seeds of this rank's batches. Its inclusion probabilities are for these seeds.
+        held: view whose part has the rows that this rank's host holds.
+        exchange: gets rows that the host does not hold.
     """
 
     own: PartitionedGraph
@@ -27,12 +27,12 @@ class Connected:
 
     @property
     def own_part(self) -> int:
-        assert self.own.part_id is not None  # it was made with one
+        assert self.own.part_id is not None  # the view was made with a part
         return self.own.part_id
 
     @property
     def is_in_order(self) -> bool:
-        """Whether the rows of the host are in the order of this rank's need of them."""
+        """True if the host holds exactly this rank's part, whose rows are already in the order in which the rank needs them."""
         held, parts = self.exchange.placement.row_parts[self.exchange.part_id], self.exchange.placement.own_parts
         return held == parts and len(parts) == 1
 
@@ -40,7 +40,7 @@ class Connected:
 def placement_of(
     part: PartitionedGraph, comm: Comm, logical_ranks: int | None = None, ranks_by_host: Sequence[int] = ()
 ) -> Placement:
-    """Where this rank stands among those of ``comm``; ``ranks_by_host`` as in :class:`~salientpp.engine.basis.Basis`.
+    """Returns the placement of this rank among the ranks of ``comm``. ``ranks_by_host`` is as in :class:`~salientpp.engine.basis.Basis`.
 
     Raises:
         ValueError: the ranks or logical ranks do not fit the parts, or this rank loaded another part.
@@ -63,13 +63,15 @@ def placement_of(
 def connect_part(
     part: PartitionedGraph, comm: Comm, placement: Placement, messages: Sequence[Message] = ()
 ) -> Connected:
-    """What the rank at this place, among the parts on disk or among those of ``part``, has and visits.
+    """Connects a partitioned graph to the ranks of ``comm``, for the rank at this placement.
+
+    The placement is among the parts on disk, or among the parts of ``part``.
 
     Args:
-        messages: what may be asked for beside rows of a graph with one type of vertices.
+        messages: requests beside rows, in a graph with one vertex type.
     """
     whole = part.whole
-    # The analysis may count on a view whose parts are several of those on disk.
+    # The analysis may count on a view that joins several parts on disk.
     at = range(whole.num_parts + 1) if placement.num_parts == whole.num_parts else part.offsets
     held = whole.joined([at[first] for first in placement.row_offsets], placement.part_id)
     own = whole.joined([at[first] for first in placement.own_offsets], placement.own_part)

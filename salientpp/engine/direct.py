@@ -1,7 +1,7 @@
-"""Makes batches in one call, where no other rank and no other device takes part.
+"""Makes batches in one call, if no other rank and no other device takes part.
 
-The ten stages let the network, copies and the host work on several batches at once. Where all rows are in this process's memory and batches stay there, that
-would only cost. Statistics and errors name the stages that are left: sample, gather_host_rows and assemble.
+The ten stages let the network, copies and the host work on several batches at once. If all rows are in this process's memory and batches stay there, stages
+only add cost. Statistics and errors name the three stages that remain: sample, gather_host_rows and assemble.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from salientpp.store.tiers import Places
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """A whole batch, as a sampling thread hands it over.
+    """A complete batch, as a sampling thread delivers it.
 
     Attributes:
-        mfg, rows, places: what it was made of, and where the rows were, by vertex type; None and nothing where the user's own code made it.
-        contents: what the data held then; None where it cannot change.
-        seconds: spent in gather_host_rows and in assemble.
+        mfg: the sample. None if the user's code made the batch.
+        rows, places: the gathered rows, and their places by vertex type. Empty if the user's code made the batch.
+        contents: contents of the data at that moment. None: the data cannot change.
+        seconds: time spent in gather_host_rows and in assemble.
     """
 
     index: int
@@ -44,14 +45,14 @@ class Made:
 
 @dataclass
 class BatchMaker:
-    """Makes whole batches of one loader."""
+    """Makes the complete batches of one loader."""
 
     fetch: Fetch
     builder: BatchBuilder
     trace: Trace | None = None
 
     def make(self, index: int, mfg: Mfg, num_seeds: int) -> Made:
-        """Gather what the sampled vertices need, and build. For any thread.
+        """Gathers the rows of the sampled vertices, and builds the batch. Any thread may call it.
 
         Raises:
             StageError: gathering failed.
@@ -74,7 +75,7 @@ class BatchMaker:
         return Made(index, batch, mfg, rows, places, contents, (gathered - started, time.perf_counter() - built))
 
     def as_it_is_now(self, made: Made) -> Data | HeteroData:
-        """The batch; made anew, but for rows that are still right, if the data has changed since it was made."""
+        """Returns the batch. If the data has changed since, the batch is built again with the rows that are still current."""
         now = None if made.contents is None else self.builder.contents()
         if now is None or self.builder.is_current(made.contents, now):
             return made.batch
@@ -83,10 +84,10 @@ class BatchMaker:
 
 
 class Direct:
-    """What an epoch drives in place of a :class:`~salientpp.engine.pipeline.Pipeline`: a batch comes out in the tick that it goes in.
+    """Replacement for a :class:`~salientpp.engine.pipeline.Pipeline` whose ``tick`` returns the batch that it takes in.
 
     Args:
-        is_ahead: other threads make the batches, so the data may change before they are given.
+        is_ahead: True if other threads make the batches. The data may then change before a batch is delivered.
     """
 
     in_flight = 0
@@ -97,10 +98,10 @@ class Direct:
         self.failure: StageError | None = None
 
     def tick(self, request: Request | None = None) -> Finished | None:
-        """The batch of a request.
+        """Returns the batch of a request.
 
         Raises:
-            StageError: making it failed, or one before.
+            StageError: this batch or an earlier one failed.
         """
         if self.failure is not None:
             raise self.failure
@@ -120,7 +121,7 @@ class Direct:
                 raise failure from error
             raise
         spent = time.perf_counter() - started
-        if not self._is_ahead:  # else this thread has only waited
+        if not self._is_ahead:  # otherwise this thread has only waited for another one
             gather, assemble = made.seconds
             self.seconds["gather_host_rows"] += gather
             self.seconds["assemble"] += assemble

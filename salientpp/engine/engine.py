@@ -1,4 +1,4 @@
-"""The engine: a plain object that makes the batches of epochs. It knows nothing of the loaders that use it."""
+"""The engine, a plain object that makes the batches of epochs. It does not depend on the loaders that use it."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ Out = TypeVar("Out")
 
 
 class Engine:
-    """Makes the batches of epochs on one rank. Collective: the ranks make their engines together.
+    """Maker of the batches of one rank's epochs. Collective: the ranks construct their engines together.
 
     Args:
-        basis: what batches are made from.
+        basis: the values that determine the batches.
         ways: methods that move fewer bytes for the same batches, in the order in which they act.
 
     Attributes:
-        lock: whoever holds it begins an epoch.
+        lock: held while an epoch is begun.
     """
 
     def __init__(self, basis: Basis, ways: Sequence[Way]) -> None:
@@ -46,13 +46,13 @@ class Engine:
         self.producer = Producer(basis, self.ways)
         self.counters = Counters(self.producer.fetch.counting)
         self.lock = Lock()
-        self._topology = self.producer.builder.held  # what the graph is of
+        self._topology = self.producer.builder.held  # contents of the data that the graph was read from
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
-        self._run: Run | None = None  # begun last
+        self._run: Run | None = None  # the epoch begun last
         self.reset()
 
     def way(self, kind: type[Any]) -> Any:
-        """The way of this class that the engine uses; None: it uses none."""
+        """Returns the engine's way of this class, or None."""
         return next((way for way in self.ways if isinstance(way, kind)), None)
 
     # --- epochs -------------------------------------------------------------------------------------------
@@ -64,13 +64,13 @@ class Engine:
         finish: Callable[[Any], Any] | None = None,
         by_hand: ByHand | None = None,
     ) -> Run:
-        """Begin an epoch. On several ranks, end the one before first, and wait until all ranks have.
+        """Begins an epoch. With several ranks, first ends the previous epoch, and waits until all ranks have ended it.
 
         Args:
-            epoch: its number; with the seed it fixes the order and all draws.
-            start: where a run that stopped goes on; None: at the beginning.
+            epoch: number of the epoch. Together with the seed it determines the order and all draws.
+            start: where a stopped run continues. None: at the beginning.
             finish: called with every batch, in the caller's thread.
-            by_hand: makes whole batches in place of the stages; on one rank.
+            by_hand: makes complete batches instead of the stages; only with one rank.
         """
         with self.lock:
             self.close()
@@ -90,11 +90,11 @@ class Engine:
         *,
         only_vertices: bool = False,
     ) -> Iterator[Out]:
-        """What ``measure`` says of the batches of an epoch on this rank, in order. They are drawn and placed; nothing moves.
+        """Yields ``measure(batch)`` for the batches of an epoch on this rank, in order. The batches are drawn and placed, but no rows move.
 
         Args:
-            measure: called by several threads, each with another batch.
-            turns: of the epoch; None: all.
+            measure: called by several threads, each with a different batch.
+            turns: turns of the epoch. None: all.
         """
         epochs = self.basis.epochs
 
@@ -104,7 +104,7 @@ class Engine:
         return in_order(measured, epochs.order.of_epoch(epoch) if turns is None else turns, "salientpp-dry")
 
     def price(self) -> Price:
-        """What a batch of this rank takes, by a trial of some batches and the ways' forecasts; nothing moves."""
+        """Predicts the cost of a batch on this rank, from some trial batches and the forecasts of the ways. No rows move."""
         begun, source, tiers = time.thread_time(), self.basis.source, self.producer.fetch.tiers
         tried = [self.producer.drawn(self.basis.epochs.pieces(0, turn)) for turn in self.basis.trial_turns]
         fetched, copied = dict.fromkeys(tiers, 0.0), dict.fromkeys(tiers, 0.0)
@@ -120,14 +120,14 @@ class Engine:
         return price
 
     def move_to(self, epoch: int) -> bool:
-        """Let the epoch that was begun last be another one, if it was not asked for a batch yet; whether it is."""
+        """Changes the number of the epoch begun last, if no batch of it was requested yet. Returns True if the epoch now has this number."""
         return self._run is not None and self._run.move_to(epoch)
 
     def close(self) -> None:
-        """On several ranks, leave an unfinished epoch and wait until all ranks have.
+        """Leaves an unfinished epoch if there are several ranks, and waits until all ranks have left it.
 
         Raises:
-            Exception: what went wrong in the epoch.
+            Exception: the epoch failed.
         """
         run = self._run
         if run is not None and self.basis.comm.size > 1 and not run.is_gone:
@@ -139,7 +139,7 @@ class Engine:
             raise self.counters.failure
 
     def read_anew(self) -> None:
-        """Take what a ``Data`` holds now for the rows that the pipeline brings. Without this batches are right too, but made twice."""
+        """Reads the current rows of a ``Data`` into the tiers. Batches are right without it, but would be built twice."""
         producer, basis = self.producer, self.basis
         builder, fetch, source = producer.builder, producer.fetch, basis.source
         contents = source.template.contents()
@@ -149,7 +149,7 @@ class Engine:
         if edges:
             names = ", ".join("the edges of data" if key is None else f"the edges of data[{key!r}]" for key in edges)
             warnings.warn(
-                f"{names} have changed since this loader was made; as in PyG it goes on with the graph as it was. Make a new loader",
+                f"{names} have changed since this loader was made; as in PyG, it keeps using the old graph. Construct a new loader",
                 UserWarning,
                 stacklevel=6,
             )
@@ -163,7 +163,7 @@ class Engine:
     # --- reports ------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Count anew."""
+        """Resets all statistics."""
         self.producer.fetch.counts.clear()
         self.basis.source.exchange.traffic = Traffic()
         self.counters.reset(stage.name for stage in self.producer.stages.list())
@@ -171,20 +171,20 @@ class Engine:
             way.reset_counts()
 
     def memory(self) -> dict[str, int]:
-        """Bytes held, by tier, of what the ways hold, of the topology (``graph``), and of ``batches`` under way."""
+        """Returns bytes held by each tier and way, by the topology (``graph``), and by ``batches`` in flight."""
         fetch, pipeline = self.producer.fetch, self.producer.pipeline()
         by_type_ = [tiers.memory() for tiers in fetch.tiers.values()]
         memory = {tier: sum(of_type[tier] for of_type in by_type_) for tier in by_type_[0]}
         for way in self.ways:
             for name, number in way.memory().items():
                 memory[name] = memory.get(name, 0) + number
-        # And the one that the caller has.
+        # Plus the batch that the caller holds.
         held = 1 + (0 if isinstance(pipeline, Direct) else pipeline.num_past("copy_to_device"))
         graph = getattr(self.basis.source.sampler, "nbytes", 0)
         return {**memory, "graph": graph, "batches": fetch.own.bytes_under_way(held)}
 
     def trace_to(self, path: str | Path) -> Callable[[], None]:
-        """Note spans of the epochs that begin from now on; call the result to end that and write a Chrome trace."""
+        """Records spans of the epochs that begin from now on. Calling the result stops recording and writes a Chrome trace to ``path``."""
         producer, trace = self.producer, Trace()
         producer.stages.trace = producer.maker.trace = trace
 
@@ -204,11 +204,11 @@ class Engine:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _runs=weakref.WeakSet())
-        # Contents are told by their place in memory, which in a copy is another.
+        # Contents are identified by memory addresses, which differ in a copy.
         self._topology = self.producer.builder.held = self.basis.source.template.contents()
 
 
 def _near_ids(tiers: Tiers) -> Tensor:
-    """The rows of the part that have a copy on the device."""
+    """Returns the ids of the part's rows that have a copy on the device."""
     members = tiers.near[0].members if tiers.near else None
     return NO_IDS if members is None else members.ids

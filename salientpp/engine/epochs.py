@@ -1,4 +1,4 @@
-"""Which batches each epoch has on this rank, and by which keys they are drawn."""
+"""The batches of each epoch on one rank, and the keys by which they are drawn."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from salientpp.sampling.schedule import BatchKeys, Turn, batch_keys
 
 
 class Order(Protocol):
-    """The order in which the batches of a rank come. Numbers are of an epoch.
+    """The order of a rank's batches. All numbers are per epoch.
 
     Attributes:
-        batches_by_rank: of one process that shares with others without talking to them, its own.
-        batches_of_logical_rank: of the rank's first logical rank.
-        num_rounds, num_ticks: the same on every rank. None: as many as this rank has batches.
+        batches_by_rank: number of batches of each rank. A process that shares seeds with others but does not wait for them lists only its own.
+        batches_of_logical_rank: number of batches of the rank's first logical rank.
+        num_rounds, num_ticks: the same on every rank. None: the number of this rank's batches.
     """
 
     @property
@@ -37,20 +37,20 @@ class Order(Protocol):
     def num_ticks(self) -> int | None: ...
 
     def of_epoch(self, epoch: int) -> Sequence[Turn]:
-        """This rank's turns, in order."""
+        """Returns this rank's turns, in order."""
 
     def round_after(self, batches: int) -> int:
-        """The first round of which this rank has not given all its batches, after so many."""
+        """Returns the first round that is not complete on this rank after this number of batches."""
 
     def batches_before(self, number: int) -> int:
-        """How many batches this rank gives before a round."""
+        """Returns the number of batches that this rank delivers before a round."""
 
     def with_seed(self, seed: int) -> Order:
-        """The same with another seed."""
+        """Returns the same order with another seed."""
 
 
 class Draws(NamedTuple):
-    """What the batches of an epoch are drawn by; loading a state may change the first two."""
+    """Numbers that determine how the batches of an epoch are drawn. Loading a state may change the first two."""
 
     seed: int
     logical_ranks: int
@@ -62,7 +62,7 @@ class Epochs:
     """The epochs of one rank. Loading a saved state replaces ``seed``, ``placement`` and ``order``.
 
     Attributes:
-        draw_block: so many consecutive batches of a logical rank draw alike.
+        draw_block: number of consecutive batches of a logical rank that share their draws.
     """
 
     seed: int
@@ -71,21 +71,21 @@ class Epochs:
     draw_block: int = 1
 
     def turns(self, draws: Draws) -> Sequence[Turn]:
-        """This rank's turns in an epoch."""
+        """Returns this rank's turns in an epoch."""
         return self.order.of_epoch(draws.epoch)
 
     def draws(self, epoch: int) -> Draws:
         return Draws(self.seed, self.placement.num_logical_ranks, epoch)
 
     def keys(self, epoch: int, index: int, logical_rank: int | None = None) -> BatchKeys:
-        """Of a batch of this logical rank; None: of the rank's first."""
+        """Returns the keys of a batch of this logical rank. None: the rank's first logical rank."""
         logical_rank = self.placement.logical_ranks[0] if logical_rank is None else logical_rank
         return batch_keys(self.seed, epoch, logical_rank, index, self.draw_block)
 
     def pieces(self, epoch: int, turn: Turn) -> list[tuple[Tensor, BatchKeys]]:
-        """The positions of a batch's seeds and the keys of its draws; several where batches of a round are joined."""
+        """Returns seed positions and draw keys of a batch, one pair per piece. A batch has several pieces if the batches of a round are joined."""
         return [(positions, self.keys(epoch, turn.round, logical_rank)) for logical_rank, positions in turn.pieces]
 
     def positions(self, epoch: int) -> list[Tensor]:
-        """The positions of the seeds of an epoch, int64, batch by batch."""
+        """Returns the positions of an epoch's seeds, int64, one tensor per batch."""
         return [positions for turn in self.order.of_epoch(epoch) for _, positions in turn.pieces]

@@ -1,4 +1,4 @@
-"""Ask for large pages for tensors that batches gather rows from."""
+"""Requests huge pages for tensors from which batches gather rows."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from salientpp.ops import use_huge_pages
 from salientpp.store.narrow import EncodedRows, NarrowRows
 from salientpp.store.rows import RowSource, TensorRows
 
-#: Rows of less than this are gathered mostly from caches, where the size of a page does not matter.
+#: Smaller tensors are gathered mostly from CPU caches, where the page size does not matter.
 _LARGE_BYTES = 64 * 2**20
 
 
 def ask_for_huge_pages(sources: Iterable[RowSource]) -> None:
-    """In the background: it takes seconds for gigabytes, and batches need not wait for it."""
+    """Requests huge pages in a background thread. For gigabytes it takes seconds, and batches need not wait for it."""
     inner = [
         rows.wide if isinstance(rows, EncodedRows) else rows.encoded if isinstance(rows, NarrowRows) else rows
         for rows in sources

@@ -1,7 +1,7 @@
-"""The declaration of an option of the loaders, and the values of all options of one loader.
+"""Declaration of loader options, and the option values of one loader.
 
-An option is an entry of a ``TypedDict`` that stands for a group of options; its annotation is ``Annotated[TYPE, Option(...)]``. The signature and docstring of
-the loaders, the facts that ranks compare, the fingerprint of a saved state and the table in docs/loader.md are made of the declarations.
+An option is an entry of a ``TypedDict`` that represents a group of options. Its annotation is ``Annotated[TYPE, Option(...)]``. The declarations generate the
+signature and docstring of the loaders, the facts that ranks compare, the fingerprint of a saved state, and the table in docs/reference/options.md.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing_extensions import Self
 from salientpp.arguments import as_amount, as_integer
 from salientpp.engine.way import Way
 
-#: Takes the name of an option and what was given for it; gives the value, with Python's numbers, or raises ValueError or TypeError.
+#: Function of an option's name and the given value. Returns the value with Python's numbers, or raises ValueError or TypeError.
 Check = Callable[[str, Any], Any]
 
 
 def accept(name: str, value: Any) -> Any:
-    """The check of an option that is checked where it takes effect."""
+    """Accepts every value. For options that are checked later, by the code that uses them."""
     return value
 
 
@@ -31,17 +31,17 @@ def itself(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What is declared of an option beside its name and type.
+    """Declaration of an option, apart from its name and type.
 
     Attributes:
-        default: the value where none is given.
-        help: a paragraph of Markdown for docs/loader.md and the docstring of the loaders.
-        check: called with the name and what was given, on each rank alone.
-        agree: whether all ranks must have the same: 'yes', 'no', or 'hosts', where ranks share a host.
-        identifies: batches depend on it, so it is in the fingerprint of a saved state where it is not the default.
-        plain: makes a JSON value of the value, to compare and to save; None: other code compares and saves what the option leads to.
-        way: makes a way of a value other than the default; it acts after the ways of the package.
-        shown: the default as docs/loader.md shows it; None: its ``repr``.
+        default: the value if none is given.
+        help: a paragraph of Markdown for docs/reference/options.md and the docstring of the loaders.
+        check: called with the name and the given value, on each rank separately.
+        agree: whether all ranks must have the same value: 'yes', 'no', or 'hosts' (only if ranks share a host).
+        identifies: True if batches depend on the option. A value other than the default is then part of a saved state's fingerprint.
+        plain: converts the value to JSON, to compare and to save it. None: other code compares and saves the results of the option.
+        way: makes a way from a value other than the default. It acts after the ways of the package.
+        shown: the default as docs/reference/options.md shows it. None: its ``repr``.
     """
 
     default: Any
@@ -55,7 +55,7 @@ class Option:
 
 
 def declared_in(group: type) -> dict[str, tuple[Any, Option]]:
-    """The options of a ``TypedDict``, in order: name -> (type, declaration).
+    """Returns the options of a ``TypedDict`` in order: name -> (type, declaration).
 
     Raises:
         TypeError: an entry has no :class:`Option`.
@@ -71,14 +71,14 @@ def declared_in(group: type) -> dict[str, tuple[Any, Option]]:
 
 
 class Values:
-    """The values of the options of one loader; each is an attribute.
+    """Option values of one loader; each value is an attribute.
 
     Args:
-        given: what the user gave. A name that is not declared is an attribute too: an argument of PyG's that is used beside the options.
+        given: the user's values. An undeclared name also becomes an attribute: an argument of PyG's that is used together with the options.
 
     Attributes:
         declared: name -> declaration.
-        own_ways: the ways that the user added, by ``ways=`` or by options that make one; after :meth:`checked_alone`.
+        own_ways: ways that the user added with ``ways=``, or with options that make one. Set by :meth:`checked_alone`.
     """
 
     declared: ClassVar[Mapping[str, Option]] = {}
@@ -94,14 +94,14 @@ class Values:
 
     @property
     def by_name(self) -> dict[str, Any]:
-        """The values, those of PyG's arguments included."""
+        """All values, including those of PyG's arguments."""
         return {name: value for name, value in vars(self).items() if name != "own_ways"}
 
     def checked_alone(self) -> Self:
-        """These options with the values that their checks give.
+        """Returns a copy of the options with the values that their checks return.
 
         Raises:
-            ValueError, TypeError: a value is wrong, whatever the data and the other values are.
+            ValueError, TypeError: a value is invalid, independently of the data and the other values.
         """
         found = copy.copy(self)
         for name, option in self.declared.items():
@@ -115,7 +115,7 @@ class Values:
         return found
 
     def facts(self, of_host: bool) -> dict[str, Any]:
-        """What all ranks must have the same, as JSON values; ``of_host`` where some ranks share a host."""
+        """Returns the values that all ranks must share, as JSON values. ``of_host`` is True if some ranks share a host."""
         kinds = ("yes", "hosts") if of_host else ("yes",)
         return {
             name: option.plain(getattr(self, name))
@@ -124,7 +124,7 @@ class Values:
         }
 
     def fingerprint(self) -> dict[str, Any]:
-        """What batches depend on, as JSON values, without options that have their default."""
+        """Returns the values that determine the batches, as JSON values, without options that have their default."""
         return {
             name: option.plain(getattr(self, name))
             for name, option in self.declared.items()
@@ -139,7 +139,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def integer(meaning: str, least: int, most: int = 2**63 - 1, none: bool = False) -> Check:
-    """A check for integers of [``least``, ``most``], or None if ``none``; ``meaning`` is for the error."""
+    """Returns a check for integers in [``least``, ``most``], or None if ``none``. ``meaning`` is for the error."""
 
     def check(name: str, value: Any) -> int | None:
         number = as_integer(value)
@@ -151,7 +151,7 @@ def integer(meaning: str, least: int, most: int = 2**63 - 1, none: bool = False)
 
 
 def amount(whole: str) -> Check:
-    """A check for amounts of memory, see :func:`salientpp.arguments.as_amount`; ``whole`` says for the error what fractions are of."""
+    """Returns a check for amounts of memory; see :func:`salientpp.arguments.as_amount`. ``whole`` names, for the error, what fractions refer to."""
 
     def check(name: str, value: Any) -> float | int:
         found = as_amount(value)

@@ -1,8 +1,8 @@
-"""Moves batches through stages, several at once, in the caller's thread.
+"""Moves several batches through stages at once, in the caller's thread.
 
-A stage starts slow work (a collective, a worker thread, a copy on a stream) and the stage after it waits for it. So each rank starts its collectives in
-the same order, and nothing polls. On an accelerator a stage waits on the device for the event of the stage before it, and tensors that cross streams are
-recorded on the stream that uses them, so this module never makes the host wait.
+One stage starts slow work (a collective, a worker thread, a copy on a stream), and the next stage waits for it. So each rank starts its collectives in the
+same order, and nothing polls. On an accelerator, a stage waits on the device for the event of the previous stage. Tensors that cross streams are recorded on
+the stream that uses them. So this module never makes the host wait.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 class StageError(RuntimeError):
-    """A stage raised; the text names rank, batch and stage, the cause is chained."""
+    """A stage failed. The text names rank, batch and stage; the cause is chained."""
 
     @classmethod
     def of(cls, error: BaseException, rank: int, index: int, stage: str) -> StageError:
@@ -31,9 +31,9 @@ class Stage:
     """One step of every batch.
 
     Attributes:
-        run: makes the next state of the one before. States are frozen dataclasses (or objects with ``to_dict``) and have an ``index``, the number of the
-            batch; the last stage may return anything.
-        stream: stages of the same stream name run one after the other on one device stream.
+        run: makes the next state from the previous one. States are frozen dataclasses (or objects with ``to_dict``), and have an ``index``, the number of
+            the batch. The last stage may return anything.
+        stream: name of a device stream. Stages of the same stream run one after the other.
     """
 
     name: str
@@ -42,14 +42,14 @@ class Stage:
 
 
 class Trace:
-    """Who was busy with which batch, when: spans on named tracks, in Chrome's trace format. Threads may share one."""
+    """Spans on named tracks, in Chrome's trace format: which track worked on which batch, and when. Threads may share a trace."""
 
     def __init__(self) -> None:
         self._spans: list[tuple[str, str, float, float]] = []
 
     @contextlib.contextmanager
     def span(self, track: str, name: str) -> Iterator[None]:
-        """Record the time inside the ``with`` block."""
+        """Records the time inside the ``with`` block."""
         started = time.perf_counter()
         try:
             yield
@@ -57,7 +57,7 @@ class Trace:
             self._spans.append((track, name, started, time.perf_counter()))
 
     def to_chrome(self) -> dict[str, Any]:
-        """JSON values for chrome://tracing and Perfetto: one thread per track, in the order of first use."""
+        """Returns JSON values for chrome://tracing and Perfetto: one thread per track, in the order of first use."""
         tracks = {track: number for number, track in enumerate(dict.fromkeys(span[0] for span in self._spans))}
         zero = min((span[2] for span in self._spans), default=0.0)
         events: list[dict[str, Any]] = [
@@ -71,7 +71,7 @@ class Trace:
 
 
 def traced(trace: Trace | None, track: str, index: int) -> contextlib.AbstractContextManager[None]:
-    """A span for batch ``index`` where there is a trace, else nothing."""
+    """Returns a span for batch ``index``, or a null context without a trace."""
     return contextlib.nullcontext() if trace is None else trace.span(track, f"batch {index}")
 
 
@@ -85,26 +85,26 @@ _NOTHING = contextlib.nullcontext()
 
 
 def in_stage(stage: str, index: int, trace: Trace | None) -> contextlib.AbstractContextManager[None]:
-    """A range of torch's profiler and a span of the trace, where somebody looks at them; both cost some microseconds."""
+    """Returns a range of torch's profiler and a span of the trace, if one of them is active. Both cost a few microseconds."""
     is_watched = trace is not None or torch.autograd._profiler_enabled()
     return _watched(stage, index, trace) if is_watched else _NOTHING
 
 
 class Pipeline:
-    """Carry batches through stages, up to ``depth`` at once.
+    """Carries batches through stages, up to ``depth`` at once.
 
-    The stages are cut into ``depth`` runs of consecutive stages, and a tick carries each batch through one run. Streams have high priority: their
-    kernels are few and short, and go before the model's.
+    The stages are divided into ``depth`` runs of consecutive stages. A tick carries each batch through one run. Streams have high priority: their
+    kernels are few and short, and run before the model's.
 
     Args:
-        depth: batches in flight; at most ``len(stages)`` count.
-        rank: named in errors.
-        trace: takes a span per stage and batch.
-        hold: hand a batch over one tick after its last stage, so that its last kernels and copies run beside the training step before its own; without
-            effect with ``depth=1``.
+        depth: number of batches in flight. Values above ``len(stages)`` have no further effect.
+        rank: number of the rank, for errors.
+        trace: receives a span per stage and batch.
+        hold: if True, deliver a batch one tick after its last stage. Its last kernels and copies then overlap with the training step of the batch
+            before. No effect with ``depth=1``.
 
     Attributes:
-        failure: why the pipeline refuses further work, if it does.
+        failure: the error because of which the pipeline refuses further work, or None.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Pipeline:
         self._runs = [self.stages[a:b] for a, b in pairwise(bounds)]
         if hold and self.depth > 1:
             self._runs.append([])
-        self._waiting: list[Any] = [None] * len(self._runs)  # [i]: the state (and its event) that run i takes next
+        self._waiting: list[Any] = [None] * len(self._runs)  # [i]: state and event of the batch that enters run i next
         self._device_module = torch.get_device_module(device)
         options = {} if device.type == "cpu" else {"device": device, "priority": -1}
         self._streams = {stage.stream: self._device_module.Stream(**options) for stage in self.stages}
@@ -139,28 +139,28 @@ class Pipeline:
         self.failure: StageError | None = None
 
     def num_past(self, stage: str) -> int:
-        """How many batches at most have been through this stage or are in it, and have not been handed over."""
+        """Returns the maximum number of batches that have entered this stage and have not been delivered."""
         return len(self._runs) - next(i for i, run in enumerate(self._runs) if any(step.name == stage for step in run))
 
     @property
     def in_flight(self) -> int:
-        """Batches that were taken in and have not come out."""
+        """Number of batches that have entered and have not been delivered."""
         return sum(state is not None for state in self._waiting)
 
     def tick(self, item: Any = None) -> Any:
-        """Move every batch one step on and take ``item`` in (None: nothing new).
+        """Moves every batch one step on, and takes in ``item`` (None: no new batch).
 
         Returns:
-            The last stage's result for the batch that came out, or None if none did.
+            The last stage's result for the batch that leaves the pipeline, or None.
 
         Raises:
-            StageError: a stage raised, now or in an earlier tick.
+            StageError: a stage failed, now or in an earlier tick.
         """
         if self.failure is not None:
             raise self.failure
         result = None
         self._waiting[0] = None if item is None else (item, None)
-        # Oldest first: a batch must leave a run before the next one enters it.
+        # Oldest batch first: it must leave a run before the next one enters.
         for i in reversed(range(len(self._runs))):
             waiting, self._waiting[i] = self._waiting[i], None
             if waiting is None:
@@ -172,7 +172,7 @@ class Pipeline:
                 self._waiting[i + 1] = (state, event)
             else:
                 result = state
-                if self._has_streams:  # the caller's stream waits, and not the host
+                if self._has_streams:  # the caller's stream waits, but the host does not
                     current = self._device_module.current_stream(self._device)
                     current.wait_event(event)
                     _record_stream(state, current)
@@ -190,7 +190,7 @@ class Pipeline:
                 event = self._device_module.Event()
                 event.record(stream)
         except BaseException as error:
-            # Also after Ctrl-C: the batch at hand is in no defined state, so the others cannot go on either.
+            # Also after Ctrl-C: the current batch is in an undefined state, so the other batches cannot continue either.
             self._waiting = [None] * len(self._runs)
             self.failure = StageError.of(error, self.rank, state.index, stage.name)
             if isinstance(error, Exception):
@@ -207,7 +207,7 @@ def _record_stream(state: Any, stream: Any) -> None:
 
 
 def tensors_in(state: Any) -> Iterator[Tensor]:
-    """All tensors in a state of a batch: in dataclasses, lists, dictionaries and objects with ``to_dict``."""
+    """Yields all tensors in a batch's state: in dataclasses, lists, dictionaries and objects with ``to_dict``."""
     if isinstance(state, Tensor):
         yield state
     elif isinstance(state, dict):

@@ -1,4 +1,4 @@
-"""What makes batches: requests go in, and what leaves the pipeline is a batch."""
+"""The producer of batches: requests go in, and finished batches leave its pipeline."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from salientpp.sampling.topology import Mfg, ids_by_type
 from salientpp.store.buffers import BufferPool
 from salientpp.store.fetch import Fetch, InPlace, Packed
 
-#: Makes a whole batch of positions of seeds and the keys of its draws: the user's own code in place of the stages.
+#: Makes a complete batch from seed positions and draw keys: the user's code, used instead of the stages.
 ByHand = Callable[[Tensor, BatchKeys], Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """A batch that was drawn and whose rows were placed, while nothing has moved; ``notes`` has one of each way."""
+    """A batch that was drawn and whose rows were placed, while no rows have moved. ``notes`` holds one note per way."""
 
     mfg: Mfg
     places: PlacesByType
@@ -38,17 +38,17 @@ class Drawn:
 
 
 class Producer:
-    """Makes the batches of one engine; the arguments are those of the engine."""
+    """Maker of the batches of one engine. It takes the engine's arguments."""
 
     def __init__(self, basis: Basis, ways: Sequence[Way]) -> None:
-        held = basis.source.template.contents()  # what the tiers are made of
+        held = basis.source.template.contents()  # the contents that the tiers are made from
         tiers: Any = basis.tiers()
         for way in ways:
             tiers = way.place(basis, tiers)
         late = [way.name for way in ways if way.finds_late]
         if len(late) > 1:
             raise ValueError(
-                f"one way may decide late where rows come from, got {len(late)} ({', '.join(late)}); leave the others out"
+                f"only one way may decide late where rows come from, got {len(late)} ({', '.join(late)}); leave out all but one"
             )
         ask_for_huge_pages(rows for of_type in tiers.values() for rows in of_type.home.rows.values())
         self.basis, self.ways = basis, list(ways)
@@ -88,7 +88,7 @@ class Producer:
 
     @property
     def is_local(self) -> bool:
-        """Whether batches are made in one call, of rows that are all in this process."""
+        """True if batches are made in one call from rows that are all in this process."""
         return self.fetch.is_local and not any(way.needs_stages for way in self.ways)
 
     @property
@@ -96,7 +96,7 @@ class Producer:
         return self.maker if self.is_local else self.stages
 
     def drive(self, function: Callable[..., Any], *args: Any) -> Any:
-        """``function(*args)``, in this thread; in a process that was forked since, in a thread that started there."""
+        """Calls ``function(*args)`` in this thread. A process that was forked since then calls it in a thread that it started itself."""
         if self._forks == forks() or may_compute_in_parallel():
             return function(*args)
         return self._driver.submit(function, *args).result()
@@ -104,20 +104,20 @@ class Producer:
     # --- an epoch -----------------------------------------------------------------------------------------
 
     def request(self, epoch: int, turn: Turn, by_hand: ByHand | None = None) -> Request:
-        """Have a batch drawn."""
+        """Requests that a batch be drawn."""
         pieces = self.basis.epochs.pieces(epoch, turn)
-        if by_hand is not None:  # the user's code: in the user's thread
+        if by_hand is not None:  # the user's code runs in the user's thread
             return Request(turn.tick, Undone(lambda: Made(turn.tick, by_hand(*pieces[0]))))
         sampling = self.workers.request(turn.tick, pieces, self._maker)
         return Request(turn.tick, sampling, self.basis.epochs.draws(epoch))
 
     def idle_request(self, tick: int, leaving: bool) -> Request:
-        """No batch, in a tick in which others have some."""
+        """Returns a request without a batch, for a tick in which only other ranks have batches."""
         places = self.fetch.look_up({})
         return Request(tick, Undone(lambda: Sampled(tick, places, leaving, asks=places)))
 
     def pipeline(self, by_hand: ByHand | None = None) -> Pipeline | Direct:
-        """What carries requests to batches."""
+        """Returns the pipeline that carries requests through the stages, or its direct replacement."""
         if by_hand is not None:
             return Direct(self.maker, is_ahead=False)
         if self.is_local:
@@ -130,8 +130,8 @@ class Producer:
     # --- single batches -----------------------------------------------------------------------------------
 
     def batch_of(self, mfg: Mfg, num_seeds: int, counts: bool) -> Any:
-        """The batch of one MFG, outside any epoch, on one rank. With ``counts`` its rows are in the statistics also where no pipeline adds them."""
-        # The user's object stays as it is.
+        """Makes the batch of one MFG outside any epoch, on one rank. With ``counts``, its rows count in the statistics even without a pipeline."""
+        # A copy, so that the user's object stays unchanged.
         sampling = Undone(self.workers.prepare, 0, copy.copy(mfg), num_seeds, self._maker)
         if not self.is_local:
             pipeline = Pipeline(self.stages.list(), depth=1, device=self.basis.device)
@@ -142,7 +142,7 @@ class Producer:
         return made.batch
 
     def drawn(self, pieces: Sequence[tuple[Tensor, BatchKeys]], only_vertices: bool = False) -> Drawn:
-        """A batch of these pieces, drawn and placed; nothing moves. Several threads may call it. See :meth:`BatchSource.draw` for ``only_vertices``."""
+        """Draws a batch of these pieces and places its rows. No rows move. Several threads may call it. ``only_vertices``: see :meth:`BatchSource.draw`."""
         mfg, notes = self.basis.source.draw_joined(pieces, only_vertices), []
         for way in self.ways:
             mfg, note = way.on_drawn(mfg)

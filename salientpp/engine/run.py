@@ -1,10 +1,11 @@
-"""One epoch on one rank: who drives the pipeline, and how the rank leaves.
+"""One epoch on one rank: which thread drives the pipeline, and how the rank leaves the epoch.
 
-``next()`` moves the pipeline on, in the caller's thread. After this rank's last batch, an early ``break`` or an exception, a background thread answers the
+``next()`` advances the pipeline in the caller's thread. After this rank's last batch, an early ``break`` or an exception, a background thread answers the
 other ranks until all have finished or left. It runs none of the user's code, and the next epoch waits for it.
 
-Threads that share an iterator get each batch once between them. On several ranks a loader has one epoch at a time, and a second thread that begins one gets
-an error. A forked child goes on with its copy of an epoch of one process; on several ranks it gets an error, because the connections are the parent's.
+Threads that share an iterator each get different batches, and every batch once. With several ranks, a loader has one epoch at a time, and a second thread
+that begins one gets an error. A forked child can continue its copy of an epoch if there is one rank. With several ranks it gets an error, because the
+connections belong to the parent.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from salientpp.sampling.schedule import Turn
 
 @dataclass
 class Counters:
-    """What the epochs of an engine have done.
+    """Statistics of an engine's epochs.
 
     Attributes:
-        lock: guards the numbers, since threads may drive an epoch each.
-        seconds_waiting: between being asked for batches and giving them.
-        seconds_by_stage: of the thread that drives the pipeline.
-        failure: what went wrong while an epoch answered the other ranks in the background.
+        lock: guards the numbers, because several threads may each drive an epoch.
+        seconds_waiting: total time between the requests for batches and their delivery.
+        seconds_by_stage: time that the thread which drives the pipeline spent in each stage.
+        failure: error that occurred while an epoch answered the other ranks in the background.
     """
 
     lock: Lock
@@ -56,7 +57,7 @@ class Counters:
             self.seconds_by_stage = dict.fromkeys(stages, 0.0)
 
     def count_batch(self, seconds: float) -> None:
-        """One more was given, ``seconds`` after it was asked for."""
+        """Counts one more batch, delivered ``seconds`` after it was requested."""
         with self.lock:
             self.batches += 1
             self.seconds_waiting += seconds
@@ -68,11 +69,11 @@ class Counters:
 
 
 class Run:
-    """One epoch on this rank: what enters the pipeline, and who drives it; the arguments are those of :meth:`Engine.run`.
+    """One epoch on this rank: the requests that enter the pipeline, and the thread that drives it. It takes the arguments of :meth:`Engine.run`.
 
     Attributes:
-        lock: whoever holds it moves the epoch on.
-        is_gone: it has ended, and no other rank can want anything more in it.
+        lock: held while the epoch is advanced.
+        is_gone: True if the epoch has ended and no other rank can request anything in it.
     """
 
     unfinished: ClassVar[weakref.WeakSet[Run]] = weakref.WeakSet()
@@ -86,24 +87,25 @@ class Run:
         self._epoch, self._resume, self._comm = epoch, resume, producer.basis.comm
         self._pipeline = producer.pipeline(by_hand)
         self._ahead: deque[Request] = deque()
-        self._first = 0 if resume is None else resume.batches  # batch to be given first
-        self._requested = self._first  # batches handed to the sampling threads
-        self._placed = self._first  # batches entered into the pipeline
-        self._entered = self._first  # ticks; of several ranks the first is agreed on, one alone has a batch in each
+        self._first = 0 if resume is None else resume.batches  # first batch to deliver
+        self._requested = self._first  # number of batches handed to the sampling threads
+        self._placed = self._first  # number of batches that entered the pipeline
+        # Number of ticks. Several ranks agree on the first tick; a single rank has a batch in each tick.
+        self._entered = self._first
         self._is_open = self._comm.size == 1 or self._ticks == 0
         self.reached = Reached(epoch, self._first)
         self.is_gone = self._left = self._all_left = False
         self.lock = Lock()  # an iterator may be shared, and garbage collected in any thread
-        self._user = threading.current_thread()  # who asked last
+        self._user = threading.current_thread()  # the thread that last asked for a batch
         self._answering: threading.Thread | None = None
-        self._answered = threading.Event()  # it has ended
+        self._answered = threading.Event()  # set when the answering thread has ended
         self._failure: BaseException | None = None
         if self._comm.size > 1:
             self.unfinished.add(self)
 
     @lazy
     def _turns(self) -> Sequence[Turn]:
-        """Asked for by the first ``next()``, as torch does: until then a sampler may get another epoch."""
+        """Turns of this rank. The first ``next()`` reads them, as in torch: until then, a sampler's epoch may be changed."""
         return self._epochs.order.of_epoch(self._epoch)
 
     @lazy
@@ -112,7 +114,7 @@ class Run:
         return len(self._turns) if number is None else number
 
     def move_to(self, epoch: int) -> bool:
-        """Be another epoch, from its first batch on, if no batch was asked for yet; whether it is that epoch now."""
+        """Changes the epoch's number and restarts it, if no batch was requested yet. Returns True if the epoch now has this number."""
         with self.lock:
             begun = self._requested + self._placed > 2 * self._first or (self._comm.size > 1 and self._is_open)
             if self._left or begun or self._failure is not None:
@@ -125,7 +127,7 @@ class Run:
             return True
 
     def give_round(self) -> list[Data]:
-        """The next round's batches, none if this rank's logical ranks have ended before others; StopIteration after the last round."""
+        """Returns the batches of the next round, or none if this rank's logical ranks have ended earlier. StopIteration after the last round."""
         reached = self.reached
         if reached.rounds is None:
             reached.rounds = 0 if self._resume is None else self._resume.round
@@ -144,18 +146,18 @@ class Run:
         return batches
 
     def give(self) -> Data:
-        """The next batch; StopIteration after the last."""
+        """Returns the next batch. StopIteration after the last."""
         self._comm.check_process()
         self._user = threading.current_thread()
         return self._producer.drive(self._give)
 
     def _give(self) -> Data:
         if self._left:
-            self._end()  # without the lock, which the answering thread holds while it waits for ranks that may be waiting for this thread
+            self._end()  # without the lock: the answering thread holds it while it waits for ranks that may be waiting for this thread
         with self.lock:
             if self.lock.interrupted:
                 raise RuntimeError(
-                    "this process was forked while another thread was inside next() of this epoch, which may be half done; "
+                    "this process was forked while another thread was inside next() of this epoch, so the epoch may be in an inconsistent state; "
                     "start a new one with iter(loader)"
                 )
             batch = self._next_batch()
@@ -163,7 +165,7 @@ class Run:
         return batch
 
     def _end(self) -> NoReturn:
-        """Raise what ends the user's loop: StopIteration, or what failed."""
+        """Raises the exception that ends the user's loop: StopIteration, or the epoch's failure."""
         if self._failure is not None:
             raise self._failure
         self.reached.ended = self.reached.batches == len(self._turns)
@@ -185,8 +187,8 @@ class Run:
         return batch
 
     def _transformed(self, finished: Finished, batch: Data) -> Data:
-        """The batch after the user's ``transform``, whose time and errors count as those of the last stage."""
-        # It is no stage, because whoever answers the other ranks runs none of the user's code.
+        """Returns the batch after the user's ``transform``, whose time and errors count as those of the last stage."""
+        # The transform is not a stage, because the thread that answers other ranks runs none of the user's code.
         if self._finish is None:
             return batch
         stage, started = LAST_STAGE, time.perf_counter()
@@ -222,7 +224,7 @@ class Run:
         return finished
 
     def _open(self) -> None:
-        """Agree with the other ranks on the tick to start with. Where they resume an epoch before this one, answer them in it first."""
+        """Agrees with the other ranks on the first tick. If some ranks resume an earlier epoch, first answers them in that epoch."""
         start = self._turns[self._first].tick if self._first < len(self._turns) else self._ticks
         epochs, resume = self._epochs, self._resume
         point = Point(
@@ -250,7 +252,7 @@ class Run:
             point = replace(point, resumed=False, by_round=False)
 
     def _next_request(self) -> Request | None:
-        """The next tick's batch; a rank without one of its own enters an empty one while others have some."""
+        """Returns the request for the next tick. A rank that has no batch for a tick in which others have one enters an empty request."""
         if self._entered == self._ticks or self._all_left:
             return None
         tick = self._entered
@@ -266,12 +268,12 @@ class Run:
         return self._ahead.popleft()
 
     def leave_if_done(self) -> None:
-        """Begin to answer the other ranks once this rank has no more batches to give: its user may not ask again."""
+        """Starts to answer the other ranks once this rank has delivered its last batch, because the user may not ask again."""
         if self._comm.size > 1 and self.reached.batches == len(self._turns):
             self.leave()
 
     def leave(self) -> None:
-        """Give no more batches; answer the other ranks, in the background, until all have left."""
+        """Stops delivering batches. A background thread answers the other ranks until all have left."""
         if self._left:
             return  # without the lock, as in _give
         with self.lock:
@@ -291,14 +293,14 @@ class Run:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether it has batches in the pipeline that it may still give."""
+        """True if the pipeline holds batches that may still be delivered."""
         return not self._left and self._failure is None and self._pipeline.in_flight + len(self._ahead) > 0
 
     def leave_at_exit(self) -> None:
-        """``leave`` where no thread can be started any more."""
+        """Leaves the epoch when threads can no longer be started."""
         if self._answering is not None and self._answering.is_alive() and not self._answered.is_set():
-            # The interpreter waits for threads before this, unless Ctrl-C ends the wait: then nobody shall wait for the thread. Nor can it be joined
-            # any more: Ctrl-C in the moment in which it ends leaves the lock taken that joining waits for.
+            # The interpreter normally waits for threads before this point, but Ctrl-C ends that wait. So the thread is stopped by a failure. It cannot
+            # be joined: if Ctrl-C arrives just as it ends, the lock that joining waits for stays locked.
             self._failure = RankFailure(f"rank {self._comm.rank} ended early: KeyboardInterrupt")
             self._comm.report_failure(str(self._failure))
             self._answered.wait()
@@ -308,23 +310,23 @@ class Run:
         self._answer()
 
     def check_thread(self) -> None:
-        """Raise where another thread is in this epoch, which a new one would end."""
+        """Raises RuntimeError if another thread is in this epoch, because a new epoch would end it."""
         is_free = self._left or self._user is threading.current_thread() or not self._user.is_alive()
         if not is_free and self.reached.batches < len(self._turns):
             raise RuntimeError(
-                f"thread {self._user.name!r} is in epoch {self._epoch} of this loader, and on several ranks a loader gives one epoch at a time, in the "
-                "same order everywhere; share one iterator between the threads, close() it first, or make a loader for each thread"
+                f"thread {self._user.name!r} is in epoch {self._epoch} of this loader, but with several ranks a loader runs one epoch at a time, in the "
+                "same order on every rank; share one iterator between the threads, close() it first, or make a loader for each thread"
             )
 
     def _is_over(self) -> bool:
-        """Whether no other rank can want anything more in this epoch."""
+        """True if no other rank can request anything more in this epoch."""
         if self._comm.size == 1 or self._failure is not None:
-            return True  # whose turns need not be known: asking a sampler for them may fail
+            return True  # without reading the turns, because asking a sampler for them may fail
         return self._is_open and self._pipeline.in_flight == 0 and (self._entered == self._ticks or self._all_left)
 
     def _answer_in_background(self) -> None:
-        # A script that has ended waits for this thread in a lock, from which Ctrl-C wakes the main thread only if no other thread takes the
-        # signal first: one that starts threads, as asking the store does, may. What this thread starts inherits its mask.
+        # At exit, the main thread waits for this thread in a lock. Ctrl-C wakes the main thread only if no other thread receives the signal. A thread
+        # that starts threads may receive it, and asking the store starts threads. Threads started by this one inherit its signal mask.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             self._answer()
@@ -343,23 +345,23 @@ class Run:
             self._let_go()
 
     def _let_go(self) -> None:
-        """No other rank can want anything more. The user's code may hold the engine that holds this run."""
+        """Marks the epoch as ended, and drops references to the user's code, which may hold the engine that holds this run."""
         self.is_gone = True
         self._finish = self._by_hand = None
 
     def join(self) -> None:
-        """Wait until the others have left too; raises what went wrong meanwhile."""
+        """Waits until the other ranks have left too. Raises the error that occurred meanwhile, if any."""
         if self._answering is not None:
             self._answering.join()
             self._answering = None
-        elif self._left:  # Ctrl-C came before the thread had started
+        elif self._left:  # Ctrl-C arrived before the thread had started
             self._answer()
         if self._failure is not None:
             raise self._failure
 
 
 class Epoch:
-    """What ``iter(loader)`` returns: letting go of it leaves the epoch."""
+    """Iterator that ``iter(loader)`` returns. Deleting it leaves the epoch."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -371,23 +373,23 @@ class Epoch:
         return self.run.give()
 
     def close(self) -> None:
-        """Leave the epoch early."""
+        """Leaves the epoch early."""
         self.run.leave()
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "an epoch that is under way cannot be copied or pickled; copy the loader, or save loader.state_dict() and load it into another loader, "
-            "whose next iter() goes on from there"
+            "an epoch in progress cannot be copied or pickled; copy the loader, or save loader.state_dict() and load it into another loader, "
+            "whose next iter() continues from there"
         )
 
     def __del__(self) -> None:
-        # At interpreter exit a thread can no longer be started, and trying may block; then `_leave_at_exit` was before.
+        # At interpreter exit no thread can be started, and trying may block. `_leave_at_exit` has run before.
         if not sys.is_finalizing():
             self.run.leave()
 
 
 class Rounds(Epoch):
-    """What ``loader.rounds()`` returns: the same epoch, a round at a time."""
+    """Iterator that ``loader.rounds()`` returns: the same epoch, one round at a time."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -401,13 +403,13 @@ class Rounds(Epoch):
             return self.run.give_round()
 
     def close(self) -> None:
-        """Leave the epoch early."""
+        """Leaves the epoch early."""
         self._is_closed = True
         super().close()
 
 
 def _leave_at_exit() -> None:
-    """A rank whose script ends in mid-epoch answers the others to the end; one that fails tells them."""
+    """Leaves unfinished epochs. If the script ends normally, the rank answers the others to the end; if it fails, it tells them."""
     for run in list(Run.unfinished):
         if not run._comm.is_inherited:
             run.leave_at_exit()

@@ -1,4 +1,4 @@
-"""The seeds of a loader, which are vertices or edges, what draws batches of them, and how probably a batch needs each row."""
+"""The seeds of a loader (vertices or edges), the function that samples batches of them, and the probability that a batch needs each row."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from salientpp.vip.inclusion import inclusion_probability, typed_inclusion_proba
 #: Per vertex type, float [N].
 Probability = Mapping["str | None", Tensor]
 
-#: Of the batch size: per vertex type with seeds, how probably a batch has each vertex among them, a function of the number of vertices.
+#: Function of the batch size. Per vertex type with seeds, it gives a function of the number of vertices that returns each vertex's probability to be a seed.
 Start = Callable[[int], Mapping["str | None", Callable[[int], Tensor]]]
 
 
 @dataclass(frozen=True, eq=False)
 class Seeds:
-    """All seeds of a loader, and what follows from their being vertices or edges.
+    """All seeds of a loader, with the functions that depend on their kind (vertices or edges).
 
     Attributes:
-        inputs: in PyG's type; ``inputs[positions]`` is a batch of them.
-        draw: the sampler's method for such inputs; makes an MFG of a batch of them.
-        add_batch_attributes: sets what PyG's loader sets on a batch beside the attributes of the data.
-        access_probability: of the batch size: how probably a batch needs each row; called if rows are to be kept on the device. None: rows
-            are in that order.
-        split: the name of the seeds, if they have one that means the same on every rank.
-        part_of: gives int64 [number], the stored part that has each seed; None of seeds that no part has, as pairs of vertices of the user's.
-        start: by which the cache of a partitioned graph is planned.
+        inputs: the seeds in PyG's type. ``inputs[positions]`` is a batch of them.
+        draw: the sampler's method for such inputs. It makes an MFG from a batch of them.
+        add_batch_attributes: sets the attributes that PyG's loader adds to those of the data.
+        access_probability: maps the batch size to the probability that a batch needs each row. Called if rows are to be kept on the device. None: rows
+            are sorted by it already.
+        split: name of the seeds, if it has the same meaning on every rank.
+        part_of: returns int64 [number], the stored part that owns each seed. None: no part owns the seeds, such as the user's own vertex pairs.
+        start: starting probabilities, from which the cache of a partitioned graph is planned.
     """
 
     inputs: NodeSamplerInput | EdgeSamplerInput
@@ -56,14 +56,14 @@ class Seeds:
 def sampler_of_part(
     part: PartitionedGraph, num_neighbors: Any, time_attr: str | None, weight_attr: str | None, **draws: Any
 ) -> NeighborSampler:
-    """A sampler over the topology of a partitioned graph, which every rank has whole; the arguments are those of the sampler."""
+    """Returns a sampler over the topology of a partitioned graph, which every rank has whole. It takes the arguments of the sampler."""
     needs_types = part.is_hetero or time_attr is not None or weight_attr is not None
     graph = part.typed_graph(time_attr, weight_attr) if needs_types else part.graph
     return NeighborSampler(graph, num_neighbors, **draws)
 
 
 def vertex_seeds(sampler: BaseSampler, inputs: NodeSamplerInput) -> Seeds:
-    """Seeds of what one process holds."""
+    """Returns vertex seeds for data that one process holds."""
     start = partial(_start, inputs)
     return Seeds(
         inputs=inputs,
@@ -80,7 +80,7 @@ def _start(inputs: NodeSamplerInput, batch_size: int) -> dict[str | None, Callab
 
 
 def edge_seeds(sampler: BaseSampler, inputs: EdgeSamplerInput, negatives: NegativeSampling | None) -> Seeds:
-    """Seeds of what one process holds."""
+    """Returns edge seeds for data that one process holds."""
     start = partial(edge_start, inputs, negatives)
     triplet = negatives is not None and negatives.is_triplet()
     return Seeds(
@@ -100,7 +100,7 @@ def vertices_of_part(
     time: Tensor | None = None,
     input_id: Tensor | None = None,
 ) -> Seeds:
-    """The seeds that a rank visits; the arguments are those of :class:`~salientpp.NeighborLoader`."""
+    """Returns the vertex seeds that a rank visits. It takes the arguments of :class:`~salientpp.NeighborLoader`."""
     inputs, split = part_nodes(connected.own, connected.own_part, nodes, time, input_id)
     owner = connected.own.whole.books[inputs.input_type].owner
     seeds, part_of = vertex_seeds(sampler, inputs), partial(owner, inputs.node)
@@ -117,12 +117,12 @@ def edges_of_part(
     input_id: Tensor | None = None,
     negatives: NegativeSampling | None = None,
 ) -> Seeds:
-    """The seeds that a rank visits; the arguments are those of :class:`~salientpp.LinkNeighborLoader`."""
+    """Returns the edge seeds that a rank visits. It takes the arguments of :class:`~salientpp.LinkNeighborLoader`."""
     stored = part_edges(connected.own, connected.own_part, edges)
     label, time = stored.attribute(label), stored.attribute(time)
     input_id = stored.edge_id if input_id is None else input_id
     inputs = edge_inputs(stored.type_, stored.ends, label, time, input_id, negatives)
-    # The graph's own edges are their targets' parts'.
+    # A stored edge belongs to the part that owns its target.
     book = connected.own.whole.books[None if stored.type_ is None else stored.type_[-1]]
     part_of = None if stored.edge_id is None else partial(book.owner, inputs.col)
     seeds = edge_seeds(sampler, inputs, negatives)
@@ -138,7 +138,7 @@ def edge_inputs(
     input_id: Tensor | None,
     negatives: NegativeSampling | None,
 ) -> EdgeSamplerInput:
-    """Edges int64 [2, M] and what was given for each, checked, with labels as they were given."""
+    """Checks edges int64 [2, M] and their attributes, and returns them as PyG's inputs. Labels stay as they were given."""
     for name, values in (("edge_label", label), ("edge_label_time", time), ("input_id", input_id)):
         got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
         if values is not None and got[:1] != [ends.size(1)]:
@@ -148,19 +148,19 @@ def edge_inputs(
     if label is not None and negatives is not None and negatives.is_triplet():
         raise ValueError(
             "edge_label needs to be undefined for 'triplet'-based negative sampling: src_index, dst_pos_index and dst_neg_index of the "
-            "batch tell which is which"
+            "batch tell positive and negative targets apart"
         )
     return EdgeSamplerInput(input_id, ends[0], ends[1], label, time, type_)
 
 
-# --- how probably a batch needs each row ---------------------------------------------------------------------
+# --- the probability that a batch needs each row --------------------------------------------------------------
 
 
 def _access_probability(sampler: BaseSampler, start: Start, nodes: Tensor | None, batch_size: int) -> Probability:
-    """How probably a batch needs each row; ``nodes`` are the seeds, if it starts from ``batch_size`` vertices drawn of these."""
+    """Returns the probability that a batch needs each row. ``nodes`` are the seeds, if a batch starts from ``batch_size`` vertices drawn from them."""
     if not isinstance(sampler, NeighborSampler):
         raise ValueError(
-            f"device_rows needs to know how batches are drawn, which a {type(sampler).__name__} does not tell; "
+            f"device_rows needs to know how batches are sampled, which a {type(sampler).__name__} does not tell; "
             "pass a salientpp.NeighborSampler, or device_rows=0"
         )
     graph, fanouts = sampler.topology.graph, sampler.fanouts
@@ -171,8 +171,8 @@ def _access_probability(sampler: BaseSampler, start: Start, nodes: Tensor | None
 
 
 def _access_of_part(connected: Connected, sampler: NeighborSampler, seeds: Seeds, batch_size: int) -> Probability:
-    """Per vertex type float [rows of the host], how probably a batch of this rank needs each row."""
-    assert seeds.start is not None  # those of a part have one
+    """Returns the probability that a batch of this rank needs each row of its host: float [rows of the host] per vertex type."""
+    assert seeds.start is not None  # seeds of a part always have one
     starts = seeds.start(batch_size)
     drawn = scores_of_part(
         "vip",

@@ -1,4 +1,4 @@
-"""Which seeds each logical rank visits, and in which order a rank gives their batches."""
+"""Assigns seeds to logical ranks, and determines the order in which a rank delivers their batches."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from salientpp.engine.state import inputs_digest
 from salientpp.ranks.placement import Placement
 from salientpp.sampling.schedule import Schedule, Turns, share_size
 
-#: Of the first part and one past the last: how many seeds, and their digest.
+#: (first part, one past the last part) -> number of their seeds, and the digest.
 SeedsByPart = Mapping[tuple[int, int], tuple[int, str]]
 
 
 def seeds_of_parts(source: BatchSource, placement: Placement, split: str | None) -> list[list[Any]]:
-    """What :class:`Facts` says of a rank's seeds; ``split`` if they are what the directory has under that name, and nothing else."""
+    """Returns the field ``seeds`` of :class:`Facts`. ``split`` is the directory's name of the seeds, or None if they are not exactly a stored split."""
     seeds, parts = source.seeds, placement.own_parts
 
     def words(at: Tensor | None) -> str:
@@ -35,18 +35,18 @@ def seeds_of_parts(source: BatchSource, placement: Placement, split: str | None)
 
 
 def seeds_by_part(everyone: Sequence[Facts]) -> SeedsByPart:
-    """The seeds of all ranks."""
+    """Returns the seeds of all ranks."""
     return {(first, last): (number, words) for facts in everyone for first, last, number, words in facts.seeds}
 
 
 @dataclass(frozen=True, eq=False)
 class Shares:
-    """How seeds become the batches of logical ranks.
+    """Rules by which seeds become the batches of logical ranks.
 
     Attributes:
-        seeds: of all ranks.
-        joined: the batches of a round are given as one.
-        alone: this process does not wait for those with which it shares the seeds.
+        seeds: the seeds of all ranks.
+        joined: True if the batches of a round are delivered as one batch.
+        alone: True if this process does not wait for the processes that share its seeds.
     """
 
     source: BatchSource
@@ -59,7 +59,7 @@ class Shares:
     alone: bool
 
     def order(self, placement: Placement, seed: int) -> Turns:
-        """This rank's batches, and when it gives them."""
+        """Returns this rank's batches and the order in which it delivers them."""
         sizes = self._sizes(placement)
         per_unit = placement.logical_ranks_per_unit
         numbers = [share_size(size, place, per_unit) for size in sizes for place in range(per_unit)]
@@ -85,27 +85,27 @@ class Shares:
         return Turns(schedules, logical_ranks, self.joined, self._positions_by_unit(placement))
 
     def with_logical_ranks(self, placement: Placement, logical_ranks: int, seed: int) -> tuple[Placement, Turns]:
-        """What this rank gives if the batches of an epoch belong to another number of logical ranks.
+        """Returns placement and order of this rank for another number of logical ranks.
 
         Raises:
-            ValueError: then it would have other parts.
+            ValueError: the rank would then have other parts.
         """
         try:
             found = dataclasses.replace(placement, num_logical_ranks=logical_ranks)
             order = self.order(found, seed)
         except ValueError as error:
-            raise ValueError(f"cannot load this state: it is of {logical_ranks} logical ranks; {error}") from None
+            raise ValueError(f"cannot load this state: it has {logical_ranks} logical ranks; {error}") from None
         ranks = range(placement.world_size)
         if [found.parts_of(rank) for rank in ranks] != [placement.parts_of(rank) for rank in ranks]:
             raise ValueError(
-                f"cannot load this state: it is of {logical_ranks} logical ranks, by which the {len(ranks)} ranks would have other parts; "
+                f"cannot load this state: it has {logical_ranks} logical ranks, with which the {len(ranks)} ranks would have other parts; "
                 f"make the loader with logical_ranks={logical_ranks}"
             )
         check_units(self.source, found)
         return found, order
 
     def _sizes(self, placement: Placement) -> list[int]:
-        """How many seeds each unit has."""
+        """Returns the number of seeds of each unit."""
         parts = [placement.parts_of_unit(unit) for unit in range(placement.num_units)]
         starts, sizes = [of_unit.start for of_unit in parts], [0] * len(parts)
         for (first, last), (number, _) in self.seeds.items():
@@ -114,7 +114,7 @@ class Shares:
         return sizes
 
     def _positions_by_unit(self, placement: Placement) -> dict[int, Tensor]:
-        """Where the seeds of each unit are among a rank's; nothing of a rank that has but one unit."""
+        """Returns the positions of each unit's seeds among the rank's seeds. Empty if the rank has a single unit."""
         units, part_of = _units(placement), self.source.seeds.part_of
         if len(units) == 1 or part_of is None:
             return {}
@@ -124,14 +124,14 @@ class Shares:
 
 
 def _units(placement: Placement) -> range:
-    """What a rank's logical ranks draw from."""
+    """Returns the units that the rank's logical ranks draw seeds from."""
     return range(placement.unit_of(placement.logical_ranks[0]), placement.unit_of(placement.logical_ranks[-1]) + 1)
 
 
 def check_units(source: BatchSource, placement: Placement) -> None:
-    """Refuse seeds of the user's own that do not say which logical rank visits them."""
+    """Raises ValueError for the user's own seeds if it is unclear which logical rank visits them."""
     if source.seeds.part_of is None and len(_units(placement)) > 1:
         raise ValueError(
-            f"rank {placement.rank} has {len(placement.logical_ranks)} logical ranks that draw from {len(_units(placement))} groups of parts, and seeds of "
-            "your own do not say which they are of; name a split, or start as many ranks as there are logical ranks"
+            f"rank {placement.rank} has {len(placement.logical_ranks)} logical ranks that draw from {len(_units(placement))} groups of parts, but your own "
+            "seeds do not say which group they belong to; name a split, or start as many ranks as there are logical ranks"
         )

@@ -1,6 +1,6 @@
-"""What a loader draws from, made of what the user gave.
+"""The source of a loader's batches, made from the user's data and seeds.
 
-A :class:`BatchSource` joins the kind of data (an object in memory, a pair of stores, a partitioned graph) and the kind of seeds (vertices or edges).
+A :class:`BatchSource` combines a kind of data (an object in memory, a pair of stores, a partitioned graph) with a kind of seeds (vertices or edges).
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ RowsByType = Mapping["str | None", Mapping[str, RowSource]]
 
 @dataclass(frozen=True, eq=False)
 class BatchSource:
-    """What batches are made of.
+    """Everything that batches are made from.
 
     Attributes:
-        books: per vertex type, who has which rows; one part where every rank has them all.
-        rows: per vertex type, the rows of this part by name.
+        books: per vertex type, the partition book of its rows. It has a single part if every rank has all rows.
+        rows: per vertex type, the rows of this part by attribute name.
         exchanged: columns that every sampled vertex gets.
         seed_columns: columns that only seeds get.
-        fingerprint: of the dataset.
-        own: columns whose rows come from an object of the user's, and not from the data.
-        part: of a partitioned graph, the view whose part this rank's batches start from.
-        narrow: of the columns in ``exchanged`` whose rows are encoded, what they are decoded to.
+        fingerprint: fingerprint of the dataset.
+        own: columns whose rows come from a user's source instead of the data.
+        part: for a partitioned graph, the view whose part has this rank's seeds.
+        narrow: for columns in ``exchanged`` whose rows are encoded, their encoding.
     """
 
     seeds: Seeds
@@ -63,26 +63,26 @@ class BatchSource:
     narrow: Mapping[Column, Narrow] = field(default_factory=dict)
 
     def rows_of(self, column: Column) -> RowSource:
-        """The rows as tiers and messages have them."""
+        """Returns the rows as tiers and messages hold them."""
         return self.rows[column[0]][column[1]]
 
     def delivered(self, column: Column) -> RowSource:
-        """The rows as batches have them."""
+        """Returns the rows as batches hold them."""
         rows = self.rows_of(column)
         return NarrowRows(rows, self.narrow[column]) if column in self.narrow else rows
 
     def narrow_of(self, type_: str | None) -> dict[str, Narrow]:
-        """``narrow`` of the attributes of one type."""
+        """Returns ``narrow`` for the attributes of one type."""
         return {name: narrow for (owner, name), narrow in self.narrow.items() if owner == type_}
 
     def draw(self, positions: Tensor, keys: BatchKeys, only_vertices: bool = False) -> Mfg:
-        """The MFG of the seeds at these positions; with ``only_vertices`` its edges may be missing. A sampler of the user's takes no key."""
+        """Samples the MFG of the seeds at these positions. With ``only_vertices``, its edges may be missing. A user's sampler gets no key."""
         inputs = _chosen(self.seeds.inputs, positions)
         if not isinstance(self.sampler, NeighborSampler):
             mfg = self.seeds.draw(inputs)
         else:
             named: dict[str, Any] = {} if keys.draws == keys.batch else {"draw_key": keys.draws}
-            # A class of the user's may override what takes this.
+            # A user's subclass may override a method that would take this argument.
             if only_vertices and type(self.sampler) is NeighborSampler:
                 named["only_vertices"] = True
             mfg = self.seeds.draw(inputs, key=keys.batch, **named)
@@ -91,7 +91,7 @@ class BatchSource:
         return mfg
 
     def draw_joined(self, pieces: Sequence[tuple[Tensor, BatchKeys]], only_vertices: bool = False) -> Mfg:
-        """The MFG of the seeds at these positions, each piece drawn by its keys, as one; the arguments are those of :meth:`draw`."""
+        """Samples the pieces, each with its own keys, and joins their MFGs into one. It takes the arguments of :meth:`draw`."""
         if len(pieces) == 1:
             return self.draw(*pieces[0], only_vertices=only_vertices)
         inputs = self.seeds.inputs
@@ -100,26 +100,26 @@ class BatchSource:
 
     @property
     def travelling(self) -> list[str | None]:
-        """The vertex types whose rows may come from other ranks."""
+        """Vertex types whose rows may come from other ranks."""
         types = dict.fromkeys(type_ for type_, _ in self.exchanged)
         return [type_ for type_ in types if self.books[type_].num_parts > 1]
 
     @property
     def row_bytes(self) -> dict[str | None, int]:
-        """Of all columns that a sampled vertex of each type gets, as they travel."""
+        """Bytes on the wire of all columns that a sampled vertex gets, per vertex type."""
         return {
             type_: sum(empty_rows(self.rows_of(column), 1).nbytes for column in self.exchanged if column[0] == type_)
             for type_ in self.books
         }
 
     def columns_now(self) -> dict[Column, RowSource]:
-        """The columns that every sampled vertex gets from a ``Data``, as that is now."""
+        """Returns the columns that every sampled vertex gets from a ``Data``, with its current rows."""
         columns = {} if isinstance(self.template, PartitionTemplate) else self.template.columns()
         return _in_memory(columns) | {column: self.rows_of(column) for column in self.exchanged if column in self.own}
 
 
 def _chosen(inputs: NodeSamplerInput | EdgeSamplerInput, positions: Tensor) -> NodeSamplerInput | EdgeSamplerInput:
-    """``inputs[positions]``; of plain seeds without PyG's indexing, which takes longer than many a batch."""
+    """Returns ``inputs[positions]``. For plain seeds it avoids PyG's indexing, which takes longer than many batches do."""
     if type(inputs) is not NodeSamplerInput or inputs.time is not None:
         return inputs[positions]
     input_id = positions if inputs.input_id is None else inputs.input_id.index_select(0, positions)
@@ -129,14 +129,16 @@ def _chosen(inputs: NodeSamplerInput | EdgeSamplerInput, positions: Tensor) -> N
 def open_data(
     data: Any, comm: Comm, sampler: BaseSampler, seeds: Seeds, *, columns: Any = ("x",), custom_cls: type | None = None
 ) -> BatchSource:
-    """The source of a ``Data``, a ``HeteroData`` or a pair of stores, whatever its seeds are; arguments as in :class:`~salientpp.NeighborLoader`.
+    """Returns the source of a ``Data``, a ``HeteroData`` or a pair of stores, for seeds of any kind.
+
+    The arguments are as in :class:`~salientpp.NeighborLoader`.
 
     Raises:
-        ValueError, TypeError: these do not fit the data.
+        ValueError, TypeError: the arguments do not fit the data.
     """
     if custom_cls is not None and not is_remote(data):
         raise ValueError(
-            "custom_cls is for a pair of FeatureStore and GraphStore; batches of a Data are what the Data is"
+            "custom_cls is for a pair of FeatureStore and GraphStore; batches of a Data have the class of the Data"
         )
     books = {type_: PartitionBook.trivial(size) for type_, size in count_vertices(data).items()}
     left = columns
@@ -144,12 +146,12 @@ def open_data(
         left = [key for key, source in columns.items() if source is None] or "x"
     if left not in ("x", ["x"], ("x",)):
         raise ValueError(
-            "columns without sources of rows is for partitioned graphs: on a Data object every attribute comes for every sampled vertex"
+            "columns without row sources is for partitioned graphs: with a Data object, every sampled vertex gets every attribute"
         )
     own = _own_rows(columns, {type_: book.num_vertices for type_, book in books.items()})
     if own and is_remote(data):
         raise ValueError(
-            "columns with sources of rows is for a Data, a HeteroData or a partitioned graph: rows of a FeatureStore come from that store"
+            "columns with row sources is for a Data, a HeteroData or a partitioned graph: rows of a FeatureStore come from that store"
         )
     template = StoreTemplate(data[0], data[1], custom_cls) if is_remote(data) else DataTemplate(data, own)
     exchange = Exchange(comm, books, Placement(comm.rank, comm.size, 1))
@@ -177,10 +179,10 @@ def open_partition(
     custom_cls: type | None,
     send_as: Mapping[Any, str] | None = None,
 ) -> BatchSource:
-    """The source of a partitioned graph; arguments as in :class:`~salientpp.NeighborLoader`.
+    """Returns the source of a partitioned graph. The arguments are as in :class:`~salientpp.NeighborLoader`.
 
     Raises:
-        ValueError, TypeError: these do not fit the graph.
+        ValueError, TypeError: the arguments do not fit the graph.
     """
     if custom_cls is not None:
         raise ValueError("custom_cls is for a pair of FeatureStore and GraphStore; leave it out")
@@ -190,7 +192,7 @@ def open_partition(
     taken = sorted(OWN_NAMES & {name for _, name in of_part}.union(*edge_rows.values()))
     if taken:
         raise ValueError(
-            f"{part.root} has attributes by names that batches use themselves ({', '.join(taken)}); rename them and partition again"
+            f"{part.root} has attributes with names that batches use themselves ({', '.join(taken)}); rename them and partition again"
         )
     books = part.row_books
     own = _own_rows(columns, {type_: book.size_of(exchange.part_of(type_)) for type_, book in books.items()})
@@ -198,8 +200,8 @@ def open_partition(
     gathered = _checked_columns(columns, list(known), part)
     encoded, narrow = _encoded(known, gathered, send_as, part)
     seed_type = getattr(seeds.inputs, "input_type", None)
-    of_seeds = isinstance(seeds.inputs, NodeSamplerInput)  # the ends of an edge may be anyone's
-    # Contents of rows that come from elsewhere are not known; which these are must agree.
+    of_seeds = isinstance(seeds.inputs, NodeSamplerInput)  # the ends of an edge may belong to any part
+    # The contents of the user's rows are not known, but all ranks must agree on their names, dtypes and shapes.
     words = {column: "".join(f"{word} " for word in column if word is not None) for column in own}
     fingerprint = part.fingerprint
     if part.offsets != part.whole.offsets:
@@ -224,9 +226,9 @@ def open_partition(
 def _encoded(
     known: Mapping[Column, RowSource], gathered: Sequence[Column], send_as: Any, part: PartitionedGraph
 ) -> tuple[dict[Column, RowSource], dict[Column, Narrow]]:
-    """The columns that every sampled vertex gets of those that are stored or sent narrower, encoded, and their formats.
+    """Returns the gathered columns that are stored or sent narrower, encoded, and their encodings.
 
-    A type that every part has whole does not travel, however many ranks there are, so nothing of it is encoded in order to be sent.
+    Rows of a replicated type never travel, whatever the number of ranks, so ``send_as`` does not encode them.
     """
     encoded: dict[Column, RowSource] = {}
     narrow: dict[Column, Narrow] = {}
@@ -243,7 +245,7 @@ def _encoded(
             )
         if column in narrow:
             raise ValueError(
-                f"send_as names {words!r}, which {part.root} stores as {narrow[column].format}, and so it travels; leave it out"
+                f"send_as names {words!r}, but {part.root} stores it as {narrow[column].format}, and it travels as stored; leave it out"
             )
         if column[0] not in part.replicated:
             encoded[column], narrow[column] = EncodedRows(known[column], format), format
@@ -259,13 +261,13 @@ def _in_memory(columns: Mapping[Column, Tensor]) -> dict[Column, RowSource]:
 
 
 def sources_in(columns: Any) -> dict[Any, Any]:
-    """Of the argument ``columns`` those whose rows come from elsewhere than the data, by the user's keys."""
+    """Returns the entries of the argument ``columns`` whose rows come from a user's source, by the user's keys."""
     given = columns if isinstance(columns, Mapping) else {}
     return {key: source for key, source in given.items() if source is not None}
 
 
 def _own_rows(columns: Any, sizes: Mapping[Any, int]) -> dict[Column, RowSource]:
-    """The user's sources of rows, checked; ``sizes`` says how many each vertex type must have."""
+    """Checks and returns the user's row sources. ``sizes`` is the number of rows that each vertex type needs."""
     own = {}
     for key, value in sources_in(columns).items():
         type_, name = key if isinstance(key, tuple) and len(key) == 2 else (None, key)
@@ -279,7 +281,7 @@ def _own_rows(columns: Any, sizes: Mapping[Any, int]) -> dict[Column, RowSource]
 
 
 def _checked_columns(given: Any, known: list[Column], part: PartitionedGraph) -> list[Column]:
-    """The attributes that every sampled vertex gets, each once. Sets have an order of their own in every process, so theirs becomes the alphabet's."""
+    """Returns the attributes that every sampled vertex gets, each once. Sets are sorted by name, because their order differs between processes."""
     if not isinstance(given, Iterable):
         raise TypeError(f"columns must be the names of node attributes of {part.root}, got {type(given).__name__}")
     names: list[Any] = [given] if isinstance(given, (str, bytes)) else list(given)
@@ -287,7 +289,7 @@ def _checked_columns(given: Any, known: list[Column], part: PartitionedGraph) ->
         names.sort(key=str)
     columns: dict[Column, None] = {}
     for name in names:
-        # A name alone means this attribute of every type that has it; numpy has strings of its own.
+        # A name alone selects the attribute of every type that has it. `str` converts numpy's strings.
         named = tuple(map(str, name)) if isinstance(name, tuple) and len(name) == 2 else None
         found = [column for column in known if column == named or (isinstance(name, str) and column[1] == name)]
         if not found and names != ["x"]:

@@ -1,9 +1,9 @@
 """The ten stages from seeds to a batch, after Appendix D of Kaler et al., SALIENT++ (MLSys 2023, arXiv:2305.03152).
 
-Each is a function from one frozen state to the next. Slow work is started in one stage and awaited in the next: the sampling thread in ``sample``, an
-all-to-all in the stage after each ``exchange_*``, and the worker thread of ``gather_host_rows`` in ``copy_to_device``.
+Each stage is a function from one frozen state to the next. One stage starts slow work, and a later stage waits for it. ``sample`` waits for the sampling
+thread. The stage after each ``exchange_*`` waits for the all-to-all. ``copy_to_device`` waits for the worker thread of ``gather_host_rows``.
 
-A batch without seeds (``sampled.batch is None``) belongs to a rank that has none for this round: it wants nothing, and answers the others.
+A batch without seeds (``sampled.batch is None``) belongs to a rank that has no batch for this round. It requests nothing, and answers the other ranks.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from salientpp.store.exchange import Counts, PendingCounts, PendingRows
 from salientpp.store.fetch import Column, Fetch, Recipe, Taken
 from salientpp.store.tiers import Places
 
-#: By its name the time of a user's ``transform`` counts, and its errors.
+#: Time and errors of a user's ``transform`` count under this name.
 LAST_STAGE = "assemble"
 
 
 @dataclass(frozen=True, eq=False)
 class Sampled:
-    """What a sampling thread has made of a batch.
+    """A batch as the sampling thread leaves it.
 
     Attributes:
-        leaving: this rank has no further batches of its own in this epoch.
-        batch: complete but for the rows that every sampled vertex gets; None without seeds.
-        plan: how these are put together, by vertex type.
-        contents: what the data held before the batch was made of it; None where it cannot change.
-        notes: by the name of a way, what it noted of the batch.
-        asks: what this rank asks the others for, by vertex type or message.
-        finding: gives the places of the rows where a way decides them late.
+        leaving: True if this rank has no more batches in this epoch.
+        batch: complete, except for the rows that every sampled vertex gets. None without seeds.
+        plan: by vertex type, how these rows are assembled.
+        contents: contents of the data before the batch was made. None: the data cannot change.
+        notes: name of a way -> its note about the batch.
+        asks: by vertex type or message, what this rank requests from the others.
+        finding: future of the rows' places, if a way decides them late.
     """
 
     index: int
@@ -64,7 +64,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Request:
-    """A batch to be made; ``index`` is its tick, and ``draws`` is None if it belongs to no epoch."""
+    """Request for a batch. ``index`` is its tick. ``draws`` is None if the batch belongs to no epoch."""
 
     index: int
     sampling: Task | Undone
@@ -73,7 +73,7 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class InFlight:
-    """What every later state carries along."""
+    """Base class of the later states."""
 
     sampled: Sampled
 
@@ -100,7 +100,7 @@ class IdsSent(InFlight):
 
 @dataclass(frozen=True, eq=False)
 class IdsRead(InFlight):
-    """``asked``: by vertex type int64 [a], rows of this part that the others want, by rank."""
+    """State in which ``asked`` is known: by vertex type int64 [a], rows of this part that the others want, in the order of the ranks."""
 
     counts: Counts
     asked: Mapping[str | None, Tensor]
@@ -114,7 +114,7 @@ class RowsTaken(InFlight):
 
 @dataclass(frozen=True, eq=False)
 class OnDevice(InFlight):
-    """``batch``, ``plan`` and ``taken`` are where the batch is delivered."""
+    """State in which ``batch``, ``plan`` and ``taken`` are on the device where the batch is delivered."""
 
     counts: Counts
     taken: Taken
@@ -124,7 +124,7 @@ class OnDevice(InFlight):
 
 @dataclass(frozen=True, eq=False)
 class Gathered(OnDevice):
-    """``taken.served`` is complete."""
+    """State in which ``taken.served`` is complete."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,8 +135,13 @@ class RowsSent(InFlight):
 
 @dataclass(frozen=True, eq=False)
 class Finished:
-    """``idle``: this rank had no batch for this round; ``all_left``: every rank had left the epoch; ``contents``: what the data held when
-    the batch was put together, if it may have changed since."""
+    """A finished batch.
+
+    Attributes:
+        idle: True if this rank had no batch for this round.
+        all_left: True if every rank had left the epoch.
+        contents: contents of the data when the batch was assembled, if the data may have changed since.
+    """
 
     index: int
     batch: Data | HeteroData | None
@@ -148,7 +153,7 @@ class Finished:
 
 @dataclass
 class BatchStages:
-    """The ten stages of one engine; ``submit`` runs a function in a worker thread."""
+    """The ten stages of one engine. ``submit`` runs a function in a worker thread."""
 
     fetch: Fetch
     builder: BatchBuilder
@@ -158,7 +163,7 @@ class BatchStages:
     trace: Trace | None = None
 
     def list(self) -> list[Stage]:
-        """In order; :data:`LAST_STAGE` is the last."""
+        """Returns the stages in order. :data:`LAST_STAGE` is the last."""
         return [
             Stage("sample", self.sample, "host"),
             Stage("exchange_counts", self.exchange_counts, "comm"),
@@ -174,11 +179,11 @@ class BatchStages:
 
     @lazy
     def _finder(self) -> Way | None:
-        """The way that decides late where rows come from."""
+        """The way that decides late where rows come from, or None."""
         return next((way for way in self.ways if way.finds_late), None)
 
     def make(self, index: int, mfg: Mfg, num_seeds: int) -> Sampled:
-        """Make what needs neither other ranks nor the rows of every vertex. For sampling threads."""
+        """Makes everything that needs neither other ranks nor the rows of every vertex. Sampling threads call it."""
         notes: dict[str, Any] = {}
         for way in self.ways:
             mfg, notes[way.name] = way.on_drawn(mfg)
@@ -191,7 +196,7 @@ class BatchStages:
         rows = {column: fetch.placeholder(column, places[column[0]].num_rows) for column in columns}
         seeds = fetch.seed_rows(n_id, num_seeds) if fetch.seed_columns else {}
         batch = self.builder.build(mfg, {**rows, **seeds}, contents)
-        for column in columns:  # attributes keep their order
+        for column in columns:  # placeholders without rows keep the order of the attributes
             storage_of(batch, column[0])[column[1]] = fetch.placeholder(column, 0)
         plan = fetch.plan(places) if self._finder is None else {}
         batch = fetch.own.pin(batch)
@@ -201,7 +206,7 @@ class BatchStages:
         sampled = request.sampling.result()
         if self._finder is None or sampled.batch is None:
             return sampled
-        if request.draws is None:  # a batch of no epoch, before or after which nothing is known
+        if request.draws is None:  # a batch outside any epoch, so earlier and later batches are not known
             return dataclasses.replace(sampled, plan=self.fetch.plan(sampled.places))
         finding = self._finder.find(request.draws, request.index, sampled.places)
         return dataclasses.replace(sampled, finding=finding)
@@ -241,7 +246,7 @@ class BatchStages:
     def copy_to_device(self, state: RowsTaken) -> OnDevice:
         fetch, batch, taken = self.fetch, state.sampled.batch, state.taken.result()
         if self.device.type != "cpu" and any(value.device.type != "cpu" for value in tensors_in(batch)):
-            # The user's own tensors on a device: the sampling thread has taken from them on the device's default stream.
+            # The batch holds the user's own tensors on a device. The sampling thread has read them on the device's default stream.
             module = torch.get_device_module(self.device)
             module.current_stream(self.device).wait_stream(module.default_stream(self.device))
         taken, batch = fetch.to_device(taken), fetch.own.to_device(batch)
@@ -272,12 +277,12 @@ class BatchStages:
         batch = self.builder.finish(batch)
         for way in self.ways:
             way.deliver(batch, sampled.notes[way.name])
-        # One for a device is held for one more tick.
+        # A batch for a device is held for one more tick, and the data may change meanwhile.
         later = (sampled.mfg, contents) if self.fetch.own.holds else ()
         return Finished(sampled.index, batch, False, gathered.counts.all_left, *later)
 
     def deliver(self, finished: Finished) -> Data | HeteroData:
-        """The batch as the data is now: one for a device has waited since it was put together, and the data may have been written to."""
+        """Returns the batch with the data's current contents. A batch for a device was held after it was assembled, and the data may have changed since."""
         now = None if finished.contents is None else self.builder.contents()
         if now is None or now.equals(finished.contents):
             return finished.batch
@@ -288,5 +293,5 @@ class BatchStages:
 def current_rows(
     builder: BatchBuilder, rows: Mapping[Column, Tensor], then: Contents | None, now: Contents
 ) -> dict[Column, Tensor]:
-    """Of the rows that were gathered ``then``, those that are still as the data holds them now."""
+    """Returns the rows, gathered with the contents ``then``, that equal the data's rows ``now``."""
     return {column: value for column, value in rows.items() if builder.has_current(column, then, now)}

@@ -1,14 +1,15 @@
-"""The state of a run that stopped, and whether a loader may go on from it.
+"""The saved state of a stopped run, and the check whether a loader can continue from it.
 
-A **state** is a dict of plain values, so that ``torch.load(weights_only=True)`` and JSON give it back:
+A **state** is a dict of plain values, so that ``torch.load(weights_only=True)`` and JSON can read it:
 
-* ``version``: of this format, and of what a seed draws;
-* ``epoch``, ``batches``: the epoch, and how many of its batches the user got from this rank (not those under way);
-* ``round``: how many rounds of the epoch this rank has given whole: what a run with another number of ranks goes on from;
-* ``seed``, ``logical_ranks``: fix with the epoch the order of the seeds and all draws;
-* ``ranks``, ``rank``, ``joined``: whose the state is, and whether its batches are rounds: what ``batches`` counts;
-* ``fingerprint``: what else decides which batches follow (data, seeds, sampling, batch size, ``shuffle``, ``drop_last``, ``uneven``), and nothing that
-  changes no batch (workers, depth, caches, devices, the number of ranks).
+* ``version``: version of this format, and of the draws that a seed determines;
+* ``epoch``, ``batches``: the epoch, and the number of its batches that this rank has delivered to the user (without batches in flight);
+* ``round``: number of rounds of the epoch that this rank has delivered completely; a run with another number of ranks continues from it;
+* ``seed``, ``logical_ranks``: determine, with the epoch, the order of the seeds and all draws;
+* ``ranks``, ``rank``: number of ranks, and the rank that saved the state;
+* ``joined``: True if a batch is a round, which is then the unit of ``batches``;
+* ``fingerprint``: everything else that determines the following batches: data, seeds, sampling, batch size, ``shuffle``, ``drop_last``, ``uneven``. Options
+  that change no batch are left out: workers, depth, caches, devices, the number of ranks.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
 
 from salientpp.ops import bytes_of
 
-#: Another number wherever the fields, the order of seeds or the draws change.
+#: Increased whenever the fields, the order of seeds or the draws change.
 VERSION = 3
 
-#: An attribute of a ``Data`` counts by dtype, shape and about this many of its entries: features may be larger than memory.
+#: Approximate number of entries of a ``Data``'s attribute that count, besides its dtype and shape. Features may be larger than memory.
 _ENTRIES = 4096
 
 
 @dataclass
 class Reached:
-    """How far an epoch is: ``batches`` were given, and with ``ended`` the user was told that there are no more.
+    """Progress of an epoch: ``batches`` were delivered. ``ended`` is True once the user was told that there are no more.
 
-    Who gets rounds has got so many ``rounds``; None: batches tell how many.
+    ``rounds`` is the number of rounds delivered, for callers that receive whole rounds. None: the number of batches determines it.
     """
 
     epoch: int
@@ -47,9 +48,9 @@ class Reached:
 
 @dataclass(frozen=True)
 class Resume:
-    """Where an epoch goes on: before the batch with number ``batches`` of this rank, in a round.
+    """Point from which an epoch continues: before the batch with number ``batches`` of this rank, in a round.
 
-    ``by_round``: because the state says so of the round, and not of this rank's batches.
+    ``by_round`` is True if the state determines the round, instead of the number of this rank's batches.
     """
 
     batches: int
@@ -59,10 +60,10 @@ class Resume:
 
 @dataclass(frozen=True)
 class Point:
-    """Where a rank wants to start: before tick ``start`` of ``epoch``; ``resumed`` if a loaded state says so.
+    """Point at which a rank wants to start: before tick ``start`` of ``epoch``. ``resumed`` is True if it comes from a loaded state.
 
-    ``seed_key`` stands for the seed. A rank without further batches in the epoch has the number of ticks as its ``start``. ``by_round``: it has the state
-    of another rank, or of another number of ranks, which says in which ``round`` to go on.
+    ``seed_key`` represents the seed. If a rank has no more batches in the epoch, ``start`` is the number of ticks. ``by_round`` is True if the state belongs to
+    another rank or another number of ranks; ``round`` then says where to continue.
     """
 
     epoch: int
@@ -74,13 +75,13 @@ class Point:
     logical_ranks: int = 0
 
     def numbers(self) -> list[int]:
-        """As ranks tell each other."""
+        """Returns the values as integers, which ranks exchange."""
         resumed = self.resumed + (self.resumed and self.by_round)
         return [self.epoch, self.start, resumed, self.round, self.logical_ranks, self.seed_key]
 
     @classmethod
     def of(cls, numbers: Sequence[int]) -> Point:
-        """The reverse of :meth:`numbers`."""
+        """Reverses :meth:`numbers`."""
         epoch, start, resumed, number, logical_ranks, key = numbers
         return cls(epoch, start, resumed > 0, key, number, resumed == 2, logical_ranks)
 
@@ -91,7 +92,7 @@ class Disagreement(RuntimeError):
 
 @dataclass(frozen=True)
 class Position:
-    """What a state says beside its version and its fingerprint."""
+    """The fields of a state, without its version and fingerprint."""
 
     epoch: int
     batches: int
@@ -104,18 +105,18 @@ class Position:
 
 
 def make_state(position: Position, fingerprint: dict[str, Any]) -> dict[str, Any]:
-    """The state of these values; the fingerprint is copied."""
+    """Returns a state with these values and a copy of the fingerprint."""
     return {"version": VERSION, **vars(position), "fingerprint": dict(fingerprint)}
 
 
 def check_state(state: Any, fingerprint: dict[str, Any], same: dict[str, Any]) -> Position:
-    """What a state says, if it fits this loader: its fingerprint, and in what is to be the ``same``, by the names of :class:`Position`.
+    """Checks that a state fits this loader, and returns its position. The fingerprint and the fields in ``same``, named as in :class:`Position`, must match.
 
     Raises:
-        ValueError: it is no state, or one of another loader; the text says what differs.
+        ValueError: this is not a state, or belongs to another loader. The text says what differs.
     """
     if not isinstance(state, dict) or "version" not in state:
-        raise ValueError(f"cannot load this state: expected what state_dict() returned, got {_shown(state)}")
+        raise ValueError(f"cannot load this state: expected a result of state_dict(), got {_shown(state)}")
     if state["version"] != VERSION:
         raise ValueError(
             f"cannot load this state: expected version {VERSION}, got {state['version']!r}; use the salientpp that wrote it"
@@ -135,15 +136,15 @@ def check_state(state: Any, fingerprint: dict[str, Any], same: dict[str, Any]) -
     ]
     if wrong:
         raise ValueError(
-            f"cannot load this state: it is of a loader with other data or arguments ({'; '.join(wrong)}); "
-            "make the loader as it was made then"
+            f"cannot load this state: it belongs to a loader with other data or arguments ({'; '.join(wrong)}); "
+            "make the loader with the same data and arguments"
         )
     # Epochs travel between ranks as 64 bits.
     ranges = {"epoch": (0, 2**62), "ranks": (1, state["logical_ranks"] + 1), "rank": (0, state["ranks"])}
     for name, (begin, end) in ranges.items():
         if not begin <= state[name] < end:
             raise ValueError(
-                f"cannot load this state: {name} must be in [{begin}, {end}), got {state[name]}; it was altered or is damaged"
+                f"cannot load this state: {name} must be in [{begin}, {end}), got {state[name]}; the state was altered or is damaged"
             )
     return Position(**{name: state[name] for name in Position.__annotations__})
 
@@ -155,18 +156,18 @@ def _shown(value: Any) -> str:
 
 
 def first_point(points: Sequence[Point]) -> tuple[int, int]:
-    """The epoch and tick at which the ranks start together, of their points by rank; a rank that is further answers the others up to its own point.
+    """Returns the epoch and tick at which all ranks start together, given their points by rank. A rank with a later point answers the others up to it.
 
     Raises:
-        Disagreement: some ranks resume and others do not; seeds or numbers of logical ranks differ; epochs are further apart than loops that started together
-            can be: by one where all resume, else not at all; or a rank goes on from a round, and another from another one.
+        Disagreement: only some ranks resume, or seeds, numbers of logical ranks or rounds to continue from differ. Epochs may differ by one if all ranks
+            resume, otherwise they must be equal.
     """
     resumed = [rank for rank, point in enumerate(points) if point.resumed]
     if resumed and len(resumed) < len(points):
         fresh = next(rank for rank in range(len(points)) if rank not in resumed)
         raise Disagreement(
             f"all ranks or none must resume, but rank {resumed[0]} has loaded a state and rank {fresh} has not "
-            "(or left it with set_epoch); call load_state_dict on every rank, each with its own state or all with one rank's"
+            "(or set_epoch discarded it); call load_state_dict on every rank, each with its own state or all with one rank's"
         )
     for rank, point in enumerate(points):
         if point.logical_ranks != points[0].logical_ranks:
@@ -188,15 +189,15 @@ def first_point(points: Sequence[Point]) -> tuple[int, int]:
     for rank, point in enumerate(points):
         if point.seed_key != points[0].seed_key:
             raise Disagreement(
-                f"all ranks must have the same seed, but that of rank {rank} differs from rank 0's; load states of one run"
+                f"all ranks must have the same seed, but rank {rank}'s differs from rank 0's; load states of one run"
             )
     by_round = next((rank for rank, point in enumerate(points) if point.by_round), None)
     for rank, point in enumerate(points):
         ours = points[by_round] if by_round is not None else point
         if (point.epoch, point.round) != (ours.epoch, ours.round):
             raise Disagreement(
-                f"rank {by_round} has loaded the state of another rank, or of another number of ranks, and goes on with round {ours.round} of epoch "
-                f"{ours.epoch}, but rank {rank} with round {point.round} of epoch {point.epoch}; load the state of one and the same rank on every rank"
+                f"rank {by_round} has loaded the state of another rank, or of another number of ranks, and continues with round {ours.round} of epoch "
+                f"{ours.epoch}; rank {rank} continues with round {point.round} of epoch {point.epoch}; load the state of the same rank on every rank"
             )
     return first, min(point.start for point in points if point.epoch == first)
 
@@ -205,7 +206,7 @@ def first_point(points: Sequence[Point]) -> tuple[int, int]:
 
 
 def digest(*tensors: Tensor) -> str:
-    """16 hexadecimal digits for the contents of tensors."""
+    """Returns 16 hexadecimal digits for the contents of tensors."""
     whole = hashlib.sha256()
     for tensor in tensors:
         whole.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
@@ -214,9 +215,9 @@ def digest(*tensors: Tensor) -> str:
 
 
 def data_digest(data: Data | HeteroData | tuple[FeatureStore, GraphStore], topology: Sequence[Tensor]) -> str:
-    """16 hexadecimal digits for an object: the topology in full, of every other tensor the dtype, the shape and some entries.
+    """Returns 16 hexadecimal digits for a data object. The whole topology counts; of every other tensor, the dtype, the shape and some entries.
 
-    Of what is learnable, the dtype and the shape. Of what a feature store holds, the name and the shape: its entries may be far away.
+    For learnable tensors, only dtype and shape count. For a feature store, only names and shapes count, because its entries may be remote.
     """
     whole = hashlib.sha256(digest(*topology).encode())
     if not isinstance(data, (Data, HeteroData)):
@@ -229,7 +230,7 @@ def data_digest(data: Data | HeteroData | tuple[FeatureStore, GraphStore], topol
     for store in data.stores:
         for name, value in sorted(store.items()):
             if isinstance(value, Tensor) and value.layout == torch.strided:
-                if value.requires_grad:  # it changes as it learns
+                if value.requires_grad:  # its values change during training
                     whole.update(f"{store._key}{name}{value.dtype}{list(value.shape)}".encode())
                     continue
                 flat = value.detach().as_subclass(Tensor).flatten()
@@ -240,6 +241,6 @@ def data_digest(data: Data | HeteroData | tuple[FeatureStore, GraphStore], topol
 
 
 def inputs_digest(inputs: NodeSamplerInput | EdgeSamplerInput, some: Tensor | None = None) -> str:
-    """16 hexadecimal digits for the seeds, or those at ``some`` positions, with their times and labels, after their type if they have one."""
+    """Returns 16 hexadecimal digits for the seeds, or those at ``some`` positions, with their times and labels. The type comes first, if they have one."""
     fields = [value if some is None else value[some] for value in vars(inputs).values() if isinstance(value, Tensor)]
     return digest(*fields) if inputs.input_type is None else f"{inputs.input_type}: {digest(*fields)}"

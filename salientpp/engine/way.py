@@ -19,18 +19,18 @@ from salientpp.store.exchange import Column, Message
 from salientpp.store.fetch import Fetch, Taken
 from salientpp.store.tiers import Places, Tiers
 
-#: By vertex type; None where there is only one.
+#: By vertex type; the key is None in a homogeneous graph.
 TiersByType = Mapping["str | None", Tiers]
 PlacesByType = Mapping["str | None", Places]
 
 
 @dataclass(frozen=True, eq=False)
 class Wanted:
-    """What a rank asks the others for under one name.
+    """A rank's requests to the others under one name.
 
     Attributes:
         remote_id: int64 [n], ids or words, grouped by the part that answers.
-        remote_counts: int64 [parts], how many for each part.
+        remote_counts: int64 [parts], number of ids or words for each part.
     """
 
     remote_id: Tensor
@@ -39,12 +39,12 @@ class Wanted:
 
 @dataclass(frozen=True, eq=False)
 class Price:
-    """What a batch of this rank takes, as the expected mean over an epoch.
+    """Cost of a batch of this rank: the expected mean over an epoch.
 
     Attributes:
-        fetched: by vertex type, bytes of the rows that arrive from other ranks, and of what arrives in place of rows.
-        copied: by vertex type, bytes that come from the host's memory: those of its rows and copies of rows that the device lacks.
-        seconds: of one thread, to draw the batch and to find its rows.
+        fetched: by vertex type, bytes that arrive from other ranks, as rows or instead of rows.
+        copied: by vertex type, bytes that come from the host's memory: rows, and copies of rows that the device lacks.
+        seconds: time of one thread to sample the batch and to find its rows.
     """
 
     fetched: Mapping[str | None, float]
@@ -54,13 +54,13 @@ class Price:
 
 @dataclass(frozen=True, eq=False)
 class HostWork:
-    """What the worker thread does on the host for one tick.
+    """Work of the worker thread on the host for one tick.
 
     Attributes:
-        index: of the batch.
-        note: what :meth:`Way.on_drawn` noted of this rank's batch; None without a batch.
-        asked: by vertex type or message, what the other ranks want.
-        trace: takes spans, if there is one.
+        index: number of the batch.
+        note: the note of :meth:`Way.on_drawn` for this rank's batch. None without a batch.
+        asked: by vertex type or message, what the other ranks request.
+        trace: trace that receives spans, or None.
     """
 
     index: int
@@ -70,16 +70,16 @@ class HostWork:
 
 
 class Way:
-    """One method that moves fewer bytes for the same batches.
+    """A method that moves fewer bytes for the same batches.
 
-    A method of this class that a subclass does not override has no effect. The engine calls them in the order given here: :meth:`place` and
-    :meth:`attach` once, collectively; :meth:`begin_epoch` for each epoch; the others for each batch.
+    A method of this class that a subclass does not override has no effect. The engine calls :meth:`place` and :meth:`attach` once, collectively. It calls
+    :meth:`begin_epoch` for each epoch, and the others for each batch. The methods below are in the order of the calls.
 
     Attributes:
-        name: under which errors, notes and statistics name it.
-        messages: what ranks ask one another for beside rows.
-        needs_stages: batches go through the ten stages even where one process could make them in one call.
-        finds_late: :meth:`find` decides where rows come from when a batch enters the pipeline. At most one way of an engine may do so.
+        name: name of the way in errors, notes and statistics.
+        messages: requests between ranks beside rows.
+        needs_stages: True if batches must go through the ten stages even if one process could make them in one call.
+        finds_late: True if :meth:`find` decides where rows come from when a batch enters the pipeline. Only one way of an engine may do so.
     """
 
     name: ClassVar[str] = ""
@@ -88,48 +88,51 @@ class Way:
     finds_late = False
 
     def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
-        """The tiers with what this way adds to them. Collective: every rank calls it."""
+        """Returns the tiers, with those that this way adds. Collective: every rank calls it."""
         return tiers
 
     def attach(self, basis: Basis, fetch: Fetch, workers: SamplingWorkers) -> None:
-        """Prepare for batches whose rows ``fetch`` brings and that ``workers`` draw. Collective: every rank calls it."""
+        """Prepares for batches whose rows ``fetch`` brings and that ``workers`` draw. Collective: every rank calls it."""
 
     def begin_epoch(self) -> None:
-        """Before any batch of an epoch enters the pipeline."""
+        """Prepares for an epoch, before any of its batches enters the pipeline."""
 
     def on_drawn(self, mfg: Any) -> tuple[Any, Any]:
-        """What is left of a sampled batch, and a note for the later steps. In a sampling thread."""
+        """Returns a sampled batch as this way changes it, and a note for the later steps. A sampling thread calls it."""
         return mfg, None
 
     def wanted(self, note: Any) -> Mapping[str | None, Wanted]:
-        """By message, what this rank asks the others for."""
+        """Returns this rank's requests to the others, by message."""
         return {}
 
     def find(self, draws: Draws, tick: int, places: PlacesByType) -> Task | Future:
-        """Start to decide where the rows of a batch come from, in the order of the batches; gives the new places."""
+        """Starts to decide where the rows of a batch come from, in the order of the batches. Returns a future of the new places."""
         raise NotImplementedError
 
     def take(self, work: HostWork, take_rows: Callable[[], Taken]) -> Taken:
-        """Take rows from the host, by ``take_rows()``, and what this way adds. In a worker thread."""
+        """Takes rows from the host with ``take_rows()``, and the data that this way adds. A worker thread calls it."""
         return take_rows()
 
     def complete(self, batch: Data | HeteroData, note: Any, arrived: Mapping[Column, Tensor]) -> None:
-        """Add to a batch what has arrived for it beside its rows."""
+        """Adds data that arrived for a batch beside its rows."""
 
     def deliver(self, batch: Data | HeteroData, note: Any) -> None:
-        """A batch is finished."""
+        """Handles a finished batch."""
 
     def price(self, price: Price, notes: Sequence[Any]) -> Price:
-        """What a batch takes with this way, by the notes of those that were tried; its tiers and what it changes in :meth:`on_drawn` count in ``price``."""
+        """Returns the cost of a batch with this way, from its notes on the trial batches.
+
+        ``price`` already includes the effects of the way's tiers and of :meth:`on_drawn`.
+        """
         return price
 
     def memory(self) -> Mapping[str, int]:
-        """Bytes that it holds beside the tiers, by the names of ``loader.memory()``."""
+        """Returns bytes that the way holds beside the tiers, under the names of ``loader.memory()``."""
         return {}
 
     def counts(self) -> Mapping[str, int]:
-        """Statistics of its own, by name."""
+        """Returns the way's own statistics, by name."""
         return {}
 
     def reset_counts(self) -> None:
-        """Count anew."""
+        """Resets the way's statistics."""

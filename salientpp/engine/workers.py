@@ -1,4 +1,4 @@
-"""The threads that draw batches ahead of the training loop; without any, the caller's thread draws.
+"""The threads that sample batches ahead of the training loop. Without threads, the caller's thread samples.
 
 A batch is a pure function of its seeds and its key, so neither the number of threads nor their order matters.
 """
@@ -21,7 +21,7 @@ from salientpp.sampling.topology import Mfg
 
 
 class Maker(Protocol):
-    """Makes of a sampled batch what a sampling thread hands on."""
+    """Turns a sampled batch into the object that a sampling thread delivers."""
 
     trace: Trace | None
 
@@ -29,10 +29,10 @@ class Maker(Protocol):
 
 
 class SamplingWorkers:
-    """Turns positions among the seeds into a sampled batch, in threads of its own or in the caller's.
+    """Samples batches from seed positions, in its own threads or in the caller's.
 
     Args:
-        number: of threads; 0: the caller's.
+        number: number of threads. 0: the caller's thread samples.
         transform: the user's ``transform_sampler_output``; it may be set later.
     """
 
@@ -42,20 +42,20 @@ class SamplingWorkers:
         self._initialiser: _OncePerThread | None = None
 
     def initialise(self, function: Callable[[int], None], anew: bool) -> None:
-        """Call ``worker_init_fn`` in every thread before it next draws; where that was asked for before, only if ``anew``."""
+        """Arranges that every thread calls ``worker_init_fn`` before it next samples. If this was arranged before, it has an effect only if ``anew``."""
         if self._initialiser is None or anew:
             self._initialiser = _OncePerThread(function)
 
     def request(self, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], maker: Maker) -> Task | Undone:
-        """Have batch ``index`` of an epoch drawn and made.
+        """Requests that batch ``index`` of an epoch be sampled and made.
 
         Args:
-            pieces: int64 [B] positions of its seeds, and the keys of its draws; of several the batches become one.
+            pieces: int64 [B] positions of the batch's seeds, and the keys of its draws. Several pieces become one batch.
         """
         return self.scout(self._work, index, pieces, maker)
 
     def scout(self, function: Callable[..., Any], *args: Any) -> Task | Undone:
-        """Have ``function(*args)`` done where batches are drawn."""
+        """Runs ``function(*args)`` in the threads that sample batches."""
         if self._threads is None:
             return Undone(function, *args)
         return self._threads.submit(self._initialised, function, *args)
@@ -71,7 +71,7 @@ class SamplingWorkers:
             return self.prepare(index, self._source.draw_joined(pieces), num_seeds, maker)
 
     def prepare(self, index: int, mfg: Any, num_seeds: int, maker: Maker) -> Any:
-        """What a request hands on, of a batch that was drawn."""
+        """Makes the result of a request from a sampled batch."""
         metadata = mfg.metadata
         if self.transform is not None:
             mfg = self.transform(mfg)
@@ -82,11 +82,11 @@ class SamplingWorkers:
         return maker.make(index, mfg, num_seeds)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_initialiser": None}  # threads of a copy are new ones
+        return {**self.__dict__, "_initialiser": None}  # a copy starts new threads
 
 
 class _OncePerThread:
-    """Calls ``worker_init_fn`` in every thread that asks, once, with the number of the thread."""
+    """Calls ``worker_init_fn`` once in every thread that uses it, with the number of the thread."""
 
     def __init__(self, function: Callable[[int], None]) -> None:
         self._function = function
@@ -104,7 +104,7 @@ class _OncePerThread:
 
 
 def _users_edge_ids(edge: Any, permutation: Any) -> Any:
-    """The user's edge ids of a sampler that has put the edges in another order."""
+    """Returns the user's edge ids, for a sampler that has reordered the edges."""
     if isinstance(edge, dict):
         return {
             name: ids if ids is None or permutation.get(name) is None else permutation[name][ids.to(torch.int64)]

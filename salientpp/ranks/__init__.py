@@ -1,1 +1,1 @@
-"""The processes of a job: who they are, how they talk, what they share."""
+"""The processes of a job: process groups, collectives, failures, placement and shared memory."""

@@ -1,8 +1,8 @@
 """Collectives between the ranks of a job.
 
-:class:`Comm` is a process group of the package's own, beside the user's default group, so that its collectives never interleave with those of DDP. One
-rank needs no initialisation: every collective is a copy then. The collectives of one Comm must be started by one thread at a time and in the same order
-on every rank; waiting may happen anywhere.
+:class:`Comm` has its own process group, separate from the user's default group, so its collectives never interleave with those of DDP. A single rank needs no
+initialisation: its collectives are copies. Only one thread at a time may start collectives of a Comm, in the same order on every rank. Any thread may wait
+for them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ DEFAULT_TIMEOUT = timedelta(minutes=5)
 
 @dataclass(frozen=True, eq=False)
 class Pending:
-    """A collective under way: ``wait`` returns its output, or raises :class:`RankFailure`."""
+    """A collective in progress. ``wait`` returns its output, or raises :class:`RankFailure`."""
 
     comm: Comm
     output: Tensor
     work: dist.Work | None
 
     def wait(self) -> Tensor:
-        """Of a tensor on the host this waits until it is there; on a device the current stream waits, not the host."""
+        """Waits until an output on the host has arrived. For an output on a device, the current stream waits, and the host does not."""
         if self.work is not None and self.output.device.type != "cpu":
             self.work.wait()
         elif self.work is not None:
@@ -48,13 +48,13 @@ class Pending:
 
 
 class Comm:
-    """A process group with sizes and uneven all-to-all.
+    """A process group with uneven all-to-alls.
 
     Attributes:
-        rank, size: this rank's number in the group, and how many there are. Texts name ranks by these numbers.
-        device: where rows must be to be exchanged: the CPU, or a CUDA device under NCCL. All else is exchanged from the CPU.
-        of: goes behind the number of a rank, and says which numbers are meant where they are not the job's.
-        groups: torch's groups of these ranks; None: one process alone.
+        rank, size: number of this rank in the group, and number of ranks. Error texts name ranks by these numbers.
+        device: device of rows that are exchanged: the CPU, or a CUDA device with NCCL. Everything else is exchanged from the CPU.
+        of: text after the number of a rank, which says what the numbers mean if they are not the job's.
+        groups: torch's groups of these ranks. None: a single process.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class Comm:
         numbers: Sequence[int] = (),
     ) -> None:
         self.groups = groups
-        self._within = within  # kept alive: its notes are used here, and no other Comm may lease its groups meanwhile
+        self._within = within  # kept alive: its notes are used here, and no other Comm may lease its groups
         self._ranks = (0,) if roll is None else roll.ranks
-        self._numbers = numbers or range(len(self._ranks))  # in texts
+        self._numbers = numbers or range(len(self._ranks))  # numbers of the ranks in error texts
         self.timeout = timeout
         device = device or torch.device("cpu")
         over_host = groups is None or groups.device is None
         self.device = torch.device("cpu") if over_host else device
-        # What comes over gloo goes on to the device.
+        # Rows that arrive over gloo are then copied to the device.
         self._pins = device.type != "cpu" and over_host
         self.rank = 0 if groups is None else groups.rank
         self.size = 1 if groups is None else groups.host.size()
@@ -93,19 +93,19 @@ class Comm:
         device: torch.device | None = None,
         error: Exception | None = None,
     ) -> Comm:
-        """Connections between the ranks of ``process_group`` (None: the default group, if initialised), in its order.
+        """Creates the connections between the ranks of ``process_group`` (None: the default group, if initialised), in its order.
 
         Collective: every rank of that group calls it, in the same order; other ranks do not.
 
         Args:
-            timeout: the longest that a collective may take.
-            device: the loader's; where the default group has NCCL, a CUDA device exchanges its rows itself.
-            error: this rank's mistake, by which it can make none: raised here, after the others were told.
+            timeout: maximum time of a collective.
+            device: device of the loader. If the default group has NCCL, a CUDA device exchanges its rows itself.
+            error: this rank's mistake, because of which it cannot create a Comm. It is raised here after the other ranks were told.
 
         Raises:
-            RankFailure: ranks did not come within the time-out; the text names them.
+            RankFailure: some ranks did not arrive within the timeout; the text names them.
             DifferentVersions: the ranks run different versions of this package; see :mod:`salientpp.ranks.greeting`.
-            ValueError: ``process_group`` is none, or this rank is not in it; or another rank has made a mistake.
+            ValueError: ``process_group`` is not a valid group, this rank is not in it, or another rank has made a mistake.
         """
         check_default_group()
         try:
@@ -120,7 +120,7 @@ class Comm:
         is_cuda = device is not None and device.type == "cuda"
         over_nccl = is_cuda and "nccl" in str(dist.get_backend_config(process_group))
         own_up(ranks)
-        # new_group wants all ranks of the job.
+        # new_group must be called by all ranks of the job.
         over = "nccl" if over_nccl and ranks == tuple(range(dist.get_world_size())) else "gloo"
         roll = Roll(ranks)
         if error is not None:
@@ -129,15 +129,15 @@ class Comm:
         return cls(roll.lease(over, timeout), timeout, device, roll)
 
     def among(self, ranks: Sequence[int]) -> Comm:
-        """Connections between some of these ranks, in ascending order; over gloo, between hosts' memories alone.
+        """Creates connections between some of these ranks, in ascending order, over gloo and only between host memories.
 
-        Collective among them. Who waits there for a rank hears of a failure anywhere in this Comm, and texts name ranks by this one's numbers.
+        Collective among those ranks. A rank that waits in the new Comm also notices failures in this one. Error texts use this Comm's rank numbers.
         """
         if len(ranks) == 1:
             return Comm(None, self.timeout)
         members = tuple(self._ranks[rank] for rank in ranks)
         roll = Roll(members)
-        roll.circle.has_compared = True  # as members of this Comm
+        roll.circle.has_compared = True  # its ranks compared greetings when they created this Comm
         numbers = [self._numbers[rank] for rank in ranks]
         return Comm(roll.lease("gloo", self.timeout), self.timeout, None, roll, self, numbers)
 
@@ -150,11 +150,11 @@ class Comm:
         recv_counts: Sequence[int],
         empty: Callable[[Sequence[int], torch.dtype], Tensor] | None = None,
     ) -> Pending:
-        """Start to exchange rows: ``send_counts[r]`` consecutive rows go to rank r, ``recv_counts[r]`` come from it.
+        """Starts to exchange rows: ``send_counts[r]`` consecutive rows go to rank r, and ``recv_counts[r]`` rows come from it.
 
         Args:
             send: [sum(send_counts), ...] of any dtype, contiguous, on the CPU or on ``self.device``.
-            empty: (shape, dtype) -> an uninitialised tensor for what arrives on the CPU; None: torch's. Not asked where a device takes it from there.
+            empty: (shape, dtype) -> an uninitialised tensor for rows that arrive on the CPU. None: torch's. Not called if a device copies them from there.
 
         Returns:
             Pending [sum(recv_counts), ...], ordered by source rank.
@@ -170,7 +170,7 @@ class Comm:
         if groups is None:
             recv.copy_(send)
             return Pending(self, recv, None)
-        # Bytes, because a backend's table of dtypes is shorter than torch's.
+        # As bytes, because a backend supports fewer dtypes than torch.
         row_bytes = math.prod(recv.shape[1:]) * recv.element_size()
         received, sent = bytes_of(recv), bytes_of(send)
         recv_bytes = [count * row_bytes for count in recv_counts]
@@ -180,8 +180,8 @@ class Comm:
             return Pending(self, recv, work)
         work = groups.host.alltoall_base(received, sent, recv_bytes, send_bytes, dist.AllToAllOptions())
         groups.under_way.add(work)
-        # gloo's thread lets go of a collective a moment after `wait` has returned. Were it the last to hold it, it would need the
-        # interpreter to free the tensors, and abort the process if that is exiting.
+        # gloo's thread releases a collective a moment after `wait` has returned. If it held the last reference, it would need the
+        # interpreter to free the tensors, and would abort the process if the interpreter is exiting.
         groups.held.append(work)
         return Pending(self, recv, work)
 
@@ -192,15 +192,15 @@ class Comm:
         task: str = "make its loader",
         kind: type[Exception] = ValueError,
     ) -> list[dict[str, Any]]:
-        """Every rank's ``facts`` (JSON values), by rank; blocks. For agreement at construction, not for data.
+        """Gathers the ``facts`` (JSON values) of all ranks, in the order of the ranks; blocks. For agreement at construction, not for data.
 
         Args:
-            error: why this rank could not do its ``task``.
-            kind: of another rank's error here.
+            error: reason why this rank could not do its ``task``.
+            kind: type of the exception to raise here for another rank's error.
 
         Raises:
-            Exception: ``error`` itself; of this ``kind``, what the first rank says that has one, on every rank that has none.
-            DifferentVersions: the ranks tell facts of different names.
+            Exception: ``error`` itself, if given. Otherwise, on every rank without an error, a ``kind`` with the text of the first rank that has one.
+            DifferentVersions: the ranks sent facts with different names.
         """
         if self.size > 1:
             told = [None if error is None else f"{type(error).__name__}: {error}", facts]
@@ -213,7 +213,7 @@ class Comm:
             if error is not None:
                 raise error
         finally:
-            error = None  # else this frame and the traceback would hold each other
+            error = None  # otherwise this frame and the traceback would keep each other alive
         if self.size == 1:
             return [facts]
         for rank, (words, _) in enumerate(everyone):
@@ -223,12 +223,12 @@ class Comm:
         return [theirs for _, theirs in everyone]
 
     def gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Every rank's ``numbers`` (equally many, 64 bits), by rank; blocks."""
+        """Gathers the ``numbers`` of all ranks (equally many, 64 bits), in the order of the ranks; blocks."""
         message = torch.tensor([list(numbers)] * self.size, dtype=torch.int64, device="cpu")
         return self.all_to_all(message, [1] * self.size, [1] * self.size).wait().tolist()
 
     def _clean_up(self) -> None:
-        """Every rank has been in a collective, so all have read what this one wrote into the store when they met."""
+        """Deletes this rank's keys from the store. Called after a collective, when all ranks must have read them."""
         keys, self._litter = self._litter, []
         if keys and self.notes.store is not None:
             self.notes.store.ask(lambda store: [store.delete_key(key) for key in keys])
@@ -241,22 +241,22 @@ class Comm:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this process was forked from the rank that made the group: the connections are that one's."""
+        """True if this process was forked from the rank that made the group. The connections belong to that rank."""
         return self.groups is not None and self.groups.is_inherited
 
     def check_process(self) -> None:
-        """Raise where the group is another process's."""
+        """Raises RuntimeError if the group belongs to another process."""
         if self.groups is not None:
             self.groups.check_process()
 
     # --- failure ------------------------------------------------------------------------------------------
 
     def report_failure(self, text: str) -> None:
-        """Leave a note for the others; the first one counts. Never raises."""
+        """Leaves a note for the other ranks. Only the first note counts. Never raises."""
         if self.groups is not None:
             self.groups.abandon()
         self.notes.report(text)
 
     def check_script(self) -> None:
-        """Tell the others, and raise, if this rank's script has ended with an error while a thread still serves them."""
+        """Tells the other ranks, and raises, if this rank's script has ended with an error while a thread still serves them."""
         self.notes.check_script()

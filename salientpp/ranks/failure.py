@@ -1,7 +1,7 @@
-"""Tells ranks that another has failed, and why.
+"""Tells ranks that another rank has failed, and why.
 
 A rank that fails in mid-epoch, or whose script ends with an error, leaves a note in the job's key-value store. The others look for it while they wait, and
-say in the store that they have read it.
+record in the store that they have read it.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ import torch.distributed as dist
 from salientpp.ranks.groups import Groups
 from salientpp.ranks.job_store import PatientStore
 
-#: How long, after a failure, the process that hosts the store stays for the others to read of it, and how often it looks whether they have.
+#: After a failure, seconds that the process which hosts the store stays so that others can read the note, and seconds between its checks.
 _STAY_SECONDS = 2.0
 _STAY_PAUSE = 0.05
 
-#: How long gloo's thread may take to let go of a collective.
+#: Seconds that gloo's thread may take to release a collective.
 _LET_GO_SECONDS = 0.05
 
 
 class RankFailure(RuntimeError):
-    """Another rank failed, left or stopped answering; the text says which, where and why."""
+    """Another rank failed, left or stopped answering. The text names the rank, the place and the reason."""
 
 
 class FailureNotes:
-    """Notes of failures among the ranks of a Comm, and of waits that take long, in ``store`` (None where there is one rank).
+    """Notes of failures and long waits among the ranks of a Comm, in ``store`` (None for a single rank).
 
-    Notes are a Comm's, not its groups': the Comm that has the groups next shall not find them.
+    Notes belong to the Comm and not to its groups, so that the next Comm which leases the groups does not find them.
     """
 
     living: ClassVar[weakref.WeakSet[FailureNotes]] = weakref.WeakSet()
@@ -52,14 +52,14 @@ class FailureNotes:
             self.living.add(self)
 
     def report(self, text: str) -> None:
-        """Leave a note for the others; the first one counts. Never raises."""
+        """Leaves a note for the other ranks. Only the first note counts. Never raises."""
         if self._groups is not None:
             self._groups.abandon()
         self._leave(text)
         self._stay(time.monotonic() + _STAY_SECONDS)
 
     def failure(self) -> RankFailure | None:
-        """What another rank has reported, if any."""
+        """Returns the failure that another rank has reported, or None."""
         note = None if self.store is None else self.store.ask(self._read)
         if note is None or note["rank"] == self.rank:
             return None
@@ -67,20 +67,23 @@ class FailureNotes:
         return RankFailure(note["text"])
 
     def check_script(self) -> None:
-        """Tell the others, and raise, if this rank's script has ended with an error while a thread still serves them. Else each might wait for the other."""
+        """Tells the other ranks, and raises, if this rank's script has ended with an error while a thread still serves them.
+
+        Otherwise each might wait for the other.
+        """
         text = self._early_end()
         if text is not None:
             self.report(text)
             raise RankFailure(text)
 
     def note_waiting(self, waits: bool) -> None:
-        """Say that this rank waits for long, for whomever; or that it does no more."""
+        """Records whether this rank has been waiting for long, for any other rank."""
         key = f"{self._waiting}/{self.rank}"
         if self.store is not None:
             self.store.ask(lambda store: store.set(key, "1") if waits else store.delete_key(key))
 
     def silent(self) -> list[int] | None:
-        """The ranks that do not say that they wait; None: the store does not answer."""
+        """Returns the ranks that have not recorded that they wait. None: the store does not answer."""
         if self._groups is None or self.store is None:
             return None
         others = self._groups.others
@@ -89,7 +92,10 @@ class FailureNotes:
 
     @classmethod
     def leave_at_exit(cls) -> None:
-        """If the script has ended with an error, tell those who do not know: their next epoch may have begun before this rank's answers ended."""
+        """Tells the ranks that do not know it yet that the script has ended with an error, if it has.
+
+        Their next epoch may have begun before this rank stopped answering.
+        """
         until = time.monotonic() + _STAY_SECONDS
         told = []
         for notes in list(cls.living):
@@ -119,7 +125,7 @@ class FailureNotes:
         return note
 
     def _read_key(self, rank: int) -> str:
-        """There when that rank knows of the failure."""
+        """Returns the key that exists once the rank knows of the failure."""
         return f"{self._note}/read/{rank}"
 
     def _early_end(self) -> str | None:
@@ -127,7 +133,7 @@ class FailureNotes:
         return None if words is None else f"rank {self.rank} ended early: {words}"
 
     def _stay(self, until: float) -> None:
-        """There is a note. If the store ends with this process, let it end only when the others have read the note, are gone, or had time to."""
+        """Keeps this process alive after a failure if it hosts the store, until the others have read the note, are gone, or ``until`` has passed."""
         if self._stays or self.store is None or not self.store.is_hosted_here:
             return
         self._stays = True
@@ -135,8 +141,8 @@ class FailureNotes:
             target=self.store.ask, args=(lambda store: self._await_readers(store, until),), name="salientpp-stay"
         )
         if threading.main_thread().is_alive():
-            with contextlib.suppress(RuntimeError):  # no more threads
-                staying.start()  # the interpreter waits for it, also in processes of multiprocessing, which call no `atexit`
+            with contextlib.suppress(RuntimeError):  # no thread can be started
+                staying.start()  # the interpreter waits for it, also in processes of multiprocessing, which do not run `atexit`
         else:
             staying.run()
 
@@ -153,11 +159,11 @@ def in_words(ranks: Sequence[int]) -> str:
 
 
 def _script_error() -> str | None:
-    """How the main thread ended, if by an error."""
+    """Returns the error by which the main thread ended, or None."""
     error = getattr(sys, "last_value", None)  # set when the interpreter has printed a traceback
     if error is not None:
         return f"{type(error).__name__}: {error}"
-    # multiprocessing prints, or hands to its parent, the traceback itself. It keeps only the exit code, in the frame in
+    # multiprocessing prints the traceback itself, or hands it to its parent. It keeps only the exit code, in the frame in
     # which the main thread now waits for the other threads.
     main_thread = threading.main_thread().ident
     frame = None if main_thread is None else sys._current_frames().get(main_thread)
@@ -170,10 +176,10 @@ def _script_error() -> str | None:
 
 
 def _linger() -> None:
-    """Let others know of an error, and give gloo's threads time to let go of the last collectives, see ``Comm.all_to_all``."""
+    """Tells others of an error, and gives gloo's threads time to release the last collectives; see ``Comm.all_to_all``."""
     FailureNotes.leave_at_exit()
     if Groups.made:
         time.sleep(_LET_GO_SECONDS)
 
 
-atexit.register(_linger)  # on import, so that it runs after whatever users of Comm do at exit
+atexit.register(_linger)  # registered on import, so that it runs after the exit functions of modules that use Comm

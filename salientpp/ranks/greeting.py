@@ -54,24 +54,24 @@ def key_of(rank: int) -> str:
 
 
 def greet(store: dist.Store, rank: int) -> None:
-    """Write this rank's greeting."""
+    """Writes this rank's greeting."""
     values = {"salientpp": own_version(), "wire": WIRE_FORMAT, "host": socket.gethostname(), **versions_of_libraries()}
     store.set(key_of(rank), "".join(f"{name} {value}\n" for name, value in values.items()))
 
 
 def have_greeted(store: dist.Store, ranks: Sequence[int]) -> bool:
-    """Whether all these ranks, numbers of the default group, have written their greetings."""
+    """True if all these ranks have written their greetings. ``ranks`` are numbers of the default group."""
     return store.check([key_of(rank) for rank in ranks])
 
 
 def compare_greetings(store: dist.Store, ranks: Sequence[int], rank: int, of: str = "", all_came: bool = True) -> None:
-    """Read the greetings of some ranks, and raise DifferentVersions unless all have the same versions.
+    """Reads the greetings of some ranks, and raises DifferentVersions unless all have the same versions.
 
     Args:
-        ranks: numbers in the default group, in the order of the numbers that the error shall use.
+        ranks: numbers in the default group, in the order of the numbers that the error should use.
         rank: this process's number in the default group.
-        of: text behind the number of a rank, which says what its number means.
-        all_came: a rank without a greeting runs a version that writes none. False: ranks without a greeting are left out.
+        of: text after the number of a rank, which says what the number means.
+        all_came: True: a rank without a greeting runs a version that writes none. False: ranks without a greeting are left out.
     """
     greeted = [each for each in ranks if have_greeted(store, [each])] if not have_greeted(store, ranks) else [*ranks]
     texts = dict(zip(greeted, store.multi_get([key_of(each) for each in greeted]), strict=True))
@@ -82,17 +82,17 @@ def compare_greetings(store: dist.Store, ranks: Sequence[int], rank: int, of: st
     }
     text = describe_difference(greetings, of)
     if text is not None:
-        with contextlib.suppress(RuntimeError):  # the store has gone with its process: nobody is left to read
+        with contextlib.suppress(RuntimeError):  # the store and its process are gone, so no rank can read any more
             _let_others_read(store, rank, greeted)
         raise DifferentVersions(text)
-    # On every rank, so that all stop alike where warnings are errors.
+    # Warned on every rank, so that all stop in the same way if warnings are errors.
     for name in NEEDED:
         if (text := describe_library(name, greetings, of)) is not None:
             warnings.warn(text, UserWarning, stacklevel=2)
 
 
 def describe_difference(greetings: dict[int, str], of: str = "") -> str | None:
-    """What ranks with different versions of this package are told, or None; ``greetings`` are by rank, '' of one that wrote none."""
+    """Returns the error text for ranks with different versions of this package, or None. ``greetings`` are by rank; '' if a rank wrote none."""
     ranks = _ranks_by(("salientpp", "wire"), greetings, of)
     if len(ranks) <= 1:
         return None
@@ -106,7 +106,7 @@ def describe_difference(greetings: dict[int, str], of: str = "") -> str | None:
 
 
 def describe_library(name: str, greetings: dict[int, str], of: str = "") -> str | None:
-    """What ranks with different versions of a library are told, or None if all have the same, as far as they know."""
+    """Returns the warning text for ranks with different versions of a library, or None if all known versions are the same."""
     ranks = {each[0]: named for each, named in _ranks_by((name,), greetings, of).items() if each[0] != UNKNOWN}
     if len(ranks) <= 1:
         return None
@@ -115,7 +115,7 @@ def describe_library(name: str, greetings: dict[int, str], of: str = "") -> str 
 
 
 def _ranks_by(names: Sequence[str], greetings: dict[int, str], of: str) -> dict[tuple[str, ...], list[str]]:
-    """Values of these names -> the ranks that have them, in words."""
+    """Returns values of these names -> descriptions of the ranks that have them."""
     ranks: dict[tuple[str, ...], list[str]] = {}
     for rank, text in greetings.items():
         values = dict(line.strip().partition(" ")[::2] for line in text.splitlines())
@@ -131,9 +131,9 @@ def _have(named: list[str]) -> str:
 
 
 def check_names(everyone: Sequence[dict[str, Any]], of: str = "") -> None:
-    """Raise DifferentVersions unless all ranks tell facts of the same names; ``everyone`` has name -> fact by rank.
+    """Raises DifferentVersions unless all ranks sent facts with the same names. ``everyone`` holds name -> fact, by rank.
 
-    Ranks with equal versions do, unless their sources were changed without a change of the version.
+    Ranks with equal versions send the same names, unless their sources were changed without a change of the version.
     """
     for rank, theirs in enumerate(everyone):
         if odd := sorted(theirs.keys() ^ everyone[0].keys()):
@@ -144,7 +144,7 @@ def check_names(everyone: Sequence[dict[str, Any]], of: str = "") -> None:
 
 
 def _let_others_read(store: dist.Store, rank: int, others: Iterable[int]) -> None:
-    """Say that this rank has read the greetings. If the store ends with this process, wait until the others have."""
+    """Records that this rank has read the greetings. If this process hosts the store, waits until the others have read them too."""
     store.set(f"{key_of(rank)}/read", "")
     keys = [f"{key_of(each)}/read" for each in others]
     until = time.monotonic() + _STAY_SECONDS
@@ -153,7 +153,7 @@ def _let_others_read(store: dist.Store, rank: int, others: Iterable[int]) -> Non
 
 
 def is_hosted_here(store: dist.Store) -> bool:
-    """Whether the store ends with this process. torch tells it only in the text that describes the store."""
+    """True if this process hosts the store. torch tells it only in the text that describes the store."""
     inner: Any = store
     while hasattr(inner, "underlying_store"):
         inner = inner.underlying_store

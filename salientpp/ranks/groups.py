@@ -1,10 +1,11 @@
-"""Connections between ranks, which one Comm after another leases.
+"""Connections between ranks, which successive Comms lease.
 
-Connecting costs threads and descriptors, and taking a connection apart would have to wait for the others. So a :class:`Groups` is free again when nothing
-refers to its Comm any more. Ranks let go at different times, so all take the lowest that is free on every rank, or make a new one.
+Connecting costs threads and file descriptors, and closing a connection would have to wait for the other ranks. So a :class:`Groups` becomes free when nothing
+refers to its Comm any more. Ranks release groups at different times. So all ranks take the free group with the lowest number that is free on every rank, or
+make a new one.
 
-What the host makes and reads (counts, ids, agreements) always travels over gloo, so that it never waits for a device to learn what it is to do, and
-notices a lost rank. If the default group has NCCL and the loader a CUDA device, rows travel over a second group, of NCCL, where the stream waits.
+Data that the host makes and reads (counts, ids, agreements) always travels over gloo. So the host never waits for a device to read it, and notices a lost
+rank. If the default group has NCCL and the loader a CUDA device, rows travel over a second, NCCL group, where the stream waits.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ import torch.distributed as dist
 from salientpp.processes import forks
 from salientpp.ranks.members import default_group
 
-#: Collectives that are held a little longer than their users hold them.
+#: Number of the latest collectives that are kept alive after their users have released them.
 _HELD = 4
 
-#: From so many groups on lease on, before another is leased, garbage is collected: loaders may be in it.
+#: If this many groups are leased, garbage is collected before another is leased, because it may contain loaders.
 _MANY_LEASED = 4
 
 
 @dataclass(eq=False)
 class Groups:
-    """The connections of one Comm at a time.
+    """Connections that one Comm at a time uses.
 
     Attributes:
-        host: what travels from host to host, over gloo.
-        device: what travels from device to device, over NCCL; None where that goes over ``host``.
-        number: the same on all ranks, and no other group of these ranks has it.
-        broken: something failed; then it is kept for ever, because destroying it would wait for collectives that others no longer join.
-        under_way: collectives on the host that nobody has seen the end of.
-        made: this process has made any.
+        host: gloo group, for data between host memories.
+        device: NCCL group, for data between devices. None: that data goes over ``host``.
+        number: number of this group among the groups of the same ranks, the same on all of them.
+        broken: True after a failure. The group is then kept alive forever, because destroying it would wait for collectives that other ranks never join.
+        under_way: host collectives that have not been waited for.
+        made: True if this process has made any group.
     """
 
-    host: Any  # a ProcessGroupGloo, of whose collectives torch's type stubs say nothing
+    host: Any  # a ProcessGroupGloo; torch's type stubs lack its collectives
     device: dist.ProcessGroup | None = None
     number: int = 0
     free: bool = False
@@ -59,7 +60,7 @@ class Groups:
         self._probes: list[dist.Work] = []
 
     def give_back(self) -> None:
-        """The Comm is gone. May run in any thread, at any time."""
+        """Marks the groups as free, because their Comm is gone. It may run in any thread, at any time."""
         if self.under_way:
             self.abandon()
         self.free = not self.broken
@@ -75,9 +76,9 @@ class Groups:
         return [rank for rank in range(self.host.size()) if rank != self.rank]
 
     def reaches(self, rank: int) -> bool:
-        """Whether the connection to a rank is open. Of use when the collectives are over."""
+        """True if the connection to a rank is open. Call it only when the collectives are over."""
         try:
-            # Nobody receives it. A closed connection refuses at once, an open one takes a byte.
+            # No rank receives this byte. A closed connection raises at once, an open one accepts the byte.
             self._probes.append(self.host.send([torch.zeros(1, dtype=torch.uint8, device="cpu")], rank, 0))
         except RuntimeError:
             return False
@@ -85,28 +86,28 @@ class Groups:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this process was forked from the rank that made the group."""
+        """True if this process was forked from the rank that made the group."""
         return self._forks != forks()
 
     def check_process(self) -> None:
-        """Raise where the group is another process's."""
+        """Raises RuntimeError if the group belongs to another process."""
         if self.is_inherited:
             raise RuntimeError(
                 f"this process was forked from rank {self.rank}, whose connections to the other ranks it cannot use; iterate in the rank itself, "
-                "or start this process with the 'spawn' method and make what it needs there"
+                "or start this process with the 'spawn' method and construct loaders there"
             )
 
 
 class Circle:
-    """What this process knows of the Comms that the same ranks have made.
+    """Record of the Comms that the same ranks have made, as this process knows them.
 
     Attributes:
-        calls: how many they have made or begun to make.
-        told: by rank, how many mistakes have been heard of that it made elsewhere.
-        has_compared: these ranks have compared their greetings, see :mod:`salientpp.ranks.greeting`.
+        calls: number of Comms that they have made or begun to make.
+        told: by rank, number of its mistakes, made elsewhere, that this process has heard of.
+        has_compared: True if these ranks have compared their greetings; see :mod:`salientpp.ranks.greeting`.
     """
 
-    #: By default group: after `destroy_process_group` all begins anew.
+    #: By default group, because everything starts over after `destroy_process_group`.
     known: ClassVar[weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], Circle]]] = (
         weakref.WeakKeyDictionary()
     )
@@ -123,10 +124,10 @@ class Circle:
         return cls.known.setdefault(default_group(), {}).setdefault(ranks, cls())
 
     def free(self, over: str) -> list[int]:
-        """The groups that nobody has, ascending."""
+        """Returns the numbers of the free groups, ascending."""
         if self._num_leased() >= self._many:
             gc.collect()
-            # Those that live shall not cost a collection each time.
+            # Raise the limit above the groups still in use, so that they do not cost a collection each time.
             self._many = max(_MANY_LEASED, 2 * self._num_leased())
         self.groups = {number: groups for number, groups in self.groups.items() if not groups.broken}
         return sorted(
@@ -140,7 +141,7 @@ class Circle:
 
 
 def _leave_to_parent() -> None:
-    """In a forked child: taking a group down here would wait for its threads, which are not in this process."""
+    """Keeps all groups alive in a forked child. Destroying a group would wait for its threads, which exist only in the parent."""
     Groups.made = False
     for circles in Circle.known.values():
         for circle in circles.values():

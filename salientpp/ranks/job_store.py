@@ -14,25 +14,25 @@ import torch.distributed as dist
 from salientpp.processes import forks
 from salientpp.ranks.greeting import is_hosted_here
 
-#: How long a look into the store may take.
+#: Maximum seconds of an access to the store.
 _STORE_SECONDS = 5.0
 
 
 def job_store() -> dist.Store:
-    """The default group's key-value store."""
+    """Returns the default group's key-value store."""
     return dist.distributed_c10d._get_default_store()
 
 
 def attempt(action: Callable[[], Any]) -> None:
-    """Do something with the store. If the store is gone, the other ranks find that out themselves."""
+    """Runs an action on the store. If the store is gone, the other ranks find that out themselves."""
     with contextlib.suppress(RuntimeError):
         action()
 
 
 class PatientStore:
-    """Questions to the store, of which each ends within seconds.
+    """Access to the store that always ends within seconds.
 
-    The store may be gone with the rank that hosts it, or that rank may be stopped. A forked child asks nothing: the store is its parent's.
+    The store may be gone with the rank that hosts it, or that rank may be suspended. A forked child makes no accesses, because the store belongs to its parent.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class PatientStore:
         self._forks = forks()
 
     def ask(self, question: Callable[[dist.Store], Any]) -> Any:
-        """The answer, or None."""
+        """Returns the answer, or None if there is none."""
         if self._store is None or self._forks != forks():
             return None
         answer, store = Future[Any](), self._store
@@ -58,12 +58,12 @@ class PatientStore:
         try:
             return answer.result(_STORE_SECONDS)
         except FutureTimeout:
-            self._store = None  # a stuck look-up holds the store's lock: ask no more
+            self._store = None  # a stuck access holds the store's lock, so no further access is made
         except Exception:
             pass
         return None
 
     @property
     def is_hosted_here(self) -> bool:
-        """Whether the store ends with this process."""
+        """True if this process hosts the store."""
         return self._store is not None and self._forks == forks() and is_hosted_here(self._store)

@@ -1,4 +1,4 @@
-"""Says which ranks a process group has, and whether this process may use it."""
+"""Determines which ranks a process group has, and whether this process may use it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch.distributed as dist
 
 
 def group_rank(process_group: dist.ProcessGroup | None = None) -> tuple[int, int]:
-    """This process's number among the ranks of a group (None: the default group), and how many there are; 0 of 1 without any.
+    """Returns this process's rank in a group (None: the default group) and the number of ranks; (0, 1) without a group.
 
     Raises:
-        ValueError: it is no process group, or this process is not in it.
+        ValueError: this is not a process group, or this process is not in it.
     """
     ranks = members_of(process_group)
     return (0 if len(ranks) == 1 else ranks.index(dist.get_rank())), len(ranks)
@@ -24,15 +24,15 @@ def default_group() -> dist.ProcessGroup:
 
 
 def members_of(process_group: Any) -> tuple[int, ...]:
-    """The ranks of a group, numbers of the default group, in the group's order; (0,) where torch.distributed is not initialised."""
+    """Returns the ranks of a group, as numbers of the default group, in the group's order. (0,) if torch.distributed is not initialised."""
     is_initialized = dist.is_available() and dist.is_initialized()
     if process_group is None:
         return tuple(range(dist.get_world_size())) if is_initialized else (0,)
     if not is_initialized:
-        raise ValueError("process_group= needs torch.distributed, which is not initialised (or no more)")
+        raise ValueError("process_group= needs torch.distributed, which is not initialised, or was destroyed")
     if process_group == dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError(
-            f"process_group must be a group that this rank is in, but rank {dist.get_rank()} is not in it; only its members call this"
+            f"process_group must be a group that this rank is in, but rank {dist.get_rank()} is not in it; call this only on its members"
         )
     if not isinstance(process_group, dist.ProcessGroup):
         raise ValueError(f"process_group must be a torch.distributed.ProcessGroup or None, got {process_group!r}")
@@ -40,7 +40,7 @@ def members_of(process_group: Any) -> tuple[int, ...]:
         ranks = tuple(dist.get_process_group_ranks(process_group))
     except (KeyError, ValueError, RuntimeError):
         raise ValueError(
-            "process_group must be a group of this job, got one that torch.distributed does not know (any more)"
+            "process_group must be a group of this job, got one that torch.distributed does not know; it may have been destroyed"
         ) from None
     if dist.get_rank() not in ranks:
         raise ValueError(
@@ -55,7 +55,7 @@ _parents_groups: list[dist.ProcessGroup] = []
 
 
 def _leave_to_parent() -> None:
-    """In a forked child: the groups are the parent's. Taking one down here would wait for its threads, which are not in this process."""
+    """Keeps all groups alive in a forked child. They belong to the parent: destroying one would wait for its threads, which exist only in the parent."""
     if dist.is_available() and dist.is_initialized():
         _parents_groups.extend(dist.distributed_c10d._world.pg_map)
         for group in _parents_groups:
@@ -63,16 +63,16 @@ def _leave_to_parent() -> None:
 
 
 def is_parents_group() -> bool:
-    """Whether the default group is that of the rank which this process was forked from."""
+    """True if the default group belongs to the rank that this process was forked from."""
     return bool(_parents_groups) and any(group is dist.group.WORLD for group in _parents_groups)
 
 
 def check_default_group() -> None:
-    """Raise in a process that was forked from a rank of several."""
+    """Raises RuntimeError in a process that was forked from one of several ranks."""
     if is_parents_group() and dist.get_world_size() > 1:
         raise RuntimeError(
-            f"this process was forked from rank {dist.get_rank()}, whose process group it cannot use: loaders of a partitioned graph are made by the ranks "
-            "themselves; start this process with the 'spawn' method, or before torch.distributed is initialised"
+            f"this process was forked from rank {dist.get_rank()}, whose process group it cannot use; construct loaders of a partitioned graph in the "
+            "ranks themselves, or start this process with the 'spawn' method or before torch.distributed is initialised"
         )
 
 

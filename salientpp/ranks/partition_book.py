@@ -15,7 +15,7 @@ class PartitionBook:
     """The ranges of global ids that K parts own.
 
     Attributes:
-        offsets: int64 [K + 1], from 0 to N without decreasing; equal neighbours make an empty part.
+        offsets: int64 [K + 1], non-decreasing from 0 to N. Equal neighbours make an empty part.
     """
 
     offsets: Tensor
@@ -36,7 +36,7 @@ class PartitionBook:
         return int(self.offsets[-1])
 
     def range_of(self, part_id: int) -> tuple[int, int]:
-        """First and one past the last global id of a part."""
+        """Returns the first and one past the last global id of a part."""
         if not 0 <= part_id < self.num_parts:
             raise ValueError(f"part_id must be in [0, {self.num_parts}), got {part_id}")
         return int(self.offsets[part_id]), int(self.offsets[part_id + 1])
@@ -46,11 +46,11 @@ class PartitionBook:
         return end - begin
 
     def owner(self, global_id: Tensor) -> Tensor:
-        """int64 [n] parts of int64 [n] global ids; ValueError if one is not in [0, N)."""
+        """Returns the parts that own global ids, int64 [n] for int64 [n]. ValueError if an id is not in [0, N)."""
         check_range(global_id.flatten(), self.num_vertices, "global ids must be")
         return torch.searchsorted(self.offsets, global_id, right=True) - 1
 
     @classmethod
     def trivial(cls, num_vertices: int) -> PartitionBook:
-        """One part that owns everything."""
+        """Returns a book with one part that owns everything."""
         return cls(torch.tensor([0, num_vertices], device="cpu"))

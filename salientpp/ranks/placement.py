@@ -1,13 +1,13 @@
-"""The seeds that a rank visits, the rows that it holds, and the rank that it asks for others.
+"""Placement: the seeds that a rank visits, the rows that it holds, and the ranks that it asks for other rows.
 
-A dataset directory has K parts, each a contiguous range of ids, and W ranks on some hosts train on it.
+A dataset directory has K parts, each a contiguous range of ids. W ranks on some hosts train on it.
 
-* **Seeds.** An epoch's batches belong to S logical ranks, which are fixed for a run's whole life while W may change (by default S = W). A logical
-  rank draws its seeds from a **unit**: a part (S >= K; S / K logical ranks share it) or several neighbouring parts joined (S < K).
-* **Rows.** All parts that the ranks of one host have lie on that host, and every rank there reads them: together they are one **row part**. A request
-  for another row part's rows goes to the rank there with the asker's place in its own, which spreads the load.
+* **Seeds.** An epoch's batches belong to S logical ranks. S is fixed for a run's whole life, while W may change (by default S = W). A logical rank draws its
+  seeds from a **unit**. If S >= K, a unit is one part, which S / K logical ranks share. If S < K, a unit is several neighbouring parts joined.
+* **Rows.** All parts that the ranks of one host serve lie on that host, and every rank there reads them. Together they are one **row part**. A request for
+  rows of another row part goes to the rank there that has the asking rank's place, which spreads the load.
 
-The logical ranks of a rank, the ranks of a host and the parts of either follow one another, in torchrun's order.
+The logical ranks of a rank, the ranks of a host, and the parts of a rank or host are consecutive, in torchrun's order.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-#: Upper bound on ``logical_ranks`` where that is more than ranks. The schedules of a rank take time and memory for its logical ranks times all logical ranks.
+#: Upper bound on ``logical_ranks`` if it exceeds the number of ranks. A rank's schedules take time and memory for its logical ranks times all logical ranks.
 MOST_LOGICAL_RANKS = 2**14
 
 
 def runs(number: int, groups: int) -> list[int]:
-    """Where ``groups`` consecutive runs of ``number`` things begin, as even as can be, and at the end ``number``."""
+    """Returns the beginnings of ``groups`` consecutive runs of ``number`` items, as even as possible, and ``number`` at the end."""
     return [group * number // groups for group in range(groups + 1)]
 
 
 def _run(number: int, groups: int, group: int) -> tuple[int, int]:
-    """Where one of these runs begins and ends."""
+    """Returns the beginning and end of one of these runs."""
     return group * number // groups, (group + 1) * number // groups
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one rank stands in a group that serves K parts.
+    """Placement of one rank in a group that serves K parts.
 
     Attributes:
-        rank: in [0, ``world_size``).
-        world_size: ranks of the group, W.
-        num_parts: K, of the directory.
-        num_logical_ranks: S; 0 stands for W.
-        ranks_by_host: how many ranks each host has, in the order of the ranks; empty: every rank is a host of its own.
+        rank: number of the rank, in [0, ``world_size``).
+        world_size: W, the number of ranks in the group.
+        num_parts: K, the number of parts of the directory.
+        num_logical_ranks: S, the number of logical ranks; 0 means W.
+        ranks_by_host: number of ranks on each host, in the order of the ranks. Empty: every rank is its own host.
 
     Raises:
         ValueError: ranks, logical ranks, parts and hosts do not fit each other.
@@ -58,27 +58,27 @@ class Placement:
         logical_ranks = self.num_logical_ranks
         if logical_ranks > max(MOST_LOGICAL_RANKS, ranks):
             raise ValueError(
-                f"logical ranks must be at most {MOST_LOGICAL_RANKS:,}, or as many as there are ranks, got {logical_ranks:,}; it is "
-                "the number of ranks that the run may grow to"
+                f"logical ranks must be at most {MOST_LOGICAL_RANKS:,}, or the number of ranks, got {logical_ranks:,}; choose the "
+                "number of ranks that the run may grow to"
             )
         if ranks > parts and ranks % parts != 0:
             raise ValueError(
-                f"world size {ranks} does not fit {parts} parts: with more ranks than parts every part is served by the same number "
+                f"world size {ranks} does not fit {parts} parts: with more ranks than parts, every part must be served by the same number "
                 f"of ranks; start at most {parts} ranks or a multiple of that, or partition into {ranks} parts"
             )
         if logical_ranks > parts and logical_ranks % parts != 0:
             raise ValueError(
-                f"logical_ranks={logical_ranks} does not fit {parts} parts: with more logical ranks than parts every part has the same number of them; "
-                f"give at most {parts} logical ranks or a multiple of that"
+                f"logical_ranks={logical_ranks} does not fit {parts} parts: with more logical ranks than parts, every part must have the same number of them; "
+                f"use at most {parts} logical ranks or a multiple of that"
             )
         if ranks > logical_ranks:
             raise ValueError(
-                f"logical_ranks={logical_ranks} is fewer than the {ranks} ranks, so some would have no batches; start at most {logical_ranks} ranks"
+                f"logical_ranks={logical_ranks} is less than the {ranks} ranks, so some ranks would have no batches; start at most {logical_ranks} ranks"
             )
         if ranks > parts and logical_ranks % ranks != 0:
             raise ValueError(
-                f"logical_ranks={logical_ranks} does not fit {ranks} ranks: with more ranks than the {parts} parts each must have the same number of logical "
-                f"ranks; start a number of ranks that divides {logical_ranks}, or at most {parts}"
+                f"logical_ranks={logical_ranks} does not fit {ranks} ranks: with more ranks than the {parts} parts, each rank must have the same number of "
+                f"logical ranks; start a number of ranks that divides {logical_ranks}, or at most {parts}"
             )
         if sum(self.ranks_by_host) != ranks or min(self.ranks_by_host) < 1:
             raise ValueError(
@@ -88,9 +88,9 @@ class Placement:
         for host, (here, following) in enumerate(pairwise(spans)):
             if here != following and following.start < here.stop:
                 raise ValueError(
-                    f"hosts {host} and {host + 1} would share a part but not all of theirs (parts {here.start} to {here.stop - 1} and "
-                    f"{following.start} to {following.stop - 1}): a host's {self.ranks_by_host[host]} ranks must serve whole parts, or be among those of one "
-                    "part; start as many ranks on every host, or pass ranks_per_host=1"
+                    f"hosts {host} and {host + 1} would share a part but not all of their parts (parts {here.start} to {here.stop - 1} and "
+                    f"{following.start} to {following.stop - 1}); the {self.ranks_by_host[host]} ranks of a host must serve whole parts, or all serve the same "
+                    "part; start the same number of ranks on every host, or pass ranks_per_host=1"
                 )
 
     # --- logical ranks and seeds ----------------------------------------------------------------------------------
@@ -105,11 +105,11 @@ class Placement:
 
     @property
     def logical_ranks(self) -> range:
-        """This rank's."""
+        """Logical ranks of this rank."""
         return self.logical_ranks_of(self.rank)
 
     def logical_ranks_of(self, rank: int) -> range:
-        """The logical ranks of a rank: whole units, or as many of one unit as each of its other ranks has."""
+        """Returns the logical ranks of a rank: those of whole units, or an equal share of one unit's."""
         if self.world_size > self.num_units:
             share = self.num_logical_ranks // self.world_size
             return range(rank * share, (rank + 1) * share)
@@ -120,7 +120,7 @@ class Placement:
         return logical_rank // self.logical_ranks_per_unit
 
     def place_of(self, logical_rank: int) -> int:
-        """The logical rank's place among those of its unit, in [0, ``logical_ranks_per_unit``)."""
+        """Returns the place of a logical rank within its unit, in [0, ``logical_ranks_per_unit``)."""
         return logical_rank % self.logical_ranks_per_unit
 
     def parts_of_unit(self, unit: int) -> range:
@@ -128,11 +128,11 @@ class Placement:
 
     @property
     def own_parts(self) -> range:
-        """The parts whose seeds this rank's logical ranks visit."""
+        """Parts whose seeds this rank's logical ranks visit."""
         return self.parts_of(self.rank)
 
     def parts_of(self, rank: int) -> range:
-        """The parts whose seeds a rank's logical ranks visit."""
+        """Returns the parts whose seeds a rank's logical ranks visit."""
         logical_ranks = self.logical_ranks_of(rank)
         first, last = self.unit_of(logical_ranks[0]), self.unit_of(logical_ranks[-1])
         return range(self.parts_of_unit(first).start, self.parts_of_unit(last).stop)
@@ -143,19 +143,19 @@ class Placement:
 
     @property
     def own_offsets(self) -> tuple[int, ...]:
-        """The first of the parts that each rank, or the ranks of one unit, visit, and at the end K."""
+        """First part of each distinct set of parts that ranks visit, and K at the end."""
         return (*(parts.start for parts in self._visits), self.num_parts)
 
     @property
     def own_part(self) -> int:
-        """Which of these this rank's are."""
+        """Number of this rank's set of parts among those sets."""
         return self._visits.index(self.own_parts)
 
     # --- hosts and rows -----------------------------------------------------------------------------------
 
     @cached_property
     def _first_ranks(self) -> list[int]:
-        """Of each host, and at the end their number."""
+        """First rank of each host, and the number of ranks at the end."""
         return [0, *accumulate(self.ranks_by_host)]
 
     @cached_property
@@ -171,22 +171,22 @@ class Placement:
 
     @property
     def ranks_of_host(self) -> range:
-        """The ranks of this rank's host."""
+        """Ranks of this rank's host."""
         return range(*self._first_ranks[self.host : self.host + 2])
 
     @cached_property
     def row_parts(self) -> list[range]:
-        """The parts of each row part."""
+        """Parts of each row part."""
         return [*dict.fromkeys(self._parts_by_host)]
 
     @cached_property
     def row_offsets(self) -> tuple[int, ...]:
-        """The first part of each row part, and at the end K."""
+        """First part of each row part, and K at the end."""
         return (*(parts.start for parts in self.row_parts), self.num_parts)
 
     @property
     def part_id(self) -> int:
-        """The row part that this rank's host has."""
+        """Number of the row part that this rank's host holds."""
         return self.row_parts.index(self._parts_by_host[self.host])
 
     @cached_property
@@ -199,25 +199,25 @@ class Placement:
 
     @property
     def ranks_of_part(self) -> range:
-        """The ranks that serve this rank's row part."""
+        """Ranks that serve this rank's row part."""
         return self._ranks_by_part[self.part_id]
 
     @property
     def ranks_per_part(self) -> int:
-        """How many ranks serve this rank's row part."""
+        """Number of ranks that serve this rank's row part."""
         return len(self.ranks_of_part)
 
     @property
     def place(self) -> int:
-        """This rank's place among the ranks of its row part, in [0, ``ranks_per_part``)."""
+        """Place of this rank among the ranks of its row part, in [0, ``ranks_per_part``)."""
         return self.rank - self.ranks_of_part.start
 
     def server_of(self, part_id: int) -> int:
-        """The rank of a row part to ask for its rows: the one with this rank's place."""
+        """Returns the rank to ask for rows of a row part: the rank there that has this rank's place."""
         ranks = self._ranks_by_part[part_id]
         return ranks[self.place % len(ranks)]
 
 
 def parts_of(rank: int, world_size: int, num_parts: int) -> range:
-    """The parts that a rank serves; with fewer ranks than parts (one per host, say), those of its share of the ranks to be."""
+    """Returns the parts that a rank serves. With fewer ranks than parts (such as one per host), the parts of all ranks that it stands for."""
     return range(rank * num_parts // world_size, -((rank + 1) * num_parts // -world_size))

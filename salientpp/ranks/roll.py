@@ -1,4 +1,4 @@
-"""Calls the ranks that make a Comm together, names those that do not come, and connects them."""
+"""Roll call of the ranks that make a Comm together: names the ranks that do not come, and connects those that do."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from salientpp.ranks.job_store import attempt, job_store
 from salientpp.ranks.members import default_group, is_parents_group
 from salientpp.ranks.waiting import SLICE_SECONDS
 
-#: How much longer than a Comm's own wait the backend's is.
+#: The backend's timeout exceeds the Comm's own by this.
 _GRACE = timedelta(seconds=5)
 
-#: How long a rank whose group could not be made waits to hear from the others that could not make it either.
+#: Seconds that a rank whose group could not be made waits to hear from the others that could not make it either.
 _ROLL_SECONDS = 2.0
 
-#: Mistakes that this rank made where it could not know which ranks would wait for it; '' once the next ranks to meet were told.
+#: Mistakes that this rank made when it could not know which ranks would wait for it. '' once the next ranks to meet were told.
 _mistakes: weakref.WeakKeyDictionary[dist.ProcessGroup, list[str]] = weakref.WeakKeyDictionary()
 
 
 class Roll:
-    """The call of the ranks that make a Comm together. torch's own errors would not say who is missing.
+    """The roll call of the ranks that make a Comm together. torch's own errors would not name the missing ranks.
 
     Attributes:
-        ranks: of the default group, in the group's order; ``rank`` is this process's number among them.
-        prefix: of what concerns this Comm in the store.
-        of: after a rank's number, says which numbers are meant.
+        ranks: ranks as numbers of the default group, in the group's order; ``rank`` is this process's number among them.
+        prefix: prefix of this Comm's keys in the store.
+        of: text after the number of a rank, which says what the numbers mean.
     """
 
     def __init__(self, ranks: tuple[int, ...]) -> None:
@@ -56,23 +56,23 @@ class Roll:
         return [f"{self.prefix}/{call}/{rank}" for rank in range(len(self.ranks))]
 
     def tell(self, mistake: str, astray: bool = False) -> None:
-        """Let all who come know of this rank's mistake, in place of an answer; ``astray``: see :func:`go_astray`."""
+        """Tells all ranks that come of this rank's mistake, instead of answering. ``astray``: see :func:`go_astray`."""
         attempt(lambda: self._store.compare_set(f"{self.prefix}/error", "", json.dumps([self.rank, mistake, astray])))
 
     def lease(self, over: str, timeout: timedelta) -> Groups:
-        """Connections that are free on every rank, or new ones; ``over`` is how rows of this rank travel, 'gloo' or 'nccl'. Raises as ``Comm.create``."""
+        """Leases connections that are free on every rank, or new ones. ``over`` is how this rank's rows travel: 'gloo' or 'nccl'. Raises as ``Comm.create``."""
         number = self._agree(over, self.circle.free(over), timeout)
         groups = self.circle.groups.get(number)
         if groups is None:
             with connecting():
                 groups = self.circle.groups[number] = self._connect(number, over, timeout)
         groups.free = False
-        # The backend's own time-out comes a little later, so that ours, whose text says more, is the one met.
+        # The backend's own timeout is a little longer, so that ours, whose text says more, comes first.
         groups.host._set_default_timeout(timeout + _GRACE)
         return groups
 
     def _agree(self, over: str, free: list[int], timeout: timedelta) -> int:
-        """Answer with the numbers of the groups that are ``free`` here, and hear the others; the number of the group to take or to make."""
+        """Exchanges the numbers of the groups that are ``free`` with the other ranks. Returns the number of the group to take or to make."""
         if not self.circle.has_compared:
             with _store_needed():
                 greeting.greet(self._store, self.ranks[self.rank])
@@ -80,9 +80,9 @@ class Roll:
         if missing:
             raise RankFailure(
                 f"{in_words(missing)}{self.of} did not come to make a loader within {timeout.total_seconds():g} s; "
-                "every rank makes its loaders in the same order: look at its output first"
+                "every rank must make its loaders in the same order; check the output of the missing ranks first"
             )
-        # An answer of another version may mean anything, so this comes before the answers are read.
+        # Compared before the answers are read, because an answer of another version may mean anything.
         self._compare_greetings()
         with _store_needed():
             answers = [json.loads(self._store.get(key)) for key in self._keys("before")]
@@ -96,12 +96,12 @@ class Roll:
         return min(everywhere, default=self._number)
 
     def _connect(self, number: int, over: str, timeout: timedelta) -> Groups:
-        """New connections; all ranks are here already."""
+        """Makes new connections. All ranks have arrived already."""
         store = dist.PrefixStore(f"{self.prefix}/gloo", self._store)
         try:
-            # A backend alone, not dist.new_group's: that would want every rank of the job, find a name that ranks with other groups may
-            # not find, and be wrapped by torch's debugging, which keeps the time-out from it. gloo tries to connect five times, each
-            # for as long as it would wait in a collective.
+            # A bare backend, and not dist.new_group, for three reasons. new_group must be called by every rank of the job. It needs a group name that
+            # ranks with other groups may not find. torch's debugging wraps its groups, and does not pass the timeout on. gloo tries to connect five
+            # times, each for as long as it would wait in a collective.
             host = dist.ProcessGroupGloo(store, self.rank, len(self.ranks), max(timeout / 5, timedelta(seconds=2)))
         except RuntimeError as error:
             missing = self._missing("after", _ROLL_SECONDS)
@@ -109,23 +109,23 @@ class Roll:
         self._missing("after", 0)
         device = None
         if over == "nccl":
-            # Its kernels are few and small, and the pipeline waits for them: they go before the model's.
+            # High priority: its kernels are few and small, and the pipeline waits for them, so they go before the model's.
             options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
             device = dist.new_group(timeout=timeout + _GRACE, backend="nccl", pg_options=options)
         return Groups(host, device, number)
 
     def _missing(self, call: str, seconds: float, answer: str = "") -> list[int]:
-        """Answer a call of the roll, and wait for the others to; the ranks that have not within that time.
+        """Answers a roll call and waits for the others. Returns the ranks that have not answered in time.
 
         Raises:
             RankFailure: the store is gone.
-            ValueError: a rank has made a mistake, by which it does not come.
+            ValueError: a rank has made a mistake, and so does not come.
         """
         keys = self._keys(call)
         started, pause = time.monotonic(), 0.005
         with _store_needed():
             self._store.set(keys[self.rank], answer)
-            # Looking now and then, because a wait of torch's store complains on stderr when it ends without an answer.
+            # Polled, because a wait of torch's store prints errors on stderr if it ends without an answer.
             while time.monotonic() < started + seconds and not self._store.check(keys):
                 if call == "before":
                     # A rank of another version may never answer, but it has greeted.
@@ -158,9 +158,9 @@ class Roll:
 
 
 def go_astray(error: Exception) -> None:
-    """Leave a note for the ranks that wait for this one to make a loader: it made a mistake that hides who they are, and does not come.
+    """Leaves a note for the ranks that wait for this one to construct a loader: it does not come.
 
-    Should this rank go on, :func:`own_up` makes up for the call that the others have counted and it has not.
+    Because of its mistake, this rank does not know which ranks those are. If it continues, :func:`own_up` makes up for the call that they have counted.
     """
     if dist.is_available() and dist.is_initialized() and not is_parents_group():
         texts = _mistakes.setdefault(default_group(), [])
@@ -169,7 +169,7 @@ def go_astray(error: Exception) -> None:
 
 
 def own_up(ranks: tuple[int, ...]) -> None:
-    """Make up for the calls that these ranks have counted and this one has not."""
+    """Makes up for the calls that these ranks have counted and this one has not."""
     texts = _mistakes.get(default_group(), [])
     if any(texts):
         for text in filter(None, texts):
@@ -183,7 +183,7 @@ def words_of(error: Exception) -> str:
 
 
 def _astray_key(rank: int) -> str:
-    """Key of the note that :func:`go_astray` leaves."""
+    """Returns the key of the note that :func:`go_astray` leaves."""
     return f"salientpp/astray/{rank}"
 
 

@@ -1,8 +1,8 @@
-"""Memory that the ranks of a host have in common. It goes with the last of them.
+"""Memory that the ranks of a host share. It is freed when the last of them ends.
 
-A block is anonymous memory (``memfd_create``): one rank makes it, the others open it through ``/proc`` of that process and map it. The kernel takes it back
-when the last process that has it mapped is gone, also after ``kill -9``. Processes can do so that see each other's numbers in ``/proc`` and run for the same
-user: those of a host, unless each is in a container of its own. A block begins with random bytes, by which it is known.
+A block is anonymous memory (``memfd_create``). One rank makes it; the others open it through ``/proc`` of that process and map it. The kernel frees it when
+the last process that maps it is gone, also after ``kill -9``. Processes can share memory if they see each other's process ids in ``/proc`` and run as the
+same user. So all processes of a host can, unless each is in its own container. A block begins with random bytes, which identify it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from salientpp.ranks.comm import Comm
 
 _TOKEN_BYTES = 16
 
-#: Where each tensor of a block begins: at a multiple of a page, so that a device may register one of them alone.
+#: Alignment of the tensors in a block: a page, so that a device can register each of them separately.
 _ALIGNMENT = mmap.PAGESIZE
 
 
 class CannotShare(RuntimeError):
-    """This process cannot map another's memory; the text says why."""
+    """The memory of another process cannot be mapped. The text gives the reason."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a process needs to know of another's block; JSON values by ``vars``."""
+    """Data that a process needs to map another process's block. ``vars`` returns it as JSON values."""
 
     process: int
     file: int
@@ -42,9 +42,9 @@ class Offer:
 
 @contextlib.contextmanager
 def block(num_bytes: int) -> Iterator[tuple[Tensor, Offer]]:
-    """Memory that this process makes, uint8 [num_bytes], and the offer by which others may map it inside the block.
+    """Yields memory that this process makes, uint8 [num_bytes], and the offer with which other processes can map it inside the ``with`` block.
 
-    Pages that nobody has written are zeros and take nothing. Those who have mapped the memory keep it.
+    Pages that were never written are zeros and take no memory. Processes that have mapped the memory keep it.
 
     Raises:
         CannotShare: the system has no such memory.
@@ -52,7 +52,7 @@ def block(num_bytes: int) -> Iterator[tuple[Tensor, Offer]]:
     try:
         file = os.memfd_create("salientpp", os.MFD_CLOEXEC)
     except (AttributeError, OSError) as error:
-        raise CannotShare(f"memory without a name (memfd_create) is not to be had here: {error}") from None
+        raise CannotShare(f"anonymous shared memory (memfd_create) is not available here: {error}") from None
     try:
         try:
             os.ftruncate(file, _ALIGNMENT + num_bytes)
@@ -60,25 +60,25 @@ def block(num_bytes: int) -> Iterator[tuple[Tensor, Offer]]:
             os.pwrite(file, token, 0)
             memory = _mapped(file, num_bytes)
         except OSError as error:
-            raise CannotShare(f"{num_bytes} bytes of shared memory are not to be had: {error}") from None
+            raise CannotShare(f"{num_bytes} bytes of shared memory are not available: {error}") from None
         yield memory, Offer(os.getpid(), file, token.hex(), num_bytes)
     finally:
         os.close(file)
 
 
 def mapped(offer: Offer) -> Tensor:
-    """uint8 [num_bytes]: the memory of a block that another process holds open; CannotShare if it cannot be opened, or is not that block."""
+    """Maps the block of another process that holds it open, as uint8 [num_bytes]. CannotShare if it cannot be opened, or is not that block."""
     name = f"/proc/{offer.process}/fd/{offer.file}"
     try:
         file = os.open(name, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise CannotShare(
-            f"memory of process {offer.process} cannot be opened ({name}: {error.strerror}); are the ranks in containers of their own?"
+            f"memory of process {offer.process} cannot be opened ({name}: {error.strerror}); check whether the ranks are in separate containers"
         ) from None
     try:
         size = os.fstat(file).st_size
         if size != _ALIGNMENT + offer.num_bytes or os.pread(file, _TOKEN_BYTES, 0).hex() != offer.token:
-            raise CannotShare(f"process {offer.process} of this host is none of the ranks that it is said to be one of")
+            raise CannotShare(f"process {offer.process} of this host is not the rank that offered the memory")
         return _mapped(file, offer.num_bytes)
     except OSError as error:
         raise CannotShare(f"memory of process {offer.process} cannot be mapped: {error.strerror}") from None
@@ -87,25 +87,25 @@ def mapped(offer: Offer) -> Tensor:
 
 
 def _mapped(file: int, num_bytes: int) -> Tensor:
-    memory = mmap.mmap(file, _ALIGNMENT + num_bytes)  # the tensor keeps it
+    memory = mmap.mmap(file, _ALIGNMENT + num_bytes)  # the tensor keeps the map alive
     return torch.frombuffer(memory, dtype=torch.uint8)[_ALIGNMENT:]
 
 
 def sharing(comm: Comm, hosts: Sequence[range]) -> str | None:
-    """Why some rank cannot map the memory of the first of its host; None if all can. Collective, with the same answer on every rank."""
+    """Returns why some rank cannot map the memory of its host's first rank, or None if all can. Collective, with the same result on every rank."""
     first = next(ranks[0] for ranks in hosts if comm.rank in ranks)
     _, told = _shared_memory(comm, first, _ALIGNMENT)
     return next((f"rank {rank}{comm.of}: {words}" for rank, words in enumerate(told) if words), None)
 
 
 def shared_tensors(host: Comm, shapes: Sequence[tuple[Sequence[int], torch.dtype]]) -> list[Tensor]:
-    """Uninitialised tensors (zeros, until somebody writes) that all ranks of a host see, in one block; collective among them.
+    """Makes uninitialised tensors that all ranks of a host share, in one block. They are zeros until written. Collective among these ranks.
 
     Args:
-        shapes: of each tensor shape and dtype; the same on all ranks of the host.
+        shapes: shape and dtype of each tensor, the same on all ranks of the host.
 
     Raises:
-        CannotShare: on every rank, if one cannot.
+        CannotShare: on every rank, if one of them cannot share memory.
     """
     sizes = [dtype.itemsize * math.prod(shape) for shape, dtype in shapes]
     begins = [0]
@@ -122,7 +122,7 @@ def shared_tensors(host: Comm, shapes: Sequence[tuple[Sequence[int], torch.dtype
 
 
 def _shared_memory(comm: Comm, first: int, num_bytes: int) -> tuple[Tensor | None, list[str | None]]:
-    """A block of the rank ``first`` of this host, as this rank has mapped it; and of every rank why it could not."""
+    """Maps a block of the rank ``first`` of this host. Returns it, and for every rank the reason why it could not map it."""
     memory, made, trouble = None, None, None
     with contextlib.ExitStack() as held:
         try:

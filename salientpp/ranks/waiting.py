@@ -1,8 +1,8 @@
 """Waits for a collective, and finds out which rank is missing if it does not end.
 
-Between slices of a wait a rank looks for a note of a failure, see :mod:`salientpp.ranks.failure`. A killed rank leaves no note, but its connections close:
-every other rank finds out whose by trying to send a byte to everyone. A silent rank has open connections. But a rank that waits for longer than a slice says
-so in the store, so after the time-out the silent ones are those that do not wait.
+Between slices of a wait, a rank looks for a failure note; see :mod:`salientpp.ranks.failure`. A killed rank leaves no note, but its connections close. Each
+other rank finds the closed ones by trying to send a byte to every rank. The connections of a silent rank stay open. But a rank that waits for longer than a
+slice records it in the store. So after the timeout, the silent ranks are those that have not recorded a wait.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import torch.distributed as dist
 from salientpp.ranks.failure import FailureNotes, RankFailure, in_words
 from salientpp.ranks.groups import Groups
 
-#: Seconds between two looks for a failure note while waiting.
+#: Seconds between two checks for a failure note while waiting.
 SLICE_SECONDS = 0.5
 
 
 def wait_for(work: dist.Work, groups: Groups, notes: FailureNotes, numbers: Sequence[int], timeout: timedelta) -> None:
-    """Wait for a collective on the host; texts name the ranks of the groups by ``numbers``.
+    """Waits for a collective on the host. Error texts name the ranks of the groups by ``numbers``.
 
     Raises:
-        RankFailure: another rank failed, left or stopped answering. The groups are broken then.
+        RankFailure: another rank failed, left or stopped answering. The groups are then broken.
     """
     groups.check_process()
     deadline = time.monotonic() + timeout.total_seconds()
@@ -36,13 +36,13 @@ def wait_for(work: dist.Work, groups: Groups, notes: FailureNotes, numbers: Sequ
                 work.wait(timedelta(seconds=SLICE_SECONDS))
                 break
             notes.check_script()
-            if groups.broken:  # by another thread, which has told the others why
-                raise RankFailure(f"rank {notes.rank} has ended this")
+            if groups.broken:  # another thread has broken them, and has told the others why
+                raise RankFailure(f"rank {notes.rank} has ended this collective")
             failure = notes.failure()
             if failure is None and work.is_completed():
                 try:
                     work.wait(timedelta(seconds=SLICE_SECONDS))
-                    break  # it was only late
+                    break  # the collective was only late
                 except RuntimeError as broken:
                     raise _lost(broken, groups, notes, numbers) from broken
             if failure is None and time.monotonic() >= deadline:
@@ -57,13 +57,13 @@ def wait_for(work: dist.Work, groups: Groups, notes: FailureNotes, numbers: Sequ
         raise
     if told:
         notes.note_waiting(False)
-    # After Ctrl-C it remains under way, until somebody waits to the end.
+    # After Ctrl-C the collective stays in `under_way`, until a caller waits for its end.
     groups.under_way.discard(work)
 
 
 def _lost(error: Exception, groups: Groups, notes: FailureNotes, numbers: Sequence[int]) -> RankFailure:
-    """The failure to raise when a collective broke: which connections are closed?"""
-    # At once, before others that have found it out end too.
+    """Returns the failure to raise after a collective broke. It names the ranks whose connections are closed."""
+    # Checked at once, before other ranks that notice the loss end too.
     gone = [numbers[rank] for rank in groups.others if not groups.reaches(rank)]
     time.sleep(SLICE_SECONDS)  # a lost connection may precede the note of the rank that went down
     failure = notes.failure()
@@ -79,8 +79,8 @@ def _lost(error: Exception, groups: Groups, notes: FailureNotes, numbers: Sequen
 
 
 def _silent(notes: FailureNotes, timeout: timedelta) -> RankFailure:
-    """The failure to raise after the time-out: who does not wait?"""
-    time.sleep(SLICE_SECONDS)  # for those that have only just begun to
+    """Returns the failure to raise after the timeout. It names the ranks that do not wait."""
+    time.sleep(SLICE_SECONDS)  # for ranks that have only just begun to wait
     failure = notes.failure()
     if failure is not None:
         return failure
@@ -91,6 +91,6 @@ def _silent(notes: FailureNotes, timeout: timedelta) -> RankFailure:
     elif silent:
         text = f"no answer from {in_words(silent)}{notes.of} {seconds}"
     else:
-        text = f"no answer {seconds} though every rank waits; is the network between them up?"
+        text = f"no answer {seconds}, although every rank waits; check the network between them"
     notes.report(text)
     return RankFailure(text)

@@ -1,1 +1,1 @@
-"""Where rows live, and how a rank gets a row that it lacks."""
+"""Feature rows: where they are kept, and how a rank gets rows that other ranks own."""

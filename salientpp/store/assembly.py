@@ -1,8 +1,8 @@
-"""Makes one tensor of rows that lie in several, in the batch's order, on the device.
+"""Assembles a batch's rows on the device: one tensor in the batch's order, from rows in several tensors.
 
-The rows of a batch lie in up to five tensors: those of the tiers that the device reads where they are, the packed rows, and what arrived from other
-ranks. The kernel is Triton's (:mod:`salientpp.store.assembly_kernel`). Where there is no Triton, torch does the same with a pass per tensor. Neither makes
-the host wait for the device.
+The rows of a batch lie in up to five tensors: the tiers that the device reads in place, the packed rows, and the rows that arrived from other
+ranks. A Triton kernel does the work (:mod:`salientpp.store.assembly_kernel`). Without Triton, torch operators do it in one pass per tensor.
+Neither makes the host wait for the device.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from salientpp.ops import bytes_of
 
-#: Tensors of a batch, at most.
+#: Maximum number of tensors that hold the rows of a batch.
 NUM_TENSORS = 5
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -24,17 +24,17 @@ _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 @cache
 def has_kernel() -> bool:
-    """Whether Triton is there."""
+    """True if Triton is installed."""
     return importlib.util.find_spec("triton") is not None
 
 
 def assemble_rows(tensors: Sequence[Tensor], index: Tensor, out: Tensor) -> None:
-    """``out[i]`` = row ``index[i]`` of the tensors laid end to end, in one pass on the device's current stream.
+    """Writes ``out[i]`` = row ``index[i]`` of the concatenated tensors, in one pass on the device's current stream.
 
     Args:
-        tensors: at most five, contiguous [s, ...], of the dtype and row shape of ``out``; on its device or in pinned host memory (the
-            latter needs Triton). Their bytes are aligned to the row's largest power of two up to 8.
-        index: int32 or int64 [n] on the device, in [0, sum of s); not checked, as that would make the host wait.
+        tensors: at most five, contiguous [s, ...], with the dtype and row shape of ``out``. They lie on its device, or in pinned host memory (pinned
+            memory needs Triton). Their memory is aligned to the largest power of two, up to 8, that divides the row's bytes.
+        index: int32 or int64 [n] on the device, in [0, sum of s). The range is not checked: a check would make the host wait.
         out: contiguous [n, ...].
     """
     if out.numel() == 0:
@@ -53,7 +53,7 @@ def assemble_rows(tensors: Sequence[Tensor], index: Tensor, out: Tensor) -> None
 
 
 def run_kernel(tensors: Sequence[Tensor], index: Tensor, out: Tensor) -> None:
-    """:func:`assemble_rows` by the kernel, also on the CPU under Triton's interpreter (``TRITON_INTERPRET=1``)."""
+    """Runs :func:`assemble_rows` with the kernel. It also works on the CPU, under Triton's interpreter (``TRITON_INTERPRET=1``)."""
     from salientpp.store import assembly_kernel
 
     if len(tensors) > NUM_TENSORS:
@@ -66,12 +66,12 @@ def run_kernel(tensors: Sequence[Tensor], index: Tensor, out: Tensor) -> None:
 
 
 def _words_of(tensors: Sequence[Tensor], out: Tensor) -> tuple[list[Tensor], Tensor]:
-    """The same memory as integers [rows, words per row], which torch can move whatever the dtype was; ``out`` has rows that are not empty."""
+    """Views of the same memory as integers [rows, words per row], which torch can move for every dtype. Rows of ``out`` must not be empty."""
     row_bytes = out.nbytes // out.size(0)
     word = next(size for size in _WORDS if row_bytes % size == 0)
 
     def as_words(rows: Tensor) -> Tensor:
-        if not len(rows):  # views of nothing are refused where they are not aligned
+        if not len(rows):  # torch refuses to view an empty tensor that is not aligned
             return torch.empty((0, row_bytes // word), dtype=_WORDS[word], device=rows.device)
         return bytes_of(rows).view(_WORDS[word]).view(len(rows), -1)
 

@@ -1,7 +1,7 @@
-"""The kernel of :mod:`salientpp.store.assembly`; imported only where it runs, as it needs Triton.
+"""The Triton kernel of :mod:`salientpp.store.assembly`. Only code that runs it imports this module, because it needs Triton.
 
-A program moves a block of rows, as words. A row's place among the sources says whence; of the other sources nothing is read, as
-their loads are masked. Words of 8 bytes that lie side by side are moved as 16 where the rows' size allows it.
+One program moves a block of rows, word by word. The row's index tells which source holds it. Masked loads read nothing from the
+other sources. Adjacent 8-byte words are moved as 16 bytes where the row size allows it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 
 #: Words per program.
 _BLOCK = 1024
-#: Words of one row per program, at most.
+#: Maximum number of words of one row per program.
 _WIDEST = 128
 
 
-# Sizes change with every batch; specialised on, they would have the kernel compiled again and again.
+# Sizes change with every batch. If the kernel were specialised on them, Triton would compile it again and again.
 @triton.jit(do_not_specialize=["end_0", "end_1", "end_2", "end_3", "num_rows"])
 def _assemble(  # type: ignore[no-untyped-def]  # Triton reads the signature
     out, index, source_0, source_1, source_2, source_3, source_4, end_0, end_1, end_2, end_3, num_rows,
@@ -26,7 +26,7 @@ def _assemble(  # type: ignore[no-untyped-def]  # Triton reads the signature
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < num_rows
-    # As int64 before it is multiplied: sources may have more than 2^31 words.
+    # Cast to int64 before the multiplication: sources may have more than 2^31 words.
     at = tl.load(index + row, mask=inside, other=0).to(tl.int64)
     for begin in range(0, WORDS, COLUMNS):
         column = begin + tl.arange(0, COLUMNS)[None, :]
@@ -44,14 +44,14 @@ def _assemble(  # type: ignore[no-untyped-def]  # Triton reads the signature
 
 
 def launch(sources: Sequence[Tensor], index: Tensor, out: Tensor, words: int) -> None:
-    """Write ``out``, [n * words], from five sources, [s * words], on the current stream."""
+    """Writes ``out``, [n * words], from five sources, [s * words], on the current stream."""
     ends, end = [], 0
     for rows in sources[:-1]:
         end += rows.numel() // words
         ends.append(end)
     columns = min(triton.next_power_of_2(words), _WIDEST)
     rows = _BLOCK // columns
-    # A source without rows is never read, but its pointer must be one.
+    # An empty source is never read, but the kernel still needs a valid pointer.
     pointers = [rows_of if rows_of.numel() else out for rows_of in sources]
     _assemble[(triton.cdiv(index.numel(), rows),)](
         out, index, *pointers, *ends, index.numel(), WORDS=words, ROWS=rows, COLUMNS=columns

@@ -1,8 +1,8 @@
-"""Host memory for the rows of batches, from a pool that is filled once and reused.
+"""Host memory for the rows of batches, from a pool that reuses its buffers.
 
-A fresh output of tens of megabytes costs more in page faults than the rows cost to copy. A buffer goes back to the pool when the last tensor that shares
-its memory is gone, views and slices included, so a user who keeps old batches keeps them intact. No living tensor shares the memory of a new one, in
-this process or in one forked from it. Pinned memory for another device comes from torch's host allocator, which has a pool of its own.
+A new output of tens of megabytes costs more in page faults than copying the rows costs. A buffer returns to the pool when the last tensor that shares
+its memory is gone, views and slices included. So a user who keeps old batches keeps them intact. A new tensor never shares memory with a living one, in
+this process or in a forked process. Pinned memory for a device comes from torch's host allocator, which has its own pool.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from torch import Tensor
 
 from salientpp.processes import Lock
 
-#: Smaller outputs come from torch's allocator, which keeps pages of that size.
+#: Smaller outputs come from torch's allocator, which keeps pages for reuse at these sizes.
 _POOLED_BYTES = 2**20
-#: Buffers are multiples of this: the size of a huge page.
+#: Buffer sizes are multiples of this, the size of a huge page.
 _UNIT = 2 * 2**20
-#: Free buffers kept; more than a pipeline has in flight.
+#: Maximum number of free buffers. A pipeline has fewer batches in flight.
 _KEPT = 16
 
 
 class _Lease(np.ndarray):
-    """The memory of one output. torch keeps it alive for as long as any tensor shares the memory."""
+    """The memory of one output. torch keeps it alive as long as any tensor shares the memory."""
 
 
 class BufferPool:
-    """Reusable host memory for outputs of varying size. Threads may share it; a forked child has what was free at the fork, and a copy is empty."""
+    """Reusable host memory for outputs of varying size. Threads may share a pool. A forked child inherits the free buffers; a copy starts empty."""
 
     def __init__(self) -> None:
         self._free: list[mmap.mmap] = []
-        self._lock = Lock()  # reentrant, since a lease may end inside `empty`, by garbage collection
+        self._lock = Lock()  # reentrant, because garbage collection may end a lease inside `empty`
         self.bytes_allocated = 0
 
     def __reduce__(self) -> tuple[type[BufferPool], tuple[()]]:
         return BufferPool, ()
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """An uninitialised, contiguous CPU tensor."""
+        """Returns an uninitialised, contiguous CPU tensor."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes < _POOLED_BYTES:
             return torch.empty(shape, dtype=dtype, device="cpu")
@@ -58,9 +58,9 @@ class BufferPool:
                 buffer = min(fitting, key=len)
                 self._free.remove(buffer)
                 return buffer
-        # Some room to spare, because the next batch may be a little larger.
+        # A quarter more than asked for, because the next batch may be a little larger.
         size = -(-num_bytes * 5 // 4 // _UNIT) * _UNIT
-        # Private: Python's default is memory that a forked child and its parent would both write to.
+        # Private memory, because Python's default is memory that a forked child and its parent would both write to.
         flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
         buffer = mmap.mmap(-1, size, **flags)
         if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -1,7 +1,7 @@
-"""The copies of remote rows that a rank keeps.
+"""Feature caches: the copies of remote rows that a rank keeps.
 
-The plan (:mod:`salientpp.vip.policies`) says whose; :meth:`salientpp.store.exchange.Exchange.fetch_cache` fetches them once. The hottest of them may
-have a second copy on the device; statistics count both as ``cache``.
+The plan (:mod:`salientpp.vip.policies`) chooses the rows. :meth:`salientpp.store.exchange.Exchange.fetch_cache` fetches them once. The hottest rows may
+have a second copy on the device. Statistics count both copies as ``cache``.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _NO_SET = IdSet(NO_IDS, NO_IDS)
 
 @dataclass(frozen=True, eq=False)
 class FeatureCache:
-    """Copies of remote rows: whose (a packed set of global ids), and the rows of each attribute.
+    """Copies of remote rows: a packed set of global ids, and one tensor of rows per attribute.
 
     Attributes:
-        members: the cached global ids; slot i of every attribute is the row of ``members.ids[i]``.
-        rows: attribute name -> [len(members), ...] on the host, pinned where the device reads them there.
-        device_members: those that have a second copy on the device.
-        device_rows: attribute name -> [len(device_members), ...], these copies.
-        owner: for which part of which contents the rows were chosen: the dataset's fingerprint and a part. None: there are no rows.
+        members: the cached global ids. Slot i of every attribute holds the row of ``members.ids[i]``.
+        rows: attribute name -> [len(members), ...] on the host; pinned if the device reads them in place.
+        device_members: global ids of the rows that have a second copy on the device.
+        device_rows: attribute name -> [len(device_members), ...], the copies on the device.
+        owner: fingerprint of the dataset and number of the part that the rows were chosen for. None: the cache has no rows.
     """
 
     members: IdSet
@@ -44,15 +44,15 @@ class FeatureCache:
 
     @property
     def row_bytes(self) -> int:
-        """Of all attributes of a vertex."""
+        """Bytes of all attributes of one vertex."""
         return sum(rows.nbytes for rows in self.rows.values()) // max(1, len(self))
 
     def pinned(self) -> FeatureCache:
-        """This cache with its host rows where a device can read them."""
+        """Returns this cache with its host rows in pinned memory, which a device can read."""
         return dataclasses.replace(self, rows={name: pinned(rows) for name, rows in self.rows.items()})
 
     def tiers(self, zero_copy: bool) -> Sequence[Tier]:
-        """Its tiers, nearest first; with ``zero_copy`` the device reads those of the host too."""
+        """Returns the cache's tiers, nearest first. With ``zero_copy`` the device also reads the rows on the host."""
         found = []
         if len(self.device_members):
             found.append(Tier("cache", self.device_members, _sources(self.device_rows), True, "device"))
@@ -65,12 +65,12 @@ class FeatureCache:
 
     @property
     def by_type(self) -> Mapping[str | None, FeatureCache]:
-        """Of a graph with one type of vertices."""
+        """Maps None, the only vertex type of a homogeneous graph, to this cache."""
         return {None: self}
 
     @property
     def nbytes(self) -> int:
-        """On the host."""
+        """Bytes of host memory."""
         ids = self.members.words.nbytes + self.device_members.words.nbytes
         return ids + sum(rows.nbytes for rows in self.rows.values())
 
@@ -81,9 +81,9 @@ def on_device(
     num_bytes: int,
     device: torch.device,
 ) -> dict[str | None, FeatureCache]:
-    """These caches, by vertex type, with as many of their rows on ``device`` too as fit into ``num_bytes``: the hottest per byte.
+    """Returns these caches, by vertex type, with device copies of the rows that are hottest per byte, as many as fit into ``num_bytes``.
 
-    ``probability`` is that of their access, per type float [N].
+    ``probability`` holds the access probability of every vertex, per type float [N].
     """
     cached = {type_: probability[type_][cache.members.ids] for type_, cache in caches.items()}
     widths = {type_: cache.row_bytes for type_, cache in caches.items()}
@@ -102,18 +102,18 @@ def on_device(
 
 @dataclass(frozen=True, eq=False)
 class TypedFeatureCache:
-    """Copies of remote rows of several types of vertices.
+    """Copies of remote rows of several vertex types.
 
     Attributes:
-        by_type: those of each type that has any rows.
-        owner: as of a :class:`FeatureCache`.
+        by_type: the cache of each type that has cached rows.
+        owner: as in :class:`FeatureCache`.
     """
 
     by_type: Mapping[str | None, FeatureCache]
     owner: tuple[str, int] | None = None
 
     def pinned(self) -> TypedFeatureCache:
-        """This cache with its host rows where a device can read them."""
+        """Returns this cache with its host rows in pinned memory, which a device can read."""
         return dataclasses.replace(self, by_type={type_: cache.pinned() for type_, cache in self.by_type.items()})
 
     def __len__(self) -> int:
@@ -121,7 +121,7 @@ class TypedFeatureCache:
 
     @property
     def nbytes(self) -> int:
-        """On the host."""
+        """Bytes of host memory."""
         return sum(cache.nbytes for cache in self.by_type.values())
 
 

@@ -1,14 +1,18 @@
-"""Gets rows that other ranks own.
+"""Exchanges rows between ranks: each rank fetches the rows that other ranks own.
 
-Three all-to-alls a batch, however many types of vertices and attributes there are: **counts** (how many rows of each type I want from
-you), **ids** (which), **rows**. Each is started by one function and finished by another, so that the pipeline can do other work in between.
+A batch takes three all-to-alls, for any number of vertex types and attributes:
 
-With the counts travels one more number: whether the sender has left the epoch. A rank with fewer batches, or one
-that broke off, goes on answering the others with requests for nothing, and all stop together once all have left.
-That is why no rank waits for one that has finished.
+* **counts**: the number of rows of each type wanted from each rank;
+* **ids**: the ids of these rows;
+* **rows**: the rows themselves.
 
-Parts are here **row parts**: what lies together at a host. With several ranks per row part, a request for part p goes to the rank of p that has the
-asker's place inside its part, which spreads the load (:mod:`salientpp.ranks.placement`).
+One function starts each all-to-all and another finishes it, so that the pipeline can work in between.
+
+The counts carry one more number: whether the sender has left the epoch. A rank that has fewer batches, or that left its loop early, goes on
+answering the others and requests nothing itself. All ranks stop together once all have left. So no rank waits for a rank that has finished.
+
+Parts here are **row parts**: the rows that one host holds together. A row part may have several ranks. A request for part p then goes to the rank of p
+that has the same place inside its part as the asking rank, which spreads the load (:mod:`salientpp.ranks.placement`).
 """
 
 from __future__ import annotations
@@ -32,17 +36,17 @@ from salientpp.store.narrow import Column
 from salientpp.store.rows import RowSource, empty_rows, take_rows
 from salientpp.store.tiers import NO_IDS, IdSet
 
-#: The cache is filled by requests for about this many bytes of rows, so that filling needs little memory.
+#: Approximate bytes of rows per request while a cache is filled, so that filling needs little memory.
 FILL_CHUNK_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
 class Message:
-    """What ranks of a graph with one type of vertices ask one another for beside rows.
+    """A kind of request beside rows, between the ranks of a graph with one vertex type.
 
     Attributes:
-        name: stands where types have their names, so it must be none of a type.
-        has_ids: it holds global ids of vertices that the asked part owns; otherwise words, which arrive as they were sent.
+        name: takes the place of a type name, so no type may have it.
+        has_ids: True if the request holds global ids of vertices that the asked part owns. Otherwise it holds words, which arrive as they were sent.
     """
 
     name: str
@@ -51,9 +55,9 @@ class Message:
 
 @dataclass
 class Traffic:
-    """What this rank exchanged with others, in bytes of all kinds and in feature rows.
+    """Traffic between this rank and the others: bytes of all kinds, and feature rows.
 
-    ``row_bytes_received`` is by vertex type, of rows alone.
+    ``row_bytes_received`` counts only rows, by vertex type.
     """
 
     bytes_sent: int = 0
@@ -70,7 +74,10 @@ class PendingCounts:
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """By rank and vertex type, rows wanted from each and asked for by each; and whether every rank has left the epoch."""
+    """Counts of a batch: rows wanted from each rank, rows asked for by each rank, and whether every rank has left the epoch.
+
+    The lists are by rank, then by vertex type.
+    """
 
     wanted: list[list[int]]
     asked: list[list[int]]
@@ -79,11 +86,11 @@ class Counts:
 
 @dataclass(frozen=True, eq=False)
 class PendingRows:
-    """Rows on their way: those of one column as they are, or those of several as bytes, by rank and then by column.
+    """Rows that are on their way. One column travels as it is; several columns travel as bytes, by rank and then by column.
 
     Attributes:
-        like: by column, an empty tensor of its dtype and the shape of its rows.
-        sizes: rows by rank, and by column in that order.
+        like: for each column, an empty tensor with its dtype and row shape.
+        sizes: number of rows, by rank and then by column in the order of ``like``.
     """
 
     pending: Pending | None
@@ -91,7 +98,7 @@ class PendingRows:
     sizes: list[list[int]]
 
     def wait(self) -> dict[Column, Tensor]:
-        """The rows wanted of each column, by rank."""
+        """Returns the wanted rows of each column, in the order of the ranks."""
         if self.pending is None:
             return {}
         arrived = self.pending.wait()
@@ -108,18 +115,19 @@ class PendingRows:
 
 
 class Exchange:
-    """Rows by request between the ranks of a group.
+    """Exchange of rows between the ranks of a group.
 
     Args:
         comm: the ranks that serve the parts.
-        books: by vertex type, which row part owns what. A type that every rank has whole is one of a single part, and its rows never travel.
-        placement: of this rank.
-        messages: what is asked for beside rows, the same on all ranks.
+        books: by vertex type, the partition book of its row parts. A replicated type, whose rows every rank has, has a book with a single part; its
+            rows never travel.
+        placement: placement of this rank.
+        messages: requests beside rows, the same on all ranks.
 
     Attributes:
-        types: those whose rows may travel, and the names of the messages.
-        wire_dtype: of ids and words in a request.
-        buffers: where the memory of rows that arrive comes from.
+        types: vertex types whose rows may travel, then the names of the messages.
+        wire_dtype: dtype of the ids and words in a request.
+        buffers: pool that provides memory for arriving rows.
     """
 
     def __init__(
@@ -144,15 +152,15 @@ class Exchange:
         self.wire_dtype = torch.int32 if narrow else torch.int64
 
     def part_of(self, type_: str | None) -> int:
-        """The part, in the type's book, whose rows this rank has: its own, or the only one."""
+        """Returns the number of the part, in the type's book, whose rows this rank has: its own part, or the only part."""
         return self.part_id if type_ in self.types else 0
 
     def send_counts(self, remote_counts: Mapping[str | None, Tensor], leaving: bool) -> PendingCounts:
-        """Start to tell every rank how many rows are wanted from it.
+        """Starts to tell every rank how many rows this rank wants from it.
 
         Args:
-            remote_counts: by vertex type int64 [K], by part; a type may be missing.
-            leaving: this rank has no further batches of its own in this epoch.
+            remote_counts: by vertex type int64 [K], number of rows per part. Types may be missing.
+            leaving: True if this rank has no more batches in this epoch.
         """
         wanted = [[0] * len(self.types) for _ in range(self.comm.size)]
         for place, type_ in enumerate(self.types):
@@ -161,30 +169,32 @@ class Exchange:
         message = torch.tensor([[*counts, int(leaving)] for counts in wanted], device="cpu")
         ones = [1] * self.comm.size
         pending = self.comm.all_to_all(message, ones, ones)
-        others = message[1:].nbytes  # one of the messages is to itself
+        others = message[1:].nbytes  # a rank's message to itself does not travel
         self.traffic.bytes_sent += others
         self.traffic.bytes_received += others
         return PendingCounts(wanted, pending)
 
     def read_counts(self, counts: PendingCounts) -> Counts:
-        """Wait for what the others want from this rank."""
+        """Waits for the counts of the other ranks."""
         received = counts.pending.wait().tolist()
         return Counts(counts.wanted, [of_rank[:-1] for of_rank in received], all(of_rank[-1] for of_rank in received))
 
     def send_ids(self, counts: Counts, remote_id: Mapping[str | None, Tensor]) -> Pending:
-        """Start to send the wanted global ids of each type, int64, grouped by owner."""
-        if not self.types:  # no rows travel, as where all parts are on one host
+        """Starts to send the wanted global ids of each type, int64, grouped by owner."""
+        if not self.types:  # no rows travel, for example because all parts are on one host
             return Pending(self.comm, NO_IDS, None)
         by_type = [remote_id.get(type_, NO_IDS).to(self.wire_dtype) for type_ in self.types]
         ids = by_type[0] if len(by_type) == 1 else _by_rank(by_type, counts.wanted, self.wire_dtype)
         return self._send(ids, _sums(counts.wanted), _sums(counts.asked))
 
     def read_ids(self, counts: Counts, pending: Pending) -> dict[str | None, Tensor]:
-        """Wait for the ids that the others want; gives rows of this rank's part, int64, by type and in it by rank; of messages without
-        ids the words that were sent.
+        """Waits for the ids that the other ranks want.
+
+        Returns:
+            By type, row numbers in this rank's part, int64, in the order of the ranks. For messages without ids, the words that were sent.
 
         Raises:
-            RuntimeError: a rank asks for a row that this part does not own.
+            RuntimeError: a rank asked for a row that this part does not own.
         """
         rows: dict[str | None, Tensor] = {}
         arrived = pending.wait().to(torch.int64)
@@ -208,7 +218,7 @@ class Exchange:
         return rows
 
     def send_rows(self, counts: Counts, rows: Mapping[Column, Tensor]) -> PendingRows:
-        """Start to send the rows asked for, by column of types that travel; pending are the rows wanted, of the same columns."""
+        """Starts to send the requested rows, by column, of types that travel. The result will hold this rank's wanted rows of the same columns."""
         if not rows:
             return PendingRows(None, {}, [])
         places = [self.types.index(type_) for type_, _ in rows]
@@ -237,7 +247,7 @@ class Exchange:
         return pending
 
     def fetch_cache(self, type_: str | None, home: Mapping[str, RowSource], members: IdSet) -> FeatureCache:
-        """Copies of the rows of ``members``, global ids of other parts; collective as :meth:`fetch_rows`."""
+        """Fetches copies of the rows of ``members``, global ids of other parts. Collective, as :meth:`fetch_rows`."""
         rows = {name: empty_rows(source, len(members)) for name, source in home.items()}
         self.fetch_rows(type_, home, members.ids, rows)
         return FeatureCache(members, rows)
@@ -245,16 +255,16 @@ class Exchange:
     def fetch_rows(
         self, type_: str | None, home: Mapping[str, RowSource], members: Tensor, rows: Mapping[str, Tensor]
     ) -> None:
-        """Write the rows of ``members``, ascending global ids of other parts, int64, to ``rows`` [len(members), ...], in bounded chunks.
+        """Writes the rows of ``members``, ascending global ids of other parts, int64, to ``rows`` [len(members), ...], in bounded chunks.
 
-        Collective: all ranks call it for the same type, each with its own members and the rows of its own part by attribute.
+        Collective: all ranks call it for the same type. Each passes its own members, and the rows of its own part by attribute.
         """
         of_all = sum(empty_rows(source, 1).nbytes for source in home.values())
         chunk = max(1, FILL_CHUNK_BYTES // max(1, of_all))
         book = self._books[self.types.index(type_)]
         first = 0
         while True:
-            ids = members[first : first + chunk]  # ascending, hence grouped by owner
+            ids = members[first : first + chunk]  # ascending, so grouped by owner
             wanted = {type_: torch.bincount(book.owner(ids), minlength=book.num_parts)}
             counts = self.read_counts(self.send_counts(wanted, leaving=first + chunk >= len(members)))
             asked = self.read_ids(counts, self.send_ids(counts, {type_: ids}))[type_]
@@ -262,12 +272,12 @@ class Exchange:
             for (_, name), arrived in self.send_rows(counts, served).wait().items():
                 rows[name][first : first + chunk] = arrived
             first += chunk
-            if counts.all_left:  # the rank with the most members is done too
+            if counts.all_left:  # the rank with the most members has finished too
                 return
 
 
 def row_bytes(rows: Tensor) -> int:
-    """Of one row."""
+    """Returns the bytes of one row."""
     return math.prod(rows.shape[1:]) * rows.element_size()
 
 
@@ -276,7 +286,7 @@ def _sums(counts: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _by_rank(pieces: Sequence[Tensor], counts: Sequence[Sequence[int]], dtype: torch.dtype) -> Tensor:
-    """Several 1-dimensional tensors, each by rank, as one that is by rank; ``counts`` are by rank and tensor."""
+    """Concatenates several 1-dimensional tensors, each grouped by rank, into one that is grouped by rank. ``counts`` are by rank and tensor."""
     split = [piece.split([of_rank[place] for of_rank in counts]) for place, piece in enumerate(pieces)]
     return torch.cat(
         [of_piece[rank] for rank in range(len(counts)) for of_piece in split]
@@ -285,6 +295,6 @@ def _by_rank(pieces: Sequence[Tensor], counts: Sequence[Sequence[int]], dtype: t
 
 
 def _by_type(tensor: Tensor, counts: Sequence[Sequence[int]], number: int) -> list[Tensor]:
-    """The reverse of :func:`_by_rank`."""
+    """Reverses :func:`_by_rank`."""
     pieces = tensor.split([count for of_rank in counts for count in of_rank])
     return [torch.cat(pieces[place::number]) for place in range(number)]

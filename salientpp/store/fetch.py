@@ -1,13 +1,13 @@
-"""Puts the rows of a batch together, from the tiers of this rank and from other ranks.
+"""Assembles the rows of a batch, from the tiers of this rank and from other ranks.
 
-A worker thread takes rows from the tiers of the host, for this rank's batch and for what other ranks asked for; those that arrive from other ranks
-come last. There are two ways, one of which a loader chooses when it is made; each has a plan that is made once for all attributes:
+A worker thread takes rows from the host's tiers, both for this rank's batch and for the requests of other ranks. Rows from other ranks arrive last.
+A loader chooses one of two methods when it is constructed. Each method makes one plan per batch for all attributes:
 
-* :class:`InPlace`, on the CPU: the worker writes every row to its place, with gaps for those that will arrive.
-* :class:`Packed`, for another device: the worker packs the rows that the device lacks, one after the other, into pinned memory. They are
-  copied, and the device puts all rows in their places in one pass (:mod:`salientpp.store.assembly`).
+* :class:`InPlace`, on the CPU: the worker writes every row to its place, and leaves gaps for rows that will arrive.
+* :class:`Packed`, for another device: the worker packs the rows that the device lacks, one after the other, into pinned memory. They are copied to
+  the device, which puts all rows in their places in one pass (:mod:`salientpp.store.assembly`).
 
-:class:`Fetch` does so for all attributes and all vertex types of a batch.
+:class:`Fetch` does this for all attributes and all vertex types of a batch.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from salientpp.store.narrow import Narrow, NarrowRows
 from salientpp.store.rows import RowSource, TensorRows, pinned, put_rows, row_numbers, take_rows
 from salientpp.store.tiers import NO_IDS, Kept, Places, Tiers
 
-#: Rows [slots, ...] on the host of a cache that changes, and which of them a batch gets.
+#: Rows [slots, ...] on the host of a changing cache, and the batch's hits in it.
 KeptRows = tuple[Tensor, Kept]
 
 
 class InPlace:
-    """Every row is written to its place in a tensor on the host.
+    """Method that writes every row to its place in a tensor on the host.
 
     Args:
-        buffers: where the memory of large tensors comes from; None: torch.
-        decodes: rows that are encoded are decoded; rows for other ranks are not.
+        buffers: pool that provides memory for large tensors. None: torch allocates it.
+        decodes: True: decode encoded rows. False: leave them encoded, as rows for other ranks are.
 
     Attributes:
-        holds: a finished batch should stay in the pipeline for one more tick.
+        holds: True if a finished batch should stay in the pipeline for one more step.
     """
 
     holds = False
@@ -53,13 +53,13 @@ class InPlace:
         return places
 
     def plan_for_others(self, tiers: Tiers, row: Tensor) -> Places:
-        """For rows int64 [a] of the part that other ranks asked for."""
+        """Plans the rows of the part, int64 [a], that other ranks asked for."""
         return tiers.at_home(row)
 
     def take(self, tiers: Tiers, name: str, plan: Places) -> Tensor:
-        """Take from the host what the plan wants from there; for a worker thread."""
+        """Takes the rows of the plan that are on the host. A worker thread calls it."""
         like, narrow = tiers.home.rows[name], self._narrow(tiers, name)
-        if narrow is None and plan.position[0] is None and isinstance(like, TensorRows):  # all come from home
+        if narrow is None and plan.position[0] is None and isinstance(like, TensorRows):  # all rows come from home
             slot = plan.slot[0]
             if like.is_little(slot.numel()):
                 return like.tensor.index_select(0, slot)
@@ -74,7 +74,7 @@ class InPlace:
     def put_together(
         self, tiers: Tiers, name: str, plan: Places, taken: Tensor, arrived: Tensor | None, kept: KeptRows | None = None
     ) -> Tensor:
-        """Complete what was taken, with the rows that arrived from other ranks, and those that were kept of earlier batches."""
+        """Completes the taken rows with the rows that arrived from other ranks, and with rows kept from earlier batches."""
         narrow = self._narrow(tiers, name)
         if kept is not None:
             _put(narrow, kept[0], kept[1].slot, taken, kept[1].position)
@@ -84,7 +84,7 @@ class InPlace:
         return taken
 
     def _narrow(self, tiers: Tiers, name: str) -> Narrow | None:
-        """What the rows of an attribute are decoded to, if they are."""
+        """Returns the encoding of an attribute whose rows are decoded here, or None."""
         return tiers.narrow.get(name) if self._decodes else None
 
     def pin(self, batch: Any) -> Any:
@@ -97,12 +97,12 @@ class InPlace:
         pass
 
     def bytes_under_way(self, num_batches: int) -> int:
-        """What batches take at most: here, what the pool has taken for as many as there were."""
+        """Returns the maximum bytes of all batches in flight: here, the bytes that the pool has allocated."""
         return 0 if self.buffers is None else self.buffers.bytes_allocated
 
 
 def _put(narrow: Narrow | None, rows: Tensor | RowSource, index: Tensor, out: Tensor, out_index: Tensor | None) -> None:
-    """``out[out_index] = rows[index]``, decoded if the rows are ``narrow``."""
+    """Copies ``out[out_index] = rows[index]``, and decodes the rows if they are ``narrow``."""
     if narrow is not None:
         narrow.put(TensorRows(rows) if isinstance(rows, Tensor) else rows, index, out, out_index)
     elif isinstance(rows, Tensor):
@@ -112,7 +112,7 @@ def _put(narrow: Narrow | None, rows: Tensor | RowSource, index: Tensor, out: Te
 
 
 def _take_over(slots: Tensor, arrived: Tensor, kept: Kept) -> None:
-    """Write to ``slots`` what a batch has fetched, ``arrived`` [fetched, ...] on the host or on a device, and what is to be kept of it."""
+    """Writes admitted rows to the cache's ``slots``. ``arrived`` [fetched, ...], on the host or on a device, holds the batch's fetched rows."""
     row = kept.admitted_row
     if not row.numel():
         return
@@ -123,12 +123,12 @@ def _take_over(slots: Tensor, arrived: Tensor, kept: Kept) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """How a device puts rows together.
+    """Plan by which a device puts the rows of a batch in their places.
 
     Attributes:
-        index: int32 or int64 [n], for every place the row among those of the tiers ``on_device``, the packed, the arrived and the kept
-            ones, laid end to end in this order; None: the packed rows, as they are.
-        packed: int64, by tier, the slots whose rows are packed first.
+        index: int32 or int64 [n], for every position of the batch the number of its row. Rows are numbered through the tiers ``on_device``, the packed,
+            the arrived and the kept rows, in this order. None: the batch is the packed rows, in order.
+        packed: one int64 vector per tier, the slots of the rows that the worker packs.
     """
 
     index: Tensor | None
@@ -141,7 +141,7 @@ class Recipe:
 
 
 class Packed:
-    """Rows are put together on ``device``, and decoded there unless they are for other ranks."""
+    """Method that assembles rows on ``device``, and decodes them there unless they are for other ranks."""
 
     holds = True
 
@@ -153,7 +153,7 @@ class Packed:
         packed = [NO_IDS if tier.on_device else slot for tier, _, slot in tiers.groups(places)]
         if any(position is None and not tier.on_device for tier, position, _ in tiers.groups(places)):
             return Recipe(None, packed)
-        # Which places each tensor fills, from which of its rows (None: all, in order), and how many rows it has.
+        # For each tensor: the positions it fills, the rows it fills them with (None: all, in order), and its number of rows.
         takes: list[tuple[Tensor | None, Tensor | None, int]] = [
             (position, slot, tier.num_rows) for tier, position, slot in tiers.groups(places) if tier.on_device
         ]
@@ -175,7 +175,7 @@ class Packed:
 
     def take(self, tiers: Tiers, name: str, plan: Recipe) -> Tensor:
         like = tiers.home.rows[name]
-        # torch's pool of pinned memory gives it to nobody else before the copy out of it is done.
+        # torch's pool of pinned memory does not reuse this memory before the copy out of it has finished.
         num_rows = sum(slot.numel() for slot in plan.packed)
         out = torch.empty(
             (num_rows, *like.shape[1:]), dtype=like.dtype, pin_memory=torch.accelerator.is_available(), device="cpu"
@@ -201,7 +201,7 @@ class Packed:
     def _tensors(
         self, tiers: Tiers, name: str, taken: Tensor, arrived: Tensor | None, kept: KeptRows | None
     ) -> list[Tensor]:
-        """Those that hold the rows of an attribute, in the order of a plan's ``index``."""
+        """Returns the tensors that hold the rows of an attribute, in the order of a plan's ``index``."""
         tensors = [tier.tensor(name) for tier in tiers.all if tier.on_device]
         tensors += [taken, taken[:0] if arrived is None else arrived]
         if kept is not None:
@@ -213,22 +213,22 @@ class Packed:
         return tensors
 
     def pin(self, batch: Any) -> Any:
-        """The batch with its tensors in pinned memory."""
+        """Returns the batch with its tensors in pinned memory."""
         return batch.apply(lambda value: pinned(value) if _is_plain(value) else value)
 
     def to_device(self, value: Any) -> Any:
-        """A copy on the device, from pinned memory without waiting for it, of what has ``to``, or of a dictionary of such."""
+        """Copies an object that has ``to``, or a dictionary of such objects, to the device. The host does not wait for copies from pinned memory."""
         if isinstance(value, Mapping):
             return {name: self.to_device(item) for name, item in value.items()}
         return None if value is None else value.to(self._device, non_blocking=True)
 
     def measure(self, parts: Iterable[Tensor]) -> None:
-        """Note what a batch takes on the device, with all that it is made from."""
+        """Records the bytes that a batch and its inputs take on the device."""
         on_device = {id(part): part.nbytes for part in parts if part.device == self._device}
         self._largest = max(self._largest, sum(on_device.values()))
 
     def bytes_under_way(self, num_batches: int) -> int:
-        """What so many batches take on the device at most."""
+        """Returns the maximum bytes that this number of batches takes on the device."""
         return num_batches * self._largest
 
 
@@ -238,14 +238,14 @@ def _is_plain(value: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Taken:
-    """What the worker has taken from the tiers of the host.
+    """Rows that the worker has taken from the host's tiers.
 
     Attributes:
-        own: by column, for this rank's batch; by the way of :class:`InPlace` or :class:`Packed`.
-        served: by column, for the other ranks.
-        plan: how ``served`` is put together, by vertex type.
+        own: by column, rows for this rank's batch, as :class:`InPlace` or :class:`Packed` takes them.
+        served: by column, rows for the other ranks.
+        plan: by vertex type, how the rows of ``served`` are assembled.
 
-    Of a column whose type has no plan, what was taken is complete; ways put such columns there.
+    If a column's type has no plan, its rows are already complete. Ways add such columns.
     """
 
     own: Mapping[Column, Tensor]
@@ -255,18 +255,18 @@ class Taken:
 
 @dataclass
 class Fetch:
-    """The rows of one engine's batches.
+    """Fetching of the rows for the batches of one engine.
 
     Attributes:
         tiers: by vertex type.
-        exchange: how to get rows of other ranks.
-        columns: the attributes that every sampled vertex gets; the same on all ranks.
-        seed_columns: those that only seeds get.
-        own, served: how rows are put together for this rank's batches, and for other ranks.
-        repeats: a batch may hold a vertex several times, as trees do.
-        moving: by vertex type, attribute name -> [slots, ...] on the host, of a cache whose rows change; its statistics are those of the tier 'cache'.
-        counts: rows delivered, by vertex type and the name of the tier that served them; remote ones as often as they were fetched.
-        counting: guards them, since threads may drive an epoch each.
+        exchange: gets rows of other ranks.
+        columns: attributes that every sampled vertex gets; the same on all ranks.
+        seed_columns: attributes that only seeds get.
+        own, served: methods that assemble rows, for this rank's batches and for other ranks.
+        repeats: True if a batch may hold a vertex several times, as sampled trees do.
+        moving: by vertex type, attribute name -> [slots, ...] on the host: the rows of a changing cache. Its hits count as those of the tier 'cache'.
+        counts: number of rows delivered, by vertex type and by the name of the tier that served them. A remote row counts once per fetch.
+        counting: lock for ``counts``, because several threads may each drive an epoch.
     """
 
     tiers: Mapping[str | None, Tiers]
@@ -281,28 +281,28 @@ class Fetch:
     counting: Lock = field(default_factory=Lock)
 
     def rows_of(self, column: Column) -> RowSource:
-        """The rows of the part, as batches get them."""
+        """Returns the rows of the part, decoded as batches get them."""
         tiers, name = self.tiers[column[0]], column[1]
         rows, narrow = tiers.home.rows[name], tiers.narrow.get(name)
         return rows if narrow is None else NarrowRows(rows, narrow)
 
     @property
     def is_local(self) -> bool:
-        """Whether batches are put together on the host, of rows that are all in this process."""
+        """True if batches are assembled on the host from rows that are all in this process."""
         return self.exchange.comm.size == 1 and isinstance(self.own, InPlace)
 
     @property
     def has_copies(self) -> bool:
-        """Whether a device has rows of this part too, which may be older than those that they were copied from."""
+        """True if a device also holds rows of this part. Such copies may be older than the rows they were copied from."""
         return any(tiers.near or tiers.home.on_device for tiers in self.tiers.values())
 
     def placeholder(self, column: Column, num_rows: int) -> Tensor:
-        """Of the shape that the rows will have, for those who ask; it takes no memory."""
+        """Returns a tensor with the shape and dtype that the rows will have, for code that only inspects them. It takes no memory."""
         like = self.rows_of(column)
         return torch.empty((), dtype=like.dtype, device="cpu").expand(num_rows, *like.shape[1:])
 
     def seed_rows(self, n_id: Mapping[str | None, Tensor], num_seeds: int) -> dict[Column, Tensor]:
-        """What only seeds get: they are the first of their type's ``n_id``, global ids of this part."""
+        """Returns the rows that only seeds get. Seeds are the first ``num_seeds`` of their type's ``n_id``, global ids of this part."""
         found = {}
         for type_, name in self.seed_columns:
             begin, _ = self.tiers[type_].book.range_of(self.tiers[type_].part_id)
@@ -310,7 +310,7 @@ class Fetch:
         return found
 
     def look_up(self, n_id: Mapping[str | None, Tensor]) -> dict[str | None, Places]:
-        """The place of every row that is needed, by vertex type: none of a type without ``columns``, or that is not there."""
+        """Returns the place of every needed row, by vertex type. A type without ``columns``, or missing in ``n_id``, has no places."""
         needed = {type_ for type_, _ in self.columns}
         places = {
             type_: tiers.look_up(n_id.get(type_, NO_IDS) if type_ in needed else NO_IDS)
@@ -323,20 +323,20 @@ class Fetch:
     def take_all(
         self, columns: Sequence[Column], n_id: Mapping[str | None, Tensor]
     ) -> tuple[dict[Column, Tensor], dict[str | None, Places]]:
-        """The rows of these columns for the vertices ``n_id`` int64 [n] of each type, and their places, where none is remote or on a device."""
+        """Takes the rows of ``columns`` for the vertices ``n_id``, int64 [n] per type, and their places. No row may be remote or on a device."""
         places: dict[str | None, Any] = self.look_up(n_id)
         return {(type_, name): self.own.take(self.tiers[type_], name, places[type_]) for type_, name in columns}, places
 
     def plan(self, places: Mapping[str | None, Places]) -> dict[str | None, Any]:
-        """How the rows at these places are put together, by vertex type."""
+        """Plans how the rows at these places are assembled, by vertex type."""
         return {type_: self.own.plan(self.tiers[type_], of_type) for type_, of_type in places.items()}
 
     def take(self, plan: Mapping[str | None, Any], asked: Mapping[str | None, Tensor]) -> Taken:
-        """Take from the host; for a worker thread.
+        """Takes rows from the host. A worker thread calls it.
 
         Args:
-            plan: of this rank's batch; empty without one.
-            asked: by vertex type int64 [a], rows of this part that the others want, by rank; of types that may travel, and of messages.
+            plan: plan of this rank's batch; empty if it has none.
+            asked: by vertex type int64 [a], rows of this part that the other ranks want, in the order of the ranks. It includes messages.
         """
         own = {
             (type_, name): self.own.take(self.tiers[type_], name, plan[type_]) for type_, name in self.columns if plan
@@ -354,13 +354,13 @@ class Fetch:
         return Taken(own, served, for_others)
 
     def to_device(self, taken: Taken) -> Taken:
-        """Copy what is packed to where it is put together."""
+        """Copies the packed rows to the device where they are assembled."""
         return Taken(
             self.own.to_device(taken.own), self.served.to_device(taken.served), self.served.to_device(taken.plan)
         )
 
     def put_served_together(self, taken: Taken) -> Taken:
-        """Complete the rows for the other ranks."""
+        """Completes the rows for the other ranks."""
         served = {
             (type_, name): self.served.put_together(self.tiers[type_], name, taken.plan[type_], rows, None)
             if type_ in taken.plan
@@ -370,7 +370,7 @@ class Fetch:
         return dataclasses.replace(taken, served=served)
 
     def send(self, counts: Counts, taken: Taken) -> PendingRows:
-        """Start to send the rows that the others asked for; pending are those that this rank asked for."""
+        """Starts to send the rows that the others asked for. The result will hold the rows that this rank asked for."""
         return self.exchange.send_rows(counts, taken.served)
 
     def put_together(
@@ -380,10 +380,10 @@ class Fetch:
         pending: PendingRows,
         places: Mapping[str | None, Places],
     ) -> tuple[dict[Column, Tensor], dict[Column, Tensor]]:
-        """Wait for the rows that were asked for and complete this rank's batch; then keep those of them that are to be kept.
+        """Waits for the requested rows and completes this rank's batch. Then writes the admitted rows to the changing cache.
 
         Returns:
-            The rows of the batch; and what arrived for it, with what ways have taken from this host.
+            The rows of the batch; and the rows that arrived for it, with the columns that ways took from this host.
         """
         fetched = pending.wait()
         arrived = {column: self.own.to_device(rows) for column, rows in fetched.items()}
@@ -411,7 +411,7 @@ class Fetch:
         return None if places.kept is None else (self.moving[type_][name], places.kept)
 
     def count(self, places: Mapping[str | None, Places]) -> None:
-        """Add the rows of a delivered batch to ``counts``."""
+        """Adds the rows of a delivered batch to ``counts``."""
         with self.counting:
             for type_, of_type in places.items():
                 for tier, _, slot in self.tiers[type_].groups(of_type):

@@ -1,20 +1,18 @@
-"""Writes a row in fewer bytes, and reads it back.
+"""Encodings that store a row in fewer bytes.
 
-An **encoded** row is one fixed number of bytes, uint8 [W], with all that reading it back takes. Its format is one of
+An **encoded** row has a fixed number of bytes, uint8 [W], which include everything that decoding needs. The formats of a row with D values:
 
-========================  ==================================================================  =======================
-``'fp16'``, ``'bf16'``    16-bit floats                                                       2 D bytes
-``'fp8'``                 8-bit floats (e4m3) times a scale of the row's                      4 + D
-``'int8'``, ``'int8/B'``  steps of 0 to 255, times a scale, plus an offset                    8 per block, and D
-``'int4'``, ``'int4/B'``  steps of 0 to 15, likewise                                          8 per block, and D / 2
-========================  ==================================================================  =======================
+* ``'fp16'``, ``'bf16'``: 16-bit floats; 2 D bytes.
+* ``'fp8'``: 8-bit floats (e4m3) times a scale per row; 4 + D bytes.
+* ``'int8'``, ``'int8/B'``: codes of 0 to 255, times a scale, plus an offset; D bytes, and 8 per block.
+* ``'int4'``, ``'int4/B'``: codes of 0 to 15, times a scale, plus an offset; D / 2 bytes, and 8 per block.
 
-rounded up to a multiple of 4, where D is the number of values of a row. Integers have one scale and offset for the row, or with ``/B`` for every block of B
-values. The scale takes the range of the values to that of the codes, so an error is at most half a step; codes are rounded to the nearest.
+The bytes are rounded up to a multiple of 4. Integer formats have one scale and offset per row, or with ``/B`` one per
+block of B values. The scale maps the range of the values to the range of the codes. Codes are rounded to the nearest, so an error is at most half a step.
 
-All arithmetic is that of 32-bit floats, in a fixed order, so every processor and device writes and reads the same bits. Values are rounded to
-32-bit floats first. A row (a block) with a value that is not finite, or with a range that is not, is NaN throughout in the formats with a scale, and one whose
-values differ by less than 1e-30 is constant; 16-bit floats keep infinities, and overflow to them.
+All arithmetic uses 32-bit floats in a fixed order, so every processor and device writes and reads the same bits. Values are first rounded to 32-bit
+floats. The formats with a scale decode a row (or block) to NaN throughout if one of its values, or its range, is not finite. If the values of a row (or
+block) differ by less than 1e-30, it decodes to a constant. 16-bit floats keep infinities, and overflow to them.
 """
 
 from __future__ import annotations
@@ -31,13 +29,13 @@ from torch import Tensor
 from salientpp import ops
 from salientpp.store.rows import RowSource, TensorRows, take_rows
 
-#: In the order of the kernel's numbers.
+#: In the order of the kernel's format numbers.
 FORMATS = ("fp16", "bf16", "fp8", "int8", "int4")
 
-#: The dtypes that rows may be encoded from, and are decoded to.
+#: The dtypes that rows may be encoded from and decoded to.
 WIDE = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
-#: An attribute of the vertices of one type; the type is None where there is only one.
+#: An attribute of one vertex type, as (type, name). The type is None in a homogeneous graph.
 Column = tuple[str | None, str]
 
 _FLOATS = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -46,15 +44,15 @@ _MOST_BLOCK = 2**20
 
 @dataclass(frozen=True)
 class Narrow:
-    """A format, and what rows in it are decoded to.
+    """A format, with the dtype and shape of decoded rows.
 
     Attributes:
-        format: as in the table above.
-        dtype: of decoded rows, one of :data:`WIDE`.
-        row_shape: of a decoded row.
+        format: one of the formats above.
+        dtype: dtype of decoded rows, one of :data:`WIDE`.
+        row_shape: shape of a decoded row.
 
     Raises:
-        ValueError: there is no such format, or it does not take such a dtype.
+        ValueError: the format is unknown, or cannot encode the dtype.
     """
 
     format: str
@@ -66,24 +64,24 @@ class Narrow:
         if self.dtype not in WIDE:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in WIDE)
             raise ValueError(
-                f"rows of {str(self.dtype).removeprefix('torch.')} cannot be written as {self.format}, which is for {known}; leave them as they are"
+                f"rows of {str(self.dtype).removeprefix('torch.')} cannot be stored as {self.format}, which takes {known}; leave them as they are"
             )
 
     @property
     def columns(self) -> int:
-        """D, the values of a row."""
+        """D, the number of values of a row."""
         return math.prod(self.row_shape)
 
     @property
     def row_bytes(self) -> int:
-        """W, the bytes of an encoded row."""
+        """W, the number of bytes of an encoded row."""
         kind, _ = read_format(self.format)
         codes = 2 * self.columns if kind in _FLOATS else -(-self.columns // 2) if kind == "int4" else self.columns
         return -(-(self._header_bytes + codes) // 4) * 4
 
     @property
     def wide_bytes(self) -> int:
-        """The bytes of a decoded row."""
+        """Number of bytes of a decoded row."""
         return self.columns * self.dtype.itemsize
 
     @property
@@ -98,18 +96,18 @@ class Narrow:
 
     @property
     def _numbers(self) -> tuple[int, int]:
-        """What the kernel calls the format."""
+        """Number of the format and block size, as the kernel takes them."""
         kind, block = read_format(self.format)
         return FORMATS.index(kind), block
 
     def encode(self, rows: Tensor) -> Tensor:
-        """uint8 [n, W] of rows [n, ...] on the CPU."""
+        """Encodes rows [n, ...] on the CPU as uint8 [n, W]."""
         out = torch.empty((len(rows), self.row_bytes), dtype=torch.uint8, device="cpu")
         ops.encode_rows(rows.contiguous(), torch.arange(len(rows), device="cpu"), out, None, *self._numbers)
         return out
 
     def decode(self, encoded: Tensor) -> Tensor:
-        """[n, ...] of encoded rows uint8 [n, W], on their device."""
+        """Decodes rows uint8 [n, W] to [n, ...], on their device."""
         if encoded.device.type != "cpu":
             return self.decode_by_torch(encoded)
         out = torch.empty((len(encoded), *self.row_shape), dtype=self.dtype, device="cpu")
@@ -117,7 +115,7 @@ class Narrow:
         return out
 
     def put(self, rows: RowSource, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
-        """``out[out_index] = decode(rows[index])`` on the CPU, for encoded rows; as :meth:`~salientpp.store.rows.RowSource.take`."""
+        """Copies ``out[out_index] = decode(rows[index])`` on the CPU, for encoded rows. See :meth:`~salientpp.store.rows.RowSource.take`."""
         if isinstance(rows, TensorRows):
             ops.decode_rows(rows.tensor, index, out, out_index, *self._numbers)
         elif isinstance(rows, EncodedRows) and isinstance(rows.wide, TensorRows):
@@ -127,10 +125,10 @@ class Narrow:
             ops.decode_rows(taken, torch.arange(len(taken), device="cpu"), out, out_index, *self._numbers)
 
     def decode_by_torch(self, encoded: Tensor) -> Tensor:
-        """:meth:`decode` by torch's operators. Each rounds by itself: none fuses a product with a sum.
+        """Decodes as :meth:`decode`, with torch's operators. Each operator rounds separately: none fuses a product with a sum.
 
-        Nothing here asks which device it is, and nothing waits for it: rows that a GPU puts together are decoded there, on its current stream, and tests run
-        the same lines on the CPU. A kernel of its own would save passes over the rows, not change a bit of them.
+        The code is the same on every device and waits for none. A GPU that assembles rows decodes them on its current stream; tests run the same
+        lines on the CPU. A dedicated kernel would save passes over the rows, and give the same bits.
 
         Args:
             encoded: contiguous, in memory that is aligned to 4 bytes.
@@ -157,23 +155,23 @@ class Narrow:
 
 
 def read_format(text: Any) -> tuple[str, int]:
-    """A format without its block, and the block (0: the whole row); ValueError if there is no such format."""
+    """Returns the format without its block, and the block size (0: the whole row). ValueError if the format is unknown."""
     found = re.fullmatch(r"(\w+)(?:/([1-9]\d*))?", text) if isinstance(text, str) else None
     if found is not None and found[1] in FORMATS:
         block = int(found[2] or 0)
         if not block or (found[1].startswith("int") and block % 2 == 0 and block <= _MOST_BLOCK):
             return found[1], block
     raise ValueError(
-        f"a format must be one of {', '.join(map(repr, FORMATS))}, or of the last two with an even block of values as in 'int4/32', got {text!r}"
+        f"a format must be one of {', '.join(map(repr, FORMATS))}, or one of the last two with an even block size as in 'int4/32', got {text!r}"
     )
 
 
 class NarrowRows:
-    """Rows that are stored encoded, as the user has them: decoded when they are taken. A :class:`~salientpp.store.rows.RowSource`.
+    """A :class:`~salientpp.store.rows.RowSource` over encoded rows, which are decoded when they are taken. Its rows are in the user's dtype.
 
     Attributes:
-        encoded: the bytes, a source of uint8 [S, W].
-        narrow: their format.
+        encoded: the encoded rows, a source of uint8 [S, W].
+        narrow: their encoding.
     """
 
     def __init__(self, encoded: RowSource, narrow: Narrow) -> None:
@@ -185,7 +183,7 @@ class NarrowRows:
         return getattr(self.encoded, "nbytes", 0)
 
     def whole(self) -> Tensor:
-        """All rows, decoded."""
+        """Returns all rows, decoded."""
         return take_rows(self, torch.arange(self.shape[0], device="cpu"))
 
     def take(self, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
@@ -193,11 +191,11 @@ class NarrowRows:
 
 
 class EncodedRows:
-    """Rows that are stored as the user has them, encoded when they are taken: a source of uint8 [S, W].
+    """A source of uint8 [S, W] over rows in the user's dtype, which are encoded when they are taken.
 
     Attributes:
-        wide: the rows.
-        narrow: the format.
+        wide: the rows in the user's dtype.
+        narrow: the encoding.
     """
 
     dtype = torch.uint8
@@ -208,11 +206,11 @@ class EncodedRows:
 
     @property
     def nbytes(self) -> int:
-        """Of what is held, which is not encoded."""
+        """Bytes of the stored rows, which are not encoded."""
         return getattr(self.wide, "nbytes", 0)
 
     def whole(self) -> Tensor:
-        """All rows, encoded."""
+        """Returns all rows, encoded."""
         return take_rows(self, torch.arange(self.shape[0], device="cpu"))
 
     def take(self, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
@@ -225,21 +223,21 @@ class EncodedRows:
 def read_formats(
     argument: str, given: Any, known: Mapping[Column, tuple[torch.dtype, Sequence[int]]]
 ) -> dict[Column, Narrow]:
-    """The user's ``{'x': 'int8'}`` by column. A name means this attribute of every type that has it, (type, name) that of one.
+    """Resolves the user's ``{'x': 'int8'}`` to encodings by column. A name selects the attribute of every type that has it; (type, name) of one type.
 
     Args:
-        argument: what the user calls it, for errors.
-        known: dtype and shape of a row of the attributes that there are.
+        argument: the user's name of this argument, for errors.
+        known: dtype and row shape of every existing attribute.
 
     Raises:
-        TypeError: it is no mapping.
-        ValueError: there is no such attribute or format, or the rows would not become narrower.
+        TypeError: ``given`` is not a mapping.
+        ValueError: an attribute or format does not exist, or encoding would not make the rows smaller.
     """
     if given is None:
         return {}
     if not isinstance(given, Mapping):
         raise TypeError(
-            f"{argument} must map names of node attributes to formats, as in {{'x': 'int8'}}, got {type(given).__name__}"
+            f"{argument} must map node attribute names to formats, as in {{'x': 'int8'}}, got {type(given).__name__}"
         )
     found: dict[Column, Narrow] = {}
     for key, format in given.items():
@@ -255,17 +253,17 @@ def read_formats(
                 raise ValueError(f"{argument}[{key!r}]: {error}") from None
             if narrow.row_bytes >= narrow.wide_bytes:
                 raise ValueError(
-                    f"{argument}[{key!r}]: as {format} a row of {column[1]!r} takes {narrow.row_bytes} bytes, and {narrow.wide_bytes} as it is; leave it out"
+                    f"{argument}[{key!r}]: a row of {column[1]!r} takes {narrow.row_bytes} bytes as {format}, and {narrow.wide_bytes} as it is; leave it out"
                 )
             found[column] = narrow
     return found
 
 
 class Loss:
-    """What was lost in writing rows narrower: count rows with :meth:`add`, then ask.
+    """Error of encoded rows. :meth:`add` accumulates rows; the attributes give the result.
 
     Attributes:
-        largest: the largest difference of a value.
+        largest: largest absolute difference of a value.
     """
 
     def __init__(self) -> None:
@@ -274,11 +272,15 @@ class Loss:
 
     @property
     def relative_rms(self) -> float:
-        """Root mean square of the differences over that of the values; 0 of zeros."""
+        """Root mean square of the differences, divided by the root mean square of the values. 0 if all values are 0."""
         return math.sqrt(self._squared_differences / self._squares) if self._squares else 0.0
 
     def add(self, rows: Tensor, decoded: Tensor) -> int | None:
-        """Count rows [n, ...] as they were and as they are; gives the first with a value that is not finite in one of them, and not the same in both."""
+        """Adds rows [n, ...] before and after encoding.
+
+        Returns:
+            Number of the first row in which a value that is not finite, before or after encoding, has changed. None if there is no such row.
+        """
         wide, read = rows.reshape(len(rows), -1).to(torch.float64), decoded.reshape(len(rows), -1).to(torch.float64)
         finite = wide.isfinite() & read.isfinite()
         same = finite | (wide == read) | (wide.isnan() & read.isnan())

@@ -1,7 +1,7 @@
 """Sources of feature rows.
 
-A :class:`RowSource` copies rows, by number, into memory that it is given: those of a tensor in memory or in a memory-mapped file (:class:`TensorRows`),
-or of another storage, for which a user writes a class with these two attributes and this one method.
+A :class:`RowSource` copies rows, selected by number, into memory that the caller provides. :class:`TensorRows` reads a tensor in memory or in a
+memory-mapped file. For other storage, a user writes a class with these two attributes and this one method.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from salientpp.store.thread_groups import in_group, in_pieces
 class RowSource(Protocol):
     """S rows of one shape and dtype.
 
-    Several threads may call ``take`` at once.
+    Several threads may call ``take`` at the same time.
 
     Attributes:
-        shape: [S, ...], the number of rows and the shape of one.
-        dtype: of the rows.
+        shape: [S, ...], the number of rows followed by the shape of a row.
+        dtype: dtype of the rows.
     """
 
     @property
@@ -35,29 +35,29 @@ class RowSource(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     def take(self, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
-        """``out[out_index] = rows[index]``.
+        """Copies ``out[out_index] = rows[index]``.
 
         Args:
-            index: int64 [n] on the CPU, in [0, S); in any order, with repeats.
-            out: contiguous, on the CPU, of this dtype and row shape. Its other rows are to stay as they are.
-            out_index: int64 [n], distinct rows of ``out``; None: its n rows in order.
+            index: int64 [n] on the CPU, in [0, S), in any order; repeats are allowed.
+            out: contiguous, on the CPU, with the dtype and row shape of the source. ``take`` must not change its other rows.
+            out_index: int64 [n], distinct row numbers of ``out``. None: the n rows of ``out``, in order.
         """
 
 
-#: Rows of so many bytes in all torch's operator takes in a fraction of the time that a call of the row kernel costs.
+#: Up to this many bytes of rows, torch's operator takes a fraction of the time of one call of the row kernel.
 _SMALL_BYTES = 64 * 2**10
 
-#: Out of tensors that a cache holds it takes more in less time, as the kernel's prefetches cost more than they save: labels and masks, however
-#: many, and other rows as long as a pool would not give them memory.
+#: If the tensor fits into the CPU cache, torch's operator wins for larger sizes too, because the kernel's prefetches cost more than they save. It then
+#: takes labels and masks of any number, and other rows up to the size at which the pool would provide memory.
 _CACHED_BYTES, _NARROW_BYTES, _UNPOOLED_BYTES = 4 * 2**20, 8, 2**20
 
 
 class TensorRows:
-    """The rows of a contiguous tensor, which may be memory-mapped. One on a device is there for the device alone: ``take`` is for the CPU."""
+    """The rows of a contiguous tensor, which may be memory-mapped. Only the device reads a tensor on a device: ``take`` needs a CPU tensor."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor, self.shape, self.dtype, self.nbytes = tensor, tensor.shape, tensor.dtype, tensor.nbytes
-        self._most_little = -1  # rows
+        self._most_little = -1  # number of rows
         if tensor.dtype in KNOWN_DTYPES:
             row_bytes = max(1, self.nbytes // max(1, tensor.size(0)))
             is_cached = self.nbytes <= _CACHED_BYTES
@@ -67,7 +67,7 @@ class TensorRows:
             self._most_little = most // row_bytes
 
     def is_little(self, num_rows: int) -> bool:
-        """Whether so many rows are better taken by torch's operator."""
+        """True if torch's operator is faster for this number of rows."""
         return num_rows <= self._most_little
 
     def take(self, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
@@ -75,10 +75,10 @@ class TensorRows:
 
 
 class JoinedRows:
-    """The rows of several tensors, one after the other; they stay where they are, as memory maps of several files do.
+    """The rows of several tensors, one tensor after the other. The tensors stay where they are, such as in the memory maps of several files.
 
     Args:
-        pieces: at least one, of one dtype and row shape.
+        pieces: at least one tensor, all with the same dtype and row shape.
     """
 
     def __init__(self, pieces: Sequence[Tensor]) -> None:
@@ -87,7 +87,7 @@ class JoinedRows:
         self.nbytes = sum(piece.nbytes for piece in pieces)
 
     def whole(self) -> Tensor:
-        """All rows, copied into one tensor."""
+        """Returns all rows, copied into one tensor."""
         return torch.cat(self._pieces)
 
     def take(self, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
@@ -95,10 +95,11 @@ class JoinedRows:
 
 
 def checked_rows(value: Any, name: str, num_rows: int) -> RowSource:
-    """A user's tensor or source as a source of ``num_rows`` rows; ``name`` is for errors.
+    """Returns a user's tensor or source as a source of ``num_rows`` rows. ``name`` is for errors.
 
     Raises:
-        TypeError, ValueError: it is neither; it has another number of rows, or is a tensor whose rows do not lie one after the other on the CPU.
+        TypeError: the value is neither a tensor nor a source.
+        ValueError: the number of rows is not ``num_rows``, or the tensor is not contiguous on the CPU.
     """
     if isinstance(value, Tensor):
         if value.device.type != "cpu" or value.layout != torch.strided or not value.is_contiguous():
@@ -109,7 +110,7 @@ def checked_rows(value: Any, name: str, num_rows: int) -> RowSource:
         value = TensorRows(value.detach())
     elif not callable(getattr(value, "take", None)) or not hasattr(value, "shape"):
         raise TypeError(
-            f"{name} must be a tensor, or have shape, dtype and take(index, out, out_index), got {type(value).__name__}"
+            f"{name} must be a tensor, or an object with shape, dtype and take(index, out, out_index), got {type(value).__name__}"
         )
     if not isinstance(getattr(value, "dtype", None), torch.dtype):
         raise TypeError(f"{name}.dtype must be a torch.dtype, got {getattr(value, 'dtype', None)!r}")
@@ -122,12 +123,12 @@ def checked_rows(value: Any, name: str, num_rows: int) -> RowSource:
 
 
 def empty_rows(like: RowSource, num_rows: int) -> Tensor:
-    """An uninitialised CPU tensor for rows of ``like``."""
+    """Returns an uninitialised CPU tensor for ``num_rows`` rows of the source ``like``."""
     return torch.empty((num_rows, *like.shape[1:]), dtype=like.dtype, device="cpu")
 
 
 def take_rows(rows: Tensor | RowSource, index: Tensor) -> Tensor:
-    """``rows[index]`` for CPU rows, as a new tensor."""
+    """Returns ``rows[index]`` for CPU rows, as a new tensor."""
     source = TensorRows(rows) if isinstance(rows, Tensor) else rows
     if isinstance(source, TensorRows) and source.is_little(index.numel()):
         return source.tensor.index_select(0, index)
@@ -137,14 +138,14 @@ def take_rows(rows: Tensor | RowSource, index: Tensor) -> Tensor:
 
 
 def put_rows(rows: Tensor, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
-    """``out[out_index] = rows[index]`` for CPU rows, through the row kernel; ``out_index`` None: 0, 1, ..."""
+    """Copies ``out[out_index] = rows[index]`` for CPU rows with the row kernel. ``out_index`` None means 0, 1, ..."""
     _put(ops.gather_rows, rows, index, out, out_index, rows[:1].nbytes)
 
 
 def _put(
     gather: Callable[..., None], rows: Any, index: Tensor, out: Tensor, out_index: Tensor | None, row_bytes: int
 ) -> None:
-    """By a kernel over ``rows``, shared by the threads of a group where this is one of them."""
+    """Calls the kernel ``gather`` on ``rows``. If this thread belongs to a group, the group's threads share the work."""
     if not in_group():
         gather(rows, index, out, out_index)
         return
@@ -161,14 +162,14 @@ _numbers = torch.arange(0, device="cpu")
 
 
 def row_numbers(size: int) -> Tensor:
-    """int64 0, 1, ..., size - 1. Others have them too, so they are to be read only."""
+    """Returns int64 0, 1, ..., size - 1. Callers share this tensor and must not write to it."""
     global _numbers
-    numbers = _numbers  # another thread may set it meanwhile
+    numbers = _numbers  # another thread may replace the global meanwhile
     if numbers.numel() < size:
         _numbers = numbers = torch.arange(2 * size, device="cpu")
     return numbers[:size]
 
 
 def pinned(tensor: Tensor) -> Tensor:
-    """A copy in page-locked host memory, from which a device copies and reads by itself; without an accelerator the tensor."""
+    """Returns a copy in page-locked host memory, which a device can read directly. Without an accelerator, returns the tensor itself."""
     return tensor.pin_memory() if torch.accelerator.is_available() else tensor

@@ -1,7 +1,7 @@
-"""Two groups of threads that work side by side: one packs rows for a device, the other sums rows up for it.
+"""Two groups of threads that work at the same time: one packs rows for a device, the other computes sums of rows for it.
 
-A device waits for both. So a rule moves threads between them by what batches took, after *Accelerating GNN training with locality-aware partial execution*
-(APSys 2021). The threads are not torch's: those of its kernels are all woken for each kernel, whatever share of them is to work.
+The device waits for both groups. So a rule moves threads between them according to the times that past batches took, after *Accelerating GNN training
+with locality-aware partial execution* (APSys 2021). The threads are not torch's: a torch kernel wakes all of its threads, however few are to work.
 """
 
 from __future__ import annotations
@@ -18,32 +18,35 @@ from salientpp.processes import Task
 
 Result = TypeVar("Result")
 
-#: A thread moves only to a group that took so much longer than the other will. What varies less from batch to batch moves none forth and back.
+#: A thread moves only to a group that took longer by this factor than the other group will take. Small variations between batches then move no thread.
 _MARGIN = 1.05
 
-#: Batches between two looks at what the groups took, so that one that is unlike the others moves none.
+#: Number of batches between two adjustments, so that a single unusual batch moves no thread.
 BATCHES_PER_LOOK = 8
 
-#: To hand a piece to another thread and wait for it costs what copying a tenth of this does.
+#: Minimum bytes of a piece of work. Handing a piece to another thread and waiting for it costs as much as copying a tenth of this.
 _PIECE_BYTES = 2**20
 
 
 @dataclass(frozen=True)
 class ThreadGroups:
-    """How many threads pack rows, and how many sum them up; at least one each."""
+    """Number of threads that pack rows, and number of threads that compute sums; at least one each."""
 
     rows: int
     sums: int
 
     @classmethod
     def half(cls, num_threads: int) -> ThreadGroups:
-        """Half of so many threads each, and the odd one to rows; of fewer than two, one each."""
+        """Returns half of the threads for each group, with the odd thread for rows. With fewer than two threads, each group gets one."""
         sums = max(1, num_threads // 2)
         return cls(max(1, num_threads - sums), sums)
 
     def after(self, row_seconds: float, sum_seconds: float) -> ThreadGroups:
-        """The groups for the next batches, by what these took: one thread goes from the group that was done first to the other, unless
-        the group that it leaves would then be the later one. Work is taken to be shared evenly within a group."""
+        """Returns the groups for the next batches, given the seconds that the last ones took.
+
+        One thread moves from the faster group to the slower one, unless the faster group would then become the slower one. The rule assumes that a
+        group's threads share its work evenly.
+        """
         if row_seconds >= sum_seconds:
             to_rows = self.sums > 1 and row_seconds > _MARGIN * sum_seconds * self.sums / (self.sums - 1)
             return ThreadGroups(self.rows + 1, self.sums - 1) if to_rows else self
@@ -52,11 +55,11 @@ class ThreadGroups:
 
 
 class Balance:
-    """The groups of one loader, and what they took since the last look. One thread at a time has work done.
+    """The two groups of one loader, and their times since the last adjustment. Only one thread at a time may call :meth:`both`.
 
     Args:
-        num_threads: of both groups, the calling thread among them.
-        submit: runs a function in one of ``num_threads - 1`` threads, at least one, and returns its future.
+        num_threads: number of threads of both groups, including the calling thread.
+        submit: runs a function in one of ``num_threads - 1`` threads (at least one), and returns its future.
     """
 
     def __init__(self, num_threads: int, submit: Callable[..., Task]) -> None:
@@ -65,7 +68,7 @@ class Balance:
         self._spent: list[tuple[float, float]] = []
 
     def both(self, pack_rows: Callable[[], Any], sum_rows: Callable[[], Any]) -> tuple[Any, Any]:
-        """What the two give, which are run side by side."""
+        """Runs both functions at the same time, and returns their results."""
         groups = self.groups
         summing = self._submit(self._timed, groups.sums, sum_rows)
         try:
@@ -89,7 +92,7 @@ _here = threading.local()
 
 @contextlib.contextmanager
 def _shared_by(num_threads: int, submit: Callable[..., Task]) -> Iterator[None]:
-    """Inside it this thread has others with which :func:`in_pieces` shares work."""
+    """Context in which this thread belongs to a group, whose threads share work through :func:`in_pieces`."""
     _here.group = num_threads, submit
     try:
         yield
@@ -98,12 +101,12 @@ def _shared_by(num_threads: int, submit: Callable[..., Task]) -> Iterator[None]:
 
 
 def in_group() -> bool:
-    """Whether this thread has others to share work with."""
+    """True if this thread belongs to a group."""
     return getattr(_here, "group", None) is not None
 
 
 def in_pieces(work: Callable[[int, int], None], num_items: int, num_bytes: int) -> None:
-    """Have ``work(first, last)`` done for pieces of ``range(num_items)``, ``num_bytes`` in all, by the threads of this one's group, side by side."""
+    """Runs ``work(first, last)`` on pieces of ``range(num_items)``, ``num_bytes`` in all, in the threads of this thread's group at the same time."""
     num_threads, submit = _here.group
     pieces = max(1, min(num_threads, num_bytes // _PIECE_BYTES))
     bounds = [num_items * piece // pieces for piece in range(pieces + 1)]
@@ -111,7 +114,7 @@ def in_pieces(work: Callable[[int, int], None], num_items: int, num_bytes: int) 
     try:
         work(0, bounds[1])
     finally:
-        # Also where one fails: the others write to memory that its caller gives away.
+        # Wait also if one piece fails: the other threads write to memory that the caller then releases.
         errors = [error for error in map(_error_of, others) if error is not None]
     if errors:
         raise errors[0]

@@ -1,10 +1,10 @@
-"""The rows that a rank has, and the tier of each.
+"""The tiers of a rank: sets of rows, each in one kind of memory.
 
-The tiers of a rank are an ordered list: those **near** hold some of its part's rows, **home** all of them, those of **copies** rows of other
-parts. What is in none of them is **remote**. One look-up says for every id of a batch which tier serves it, at which slot: the first that has it.
+A rank has an ordered list of tiers. The **near** tiers hold some of its part's rows, **home** holds all of them, and the **copies** hold rows of other
+parts. A row that is in no tier is **remote**. One look-up returns, for every id of a batch, the first tier that has its row and the slot in that tier.
 
-Statistics count rows under four names: ``device``, the part's rows that batches need most, in device memory; ``host``, the part's rows on the host,
-in memory, in a memory-mapped file or in another storage; ``cache``, copies of the remote rows that batches need most; ``remote``.
+Statistics count rows under four names. ``device``: the part's rows that batches need most, in device memory. ``host``: the part's rows on the host, in
+memory, in a memory-mapped file or in other storage. ``cache``: copies of the remote rows that batches need most. ``remote``: rows of other ranks.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from salientpp.store.narrow import EncodedRows, Narrow
 from salientpp.store.rows import JoinedRows, RowSource, TensorRows, pinned, take_rows
 
 NO_IDS = torch.empty(0, dtype=torch.int64, device="cpu")
-_NONE_REMOTE = torch.zeros(1, dtype=torch.int64, device="cpu")  # of one part
+_NONE_REMOTE = torch.zeros(1, dtype=torch.int64, device="cpu")  # counts per part, for a single part
 
 
 @dataclass(frozen=True, eq=False)
 class IdSet:
-    """Ascending, distinct ids int64 [m] of [0, num_ids), packed for look-up; slot i holds the row of ``ids[i]``."""
+    """Ascending, distinct ids int64 [m] in [0, num_ids), packed for look-up. Slot i holds the row of ``ids[i]``."""
 
     ids: Tensor
     words: Tensor
@@ -45,11 +45,11 @@ class Tier:
     """Rows of one set of vertices, in one kind of memory.
 
     Attributes:
-        name: under which statistics count rows that it serves.
-        members: whose; slot i of every attribute is the row of ``members.ids[i]``. None: the part's, all of them.
+        name: name under which statistics count the rows that this tier serves.
+        members: ids of the rows. Slot i of every attribute holds the row of ``members.ids[i]``. None: all rows of the part.
         rows: attribute name -> source.
-        on_device: a device reads the rows where they are; then each source is a :class:`TensorRows`.
-        memory: under which ``memory()`` counts the rows; '' where another rank does.
+        on_device: True if a device reads the rows in place. Each source is then a :class:`TensorRows`.
+        memory: name under which ``memory()`` counts the rows; '' if another rank counts them.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Tier:
         return next((source.shape[0] for source in self.rows.values()), 0)
 
     def tensor(self, name: str) -> Tensor:
-        """The rows of an attribute for the device to read, if the tier is ``on_device``."""
+        """Returns the rows of an attribute of a tier that is ``on_device``, for the device to read."""
         source = self.rows[name]
         if not isinstance(source, TensorRows):
             raise TypeError(f"rows of {name!r} that a device reads must be a TensorRows, got {type(source).__name__}")
@@ -74,11 +74,11 @@ class Tier:
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """Remote rows of a batch that a changing cache has (:class:`salientpp.store.fetch.Fetch`), and what it takes over from the batch: int64 vectors.
+    """Hits of a batch in a changing cache (:class:`salientpp.store.fetch.Fetch`), and the batch's rows that the cache admits. All are int64 vectors.
 
     Attributes:
-        position, slot: places in the batch, and where their rows are when it is put together.
-        admitted_row, admitted_slot: which of the fetched rows the cache takes after that, and where to.
+        position, slot: positions in the batch, and the cache slots of their rows when the batch is assembled.
+        admitted_row, admitted_slot: which of the fetched rows the cache admits after that, and into which slots.
     """
 
     position: Tensor
@@ -89,17 +89,17 @@ class Kept:
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """Where the rows of a batch are: for each tier and for what is remote, ``position`` in the batch and ``slot`` there, int64.
+    """Places of a batch's rows: for every tier and for the remote rows, ``position`` in the batch and ``slot`` in the tier, int64.
 
-    The positions of all groups together hold every place of the batch once.
+    The positions of all groups together contain every position of the batch once.
 
     Attributes:
-        position, slot: by tier, in the order of the tiers. A position None: all of the batch, in order.
-        remote_position: those that get rows of other ranks.
+        position, slot: one vector per tier, in the order of the tiers. A position None means the whole batch, in order.
+        remote_position: positions that get rows of other ranks.
         remote_id: global ids to fetch, grouped by owner.
-        remote_counts: int64 [K], how many to fetch from each part.
-        remote_row: for each remote position, which of the fetched rows it gets; None: one each, in order.
-        kept: those whose rows are read when the batch is put together.
+        remote_counts: int64 [K], number of rows to fetch from each part.
+        remote_row: for each remote position, the index of its row among the fetched rows. None: one row each, in order.
+        kept: hits in a changing cache. Their rows are read when the batch is assembled.
     """
 
     position: Sequence[Tensor | None]
@@ -118,15 +118,15 @@ class Places:
 
 @dataclass(frozen=True, eq=False)
 class Tiers:
-    """The tiers of one rank, for vertices of one type.
+    """The tiers of one rank, for the vertices of one type.
 
     Attributes:
-        book: who owns what.
-        part_id: the part whose rows are local.
+        book: partition book, which maps ids to owners.
+        part_id: number of the part whose rows are local.
         home: all rows of the part.
-        near: of the part's rows, nearest first; members are rows of the part.
-        copies: of other parts' rows, nearest first; members are global ids.
-        narrow: of the attributes whose rows all tiers have, and other ranks send, as encoded bytes, what they are decoded to when a batch gets them.
+        near: tiers with some of the part's rows, nearest first. Members are row numbers in the part.
+        copies: tiers with rows of other parts, nearest first. Members are global ids.
+        narrow: attribute name -> encoding, for attributes whose rows are encoded in all tiers and on the wire. They are decoded when a batch gets them.
     """
 
     book: PartitionBook
@@ -149,15 +149,15 @@ class Tiers:
         seeds_only: Iterable[str] = (),
         narrow: Mapping[str, Narrow] | None = None,
     ) -> Tiers:
-        """Home, and a copy of the rows ``device_ids`` on the device.
+        """Returns the home tier, and a tier with device copies of the rows ``device_ids``.
 
         Args:
-            rows: attribute name -> a row for every vertex of the part.
-            device: where batches live.
+            rows: attribute name -> source with one row per vertex of the part.
+            device: device of the batches.
             device_ids: ascending local ids, int64.
-            zero_copy: the device reads rows of the host where they are, in pinned memory.
-            seeds_only: attributes that are read on the host alone.
-            narrow: of the attributes whose rows are encoded.
+            zero_copy: True if the device reads the host's rows in place, in pinned memory.
+            seeds_only: attributes that only seeds get; they are read on the host.
+            narrow: attribute name -> encoding, for attributes whose rows are encoded.
         """
         size = book.size_of(part_id)
         for name, source in rows.items():
@@ -170,14 +170,14 @@ class Tiers:
             in_memory = {name: tensor for name, tensor in tensors.items() if tensor is not None}
             if elsewhere := [name for name in tensors if name not in in_memory]:
                 raise ValueError(
-                    f"zero_copy needs rows in memory, but those of {', '.join(elsewhere)} come from a source of yours; leave zero_copy out"
+                    f"zero_copy needs rows in memory, but the rows of {', '.join(elsewhere)} come from a custom row source; leave zero_copy out"
                 )
             rows = {**rows, **{name: TensorRows(pinned(tensor)) for name, tensor in in_memory.items()}}
         made = cls(book, part_id, Tier("host", None, rows, zero_copy, "host"), narrow=narrow or {})
         return made.with_near(device_ids, device, seeds_only)
 
     def with_near(self, ids: Tensor, device: torch.device, seeds_only: Iterable[str] = ()) -> Tiers:
-        """These tiers and a copy on ``device`` of the rows ``ids``, ascending local ids int64, of all attributes but those for seeds."""
+        """Returns these tiers plus device copies of the rows ``ids`` (ascending local ids, int64), for all attributes except those of seeds."""
         if not ids.numel():
             return self
         members = IdSet.of(ids, self.book.size_of(self.part_id))
@@ -191,11 +191,11 @@ class Tiers:
 
     @property
     def all(self) -> Sequence[Tier]:
-        """In the order of a look-up's groups."""
+        """All tiers, in the order of a look-up's groups."""
         return *self.near, self.home, *self.copies
 
     def look_up(self, n_id: Tensor) -> Places:
-        """Places of the int64 [n] global ids ``n_id``."""
+        """Returns the places of the int64 [n] global ids ``n_id``."""
         if self.book.num_parts == 1 and not self.near and not self.copies:
             return Places([None], [n_id], NO_IDS, NO_IDS, _NONE_REMOTE)
         sets = (
@@ -206,27 +206,27 @@ class Tiers:
         return Places(position, slot, remote_position, remote_id, found[2])
 
     def fetched_once(self, places: Places) -> Places:
-        """The same places where each remote row is fetched once, however many positions get it."""
+        """Returns the same places, with each remote row fetched once even if several positions get it."""
         if not places.remote_id.numel():
             return places
-        # Owners have ranges of ids, so ascending ids are grouped by owner.
+        # An owner has a contiguous range of ids, so ascending ids are grouped by owner.
         remote_id, remote_row = torch.unique(places.remote_id, return_inverse=True)
         counts = torch.bincount(self.book.owner(remote_id), minlength=self.book.num_parts)
         return dataclasses.replace(places, remote_id=remote_id, remote_counts=counts, remote_row=remote_row)
 
     def at_home(self, row: Tensor) -> Places:
-        """Places of rows int64 [n] of the part that all come from home."""
+        """Returns places of the part's rows ``row``, int64 [n], that all come from home."""
         position: list[Tensor | None] = [NO_IDS] * len(self.all)
         slot = [NO_IDS] * len(self.all)
         position[len(self.near)], slot[len(self.near)] = None, row
         return Places(position, slot, NO_IDS, NO_IDS, NO_IDS)
 
     def groups(self, places: Places) -> Iterator[tuple[Tier, Tensor | None, Tensor]]:
-        """(tier, positions, slots) of every tier."""
+        """Yields (tier, positions, slots) for every tier."""
         return zip(self.all, places.position, places.slot, strict=True)
 
     def memory(self) -> dict[str, int]:
-        """Bytes by kind of memory; ``host`` counts arrays that may be memory-mapped and shared, sources that do not say take none."""
+        """Returns bytes by kind of memory. ``host`` includes arrays that may be memory-mapped and shared. Sources without ``nbytes`` count as 0."""
         memory = {"device": 0, "host": 0, "cache": 0}
         for tier in self.all:
             if tier.memory:
@@ -237,7 +237,7 @@ class Tiers:
 
 
 def _in_memory(source: RowSource) -> Tensor | None:
-    """The rows as one tensor, copied if need be; None of another storage."""
+    """Returns the rows as one tensor, copied if necessary. None for rows in other storage."""
     if isinstance(source, TensorRows):
         return source.tensor
     is_here = isinstance(source.wide if isinstance(source, EncodedRows) else source, (TensorRows, JoinedRows))

@@ -288,7 +288,7 @@ def test_the_command_draws_a_plot(tmp_path):
     ("extra", "text"),
     [
         (["--plot", "x.pdf"], "--plot must end in .png or .svg, got x.pdf"),
-        (["--json", "no/such/dir.json"], "--json: the directory no/such does not exist; make it, or choose another"),
+        (["--json", "no/such/dir.json"], "--json: the directory no/such does not exist; create it, or choose another"),
         (["--csv", "no/such/dir.csv"], "--csv: the directory no/such does not exist"),
         (["--plot", "no/such/dir.png"], "--plot: the directory no/such does not exist"),
         (["--plot", "x"], "--plot must end in .png or .svg, got x"),

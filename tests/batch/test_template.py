@@ -1,7 +1,7 @@
-"""Laws of what a batch holds: for what was sampled, what the data holds when the batch is given, as PyG's loaders cut it.
+"""Laws of a batch's contents: it holds the contents of the data at its delivery, cut to the sample as PyG's loaders cut them.
 
-PyG's own ``NodeLoader`` and ``LinkLoader`` over our sampler are the peer: with all neighbours both draw the same, so batches
-must be equal attribute by attribute, in the same order, and what one refuses the other must refuse.
+The peer is PyG's own ``NodeLoader`` and ``LinkLoader`` with our sampler. With all neighbours, both sample the same. So batches must be equal attribute by
+attribute, in the same order, and both loaders must refuse the same data.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TYPE = ("a", "to", "b")
 
 
 def graph(**attributes: Any) -> Data:
-    """40 vertices and 120 edges in no order, and nothing else but the given attributes."""
+    """Returns 40 vertices and 120 unsorted edges, with no other attributes than the given ones."""
     data = Data(edge_index=random_data(N, 120, seed=1, directed=True).edge_index, num_nodes=N)
     for name, value in attributes.items():
         data[name] = value
@@ -55,7 +55,7 @@ def typed_graph(seed: int = 0) -> HeteroData:
 
 
 def differs(ours: Any, theirs: Any) -> str:
-    """What tells two values apart, down to dtype, layout and bits; '' if nothing."""
+    """Describes how two values differ, including dtype, layout and bits; '' if they are equal."""
     if type(ours) is not type(theirs):
         return f"{type(ours).__name__} is not {type(theirs).__name__}"
     if isinstance(ours, Tensor):
@@ -88,7 +88,7 @@ def bits(value: Tensor) -> Tensor:
 
 
 def assert_alike(ours: Data | HeteroData, theirs: Data | HeteroData) -> None:
-    """Presence, order and values of all attributes."""
+    """Compares presence, order and values of all attributes."""
     assert type(ours) is type(theirs)
     assert [store._key for store in ours.stores] == [store._key for store in theirs.stores]
     for mine, peer in zip(ours.stores, theirs.stores):
@@ -107,12 +107,12 @@ def result_of(make: Callable[[], Any]) -> tuple[list[Any] | None, Exception | No
 
 
 def assert_as_in_pyg(data: Data | HeteroData, seeds: Any, link: bool = False, **options: Any) -> bool:
-    """Whether there were batches; else both have refused."""
+    """Compares batches with PyG's. Returns True if there were batches, False if both loaders refused."""
     peer, ours = (LinkLoader, LinkNeighborLoader) if link else (NodeLoader, NeighborLoader)
     own = {name: options.pop(name) for name in ("depth", "device_rows", "num_workers") if name in options}
     theirs, refusal = result_of(lambda: peer(data, NeighborSampler(data, [-1, -1]), seeds, batch_size=4, **options))
     batches, error = result_of(lambda: ours(data, [-1, -1], seeds, batch_size=4, **options, **own))
-    if "meta tensor" in str(refusal):  # beside an attribute without values PyG can cut no other
+    if "meta tensor" in str(refusal):  # PyG cannot cut any other attribute beside one without values
         return batches is not None
     assert (batches is None) == (theirs is None), (error, refusal)
     if batches is None:
@@ -133,7 +133,7 @@ NAMES = sorted(stored.OWN_NAMES - {"edge_index", "adj_t", "num_nodes"})
 @pytest.mark.parametrize(
     "name", [*NAMES, "edge_label_index", "edge_label", "num_edges", "_orig_edge_index", "data", "x y", "time"]
 )
-def test_attributes_by_names_of_the_batch_are_what_they_are_in_pyg(name, link):
+def test_attributes_with_names_that_batches_use_are_handled_as_in_pyg(name, link):
     for size in (N, 120):
         data = graph(**{name: torch.arange(size) + 1000}) if name != "num_edges" else graph(num_edges=120)
         assert assert_as_in_pyg(data, torch.arange(20).view(2, 10) if link else torch.arange(10), link)
@@ -149,7 +149,7 @@ def test_a_dataset_directory_refuses_names_that_its_batches_use(tmp_path, name, 
     data = graph(x=torch.rand(N, 2), **{name: torch.arange(size)})
     with pytest.raises(
         ValueError,
-        match=rf"data\.{name} cannot be stored under its name, .* data.my_{name} = data.{name}; del data.{name}",
+        match=rf"data\.{name} cannot be stored: batches .* data.my_{name} = data.{name}; del data.{name}",
     ):
         salientpp.partition(data, 1, tmp_path / "d", [2], 4)
     assert not (tmp_path / "d").exists()
@@ -162,7 +162,7 @@ def test_a_dataset_directory_refuses_names_that_its_batches_use(tmp_path, name, 
         assert batch.n_id.numel() == batch.x.size(0) and f"my_{name}" in batch
 
 
-#: Two node types and the names of the two relations between them.
+#: Two node types, and the names of the two relations between them.
 SHARED_NAMES = [
     ("order", "customer", "customer", "rev"),
     ("order", "customer", "rev", "order"),
@@ -187,7 +187,7 @@ def types_with_names(first: str, second: str, there: str, back: str) -> HeteroDa
 @pytest.mark.filterwarnings("ignore:There exist type names")
 @pytest.mark.parametrize("link", [False, True])
 @pytest.mark.parametrize("names", SHARED_NAMES, ids="-".join)
-def test_types_and_relations_of_a_partitioned_graph_may_share_names(tmp_path, names, link):
+def test_types_and_relations_of_a_partitioned_graph_can_share_names(tmp_path, names, link):
     data = types_with_names(*names)
     part = salientpp.partition(data, 1, tmp_path / "d", [-1], 2)
     make, of = (LinkNeighborLoader, (names[0], names[2], names[1])) if link else (NeighborLoader, names[0])
@@ -203,7 +203,7 @@ def test_types_and_relations_of_a_partitioned_graph_may_share_names(tmp_path, na
         assert sorted(batch[type_].weight.tolist()) == sorted(whole[type_].weight.tolist())
 
 
-def test_a_directory_that_was_written_with_such_a_name_is_refused(tmp_path, monkeypatch):
+def test_a_directory_with_attribute_names_that_batches_use_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(stored, "OWN_NAMES", frozenset())
     part = salientpp.partition(graph(x=torch.rand(N, 2), n_id=torch.arange(N)), 1, tmp_path / "d", [2], 4)
     with pytest.raises(ValueError, match="names that batches use themselves .n_id.; rename them and partition again"):
@@ -211,7 +211,7 @@ def test_a_directory_that_was_written_with_such_a_name_is_refused(tmp_path, monk
 
 
 @pytest.mark.parametrize("name, rows", [("x", 38), ("x", 41), ("pos", 5), ("edge_attr", 119), ("edge_weight", 7)])
-def test_a_directory_refuses_features_of_some_vertices_or_edges_only(tmp_path, name, rows):
+def test_a_directory_refuses_features_that_lack_rows(tmp_path, name, rows):
     of = "edge" if name.startswith("edge") else "vertex"
     with pytest.raises(
         ValueError, match=rf"data.{name} must be a tensor with one row per {of}, expected \d+ rows, got \[{rows}, 2\]"
@@ -219,17 +219,17 @@ def test_a_directory_refuses_features_of_some_vertices_or_edges_only(tmp_path, n
         salientpp.partition(graph(**{name: torch.rand(rows, 2)}), 1, tmp_path / "d", [2], 4)
 
 
-def test_features_of_some_vertices_only_come_whole_with_a_warning():
+def test_features_that_lack_rows_are_delivered_whole_with_a_warning():
     data = graph(x=torch.rand(38, 2))
     with pytest.warns(
-        UserWarning, match="data.x has 38 rows for 40 vertices, so every batch carries it whole, as in PyG"
+        UserWarning, match="data.x has 38 rows for 40 vertices, so every batch carries all of x, as in PyG"
     ):
         loader = NeighborLoader(data, [2])
     assert next(iter(loader)).x is data.x
     assert assert_as_in_pyg(data, torch.arange(10))
 
 
-def test_with_fanouts_of_zero_nothing_is_drawn_on_parts_either(tmp_path):
+def test_fanouts_of_zero_draw_nothing_on_partitioned_graphs(tmp_path):
     data = graph(x=torch.rand(N, 2))
     part = salientpp.partition(data, 1, tmp_path / "d", [2], 4)
     for fanouts in ([0], [3, 0], [0, 3]):
@@ -249,11 +249,11 @@ def torch_geometric_loader(data: Data, fanouts: list[int]) -> Any:
     return Peer(data, fanouts, None, batch_size=8)
 
 
-# --- a list of edges and a matrix -------------------------------------------------------------------------
+# --- edge_index and adj_t ---------------------------------------------------------------------------------
 
 
 def matrix_of(edge_index: Tensor, size: tuple[int, int], value: Tensor | None, kind: str) -> Any:
-    """Targets by sources; [t, s] holds the value of the edge from s to t."""
+    """Returns a matrix of targets by sources; entry [t, s] holds the value of the edge from s to t."""
     if kind == "SparseTensor":
         sparse = pytest.importorskip("torch_sparse")
         return sparse.SparseTensor(row=edge_index[1], col=edge_index[0], value=value, sparse_sizes=size)
@@ -262,7 +262,7 @@ def matrix_of(edge_index: Tensor, size: tuple[int, int], value: Tensor | None, k
 
 
 def entries_of(adj_t: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Target, source and value of every entry."""
+    """Returns target, source and value of every entry."""
     if not isinstance(adj_t, Tensor):
         return adj_t.coo()
     target = torch.repeat_interleave(torch.arange(adj_t.size(0)), adj_t.crow_indices().diff())
@@ -273,12 +273,12 @@ def entries_of(adj_t: Any) -> tuple[Tensor, Tensor, Tensor | None]:
 @pytest.mark.parametrize("typed", [False, True])
 @pytest.mark.parametrize("with_values", [False, True])
 @pytest.mark.parametrize("kind", ["SparseTensor", "csr"])
-def test_a_matrix_beside_a_list_of_edges_keeps_its_values(kind, with_values, typed, link):
+def test_adj_t_beside_edge_index_keeps_its_values(kind, with_values, typed, link):
     data = typed_graph() if typed else graph()
     for store in data.edge_stores:
         edges = store.edge_index.unique(dim=1)
         store.edge_index = edges[:, torch.randperm(edges.size(1), generator=torch.Generator().manual_seed(3))]
-        store.edge_attr = store.edge_index[0] * 100 + store.edge_index[1]  # every edge knows its ends
+        store.edge_attr = store.edge_index[0] * 100 + store.edge_index[1]  # identifies the ends of each edge
         store.adj_t = matrix_of(
             store.edge_index, tuple(store.size())[::-1], store.edge_attr.float() if with_values else None, kind
         )
@@ -302,7 +302,7 @@ def test_a_matrix_beside_a_list_of_edges_keeps_its_values(kind, with_values, typ
     assert seen > 50
 
 
-def test_repeated_edges_have_their_values_in_their_order():
+def test_repeated_edges_keep_the_order_of_their_values():
     pytest.importorskip("torch_sparse")
     data = graph(edge_attr=torch.arange(120))
     order = torch.sort(data.edge_index[1] * N + data.edge_index[0], stable=True).indices
@@ -313,7 +313,7 @@ def test_repeated_edges_have_their_values_in_their_order():
 
 
 @pytest.mark.parametrize("kind", ["SparseTensor", "csr"])
-def test_a_matrix_of_other_edges_is_refused(tmp_path, kind):
+def test_adj_t_with_other_edges_than_edge_index_is_refused(tmp_path, kind):
     data = graph()
     data.edge_index = data.edge_index.unique(dim=1)
     data.adj_t = matrix_of(data.edge_index.flip(0), (N, N), None, kind)
@@ -332,11 +332,11 @@ def test_a_matrix_of_other_edges_is_refused(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["SparseTensor", "csr"])
-def test_a_directory_refuses_values_of_a_matrix_beside_a_list_of_edges(tmp_path, kind):
+def test_a_directory_refuses_adj_t_with_values_beside_edge_index(tmp_path, kind):
     data = graph()
     data.edge_index = data.edge_index.unique(dim=1)
     data.adj_t = matrix_of(data.edge_index, (N, N), torch.rand(data.num_edges) + 2, kind)
-    with pytest.raises(ValueError, match="data.adj_t has values other than 1, and only its topology is stored"):
+    with pytest.raises(ValueError, match="data.adj_t has values other than 1, but only its topology is stored"):
         salientpp.partition(data, 1, tmp_path / "d")
 
 
@@ -344,7 +344,7 @@ def test_a_directory_refuses_values_of_a_matrix_beside_a_list_of_edges(tmp_path,
 @pytest.mark.parametrize("typed", [False, True])
 @pytest.mark.parametrize("attr", [None, "edge_weight"])
 @pytest.mark.parametrize("keep", [False, True])
-def test_graphs_of_pygs_to_sparse_tensor_are_cut_as_in_pyg(typed, attr, keep, link):
+def test_graphs_after_to_sparse_tensor_are_cut_as_in_pyg(typed, attr, keep, link):
     pytest.importorskip("torch_sparse")
     data = typed_graph() if typed else graph()
     for store in data.edge_stores:
@@ -355,7 +355,7 @@ def test_graphs_of_pygs_to_sparse_tensor_are_cut_as_in_pyg(typed, attr, keep, li
     assert assert_as_in_pyg(data, seeds, link)
 
 
-def test_a_coo_matrix_of_edges_is_refused():
+def test_adj_t_in_coo_layout_is_refused():
     data = graph()
     data.adj_t = torch.sparse_coo_tensor(data.edge_index.flip(0), torch.ones(120), (N, N))
     for broken in (data, data.clone()):
@@ -390,13 +390,13 @@ def known(typed: bool) -> Data | HeteroData:
 
 
 def packed(loader: BatchLoader) -> BatchLoader:
-    """As for a device, where a batch waits for one step before it is given."""
+    """Makes a loader assemble batches as for a device, where a batch waits for one step before delivery."""
     loader.engine.producer.fetch.own = Packed(loader.device)
     return loader
 
 
 def assert_is_current(batch: Data | HeteroData, data: Data | HeteroData) -> None:
-    """Every attribute is what the data holds now."""
+    """Checks that every attribute equals the data's current contents."""
     batch = batch.clone().to("cpu")
     for store in batch.stores:
         whole = (
@@ -463,7 +463,7 @@ def memory_swapped(data: Data, step: int) -> None:
 @LOADER
 @pytest.mark.parametrize("typed", [False, True])
 @pytest.mark.parametrize("change", [in_place, other_attributes_in_place, replaced, added_and_removed, memory_swapped])
-def test_a_batch_holds_what_the_data_holds_when_it_is_given(options, typed, change):
+def test_a_batch_holds_the_contents_of_the_data_at_its_delivery(options, typed, change):
     for prepare in (lambda loader: loader, packed):
         data = known(typed)
         loader = prepare(NeighborLoader(data, [4, 3], "paper" if typed else None, batch_size=8, **options))
@@ -477,7 +477,7 @@ def test_a_batch_holds_what_the_data_holds_when_it_is_given(options, typed, chan
 
 
 class Interrupted:
-    """While the next batch of it is built, between two attributes, something happens to the object, as another thread could do it."""
+    """Changes the object while the next batch of it is built, between two attributes, as another thread could do."""
 
     happens: ClassVar[list[Callable[[], None]]] = []
 
@@ -513,18 +513,18 @@ def extended(data: Data | HeteroData) -> None:
 )
 @pytest.mark.parametrize("typed", [False, True])
 @pytest.mark.parametrize("change", [deleted, no_more_of_the_vertices, extended])
-def test_the_data_may_change_while_a_thread_builds_a_batch(options, typed, change):
+def test_the_data_can_change_while_a_thread_builds_a_batch(options, typed, change):
     data = (InterruptedHeteroData if typed else InterruptedData).from_dict(known(typed).to_dict())
     store = data.node_stores[0]
     store.middle, store.last = torch.rand(store.num_nodes, 2).unbind(
         1
-    )  # not contiguous: cut when a batch is built, not gathered before
+    )  # not contiguous, so it is cut when a batch is built, and not gathered before
     batches = iter(NeighborLoader(data, [4, 3], "paper" if typed else None, batch_size=2, **options))
     assert_is_current(next(batches), data)
-    store.middle = torch.rand(store.num_nodes, 2)[:, 0]  # what it is of is to be found out anew
+    store.middle = torch.rand(store.num_nodes, 2)[:, 0]  # PyG must find out again whether it belongs to vertices
     Interrupted.happens.append(functools.partial(change, data))
     later = itertools.dropwhile(lambda _: Interrupted.happens, batches)
-    next(later)  # may have been given while it happened
+    next(later)  # may have been delivered during the change
     count = 0
     for batch in later:
         assert_is_current(batch, data)
@@ -533,7 +533,7 @@ def test_the_data_may_change_while_a_thread_builds_a_batch(options, typed, chang
 
 
 @LOADER
-def test_so_do_batches_of_edges_and_single_batches(options):
+def test_batches_of_links_and_single_batches_hold_the_current_contents(options):
     data = known(False)
     loader = LinkNeighborLoader(data, [4, 3], batch_size=100, **options)
     for step, batch in enumerate(loader):
@@ -546,8 +546,8 @@ def test_so_do_batches_of_edges_and_single_batches(options):
 
 
 @LOADER
-def test_learnable_features_learn_as_they_do_with_pygs_loader(options):
-    """The rows, and where the gradients go: an optimizer's steps are those of one process without a pipeline."""
+def test_learnable_features_get_the_same_gradients_as_with_pygs_loader(options):
+    """Compares rows, and the table after optimizer steps, with one process without a pipeline. So gradients must reach the right rows."""
     tables = []
     for make in (
         lambda d: NodeLoader(d, NeighborSampler(d, [-1, -1]), batch_size=16),
@@ -567,7 +567,7 @@ def test_learnable_features_learn_as_they_do_with_pygs_loader(options):
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*tables))
 
 
-def test_a_run_with_learnable_features_resumes():
+def test_a_run_with_learnable_features_can_be_resumed():
     data = known(False)
     data.x.requires_grad_()
     loader = NeighborLoader(data, [2], batch_size=16, seed=0)
@@ -591,23 +591,23 @@ def test_features_that_become_learnable_are_learnable_in_the_next_batch():
             data.x.requires_grad_()
 
 
-def test_features_that_are_replaced_between_epochs_are_gathered_ahead_again():
+def test_features_replaced_between_epochs_are_gathered_in_the_pipeline_again():
     data = known(False)
     loader = NeighborLoader(data, [2], batch_size=16, device_rows=0.3)
     list(loader)
     data.x, data.extra = torch.rand(300, 5).bfloat16(), torch.arange(300)
     built = loader.engine.producer.builder.build_anew
-    loader.engine.producer.builder.build_anew = lambda *_: pytest.fail("a batch was made twice")
+    loader.engine.producer.builder.build_anew = lambda *_: pytest.fail("a batch was built twice")
     for batch in loader:
         assert_is_current(batch, data)
     assert (None, "extra") in loader.engine.producer.fetch.columns
     loader.engine.producer.builder.build_anew = built
-    data.x += 1  # the rows on the device too are copied anew
+    data.x += 1  # the device copies are made again too
     for batch in loader:
         assert_is_current(batch, data)
 
 
-def test_several_iterators_of_one_loader_hold_the_data_as_it_is():
+def test_several_iterators_of_one_loader_deliver_the_current_contents():
     data = known(False)
     loader = NeighborLoader(data, [3, 2], batch_size=16, device_rows=0.5)
     first, step = iter(loader), 0
@@ -632,8 +632,8 @@ def test_a_transform_sees_every_batch_once_and_dtype_holds_for_changed_features(
     assert len(seen) == step + 1
 
 
-def test_the_way_of_inference_loops_that_trim_the_data_of_a_loader():
-    """Features deleted and ids put in after the loader was made."""
+def test_inference_loops_that_delete_features_of_the_loaders_data_work():
+    """Features are deleted and ids added after the loader was constructed."""
     data = random_data(300, 900)
     loader = NeighborLoader(data, [-1], batch_size=50)
     del loader.data.x, loader.data.y
@@ -646,8 +646,8 @@ def test_the_way_of_inference_loops_that_trim_the_data_of_a_loader():
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("typed", [False, True])
 @pytest.mark.parametrize("options", [{}, {"device_rows": 0.5}])
-def test_data_that_is_moved_to_shared_memory_has_not_changed(typed, options):
-    """As torch does with what is sent to another process."""
+def test_moving_the_data_to_shared_memory_is_not_a_change(typed, options):
+    """torch moves tensors that are sent to another process to shared memory."""
     data, expected = (random_hetero() if typed else random_data() for _ in range(2))
     make = functools.partial(
         NeighborLoader, num_neighbors=[3, 2], input_nodes="paper" if typed else None, batch_size=30, seed=4, **options
@@ -665,17 +665,17 @@ def test_data_that_is_moved_to_shared_memory_has_not_changed(typed, options):
         )
 
 
-def test_edges_that_change_are_not_drawn_from_and_that_is_said_once():
+def test_changed_edges_are_ignored_with_a_single_warning():
     data = known(False)
     loader = NeighborLoader(data, [-1], batch_size=100, seed=0)
     before = [batch.edge_index for batch in loader]
-    data.edge_index = data.edge_index.clone()  # equal
+    data.edge_index = data.edge_index.clone()  # equal edges
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         list(loader)
     data.edge_index = data.edge_index.flip(0)
     with pytest.warns(
-        UserWarning, match="the edges of data have changed since this loader was made; .* Make a new loader"
+        UserWarning, match="the edges of data have changed since this loader was made; .* Construct a new loader"
     ):
         after = [batch.edge_index for batch in loader]
     assert all(map(torch.equal, before, after))
@@ -692,7 +692,7 @@ def test_edges_that_change_are_not_drawn_from_and_that_is_said_once():
 # --- positions --------------------------------------------------------------------------------------------
 
 
-def test_a_single_batch_takes_positions_or_a_mask_of_the_seeds():
+def test_a_single_batch_is_made_from_positions_or_a_mask():
     seeds = torch.tensor([7, 3, 9, 1])
     for loader in (NeighborLoader(graph(), [2], seeds), LinkNeighborLoader(graph(), [2], torch.stack([seeds, seeds]))):
         for index, want in [
@@ -724,7 +724,7 @@ def test_a_single_batch_takes_positions_or_a_mask_of_the_seeds():
         (None, "index must hold positions of seeds, or a mask of them, got NoneType"),
     ],
 )
-def test_other_positions_are_refused(index, words):
+def test_invalid_positions_are_refused(index, words):
     seeds = torch.tensor([7, 3, 9, 1])
     for loader in (NeighborLoader(graph(), [2], seeds), LinkNeighborLoader(graph(), [2], torch.stack([seeds, seeds]))):
         with pytest.raises(ValueError, match=words):
@@ -739,10 +739,10 @@ def test_a_samplers_positions_are_checked_too(monkeypatch):
     ):
         list(NeighborLoader(graph(), [2], torch.arange(4), batch_sampler=[[0, 9]]))
     gc.collect()
-    assert not unraisable, "the epoch that nobody got ends in silence"
+    assert not unraisable, "an epoch that no caller received ends silently"
 
 
-# --- anything that a Data can hold ------------------------------------------------------------------------
+# --- every kind of attribute that a Data can hold ---------------------------------------------------------
 
 
 class Coloured(Tensor):
@@ -786,7 +786,7 @@ def sparse_rows(size: int, g: torch.Generator) -> Tensor:
     return torch.rand(size, 5, generator=g).sub(0.5).relu()
 
 
-#: An attribute with an entry per vertex or edge, of any kind.
+#: Kinds of attributes with one entry per vertex or edge.
 KINDS: dict[str, Callable[[int, torch.Generator], Any]] = {
     **{str(dtype).removeprefix("torch."): rows_of_dtype(dtype) for dtype in WHOLE + REAL},
     "flat": lambda size, g: torch.rand(size, generator=g),
@@ -836,7 +836,7 @@ ODD_NAMES = [
 
 @pytest.mark.parametrize("place", ["x", "note", "edge_attr", "typed"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_attributes_of_any_kind_are_cut_as_in_pyg_or_refused_as_there(kind, place):
+def test_attributes_of_any_kind_are_cut_or_refused_as_in_pyg(kind, place):
     g = torch.Generator().manual_seed(0)
     if place == "typed":
         data = typed_graph()
@@ -850,7 +850,7 @@ def test_attributes_of_any_kind_are_cut_as_in_pyg_or_refused_as_there(kind, plac
 
 
 @pytest.mark.parametrize("options", [{}, {"device_rows": 0.5}, {"depth": 1}])
-def test_types_may_have_attributes_that_the_first_type_lacks(options):
+def test_types_can_have_attributes_that_the_first_type_lacks(options):
     data = typed_graph()
     data["b"].y, data["b"].z = torch.arange(30), torch.rand(30, 2)
     data["a"].x = torch.rand(N, 3)
@@ -858,20 +858,20 @@ def test_types_may_have_attributes_that_the_first_type_lacks(options):
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_what_has_no_rows_to_take_is_named(kind):
+def test_an_error_names_an_attribute_that_cannot_be_cut(kind):
     data = graph(note=KINDS[kind](N, torch.Generator()))
     with pytest.raises(
         RuntimeError,
-        match=r"data\.note cannot be cut to what was sampled, .* of length 40 .*; make it a dense or COO tensor, or delete it",
+        match=r"data\.note has one entry per vertex or edge, .* of length 40 .*; make it a dense or COO tensor, or delete it",
     ):
         list(NeighborLoader(data, [2]))
 
 
 def odd_object(number: int) -> tuple[Data | HeteroData, Any, bool, dict[str, Any]]:
-    """The object of this number, seeds, whether these are edges, and arguments of a loader."""
+    """Returns an object for this number, seeds, whether they are edges, and arguments of a loader."""
     draw, g = random.Random(number), torch.Generator().manual_seed(number)
     typed, link = draw.random() < 0.4, draw.random() < 0.3
-    # Few at a time may be refused, so that most objects give batches.
+    # Only a few kinds are refused, so that most objects give batches.
     kinds = [kind for kind in KINDS if kind not in ODD]
     data = typed_graph(number) if typed else graph()
     if not typed and draw.random() < 0.2:
@@ -909,7 +909,7 @@ def odd_object(number: int) -> tuple[Data | HeteroData, Any, bool, dict[str, Any
 
 @pytest.mark.parametrize("first", range(0, 30, 15))
 def test_odd_objects_are_cut_as_in_pyg(first):
-    """Names, kinds, layouts, edges and arguments at random; the numbers of those that fail are objects to look at."""
+    """Draws names, kinds, layouts, edges and arguments at random. The error gives the number of an object that fails."""
     pytest.importorskip("torch_sparse")
     given = 0
     for number in range(first, first + 15):

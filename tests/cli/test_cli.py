@@ -267,7 +267,7 @@ def test_a_graph_with_several_types_is_partitioned_described_and_copied(capsys, 
         (["--seeds", "author:train"], "seeds must be a split of 'author' ('all'), got 'train'"),
         (
             ["--seeds", "venue:train"],
-            "seeds must be of a node type of the data ('paper', 'author', 'institution'), got 'venue'",
+            "seeds must name a node type of the data ('paper', 'author', 'institution'), got 'venue'",
         ),
         (
             ["--replicate", "venue"],
@@ -506,7 +506,7 @@ def test_after_ctrl_c_the_same_command_goes_on(capsys, monkeypatch, tmp_path, np
     assert sorted(path.name for path in tmp_path.iterdir()) == [*([".d.writing"] if done else []), "ring.npz"]
     other = run(capsys, *command, "--seed", 1)
     if done:
-        assert other[0] == 2 and "seed was 0, is 1. Give that command again" in other[2]
+        assert other[0] == 2 and "seed was 0, is 1. Repeat that command" in other[2]
         code, out, err = run(capsys, *command)
         assert code == 0 and "assigning" not in err and "computing" not in err
     else:
@@ -852,7 +852,7 @@ def test_commands_report_unlabelled_vertices_in_one_line(capsys, tmp_path):
         ("analyze", f"pyg:{tmp_path / 'g.pt'}", "--parts", 2, "--method", "random", "--predict-only"),
     ):
         code, _, err = run(capsys, *command, "--num-neighbors", "2", "--batch-size", 4)
-        words = f"salientpp {command[0]}: the split 'train' of data: 2 of {total} vertices are left out, since their label y is -1"
+        words = f"salientpp {command[0]}: the split 'train' of data: 2 of {total} vertices are left out, because their label y is -1"
         assert code == 0 and any(line.startswith(words) for line in err.splitlines()), err
 
 

@@ -217,7 +217,7 @@ def test_features_keep_the_dtype_they_are_stored_in(npz, dtype):
 
 
 def test_unlabelled_vertices_are_in_no_split(npz):
-    with pytest.warns(UserWarning, match="train_idx: 2 of 5 vertices are left out, since their label y is -1"):
+    with pytest.warns(UserWarning, match="train_idx: 2 of 5 vertices are left out, because their label y is -1"):
         data = load_dataset(npz(y=np.array([-1, 0, -1, 1, 1]), train_idx=np.arange(5), test_idx=np.empty(0)))
     assert data.y.tolist() == [-1, 0, -1, 1, 1]
     assert data.train_mask.tolist() == [False, True, False, True, True]

@@ -1,4 +1,4 @@
-"""Law 4: a dry run draws the batches of the epoch, and says which rows these fetch, while nothing moves."""
+"""Law 4: a dry run draws the batches of the epoch and tells which rows they fetch, while no rows move."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def _compare(rank: int, root: str) -> dict[str, tuple]:
-    """Of each kind of loader: vertices by batch of a dry run, without edges, of every second batch, and of the epoch; then remote rows of both."""
+    """Returns, for each kind of loader, the vertices of each batch and the remote rows.
+
+    Vertices come from four runs: a dry run, one without edges, one over every second batch, and the epoch itself. Remote rows come from the first and the last.
+    """
     found = {}
     for name, options in [*OPTIONS.items(), ("edges", {"neg_sampling": "binary"})]:
         kind, seeds = (LinkNeighborLoader, "all") if name == "edges" else (NeighborLoader, "train")
@@ -50,7 +53,7 @@ def of_ranks(tmp_path_factory) -> list[dict[str, tuple]]:
 
 @pytest.mark.parametrize("name", [*OPTIONS, "edges"])
 @pytest.mark.parametrize("epoch", [0, 1])
-def test_a_dry_run_is_of_the_epochs_batches_and_of_the_rows_that_they_fetch(of_ranks, name, epoch):
+def test_a_dry_run_has_the_batches_of_the_epoch_and_the_rows_that_they_fetch(of_ranks, name, epoch):
     for of_rank in of_ranks:
         dry, bare, few, live, counted, fetched = of_rank[f"{name} {epoch}"]
         assert dry == bare == live and few == live[1::2] and len(live) > 1

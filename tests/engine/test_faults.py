@@ -1,7 +1,7 @@
-"""Laws of faults at random moments: every rank ends, with right batches or with an error that names the culprit.
+"""Laws of faults at random moments: every rank ends, with correct batches or with an error that names the culprit.
 
-What takes minutes is marked ``faults`` and runs with `make test-faults`; short versions of it run with every test run. Each
-case prints its random seed.
+Tests that take minutes are marked ``faults`` and run with `make test-faults`. Short versions of them run in every test run. Each case prints its
+random seed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from salientpp.ranks import failure, job_store, waiting
 
 FANOUTS, BATCH = [4, 3], 8
 
-#: How long ranks wait for one that is gone. A rank that is alive but slow must not be taken for gone.
+#: Seconds that ranks wait for one that is gone. A rank that is alive but slow must not be taken for gone.
 TIMEOUT = 20
 STOPPED_TIMEOUT = 5
 
@@ -65,7 +65,7 @@ def _is_right(part: salientpp.PartitionedGraph, batch) -> bool:
 def _until_killed(
     rank: int, root: str, victim: int, moment: float, depth: int, how: str
 ) -> tuple[str, str, float, int, int]:
-    """Epoch after epoch until this rank or another dies: the error, when it came after the fault, batches, wrong ones."""
+    """Runs epochs until a rank dies. Returns the error, the time from the fault to the error, and the numbers of batches and of wrong batches."""
     part = salientpp.load(root)
     rng = random.Random(f"{moment} {rank}")
     dist.barrier()
@@ -105,7 +105,7 @@ def _campaign(tmp_path: Path, number: int, seed: int, how: str = "killed") -> No
             if rank != victim:
                 kind, text, seconds, given, wrong = result
                 print("  ", rank, kind, f"{seconds:.2f} s", given, text[:160])
-                # Rank 0, which hosts the store, may end before a rank that is still being connected can ask it who is missing.
+                # Rank 0 hosts the store. It may end before a rank that is still connecting can ask the store who is missing.
                 gone = (
                     hosts
                     and "key-value store (which rank 0 or torchrun hosts) went away while loaders were made" in text
@@ -118,7 +118,7 @@ def _campaign(tmp_path: Path, number: int, seed: int, how: str = "killed") -> No
                 assert wrong == 0, case
                 batches += given
     print(f"{number} killed; named by the survivors: {dict(named)}; {batches} batches, none wrong")
-    # On a busy machine another rank may be late by chance and be named too: few survivors are no sample of how often.
+    # On a busy machine another rank may be late by chance and be named too. A few survivors are too small a sample to bound how often.
     assert batches > 0 and named.total() - named["alone"] <= 2 + 0.1 * named.total()
 
 
@@ -133,7 +133,7 @@ def test_many_ranks_killed_at_random_moments_are_named_by_all_others(tmp_path, s
 
 
 def _stopped(rank: int, root: str, victim: int, depth: int) -> tuple[str, float]:
-    """All ranks iterate; one is stopped (not killed) in mid-epoch, so its connections stay open."""
+    """Iterates on all ranks. One rank is suspended (not killed) in mid-epoch, so its connections stay open."""
     loader = _loader(root, depth=depth, timeout=STOPPED_TIMEOUT)
     started = time.monotonic()
     try:
@@ -154,7 +154,7 @@ def _stopped(rank: int, root: str, victim: int, depth: int) -> tuple[str, float]
     [(0, 10, True)]
     + [pytest.param(v, d, h, marks=pytest.mark.faults) for v in range(3) for d in (1, 3, 10) for h in (False, True)],
 )
-def test_a_rank_that_is_stopped_is_named_after_the_timeout(tmp_path, victim, depth, rank_0_hosts):
+def test_a_suspended_rank_is_named_after_the_timeout(tmp_path, victim, depth, rank_0_hosts):
     results = distributed.run(
         _stopped, 3, _partition(tmp_path / "parts", 3), victim, depth, may_fail=True, rank_0_hosts=rank_0_hosts
     )
@@ -162,19 +162,19 @@ def test_a_rank_that_is_stopped_is_named_after_the_timeout(tmp_path, victim, dep
         if rank != victim:
             text, seconds = result
             print(text, seconds)
-            # A stopped host of the store answers no questions either.
+            # A suspended rank that hosts the store does not answer accesses to the store either.
             named = f"no answer from rank {victim} within {STOPPED_TIMEOUT} s" in text
             assert named or (
                 rank_0_hosts and victim == 0 and "nor from the job's key-value store (which rank 0" in text
             )
-            assert STOPPED_TIMEOUT <= seconds < 4 * STOPPED_TIMEOUT, "the stopped process is killed after 5"
+            assert STOPPED_TIMEOUT <= seconds < 4 * STOPPED_TIMEOUT, "the suspended process is killed after 5 timeouts"
 
 
-# --- rank 0 takes the store along -------------------------------------------------------------------------
+# --- the store ends with rank 0 ---------------------------------------------------------------------------
 
 
 def _fail_and_end(rank: int, root: str, culprit: int) -> None:
-    """One rank fails; the last comes late to hear of it, and nobody stays for a given time."""
+    """Fails on one rank. The last rank hears of it late, and no rank stays for a fixed time."""
     failure._STAY_SECONDS = job_store._STORE_SECONDS = NEVER
 
     def fail(batch):
@@ -188,7 +188,7 @@ def _fail_and_end(rank: int, root: str, culprit: int) -> None:
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_the_rank_that_hosts_the_store_stays_until_all_have_read_what_failed(tmp_path, culprit):
+def test_the_rank_that_hosts_the_store_stays_until_all_have_read_the_failure(tmp_path, culprit):
     results = distributed.run(
         _fail_and_end, 3, _partition(tmp_path / "parts", 3), culprit, may_fail=True, rank_0_hosts=True
     )
@@ -210,7 +210,7 @@ def _fail_unheard(rank: int, root: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", "does not listen"])
-def test_the_rank_that_hosts_the_store_ends_though_another_never_reads(tmp_path, how):
+def test_the_rank_that_hosts_the_store_ends_even_if_another_never_reads(tmp_path, how):
     first, _ = distributed.run(
         _fail_unheard, 2, _partition(tmp_path / "parts", 2), how, may_fail=True, rank_0_hosts=True
     )
@@ -223,7 +223,7 @@ def _end_well(rank: int, root: str) -> None:
         pass
 
 
-def test_after_no_failure_nobody_stays(tmp_path):
+def test_without_a_failure_no_rank_stays(tmp_path):
     distributed.run(_end_well, 2, _partition(tmp_path / "parts", 2), rank_0_hosts=True)
 
 
@@ -243,7 +243,7 @@ def test_a_rank_that_makes_no_loader_is_named_after_the_timeout(tmp_path):
     assert [text.startswith("rank 1 did not come to make a loader within 1 s") for text in texts] == [True, False, True]
 
 
-def _ask_in_vain(rank: int, root: str) -> tuple[int, int, float, list[str]]:
+def _count_accesses(rank: int, root: str) -> tuple[int, int, float, list[str]]:
     loader = _loader(root)
     store = loader.engine.basis.comm.notes.store
     asked, ask = 0, store.ask
@@ -260,8 +260,8 @@ def _ask_in_vain(rank: int, root: str) -> tuple[int, int, float, list[str]]:
 
 
 def test_batches_touch_no_store_and_no_thread_watches(tmp_path):
-    for asked, batches, seconds, threads in distributed.run(_ask_in_vain, 2, _partition(tmp_path / "parts", 2)):
-        # None where no wait takes half a second; on a busy machine a few do.
+    for asked, batches, seconds, threads in distributed.run(_count_accesses, 2, _partition(tmp_path / "parts", 2)):
+        # Zero if no wait takes half a second; on a busy machine a few waits do.
         assert batches > 100 and asked <= 4 * seconds and asked < batches / 10
         assert "salientpp-store" not in threads
 
@@ -274,7 +274,7 @@ class _UsersOwn(Exception):
 
 
 def _leave_often(rank: int, root: str, depth: int, epochs: int, seed: int, options: dict) -> int:
-    """Leave every epoch at a point of this rank's own, in a way of its own; how many batches were wrong or out of place?"""
+    """Leaves every epoch at a random point and in a random way, different on each rank. Returns the number of wrong or misplaced batches."""
     reference = _loader(root, num_workers=0, replication_factor=0.0, **options)
     loader = _loader(root, depth=depth, **options)
     rng = random.Random(f"{seed} {rank}")
@@ -296,7 +296,7 @@ def _leave_often(rank: int, root: str, depth: int, epochs: int, seed: int, optio
             pass
         if how == "close":
             iterator.close()
-        elif how == "cycle":  # only the garbage collector can let go of it
+        elif how == "cycle":  # only the garbage collector can free the iterator
             ring = [iterator]
             ring.append(ring)
             del ring, iterator
@@ -308,7 +308,7 @@ def _leave_often(rank: int, root: str, depth: int, epochs: int, seed: int, optio
 
 
 @pytest.mark.parametrize(("depth", "uneven"), [(1, "exact"), (4, "wrap"), (10, "exact")])
-def test_after_leaving_at_any_point_in_any_way_the_next_epoch_is_whole(tmp_path, depth, uneven):
+def test_after_leaving_an_epoch_at_any_point_the_next_one_is_complete(tmp_path, depth, uneven):
     assert distributed.run(_leave_often, 3, _partition(tmp_path / "parts", 3), depth, 12, 0, {"uneven": uneven}) == [
         0,
         0,
@@ -318,14 +318,14 @@ def test_after_leaving_at_any_point_in_any_way_the_next_epoch_is_whole(tmp_path,
 
 @pytest.mark.faults
 @pytest.mark.parametrize("seed", range(8))
-def test_after_leaving_at_very_many_points_the_next_epoch_is_whole(tmp_path, seed):
+def test_after_leaving_an_epoch_at_many_points_the_next_one_is_complete(tmp_path, seed):
     depth, uneven = [1, 2, 4, 10][seed % 4], ["wrap", "exact", "drop"][seed % 3]
     out = distributed.run(_leave_often, 4, _partition(tmp_path / "parts", 4), depth, 150, seed, {"uneven": uneven})
     assert out == [0] * 4
 
 
 def _press_ctrl_c(rank: int, root: str, moment: float, depth: int) -> tuple[str, str, int]:
-    """Rank 1's Ctrl-C comes at any moment: in a stage, between two, in the loop's body, between epochs."""
+    """Presses Ctrl-C on rank 1 at any moment: in a stage, between two stages, in the loop's body, or between epochs."""
     loader = _loader(root, depth=depth)
     dist.barrier()
     wrong = 0
@@ -368,7 +368,7 @@ def test_ctrl_c_at_many_random_moments_ends_all_ranks(tmp_path):
 
 
 class _LateWork:
-    """A collective that ends just after a slice of waiting has."""
+    """A collective that ends just after a slice of a wait has ended."""
 
     waits = 0
 
@@ -381,7 +381,7 @@ class _LateWork:
         return True
 
 
-def test_a_collective_that_ends_while_a_rank_looks_for_a_note_is_no_failure():
+def test_a_collective_that_ends_during_a_check_for_failures_is_not_a_failure():
     work = _LateWork()
     groups = SimpleNamespace(check_process=lambda: None, broken=False, under_way={work})
     waiting.wait_for(work, groups, failure.FailureNotes(None, "", ""), [0], timedelta(seconds=HANG))
@@ -400,10 +400,10 @@ def _descriptors() -> int:
 
 
 def _work(rank: int, root: str, num_batches: int, seed: int) -> dict:
-    """Batches with random delays and early leaves; memory, descriptors and threads after a quarter of them and at the end."""
+    """Runs batches with random delays and early leaves. Returns memory, descriptors and threads after a quarter of them and at the end."""
     part = salientpp.load(root)
     loader = _loader(root, timeout=NEVER, num_workers=2)
-    plan = random.Random(seed)  # the same on every rank: who leaves which epoch after how many batches
+    plan = random.Random(seed)  # the same on every rank: which rank leaves which epoch after which batch
     mine = random.Random(f"{seed} {rank}")
     totals = [0] * dist.get_world_size()
     batches = epochs = wrong = 0
@@ -442,10 +442,10 @@ def _check_load(tmp_path: Path, world: int, num_batches: int, seconds: float = H
         assert late_threads < 10, "threads leak"
 
 
-def test_two_ranks_need_no_more_and_more_memory_and_descriptors(tmp_path):
+def test_memory_and_descriptors_of_two_ranks_do_not_grow(tmp_path):
     _check_load(tmp_path, 2, 240)
 
 
 @pytest.mark.faults
-def test_eight_ranks_need_no_more_and_more_memory_and_descriptors(tmp_path):
+def test_memory_and_descriptors_of_eight_ranks_do_not_grow(tmp_path):
     _check_load(tmp_path, 8, 2000, seconds=1800)

@@ -1,4 +1,4 @@
-"""Laws of logical ranks: an epoch's batches are the same on any number of ranks, and a run goes on with the next round on any other number."""
+"""Laws of logical ranks: an epoch's batches are the same on any number of ranks, and a run continues with the next round on any other number."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LAYOUT = pytest.mark.parametrize(
 
 
 def directory(root: Path, num_parts: int, seeds: list[int] | None = None) -> str:
-    """Parts with 9 to 20 training seeds, or the given numbers of them."""
+    """Writes parts with 9 to 20 training seeds each, or with the given numbers of seeds."""
     data = random_data(300, 1500, edge_attributes=True)
     assignment = torch.arange(data.num_nodes) % num_parts
     counts = seeds or [9 + 11 * part % 12 for part in range(num_parts)]
@@ -46,13 +46,13 @@ def rank_loader(root: str, **options) -> NeighborLoader:
 
 
 def digest(batch) -> tuple:
-    """What a batch is, and that each row is its vertex's."""
+    """Returns the contents of a batch, with the rows of its vertices and edges."""
     return tuple(batch[name].tolist() for name in ("n_id", "edge_index", "e_id", "input_id", "y", "x", "edge_attr"))
 
 
 def by_round(per_rank: list[list[list]], first: int = 0) -> list[list]:
-    """Per round, the batches of all logical ranks in order; rounds of each rank, each a list."""
-    assert len({len(rounds) for rounds in per_rank}) == 1, "every rank gets as many rounds"
+    """Returns, for each round, the batches of all logical ranks in order. ``per_rank`` has the rounds of each rank, each a list."""
+    assert len({len(rounds) for rounds in per_rank}) == 1, "every rank gets the same number of rounds"
     return [[batch for of_rank in rounds for batch in of_rank] for rounds in zip(*per_rank)][first:]
 
 
@@ -84,7 +84,7 @@ def _turns(
 @pytest.mark.parametrize("uneven", ["wrap", "exact", "drop"])
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_ranks_give_their_batches_of_a_round_in_its_last_ticks(uneven, joined, seed):
+def test_ranks_deliver_the_batches_of_a_round_in_its_last_ticks(uneven, joined, seed):
     rng = random.Random(seed)
     parts = rng.randint(1, 8)
     logical_ranks = rng.choice([parts, 2 * parts, rng.randint(1, parts)])
@@ -108,7 +108,7 @@ def test_ranks_give_their_batches_of_a_round_in_its_last_ticks(uneven, joined, s
                 for of_rank in given
                 if any(turn.round == number for turn in of_rank)
             }
-            assert len(ends) == 1, "all are done with a round in the same tick"
+            assert len(ends) == 1, "all ranks finish a round in the same tick"
             following = [turn.tick for of_rank in given for turn in of_rank if turn.round > number]
             assert all(tick > max(ends) for tick in following)
         batches = {
@@ -118,7 +118,7 @@ def test_ranks_give_their_batches_of_a_round_in_its_last_ticks(uneven, joined, s
             for logical_rank, positions in turn.pieces
         }
         whole = whole or batches
-        assert batches == whole, "what a logical rank gives does not depend on the number of ranks"
+        assert batches == whole, "the batches of a logical rank do not depend on the number of ranks"
         if world == logical_ranks:
             assert [[turn.tick for turn in of_rank] for of_rank in given] == [
                 list(range(len(of_rank))) for of_rank in given
@@ -153,11 +153,11 @@ def test_the_batches_of_a_round_do_not_depend_on_the_number_of_ranks(tmp_path, p
 
 
 @pytest.mark.parametrize("uneven", ["wrap", "exact"])
-def test_hosts_of_several_ranks_share_rows_and_change_no_batch(tmp_path, uneven):
+def test_ranks_of_a_host_share_rows_without_changing_batches(tmp_path, uneven):
     root = directory(tmp_path / "parts", 6)
     options = {"logical_ranks": 6, "uneven": uneven}
     (alone,) = distributed.run(_rounds, 1, root, options)
-    # 4 ranks have 1 or 2 logical ranks each; the ranks of a host share a cache.
+    # 4 ranks with 1 or 2 logical ranks each. The ranks of a host share a cache.
     hosts = {"ranks_per_host": 2, "replication_factor": 0.2}
     ranks = distributed.run(_rounds, 4, root, {**options, **hosts})
     assert [by_round([epochs[at] for epochs in ranks]) for at in range(2)] == alone
@@ -171,19 +171,19 @@ def _plain(rank: int, root: str, options: dict) -> tuple[list, list, int]:
     return given, [digest(batch) for batches in loader.rounds() for batch in batches], len(loader)
 
 
-def test_an_epoch_is_its_rounds_one_batch_after_another(tmp_path):
+def test_an_epoch_has_the_batches_of_its_rounds_in_order(tmp_path):
     root = directory(tmp_path / "parts", 4)
     for given, rounds, length in distributed.run(_plain, 3, root, {"logical_ranks": 4}):
         assert given == rounds and len(given) == length
-    # As many ranks as logical ranks: as without logical ranks.
+    # If ranks and logical ranks are equally many, logical ranks change nothing.
     assert distributed.run(_plain, 4, root, {"logical_ranks": 4}) == distributed.run(_plain, 4, root, {})
 
 
-# --- stopping and going on ----------------------------------------------------------------------------------
+# --- stopping and continuing --------------------------------------------------------------------------------
 
 
 def _stop(rank: int, root: str, options: dict, epoch: int, stop: int) -> tuple[dict, list[list]]:
-    """The state after so many whole rounds, and these."""
+    """Returns the state after ``stop`` complete rounds, and these rounds."""
     loader = rank_loader(root, **options)
     loader.set_epoch(epoch)
     given = []
@@ -206,7 +206,7 @@ def _go_on(rank: int, root: str, options: dict, state: dict, epochs: int) -> lis
 @pytest.mark.parametrize(
     ("parts", "logical_ranks", "worlds", "uneven"), [(4, 4, (4, 3, 2, 1), "wrap"), (8, 4, (3, 1), "exact")]
 )
-def test_a_run_goes_on_with_the_next_round_on_any_other_number_of_ranks(tmp_path, parts, logical_ranks, worlds, uneven):
+def test_a_run_continues_with_the_next_round_on_any_number_of_ranks(tmp_path, parts, logical_ranks, worlds, uneven):
     root = directory(tmp_path / "parts", parts)
     rng = random.Random(f"{parts}{logical_ranks}{uneven}")
     options = {"logical_ranks": logical_ranks, "uneven": uneven}
@@ -218,14 +218,14 @@ def test_a_run_goes_on_with_the_next_round_on_any_other_number_of_ranks(tmp_path
         for after in worlds:
             state = rng.choice([state for state, _ in stopped])
             assert (state["round"], state["ranks"], state["logical_ranks"]) == (stop, before, logical_ranks)
-            # Without logical_ranks= a loader takes the state's, where that leaves everyone its parts.
+            # Without logical_ranks=, a loader takes the state's number if all ranks keep their parts.
             more = rng.choice([options, {"uneven": uneven}]) if parts == logical_ranks else options
             again = distributed.run(_go_on, after, root, more, state, 2)
             assert [by_round([epochs[at] for epochs in again]) for at in range(2)] == [whole[0][stop:], whole[1]]
 
 
 def _own(rank: int, root: str, options: dict, states: list[dict] | None, stops: list[int]) -> Any:
-    """A state in the middle of a round, or what is left after it."""
+    """Returns a state in the middle of a round, or the batches that follow it."""
     loader = rank_loader(root, **options)
     if states is None:
         whole = [digest(batch) for batch in loader]
@@ -239,7 +239,7 @@ def _own(rank: int, root: str, options: dict, states: list[dict] | None, stops: 
 
 
 @pytest.mark.parametrize("uneven", ["wrap", "exact"])
-def test_as_many_ranks_go_on_in_the_middle_of_a_round(tmp_path, uneven):
+def test_the_same_number_of_ranks_continues_in_the_middle_of_a_round(tmp_path, uneven):
     root = directory(tmp_path / "parts", 8)
     rng = random.Random(uneven)
     for _ in range(3):
@@ -259,29 +259,29 @@ def _mistaken(rank: int, root: str, options: dict, state: dict) -> str:
     return str(caught.value)
 
 
-def test_a_state_of_other_logical_ranks_is_refused_in_words(tmp_path):
+def test_a_state_with_other_logical_ranks_is_refused(tmp_path):
     root = directory(tmp_path / "parts", 8)
     ((state, _),) = distributed.run(_stop, 1, root, {"logical_ranks": 4}, 0, 1)
     for text in distributed.run(_mistaken, 3, root, {}, state):
         assert (
-            "it is of 4 logical ranks, by which the 3 ranks would have other parts; make the loader with logical_ranks=4"
+            "it has 4 logical ranks, with which the 3 ranks would have other parts; make the loader with logical_ranks=4"
             in text
         )
     for text in distributed.run(_mistaken, 2, root, {"logical_ranks": 8}, state):
         assert "logical_ranks: expected 8, got 4" in text
     for change, words in [
         ({"round": 99}, "round must be in [0, 5], got 99"),
-        ({"logical_ranks": 5}, "it is of 5 logical ranks, by which the 2 ranks would have other parts"),
-        ({"logical_ranks": 1, "ranks": 1}, "it is of 1 logical ranks; logical_ranks=1 is fewer than the 2 ranks"),
-        ({"logical_ranks": 0}, "ranks must be in [1, 1), got 1; it was altered or is damaged"),
+        ({"logical_ranks": 5}, "it has 5 logical ranks, with which the 2 ranks would have other parts"),
+        ({"logical_ranks": 1, "ranks": 1}, "it has 1 logical ranks; logical_ranks=1 is less than the 2 ranks"),
+        ({"logical_ranks": 0}, "ranks must be in [1, 1), got 1; the state was altered or is damaged"),
         (
             {"logical_ranks": 2**31},
-            "logical ranks must be at most 16,384, or as many as there are ranks, got 2,147,483,648",
+            "logical ranks must be at most 16,384, or the number of ranks, got 2,147,483,648",
         ),
-        ({"logical_ranks": 2**200}, "logical ranks must be at most 16,384, or as many as there are ranks"),
+        ({"logical_ranks": 2**200}, "logical ranks must be at most 16,384, or the number of ranks"),
         (
             {"logical_ranks": 10**6, "ranks": 2},
-            "logical ranks must be at most 16,384, or as many as there are ranks, got 1,000,000",
+            "logical ranks must be at most 16,384, or the number of ranks, got 1,000,000",
         ),
         ({"ranks": 0}, "ranks must be in [1, 5), got 0"),
         ({"ranks": 2**31}, "ranks must be in [1, 5), got 2147483648"),
@@ -304,7 +304,7 @@ def _arguments(rank: int, root: str, cases: list[dict]) -> list[str]:
     return texts
 
 
-def test_logical_ranks_that_cannot_be(tmp_path):
+def test_invalid_logical_ranks_are_refused(tmp_path):
     root = directory(tmp_path / "parts", 4)
     cases = [
         {"logical_ranks": 0},
@@ -316,11 +316,11 @@ def test_logical_ranks_that_cannot_be(tmp_path):
     ]
     words = [
         "logical_ranks must be an integer >= 1 (number of logical ranks) or None, got 0",
-        "logical_ranks=1 is fewer than the 2 ranks",
+        "logical_ranks=1 is less than the 2 ranks",
         "logical_ranks=6 does not fit 4 parts",
         "logical_ranks must be an integer >= 1",
         "join_logical_ranks must be True or False, got 1",
-        "logical ranks must be at most 16,384, or as many as there are ranks, got 1,099,511,627,776",
+        "logical ranks must be at most 16,384, or the number of ranks, got 1,099,511,627,776",
     ]
     for texts in distributed.run(_arguments, 2, root, cases):
         assert all(word in text for word, text in zip(words, texts, strict=True)), texts
@@ -336,13 +336,13 @@ def _differ(rank: int, root: str) -> str:
     return str(caught.value)
 
 
-def test_ranks_with_other_logical_ranks_all_raise(tmp_path):
+def test_all_ranks_raise_if_their_logical_ranks_differ(tmp_path):
     for text in distributed.run(_differ, 2, directory(tmp_path / "parts", 4)):
         assert "all ranks must have the same logical_ranks, got 8 on rank 0 and 4 on rank 1" in text
 
 
 def _leave(rank: int, root: str, plan: list[list[int]]) -> list[list]:
-    """Rounds left early, by other numbers on each rank and in each epoch."""
+    """Leaves rounds early, after a different number on each rank and in each epoch."""
     loader = rank_loader(root, logical_ranks=8, uneven="exact")
     found = []
     for stops in plan:
@@ -353,7 +353,7 @@ def _leave(rank: int, root: str, plan: list[list[int]]) -> list[list]:
     return found
 
 
-def test_rounds_may_be_left_at_other_points_on_each_rank(tmp_path):
+def test_each_rank_can_leave_rounds_at_a_different_point(tmp_path):
     root = directory(tmp_path / "parts", 8)
     rng = random.Random(2)
     plan = [[rng.randint(0, 4) for _ in range(3)] for _ in range(6)]
@@ -371,7 +371,7 @@ def _model() -> GraphSAGE:
 
 
 def _train(rank: int, root: str, options: dict) -> list[list[float]]:
-    """Gradients of every round, and at the end the parameters: the sum over the batches of all logical ranks, whoever has them."""
+    """Returns the gradients of every round, and finally the parameters. A gradient is the sum over the batches of all logical ranks, on any rank."""
     loader, model = rank_loader(root, logical_ranks=4, dtype=torch.float64, uneven="exact", **options), _model()
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     found = []
@@ -390,7 +390,7 @@ def _train(rank: int, root: str, options: dict) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("joined", [False, True])
-def test_any_number_of_ranks_takes_the_same_steps(tmp_path, joined):
+def test_any_number_of_ranks_takes_the_same_optimizer_steps(tmp_path, joined):
     root = directory(tmp_path / "parts", 4)
     expected = torch.tensor(distributed.run(_train, 4, root, {})[0], dtype=torch.float64)
     for world in (3, 2, 1):
@@ -402,7 +402,7 @@ def test_any_number_of_ranks_takes_the_same_steps(tmp_path, joined):
 
 
 def _side_by_side(rank: int, root: str, options: dict) -> None:
-    """A joined batch against the batches of its logical ranks."""
+    """Compares a joined batch with the batches of its logical ranks."""
     options = {"logical_ranks": 4, **options}
     apart, joined = (rank_loader(root, join_logical_ranks=join, **options) for join in (False, True))
     part = salientpp.load(root)
@@ -423,7 +423,7 @@ def _side_by_side(rank: int, root: str, options: dict) -> None:
         assert batch.num_nodes == sum(one.num_nodes for one in batches)
 
         def edges(one):
-            """Edges as they are in the whole graph, with their attributes."""
+            """Returns edges with the ids of the whole graph, and their attributes."""
             ends = one.n_id[one.edge_index].T.tolist()
             return sorted(zip(map(tuple, ends), one.e_id.tolist(), one.edge_attr.tolist()))
 
@@ -435,7 +435,7 @@ def _side_by_side(rank: int, root: str, options: dict) -> None:
         out = model(batch.x.double() / 300, batch.edge_index)[: batch.batch_size]
         single = [model(one.x.double() / 300, one.edge_index)[: one.batch_size] for one in batches]
         torch.testing.assert_close(out, torch.cat(single), rtol=0, atol=1e-12)
-    assert number == len(joined) and not any(rounds), "after the last of this rank's batches there are empty rounds"
+    assert number == len(joined) and not any(rounds), "the rounds after this rank's last batch are empty"
     assert joined.stats().rows_remote <= apart.stats().rows_remote
 
 
@@ -451,7 +451,7 @@ def _side_by_side(rank: int, root: str, options: dict) -> None:
     ],
     ids=lambda options: "-".join(options) or "plain",
 )
-def test_a_joined_batch_is_its_logical_ranks_batches_side_by_side(tmp_path, options):
+def test_a_joined_batch_is_the_disjoint_union_of_its_logical_ranks_batches(tmp_path, options):
     root = directory(tmp_path / "parts", 4)
     for world in (2, 3):
         distributed.run(_side_by_side, world, root, options)
@@ -505,7 +505,7 @@ def _typed(rank: int, root: str, options: dict) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"disjoint": True, "replication_factor": 0.2}, {"subgraph_type": "induced"}])
-def test_joined_batches_of_several_types(tmp_path, options):
+def test_a_joined_batch_of_several_types_is_the_disjoint_union_of_its_batches(tmp_path, options):
     salientpp.partition(
         typed_data(), 4, tmp_path / "typed", TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=("venue",)
     )
@@ -517,7 +517,7 @@ def test_joined_batches_of_several_types(tmp_path, options):
 
 
 def _links(rank: int, root: str, cases: list[dict]) -> list[list]:
-    """Which edges each logical rank has in each round; and that a joined batch has those of its logical ranks."""
+    """Returns the edges of each logical rank in each round. Also checks that a joined batch has the edges of its logical ranks."""
     part = salientpp.load(root)
     found = []
     for case in cases:
@@ -549,7 +549,7 @@ def _links(rank: int, root: str, cases: list[dict]) -> list[list]:
     return found
 
 
-def test_edges_have_logical_ranks_too(tmp_path):
+def test_edge_seeds_belong_to_logical_ranks(tmp_path):
     root = directory(tmp_path / "parts", 4)
     cases = [
         {},
@@ -570,6 +570,6 @@ def _own_pairs(rank: int, root: str) -> str:
     return str(caught.value)
 
 
-def test_pairs_of_the_users_have_the_logical_ranks_of_their_rank_alone(tmp_path):
+def test_the_users_own_pairs_need_one_unit_per_rank(tmp_path):
     for text in distributed.run(_own_pairs, 2, directory(tmp_path / "parts", 4)):
-        assert "seeds of your own do not say which they are of; name a split, or start as many ranks" in text
+        assert "your own seeds do not say which group they belong to; name a split, or start as many ranks" in text

@@ -1,4 +1,4 @@
-"""Laws of `salientpp.engine.pipeline`, with stages that know no graphs: order, depth, errors, seconds."""
+"""Laws of `salientpp.engine.pipeline`, tested with stages that know no graphs: order, depth, errors, seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3, 4, 7, 9, 10, 50])
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """A batch on its way: the stages it went through."""
+    """A batch in the pipeline, with the stages that it has passed."""
 
     index: int
     visited: tuple[int, ...] = ()
@@ -50,14 +50,14 @@ def run_through(pipeline: Pipeline, num_batches: int) -> list[State]:
 
 @DEPTHS
 @pytest.mark.parametrize("num_batches", [0, 1, 3, 30])
-def test_results_come_in_order_and_went_through_every_stage_once(depth, num_batches):
+def test_results_come_in_order_and_pass_every_stage_once(depth, num_batches):
     results = run_through(pipeline_of(10, depth, []), num_batches)
     assert results == [State(i, tuple(range(10))) for i in range(num_batches)]
 
 
 @DEPTHS
 @pytest.mark.parametrize("num_stages", [1, 2, 5, 10])
-def test_a_batch_comes_out_depth_ticks_after_it_went_in(depth, num_stages):
+def test_a_batch_leaves_depth_ticks_after_it_entered(depth, num_stages):
     pipeline = pipeline_of(num_stages, depth, [])
     latency = min(depth, num_stages)
     results = [pipeline.tick(State(i)) for i in range(20)]
@@ -67,7 +67,7 @@ def test_a_batch_comes_out_depth_ticks_after_it_went_in(depth, num_stages):
 
 @DEPTHS
 @pytest.mark.parametrize("num_stages", [1, 2, 5, 10])
-def test_a_held_batch_comes_out_one_tick_later_with_all_its_stages_done(depth, num_stages):
+def test_a_held_batch_leaves_one_tick_after_its_last_stage(depth, num_stages):
     log: list = []
     pipeline = pipeline_of(num_stages, depth, log, hold=True)
     latency = min(depth, num_stages)
@@ -80,7 +80,7 @@ def test_a_held_batch_comes_out_one_tick_later_with_all_its_stages_done(depth, n
         else:
             assert result == State(tick - latency + 1, tuple(range(num_stages)))
         if latency > 1 and tick >= latency - 1:
-            assert (num_stages - 1, result.index) not in log[before:], "its last stage was in the tick before"
+            assert (num_stages - 1, result.index) not in log[before:], "its last stage ran in the tick before"
     drained = [pipeline.tick() for _ in range(latency)]
     assert [state.index for state in drained if state is not None] == list(
         range(20 - latency + 1, 20)
@@ -89,7 +89,7 @@ def test_a_held_batch_comes_out_one_tick_later_with_all_its_stages_done(depth, n
 
 @pytest.mark.parametrize("hold", [False, True])
 @DEPTHS
-def test_the_number_of_batches_past_a_stage_is_the_most_there_ever_are(depth, hold):
+def test_num_past_is_the_maximum_number_of_batches_past_a_stage(depth, hold):
     entered = set()
     stages = [stage(i, []) for i in range(10)]
     original = stages[6].run
@@ -98,7 +98,7 @@ def test_the_number_of_batches_past_a_stage_is_the_most_there_ever_are(depth, ho
     most = 0
     for tick in range(30):
         result = pipeline.tick(State(tick))
-        # While a tick runs, the batch that it hands over is still there.
+        # During a tick, the batch that the tick delivers still counts.
         most = max(most, len(entered))
         entered.discard(result.index if result is not None else None)
     assert most == pipeline.num_past("here")
@@ -106,8 +106,8 @@ def test_the_number_of_batches_past_a_stage_is_the_most_there_ever_are(depth, ho
 
 @DEPTHS
 @pytest.mark.parametrize("num_stages", [1, 2, 5, 10])
-def test_no_more_than_depth_batches_are_in_flight_and_all_are_used(depth, num_stages):
-    # Seen from inside the stages: a batch is in flight from its first stage to its last.
+def test_exactly_depth_batches_are_in_flight_at_most(depth, num_stages):
+    # Counted inside the stages: a batch is in flight from its first stage to its last.
     begun, ended, most = set(), set(), 0
 
     def first(state):
@@ -134,7 +134,7 @@ def test_no_more_than_depth_batches_are_in_flight_and_all_are_used(depth, num_st
     while pipeline.in_flight:
         pipeline.tick()
     assert begun == ended == set(range(30))
-    # The oldest batch moves first, so it has ended before the newest begins.
+    # The oldest batch moves first, so it has left before the newest enters.
     assert most == max(1, effective - 1)
 
 
@@ -146,14 +146,14 @@ def test_a_tick_moves_the_oldest_batch_first():
     assert log == [(0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (0, 2)]
 
 
-def test_depth_one_carries_each_batch_through_before_the_next_begins():
+def test_depth_one_finishes_each_batch_before_the_next_begins():
     log = []
     run_through(pipeline_of(4, 1, log), 3)
     assert log == [(s, b) for b in range(3) for s in range(4)]
 
 
 @pytest.mark.parametrize("num_stages, depth", [(10, 4), (10, 3), (10, 7), (5, 2), (5, 50), (1, 1)])
-def test_stages_are_cut_into_runs_of_nearly_equal_length(num_stages, depth):
+def test_stages_are_divided_into_runs_of_nearly_equal_length(num_stages, depth):
     log = []
     pipeline = pipeline_of(num_stages, depth, log)
     pipeline.tick(State(0))
@@ -176,18 +176,18 @@ def test_every_stage_sees_the_batches_in_order(depth):
 
 
 @DEPTHS
-def test_the_order_of_all_steps_depends_on_depth_and_number_of_batches_alone(depth):
+def test_the_order_of_steps_depends_only_on_depth_and_number_of_batches(depth):
     first, second = [], []
     run_through(pipeline_of(10, depth, first), 12)
     run_through(pipeline_of(10, depth, second), 12)
     assert first == second and len(first) == 120
 
 
-def test_ticks_with_nothing_new_do_nothing():
+def test_a_tick_without_a_new_batch_only_moves_the_others():
     log = []
     pipeline = pipeline_of(4, 4, log)
     assert [pipeline.tick() for _ in range(6)] == [None] * 6 and log == []
-    # A gap travels along.
+    # A tick without a batch leaves a gap, which moves through the pipeline too.
     assert [pipeline.tick(item) and "out" for item in (State(0), None, State(1), None, None, None, None)] == [
         None,
         None,
@@ -199,7 +199,7 @@ def test_ticks_with_nothing_new_do_nothing():
     ]
 
 
-def test_a_drained_pipeline_takes_batches_again():
+def test_a_drained_pipeline_accepts_batches_again():
     pipeline = pipeline_of(5, 3, [])
     assert [result.index for result in run_through(pipeline, 4)] == [0, 1, 2, 3]
     assert pipeline.in_flight == 0
@@ -233,9 +233,9 @@ def test_an_error_names_rank_batch_and_stage_and_ends_the_pipeline(depth, failin
             break
     assert str(failed) == f"rank 3, batch 2, stage do_step{failing_stage}: no row 2"
     assert isinstance(failed.__cause__, OSError)
-    # The batches before it came out as ever, or were lost with it; none after it.
+    # Earlier batches came out as usual, or were lost with the failing one. No later batch came out.
     assert [result.index for result in results if result is not None] in ([], [0], [0, 1])
-    # Nothing is in flight, and nothing runs any more.
+    # No batch is in flight, and no stage runs any more.
     steps = len(log)
     assert pipeline.in_flight == 0
     for item in (None, State(7), None):
@@ -244,8 +244,8 @@ def test_an_error_names_rank_batch_and_stage_and_ends_the_pipeline(depth, failin
     assert len(log) == steps
 
 
-def test_the_batches_ahead_of_a_failing_one_come_out_first():
-    # Oldest first: when batch 2 fails in the first stage, batches 0 and 1 have moved on in that tick.
+def test_batches_ahead_of_a_failing_one_move_first():
+    # The oldest batch moves first: when batch 2 fails in the first stage, batches 0 and 1 have already moved in that tick.
     log = []
     pipeline = Pipeline([stage(0, log, fails_at=2), stage(1, log), stage(2, log)], depth=3, device=CPU)
     pipeline.tick(State(0))
@@ -260,7 +260,7 @@ def test_a_stage_error_is_a_runtime_error():
 
 
 @pytest.mark.parametrize("depth", [0, -1, -10])
-def test_a_depth_below_one_is_refused_with_words(depth):
+def test_a_depth_below_one_is_refused(depth):
     with pytest.raises(ValueError, match=rf"depth must be >= 1, got {depth}"):
         pipeline_of(3, depth, [])
 

@@ -1,8 +1,8 @@
-"""Law 3 over time: the batches of fixed seeds are the very batches that the package has always given.
+"""Law 3 over time: for fixed seeds, every version of the package gives the same batches.
 
-Every case digests its batches (ids, edges, rows, labels) and how many rows came from which tier. Features are whole numbers, and draws
-depend on keys alone, so the digests are the same on every machine. A digest changes only together with what the package promises about
-batches; then ``PYTHONPATH=tests/support python -m tests.engine.test_same_batches`` prints the new table.
+Every case digests its batches (ids, edges, rows, labels) and the number of rows from each tier. Features are whole numbers and draws depend only on keys, so
+the digests are the same on every machine. A digest may change only if the package's promises about batches change. Then
+``PYTHONPATH=tests/support python -m tests.engine.test_same_batches`` prints the new table.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ DIGESTS: dict[str, str] = {
 
 
 def digest(batches: Iterable[Data | HeteroData], loader: Any) -> str:
-    """Of every tensor of the batches with its name, dtype and shape, and of the rows by tier."""
+    """Digests every tensor of the batches, with its name, dtype and shape, and the number of rows per tier."""
     sha = hashlib.sha256()
     for batch in batches:
         for store in batch.stores:
@@ -178,7 +178,7 @@ ALONE["data, workers"] = lambda: of_data(num_workers=2, depth=4)
 
 # --- ranks ------------------------------------------------------------------------------------------------
 
-#: Options, whether rows are put together as on a device.
+#: Options of a loader, and whether it assembles rows as on a device.
 SETTINGS: dict[str, tuple[dict[str, Any], bool]] = {
     f"alpha {alpha}, beta {beta}{', on device' if on_device else ''}": (
         {"replication_factor": alpha, "device_rows": beta, "device_cache": 84 if on_device else 0},
@@ -210,7 +210,7 @@ def _digests_of_a_rank(rank: int, root: str) -> dict[str, str]:
 
 
 def of_ranks(folder: Path, num_parts: int, num_ranks: int) -> dict[str, str]:
-    """Setting -> the digest of all ranks' digests."""
+    """Returns setting -> the digest of all ranks' digests."""
     root = folder / f"d{num_parts}-{num_ranks}"
     salientpp.partition(whole(), num_parts, root, [4, 3], 16, method=torch.arange(300) * 7 % 11 % num_parts)
     ranks = distributed.run(_digests_of_a_rank, num_ranks, str(root))
@@ -229,17 +229,17 @@ RANKS = [(1, 1), (2, 2), (4, 4), (2, 4)]
 
 
 @pytest.mark.parametrize("case", ALONE)
-def test_one_process_gives_the_batches_it_has_always_given(case):
+def test_batches_of_one_process_never_change(case):
     assert ALONE[case]() == DIGESTS[case]
 
 
 @pytest.mark.parametrize("num_parts, num_ranks", RANKS)
-def test_ranks_give_the_batches_they_have_always_given(tmp_path, num_parts, num_ranks):
+def test_batches_of_several_ranks_never_change(tmp_path, num_parts, num_ranks):
     found = of_ranks(tmp_path, num_parts, num_ranks)
     assert found == {case: DIGESTS[case] for case in found}
 
 
-def test_the_digest_sees_every_byte():
+def test_the_digest_depends_on_every_byte():
     data = whole()
     make = lambda: NeighborLoader(data, [4, 3], torch.arange(20), batch_size=16, seed=3)  # noqa: E731
     before = run(make())

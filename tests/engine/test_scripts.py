@@ -1,4 +1,4 @@
-"""Laws of whole scripts: however a script ends, its process ends, and so do the other ranks."""
+"""Laws of complete scripts: however a script ends, its process ends, and so do the other ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ rank, root, meet = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
 from salientpp import NeighborLoader, load
 """
-#: The loaders' time-outs are longer than a script may take: none of these ends because of its time-out.
+#: The loaders' timeouts are longer than a script may take, so no script ends because of its timeout.
 MAKE = 'loader = NeighborLoader(load(root), [5, 3], "train", batch_size=8, shuffle=True, seed=1, timeout=3600)\n'
 
 
@@ -61,7 +61,7 @@ def _run_script(tmp_path: Path, body: str, seconds: float = HANG) -> list[subpro
     return done
 
 
-#: What an interpreter says that ends badly.
+#: Output of an interpreter that crashes or fails at exit.
 BAD_ENDS = re.compile(
     "Exception ignored|Traceback|terminate called|destroyed|pending|Fatal|FATAL|Segmentation|unraisable"
 )
@@ -88,7 +88,7 @@ BAD_ENDS = re.compile(
         ),
     ],
 )
-def test_a_script_may_end_with_an_iterator_alive(tmp_path, which, destroy, taken, depth):
+def test_a_script_can_end_with_an_iterator_alive(tmp_path, which, destroy, taken, depth):
     body = (
         MAKE.replace("timeout=3600", f"timeout=3600, num_workers=1, depth={depth}")
         + f"""
@@ -126,7 +126,7 @@ for epoch in range(3):
     assert "rank 0 ended early: LookupError: the user's mistake" in waiting.stderr
 
 
-def test_an_uncaught_exception_is_told_to_those_that_have_begun_the_next_epoch_too(tmp_path):
+def test_an_uncaught_exception_reaches_ranks_that_have_begun_the_next_epoch(tmp_path):
     body = (
         MAKE
         + """
@@ -149,7 +149,7 @@ for epoch in range(3):
     assert "stage open_epoch: rank 0 ended early: LookupError: the user's mistake" in waiting.stderr
 
 
-def test_an_uncaught_exception_does_not_keep_ranks_that_wait_for_the_process(tmp_path):
+def test_an_uncaught_exception_does_not_block_ranks_that_wait_for_the_process(tmp_path):
     body = (
         MAKE
         + """
@@ -184,7 +184,7 @@ finally:
         assert "stage assemble: division by zero" in done.stderr and "rank 0, batch" in done.stderr
 
 
-def test_wrong_arguments_on_one_rank_are_every_ranks_error(tmp_path):
+def test_wrong_arguments_on_one_rank_raise_on_every_rank(tmp_path):
     body = 'NeighborLoader(load(root), [5, 3], "train", depth=rank, timeout=3600)\n'
     for done in _run_script(tmp_path, body):
         assert done.returncode == 1 and "depth must be an integer >= 1 (batches in flight), got 0" in done.stderr
@@ -223,7 +223,7 @@ PROCESS = """context = mp.get_context("METHOD")
         for start, method in ((TORCH_SPAWN, "fork"), (PROCESS, "spawn"))
     ],
 )
-def test_a_failing_process_of_multiprocessing_does_not_keep_the_others(tmp_path, start, method):
+def test_a_failing_process_of_multiprocessing_does_not_block_the_others(tmp_path, start, method):
     salientpp.partition(random_data(), 2, tmp_path / "parts", [5, 3], 8)
     script = tmp_path / "script.py"
     script.write_text(PROCESSES.replace("START", start.replace("METHOD", method)))
@@ -257,8 +257,8 @@ def test_a_failing_process_of_multiprocessing_tells_the_others_why(tmp_path):
     assert "rank 0 ended early: its process ended with exit code 1" in done.stderr
 
 
-def test_ctrl_c_on_a_script_that_has_ended_and_still_answers_ends_all_ranks(tmp_path):
-    """Rank 0's script is over; Ctrl-C ends its wait for the slow rank 1, which has half a minute of batches left."""
+def test_ctrl_c_on_a_finished_script_that_still_answers_ends_all_ranks(tmp_path):
+    """Rank 0's script has ended, and waits for the slow rank 1, which has half a minute of batches left. Ctrl-C ends that wait."""
     body = (
         MAKE.replace("batch_size=8", "batch_size=1")
         + """
@@ -292,7 +292,7 @@ def fork(function):
 """
 
 
-def test_a_forked_child_of_a_rank_is_told_and_the_rank_goes_on(tmp_path):
+def test_a_forked_child_of_a_rank_gets_an_error_and_the_rank_continues(tmp_path):
     body = (
         MAKE
         + FORK
@@ -317,7 +317,7 @@ print(1 + sum(1 for _ in iterator) == len(list(loader)) == len(loader))
 
 
 @pytest.mark.parametrize("end", ["sys.exit(0)", "raise LookupError"])
-def test_a_forked_child_of_a_rank_may_end_by_itself(tmp_path, end):
+def test_a_forked_child_of_a_rank_can_end_independently(tmp_path, end):
     body = (
         MAKE
         + FORK
@@ -343,7 +343,7 @@ print(1 + sum(1 for _ in iterator) == len(list(loader)) == len(loader))
 @pytest.mark.parametrize(
     "start", ["fork(lambda: time.sleep(100))", 'os.posix_spawn("/bin/sleep", ["sleep", "100"], os.environ)']
 )
-def test_a_rank_that_is_killed_is_noticed_at_once_though_its_child_lives(tmp_path, start):
+def test_a_killed_rank_is_noticed_at_once_even_if_its_child_lives(tmp_path, start):
     body = (
         MAKE
         + FORK

@@ -1,4 +1,4 @@
-"""Laws of resuming: a run that stopped anywhere goes on, in new processes, with the batches it would have given."""
+"""Laws of resuming: a run that was stopped anywhere continues in new processes, with the batches that it would have delivered."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def whole_run(loader: NeighborLoader) -> list[list]:
 
 
 def through(state: dict[str, Any], form: str) -> dict[str, Any]:
-    """The state as it comes back from a file."""
+    """Returns the state after saving it to a file and loading it again."""
     if form == "json":
         return json.loads(json.dumps(state))
     buffer = io.BytesIO()
@@ -65,7 +65,7 @@ def through(state: dict[str, Any], form: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("form", ["json", "torch.save"])
 @pytest.mark.parametrize("epoch", [0, 1])
-def test_a_run_stopped_after_any_batch_goes_on_bit_for_bit(data, epoch, form):
+def test_a_run_stopped_after_any_batch_continues_bit_for_bit(data, epoch, form):
     whole = whole_run(make(data))
     others = itertools.cycle(
         [
@@ -84,12 +84,12 @@ def test_a_run_stopped_after_any_batch_goes_on_bit_for_bit(data, epoch, form):
         assert (state["epoch"], state["batches"], state["seed"]) == (epoch, stop, 7)
         resumed = make(data, **next(others))
         resumed.load_state_dict(state)
-        assert resumed.state_dict() == state, "loaded, and not yet begun"
+        assert resumed.state_dict() == state, "the state is loaded, but the epoch has not begun"
         assert [digest(batch) for batch in resumed] == whole[epoch][stop:]
         assert [digest(batch) for batch in resumed] == whole[epoch + 1]
 
 
-def test_a_new_process_goes_on_bit_for_bit(data, tmp_path):
+def test_a_new_process_continues_bit_for_bit(data, tmp_path):
     program = """
 import json, sys
 from tests.engine.test_state import digest, make, random_data
@@ -112,7 +112,7 @@ print(json.dumps([[digest(batch) for batch in loader] for _ in range(2)]))
     assert json.loads(done.stdout) == json.loads(json.dumps([whole[0][3:], whole[1]]))
 
 
-def test_a_state_says_what_was_given_before_inside_and_between_epochs(data):
+def test_a_state_counts_delivered_batches_inside_and_between_epochs(data):
     loader = make(data, num_workers=2)
 
     def at() -> tuple[int, int]:
@@ -125,20 +125,20 @@ def test_a_state_says_what_was_given_before_inside_and_between_epochs(data):
     iterator = iter(loader)
     assert at() == (4, 0)
     for given, _ in enumerate(iterator, 1):
-        assert at() == (4, given), "those under way do not count"
-    assert at() == (5, 0), "the user was told that the epoch is over"
+        assert at() == (4, given), "batches in flight do not count"
+    assert at() == (5, 0), "the user was told that the epoch has ended"
     iterator = iter(loader)
     for _ in range(len(loader)):
         next(iterator)
-    assert at() == (5, len(loader)), "the user was not told yet"
+    assert at() == (5, len(loader)), "the user was not told yet that the epoch has ended"
     for _ in itertools.islice(loader, 2):
         pass
-    assert at() == (6, 2), "an epoch that was left"
+    assert at() == (6, 2), "the epoch was left after two batches"
     loader.set_epoch(6)
-    assert at() == (6, 0), "an epoch to be repeated"
+    assert at() == (6, 0), "the epoch will be repeated"
 
 
-def test_a_loaded_state_and_set_epoch(data):
+def test_set_epoch_discards_a_loaded_state_unless_it_names_its_epoch(data):
     whole = whole_run(make(data))
     source = make(data)
     source.set_epoch(1)
@@ -152,8 +152,8 @@ def test_a_loaded_state_and_set_epoch(data):
     loader.load_state_dict(state)
     loader.set_epoch(0)
     assert [digest(batch) for batch in loader] == whole[0]
-    assert [digest(batch) for batch in loader] == whole[1], "the state does not come back"
-    # In the middle of an epoch a state is for the next one, and the last of several counts.
+    assert [digest(batch) for batch in loader] == whole[1], "the discarded state is not used again"
+    # A state that is loaded in the middle of an epoch applies to the next iterator. Of several states, the last one applies.
     iterator = iter(loader)
     next(iterator)
     loader.load_state_dict(make(data).state_dict())
@@ -163,7 +163,7 @@ def test_a_loaded_state_and_set_epoch(data):
     assert [digest(batch) for batch in loader] == whole[1][3:]
 
 
-def test_resuming_samples_nothing_that_was_given(data):
+def test_resuming_does_not_sample_delivered_batches_again(data):
     source = make(data)
     for _ in itertools.islice(source, 3):
         pass
@@ -175,7 +175,7 @@ def test_resuming_samples_nothing_that_was_given(data):
     assert loader.stats().batches == len(given)
 
 
-def test_a_loader_without_a_seed_takes_the_states(data):
+def test_a_loader_without_a_seed_takes_the_seed_of_the_state(data):
     source = make(data, seed=None)
     whole = whole_run(source)
     source.set_epoch(0)
@@ -189,7 +189,7 @@ def test_a_loader_without_a_seed_takes_the_states(data):
 
 
 @pytest.mark.parametrize("nodes", [None, [], [5]])
-def test_few_seeds_or_none(data, nodes):
+def test_loaders_with_few_or_no_seeds_can_be_resumed(data, nodes):
     whole = whole_run(make(data, input_nodes=nodes))
     loader = make(data, input_nodes=nodes)
     loader.load_state_dict(make(data, input_nodes=nodes).state_dict())
@@ -212,7 +212,7 @@ def test_few_seeds_or_none(data, nodes):
         ({"seed": 8}, "seed: expected 8, got 7"),
     ],
 )
-def test_a_state_of_other_arguments_is_refused_and_nothing_changes(data, options, text):
+def test_a_state_of_other_arguments_is_refused_without_changing_the_loader(data, options, text):
     state = make(data).state_dict()
     loader = make(data, **options)
     for _ in itertools.islice(loader, 1):
@@ -249,9 +249,9 @@ def test_a_state_of_other_data_is_refused(data, change):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda s: None, "expected what state_dict\\(\\) returned, got NoneType"),
-        (lambda s: {}, "expected what state_dict\\(\\) returned, got a dict with nothing"),
-        (lambda s: {"model": 1}, "expected what state_dict\\(\\) returned, got a dict with 'model'"),
+        (lambda s: None, "expected a result of state_dict\\(\\), got NoneType"),
+        (lambda s: {}, "expected a result of state_dict\\(\\), got a dict with nothing"),
+        (lambda s: {"model": 1}, "expected a result of state_dict\\(\\), got a dict with 'model'"),
         (lambda s: {**s, "version": 1}, "expected version 3, got 1; use the salientpp that wrote it"),
         (lambda s: {**s, "epoch": "1"}, "epoch must be an integer, got '1'"),
         (lambda s: {**s, "batches": True}, "batches must be an integer, got True"),
@@ -261,7 +261,7 @@ def test_a_state_of_other_data_is_refused(data, change):
         (lambda s: {**s, "round": 2**200}, r"round must be in \[0, 8\], got 16"),
         (
             lambda s: {**s, "epoch": -1},
-            r"epoch must be in \[0, 4611686018427387904\), got -1; it was altered or is damaged",
+            r"epoch must be in \[0, 4611686018427387904\), got -1; the state was altered or is damaged",
         ),
         (lambda s: {**s, "epoch": 2**64}, r"epoch must be in .*, got 18446744073709551616"),
         (lambda s: {**s, "sampler_epoch": "3"}, "sampler_epoch must be an integer, got '3'"),
@@ -279,7 +279,7 @@ def test_a_state_of_other_data_is_refused(data, change):
         ),
     ],
 )
-def test_what_is_no_state_of_this_loader_is_refused_in_words(data, change, text):
+def test_an_invalid_state_is_refused_with_a_reason(data, change, text):
     loader = make(data)
     assert len(loader) == 8
     with pytest.raises(ValueError, match=f"cannot load this state: .*{text}"):
@@ -287,15 +287,15 @@ def test_what_is_no_state_of_this_loader_is_refused_in_words(data, change, text)
     assert loader.state_dict() == make(data).state_dict()
 
 
-# --- where ranks start together ---------------------------------------------------------------------------
+# --- the common starting point of the ranks ---------------------------------------------------------------
 
 
-def test_ranks_start_at_the_least_of_their_points():
+def test_ranks_start_at_the_earliest_of_their_points():
     def points(*pairs: tuple[int, int], resumed: bool = True) -> list[Point]:
         return [Point(epoch, start, resumed, 1) for epoch, start in pairs]
 
     assert first_point(points((2, 5), (2, 3), (2, 9))) == (2, 3)
-    assert first_point(points((3, 0), (2, 8), (2, 9))) == (2, 8), "a rank in the next epoch does not count"
+    assert first_point(points((3, 0), (2, 8), (2, 9))) == (2, 8), "a rank in the next epoch is not considered"
     assert first_point(points((2, 0), (2, 10), resumed=False)) == (2, 0)
     with pytest.raises(
         Disagreement, match="got epoch 2 on rank 1 and epoch 4 on rank 0; load states that were saved together"
@@ -307,7 +307,7 @@ def test_ranks_start_at_the_least_of_their_points():
         first_point(points((0, 0), (1, 0), resumed=False))
     with pytest.raises(Disagreement, match="rank 1 has loaded a state and rank 0 has not"):
         first_point([*points((0, 0), resumed=False), *points((0, 3))])
-    with pytest.raises(Disagreement, match="that of rank 1 differs from rank 0's"):
+    with pytest.raises(Disagreement, match="rank 1's differs from rank 0's"):
         first_point([*points((0, 0)), Point(0, 0, True, 2)])
 
 
@@ -315,7 +315,7 @@ def test_ranks_start_at_the_least_of_their_points():
 
 
 def directory(root: Path, seeds_per_part: list[int]) -> str:
-    """Parts with the given numbers of training seeds."""
+    """Writes parts with the given numbers of training seeds."""
     data = random_data()
     assignment = torch.arange(data.num_nodes) % len(seeds_per_part)
     train = torch.cat([(assignment == part).nonzero().flatten()[:count] for part, count in enumerate(seeds_per_part)])
@@ -333,7 +333,7 @@ def _run_whole(rank: int, root: str, options: dict) -> list[list]:
 
 
 def _stop(rank: int, root: str, options: dict, epoch: int, stops: list[int | None]) -> dict:
-    """The state after ``stops[rank]`` batches of an epoch; None: after its end."""
+    """Returns the state after ``stops[rank]`` batches of an epoch. None: after the end of the epoch."""
     loader = rank_loader(root, **options)
     loader.set_epoch(epoch)
     for _ in itertools.islice(loader, stops[rank]):
@@ -342,7 +342,7 @@ def _stop(rank: int, root: str, options: dict, epoch: int, stops: list[int | Non
 
 
 def _resume(rank: int, root: str, options: dict, states: list[dict]) -> tuple[list[list], list[list]]:
-    """Batches of the epochs up to the last, and the seeds that were sampled."""
+    """Returns the batches of the epochs up to the last, and the seeds that were sampled."""
     sampled = []
     loader = rank_loader(
         root, transform_sampler_output=lambda mfg: sampled.append(mfg.metadata[0].tolist()) or mfg, **options
@@ -376,12 +376,12 @@ OTHERS = [
         pytest.param([90], 2, "exact", marks=pytest.mark.faults),
     ],
 )
-def test_ranks_that_stopped_at_any_points_go_on_bit_for_bit(tmp_path, seeds, ranks_per_part, uneven):
+def test_ranks_that_stopped_at_any_points_continue_bit_for_bit(tmp_path, seeds, ranks_per_part, uneven):
     root, world = directory(tmp_path / "parts", seeds), len(seeds) * ranks_per_part
     whole = distributed.run(_run_whole, world, root, {"uneven": uneven})
     lengths = [len(epochs[0]) for epochs in whole]
     rng = random.Random(f"{seeds}{uneven}")
-    # At the start, at the end told and untold, all at one point, and each at a point of its own.
+    # The points: the start, the end before and after the user was told, the same point on all ranks, and a different one on each.
     same = min(lengths)
     plans = [[0] * world, list(lengths), [None] * world, [same] * world, [None, *lengths[1:]]]
     plans += [[rng.choice([None, *range(length + 1)]) for length in lengths] for _ in range(2)]
@@ -393,7 +393,7 @@ def test_ranks_that_stopped_at_any_points_go_on_bit_for_bit(tmp_path, seeds, ran
             expected = [whole[rank][2]] if plan[rank] is None else [whole[rank][1][plan[rank] :], whole[rank][2]]
             assert epochs == expected
             assert sorted(sampled) == sorted(batch[3] for epoch in expected for batch in epoch), (
-                "what was given is not sampled again"
+                "delivered batches are not sampled again"
             )
 
 
@@ -409,7 +409,7 @@ def _load_on_some(rank: int, root: str, states: list[dict | None], epochs: list[
         return str(error)
 
 
-def test_a_rank_that_loaded_no_state_is_named_on_every_rank(tmp_path):
+def test_an_error_on_every_rank_names_the_rank_without_a_state(tmp_path):
     root = directory(tmp_path / "parts", [50] * 4)
     states = distributed.run(_stop, 4, root, {}, 0, [2] * 4)
     for text in distributed.run(_load_on_some, 4, root, [*states[:2], None, states[3]], [None] * 4):
@@ -418,7 +418,7 @@ def test_a_rank_that_loaded_no_state_is_named_on_every_rank(tmp_path):
         assert text.startswith("all ranks or none must resume, but rank 0 has loaded a state and rank 1 has not")
 
 
-def test_ranks_in_different_epochs_are_named_on_every_rank(tmp_path):
+def test_an_error_on_every_rank_names_ranks_in_different_epochs(tmp_path):
     root = directory(tmp_path / "parts", [50, 50])
     for text in distributed.run(_load_on_some, 2, root, [None, None], [0, 3]):
         assert text.startswith("all ranks must start the same epoch, got epoch 0 on rank 0 and epoch 3 on rank 1")
@@ -438,7 +438,7 @@ def _load_from(rank: int, root: str, states: list[dict], whose: list[int]) -> An
         return str(error)
 
 
-def test_any_ranks_state_says_in_which_round_to_go_on(tmp_path):
+def test_the_state_of_any_rank_determines_the_round_to_continue_with(tmp_path):
     root = directory(tmp_path / "parts", [50, 50])
     whole = distributed.run(_run_whole, 2, root, {})
     together, apart = (distributed.run(_stop, 2, root, {}, 0, stops) for stops in ([2, 2], [1, 2]))
@@ -449,8 +449,8 @@ def test_any_ranks_state_says_in_which_round_to_go_on(tmp_path):
         assert rest == [epochs[0][1 + rank :] for epochs in whole]
     for text in distributed.run(_load_from, 2, root, apart, [1, 0]):
         assert text.startswith(
-            "rank 0 has loaded the state of another rank, or of another number of ranks, and goes on with round 2 of epoch 0, "
-            "but rank 1 with round 1 of epoch 0; load the state of one and the same rank"
+            "rank 0 has loaded the state of another rank, or of another number of ranks, and continues with round 2 of epoch 0; "
+            "rank 1 continues with round 1 of epoch 0; load the state of the same rank"
         )
 
 
@@ -465,7 +465,7 @@ def _unseeded(rank: int, root: str, states: list[dict] | None) -> Any:
     return [digest(batch) for batch in loader]
 
 
-def test_ranks_without_a_seed_take_the_states(tmp_path):
+def test_ranks_without_a_seed_take_the_seed_of_the_state(tmp_path):
     root = directory(tmp_path / "parts", [50, 50])
     states, rest = zip(*distributed.run(_unseeded, 2, root, None))
     assert distributed.run(_unseeded, 2, root, states) == list(rest)

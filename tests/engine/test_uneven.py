@@ -1,4 +1,4 @@
-"""Laws of ranks with different numbers of seeds: no distribution of seeds makes a rank wait for ever, and training means the same."""
+"""Laws of ranks with different numbers of seeds: no distribution of seeds makes a rank wait forever, and training is equivalent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _directory(root: Path, num_parts: int, **options) -> str:
 
 
 def _give(rank: int, root: str, cases: list[dict]) -> list:
-    """For each case the seeds of every batch of two epochs, or the error."""
+    """Returns, for each case, the seeds of every batch of two epochs, or the error."""
     part = salientpp.load(root)
     begin, _ = part.book.range_of(rank)
     out = []
@@ -65,7 +65,7 @@ def _cases(world: int, number: int, seed: int) -> list[dict]:
 
 
 def _check(case: dict, given: list) -> None:
-    """Against the definition of the four ways, counted by hand."""
+    """Compares with the definitions of the four modes, counted by hand."""
     seeds, size, uneven = case["seeds"], case["batch_size"], case["uneven"]
     batches = [count // size if case["drop_last"] else -(-count // size) for count in seeds]
     if uneven in ("wrap", "drop") and 0 in seeds and len(seeds) > 1:
@@ -82,7 +82,7 @@ def _check(case: dict, given: list) -> None:
         sizes = [[len(batch) for batch in epochs[epoch]] for epochs in given]
         if uneven == "wrap":
             assert all(size == sizes[0] for size in sizes), (
-                "the same sizes at every step, so DDP's mean is the mean over seeds"
+                "sizes are equal at every step, so DDP's mean is the mean over seeds"
             )
         for count, epochs in zip(seeds, given):
             times = Counter(seed for batch in epochs[epoch] for seed in batch)
@@ -101,7 +101,7 @@ def _check(case: dict, given: list) -> None:
         *(pytest.param(w, 150, seed, marks=pytest.mark.faults) for w in (2, 3, 4) for seed in (1, 2)),
     ],
 )
-def test_any_distribution_of_seeds_gives_what_the_mode_promises(tmp_path, world, number, seed):
+def test_any_distribution_of_seeds_gives_the_batches_that_the_mode_promises(tmp_path, world, number, seed):
     cases = _cases(world, number, seed)
     results = distributed.run(_give, world, _directory(tmp_path / "parts", world), cases)
     for case, given in zip(cases, zip(*results), strict=True):
@@ -110,7 +110,7 @@ def test_any_distribution_of_seeds_gives_what_the_mode_promises(tmp_path, world,
 
 
 def _lengths(rank: int, root: str, plans: list[list[int]]) -> list[int]:
-    """Loops of any length, other ones on each rank and in each epoch."""
+    """Runs loops of any length, different on each rank and in each epoch."""
     loader = NeighborLoader(
         salientpp.load(root), [3, 2], "train", batch_size=4, shuffle=True, uneven="exact", seed=1, timeout=NEVER
     )
@@ -124,7 +124,7 @@ def _lengths(rank: int, root: str, plans: list[list[int]]) -> list[int]:
     return given
 
 
-def test_loops_may_have_other_lengths_on_each_rank_and_in_each_epoch(tmp_path):
+def test_loops_can_have_different_lengths_on_each_rank_and_in_each_epoch(tmp_path):
     rng = random.Random(5)
     plans = [[rng.randint(1, 7) for _ in range(3)] for _ in range(20)]
     results = distributed.run(_lengths, 3, _directory(tmp_path / "parts", 3), plans)
@@ -135,7 +135,7 @@ def test_loops_may_have_other_lengths_on_each_rank_and_in_each_epoch(tmp_path):
 
 
 def _count_batches(rank: int, root: str, seeds: list[int], options: dict, resumed: int) -> list[tuple[int, float]]:
-    """Loops that take ``len(loader)`` batches and then a collective of their own, in the middle of a training epoch."""
+    """Takes ``len(loader)`` batches, and then runs a collective, in the middle of a training epoch."""
     part = salientpp.load(root)
     begin, _ = part.book.range_of(rank)
     training = NeighborLoader(part, [3, 2], "train", batch_size=4, shuffle=True, seed=1, timeout=NEVER, **options)
@@ -155,7 +155,7 @@ def _count_batches(rank: int, root: str, seeds: list[int], options: dict, resume
         total = torch.tensor(float(sum(given)))
         torch.distributed.all_reduce(total)
         found.append((len(given), total.item()))
-        # The iterator is kept, as trainers keep theirs.
+        # The iterator is kept alive, as trainers do.
         assert next(iterator, None) is None
     return found
 
@@ -163,15 +163,15 @@ def _count_batches(rank: int, root: str, seeds: list[int], options: dict, resume
 @pytest.mark.parametrize("resumed", [0, 2])
 @pytest.mark.parametrize("seeds", [[36, 4], [4, 36], [9, 0], [0, 9], [0, 0]])
 @pytest.mark.parametrize("options", [{"depth": 1}, {"num_workers": 2, "replication_factor": 0.1}])
-def test_a_loop_over_len_loader_may_end_in_a_collective(tmp_path, seeds, options, resumed):
-    """A rank goes on serving after its last batch, without being asked for one more."""
+def test_a_loop_over_len_loader_can_end_in_a_collective(tmp_path, seeds, options, resumed):
+    """A rank continues to answer others after its last batch, without another request for a batch."""
     results = distributed.run(_count_batches, 2, _directory(tmp_path / "parts", 2), seeds, options, resumed)
     left = [max(-(-count // 4) - resumed, 0) for count in seeds]
     total = float(sum(max(count - 4 * resumed, 0) for count in seeds))
     assert results == [[(number, total)] * 3 for number in left]
 
 
-# --- training means the same ------------------------------------------------------------------------------
+# --- training is equivalent -------------------------------------------------------------------------------
 
 
 def _model(num_features: int) -> GraphSAGE:
@@ -193,9 +193,9 @@ def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch) -> to
 
 
 def _train(rank: int, root: str, uneven: str) -> list[tuple[list[int], list[float]]]:
-    """For every step the seeds (the user's ids) and the gradients that DDP made of all ranks'."""
+    """Returns, for every step, the seeds (the user's ids) and the gradients that DDP made from those of all ranks."""
     part = salientpp.load(root)
-    # Without drop_last, the last batch under 'drop' may be smaller on one rank, and its seeds would count for more.
+    # Without drop_last, the last batch with 'drop' may be smaller on one rank, and its seeds would have a larger weight.
     options = {"uneven": uneven, "drop_last": uneven == "drop", "replication_factor": 0.1}
     loader = NeighborLoader(part, [-1, -1], "train", batch_size=8, shuffle=True, seed=3, **options)
     model = torch.nn.parallel.DistributedDataParallel(_model(3))
@@ -208,8 +208,8 @@ def _train(rank: int, root: str, uneven: str) -> list[tuple[list[int], list[floa
 
 
 @pytest.mark.parametrize(("world", "uneven"), [(2, "wrap"), (2, "drop"), (4, "wrap")])
-def test_gradients_of_several_ranks_are_those_of_one_with_the_same_global_batch(tmp_path, world, uneven):
-    """With all neighbours nothing is left to chance: DDP's mean over ranks is the mean over the union of their seeds, step by step."""
+def test_gradients_of_several_ranks_equal_gradients_of_one_with_the_same_global_batch(tmp_path, world, uneven):
+    """Sampling all neighbours is deterministic. So DDP's mean over ranks is the mean over the union of their seeds, at every step."""
     results = distributed.run(_train, world, _directory(tmp_path / "parts", world, dtype=torch.float64), uneven)
     data = random_data(dtype=torch.float64)
     model = _model(3)
@@ -235,7 +235,7 @@ def _run_example(rank: int, root: str) -> tuple[list[list[int]], float]:
     return train_exact.train(root)
 
 
-def test_the_example_with_join_gives_every_seed_once(tmp_path):
+def test_the_example_with_join_visits_every_seed_once(tmp_path):
     data = random_data()
     assignment = torch.arange(data.num_nodes) % 3
     train = torch.cat([(assignment == part).nonzero().flatten()[:count] for part, count in enumerate([130, 40, 0])])
@@ -247,8 +247,8 @@ def test_the_example_with_join_gives_every_seed_once(tmp_path):
         assert sorted(part.original_id(given).tolist()) == train.sort().values.tolist()
 
 
-def test_leaving_what_was_left_waits_for_nobody():
-    """The thread that answers the others may have the lock for as long as they wait for this one, as in Join."""
+def test_leaving_an_epoch_twice_does_not_wait():
+    """The answering thread may hold the lock while the other ranks wait for this one, as in Join."""
     iterator = iter(NeighborLoader(random_data(), [2], [1, 2, 3], batch_size=2))
     list(iterator)
     with iterator.run.lock:
@@ -258,7 +258,7 @@ def test_leaving_what_was_left_waits_for_nobody():
         assert not thread.is_alive()
 
 
-# --- what nobody asked for --------------------------------------------------------------------------------
+# --- defaults ---------------------------------------------------------------------------------------------
 
 
 def _by_default(rank: int, root: str, options: dict) -> tuple[str, list[int]]:
@@ -271,20 +271,20 @@ def _by_default(rank: int, root: str, options: dict) -> tuple[str, list[int]]:
 @pytest.mark.parametrize(
     "options, expected", [({}, "exact"), ({"shuffle": False}, "exact"), ({"shuffle": True}, "wrap")]
 )
-def test_seeds_are_repeated_only_where_they_are_shuffled(tmp_path, options, expected):
+def test_seeds_are_repeated_only_if_they_are_shuffled(tmp_path, options, expected):
     found = distributed.run(_by_default, 2, _directory(tmp_path / "parts", 2), options)
     assert [uneven for uneven, _ in found] == [expected] * 2
     assert [len(set(seeds)) for _, seeds in found] == [30, 11]
     assert [len(seeds) for _, seeds in found] == ([30, 11] if expected == "exact" else [30, 30])
 
 
-def test_what_was_asked_for_stands_without_shuffle(tmp_path):
+def test_an_explicit_uneven_is_kept_without_shuffle(tmp_path):
     found = distributed.run(_by_default, 2, _directory(tmp_path / "parts", 2), {"uneven": "wrap"})
     assert [(uneven, len(seeds)) for uneven, seeds in found] == [("wrap", 30)] * 2
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_shares_of_a_data_are_repeated_only_where_they_are_shuffled(shuffle):
+def test_shares_of_a_data_are_repeated_only_if_they_are_shuffled(shuffle):
     data = random_data()
     loaders = [
         NeighborLoader(data, [3], torch.arange(11), batch_size=4, share=(i, 2), seed=0, shuffle=shuffle)

@@ -125,7 +125,7 @@ def test_a_loader_can_be_given_to_a_spawned_process():
 
 @COPIES
 def test_an_epoch_cannot_be_copied_and_says_so(copied):
-    with pytest.raises(TypeError, match="an epoch that is under way cannot be copied or pickled; copy the loader"):
+    with pytest.raises(TypeError, match="an epoch in progress cannot be copied or pickled; copy the loader"):
         copied(iter(LOADERS["data"]()))
 
 

@@ -624,7 +624,7 @@ def test_edge_features_of_some_edges_only_are_refused_in_words(group):
     features.put_tensor(torch.arange(7), group_name=group, attr_name="edge_attr", index=None)
     with pytest.raises(
         ValueError,
-        match=rf"'edge_attr'.* must have one row per edge, expected {graph().num_edges} rows, got 7; store a row for every",
+        match=rf"'edge_attr'.* must have one row per edge, expected {graph().num_edges} rows, got 7; store one row for every",
     ):
         NeighborLoader((features, topology), [2], TEN)
 
@@ -1092,7 +1092,7 @@ def test_a_sampler_of_the_users_own_is_taken():
         assert differences(a, b) == []
         assert torch.equal(a.n_id[a.edge_index], data.edge_index[:, a.e_id])
     with pytest.raises(
-        ValueError, match="device_rows needs to know how batches are drawn, which a FirstNeighbours does not tell"
+        ValueError, match="device_rows needs to know how batches are sampled, which a FirstNeighbours does not tell"
     ):
         NeighborLoader(data, [2], TEN, neighbor_sampler=FirstNeighbours(data), device_rows=0.5)
     with pytest.raises(
@@ -1373,7 +1373,7 @@ def without_features() -> HeteroData:
         (node(temporal_strategy="last"), ValueError, "temporal_strategy='last' needs times; pass time_attr too"),
         (node(temporal_strategy="first", time_attr="y"), ValueError, "temporal_strategy must be 'uniform' or 'last', got 'first'"),
         (node(subgraph_type="outer"), ValueError, "'outer' is not a valid SubgraphType"),
-        (node(columns=("x", "y")), ValueError, "columns without sources of rows is for partitioned graphs"),
+        (node(columns=("x", "y")), ValueError, "columns without row sources is for partitioned graphs"),
         (node(data=lambda: stores(graph()), weight_attr="w"), NotImplementedError, "weight_attr is for a Data or HeteroData"),
         (link(edge_label=TEN), ValueError, r"edge_label must have one entry per edge of edge_label_index, expected 20, got \[10\]"),
         (link(edge_label_time=TEN), ValueError, "'time_attr' is not set but 'edge_label_time' is: temporal sampling needs both"),

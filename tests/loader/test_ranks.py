@@ -815,8 +815,8 @@ def test_ranks_of_one_part_must_give_the_same_seeds(tmp_path):
     texts = distributed.run(_differ_in_one, 4, root, cases)
     assert all(each == texts[0] for each in texts)
     assert texts[0][0] == ""
-    assert "rank 0 and rank 1, both of part 0, give different ones" in texts[0][1]
-    assert "rank 2 and rank 3, both of part 1, give different ones" in texts[0][2]
+    assert "rank 0 and rank 1, both of part 0, pass different ones" in texts[0][1]
+    assert "rank 2 and rank 3, both of part 1, pass different ones" in texts[0][2]
     assert texts[0][3] == "all ranks must have the same input_nodes, got train on rank 0 and ids or a mask on rank 3"
     assert texts[0][4] == "all ranks must have the same shuffle, got True on rank 0 and False on rank 3"
 

@@ -1,4 +1,4 @@
-"""Ranks that run different versions of the package say so, on every rank and before anything else that they tell each other."""
+"""Laws of greetings: if ranks run different versions of the package, every rank raises an error before any other communication."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def root(tmp_path_factory) -> str:
 # --- the format -------------------------------------------------------------------------------------------
 
 
-def test_a_greeting_is_written_as_it_will_always_be_read(monkeypatch):
-    """Other versions read this text. Neither key nor lines may change; new lines may follow."""
+def test_the_format_of_a_greeting_never_changes(monkeypatch):
+    """Other versions read this text. The key and the lines must never change; new lines may follow."""
     monkeypatch.setattr(greeting, "own_version", lambda: "1.2.3")
     monkeypatch.setattr(greeting, "versions_of_libraries", lambda: {"torch": "2.13.0", "torch_geometric": "2.8.1"})
     monkeypatch.setattr("socket.gethostname", lambda: "node7")
@@ -57,7 +57,7 @@ def test_a_greeting_is_written_as_it_will_always_be_read(monkeypatch):
         ('{"salientpp": 9}', "rank 1 on host unknown has version unknown with wire format unknown"),
     ],
 )
-def test_a_greeting_of_any_version_is_read_and_what_is_not_known_is_ignored(theirs, words):
+def test_greetings_of_any_version_can_be_read_and_unknown_lines_are_ignored(theirs, words):
     told = describe_difference({0: OURS, 1: theirs})
     if words is None:
         assert told is None
@@ -68,7 +68,7 @@ def test_a_greeting_of_any_version_is_read_and_what_is_not_known_is_ignored(thei
         )
 
 
-def test_of_many_ranks_a_few_of_each_version_are_named():
+def test_an_error_names_only_a_few_of_many_ranks():
     told = describe_difference(
         {rank: OURS if rank % 2 else OURS.replace("0.4", "0.5") for rank in range(12)}, " of all"
     )
@@ -78,7 +78,7 @@ def test_of_many_ranks_a_few_of_each_version_are_named():
     )
 
 
-def test_facts_that_only_some_ranks_know_are_a_difference_of_sources():
+def test_facts_that_only_some_ranks_know_mean_different_sources():
     check_names([{"a": 1, "b": 2}, {"b": 3, "a": None}])
     with pytest.raises(
         DifferentVersions, match=r"rank 0 and rank 2 of all do not: only one of them knows a, c; install"
@@ -105,13 +105,13 @@ def _make(what: str, root: str, group: dist.ProcessGroup | None = None) -> None:
 
 
 def _pretend(rank: int, what: str, other: str, root: str) -> str:
-    """What this rank is told, where rank 1 runs another version."""
+    """Returns the error of this rank if rank 1 runs another version."""
     group = dist.new_group([0, 1])
     if rank == 1 and other in ("version", "wire format"):
         setattr(greeting, *(("own_version", lambda: "9.0") if other == "version" else ("WIRE_FORMAT", 77)))
     elif rank == 1:
         store = dist.distributed_c10d._get_default_store()
-        if other == "of the future":  # goes on in a way that nobody here knows
+        if other == "of the future":  # behaves in a way that this version does not know
             store.set("salientpp/greeting/1", "host far\nsalientpp 9.0\nwire 77\ncolour blue\n")
         else:  # "of the past": answers without a greeting
             store.set("salientpp/all/1/before/1", '["gloo", []]')
@@ -135,7 +135,7 @@ _MAKERS = [
 
 @pytest.mark.parametrize("what", _MAKERS)
 @pytest.mark.parametrize("other", ["version", "wire format"])
-def test_ranks_of_different_versions_are_all_told_so(root, what, other):
+def test_all_ranks_get_an_error_if_their_versions_differ(root, what, other):
     first, second = distributed.run(_pretend, 2, what, other, root)
     version, wire = ("9.0", greeting.WIRE_FORMAT) if other == "version" else (salientpp.__version__, 77)
     assert first == second
@@ -153,12 +153,12 @@ def test_ranks_of_different_versions_are_all_told_so(root, what, other):
         ("of the past", "rank 1 on host unknown has version unknown with wire format unknown"),
     ],
 )
-def test_a_rank_that_goes_on_in_an_unknown_way_is_not_waited_for(root, other, words):
+def test_ranks_do_not_wait_for_a_rank_of_an_unknown_version(root, other, words):
     told, _ = distributed.run(_pretend, 2, "loader", other, root)
     assert told.startswith(f"DifferentVersions: {WORDS}rank 0") and words in told
 
 
-def test_a_rank_that_hosts_the_store_stays_until_all_know_of_different_versions(root):
+def test_the_rank_that_hosts_the_store_stays_until_all_know_of_different_versions(root):
     told = distributed.run(_pretend, 2, "loader", "version", root, rank_0_hosts=True)
     assert told[0] == told[1] and told[0].startswith(f"DifferentVersions: {WORDS}")
 
@@ -179,7 +179,7 @@ def _know_more(rank: int, root: str) -> str:
     return "went on"
 
 
-def test_an_option_that_only_some_ranks_know_is_named_to_all(root):
+def test_an_error_on_all_ranks_names_an_option_that_only_some_know(root):
     for told in distributed.run(_know_more, 2, root):
         assert told == (
             "DifferentVersions: all ranks must run the same sources of salientpp, but rank 0 and rank 1 do not: only one of them knows "
@@ -199,7 +199,7 @@ def _with_another_pyg(rank: int, root: str) -> list[str]:
     return [str(warning.message) for warning in caught if "versions" in str(warning.message)]
 
 
-def test_ranks_with_different_versions_of_a_library_are_warned_once(root):
+def test_ranks_with_different_versions_of_a_library_get_one_warning(root):
     first, second = distributed.run(_with_another_pyg, 2, root)
     assert first == second
     assert len(first) == 1 and re.fullmatch(
@@ -217,5 +217,5 @@ def _agree_and_go_on(rank: int, root: str) -> int:
     return int(words)
 
 
-def test_ranks_of_one_version_go_on(root):
+def test_ranks_of_one_version_continue(root):
     assert distributed.run(_agree_and_go_on, 2, root) == [2, 2]

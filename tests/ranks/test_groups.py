@@ -1,4 +1,4 @@
-"""Laws of the connections between ranks: loaders that come and go leave nothing behind, and the ranks of a process group need no others."""
+"""Laws of the connections between ranks: loaders that are dropped leave nothing behind, and the ranks of a process group need no other ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _loader(part: salientpp.PartitionedGraph, **options) -> NeighborLoader:
 
 
 def _batches(loader: NeighborLoader) -> list:
-    """The batches of an epoch, checked."""
+    """Returns the batches of an epoch, after checking them."""
     given = []
     for batch in loader:
         assert torch.equal(batch.x[:, 0].long(), loader.data.original_id(batch.n_id))
@@ -40,11 +40,11 @@ def _batches(loader: NeighborLoader) -> list:
     return given
 
 
-# --- loaders come and go ----------------------------------------------------------------------------------
+# --- loaders that are made and dropped --------------------------------------------------------------------
 
 
 def _usage() -> tuple[int, int, int, int]:
-    """Descriptors, threads, resident bytes, and keys in the store."""
+    """Returns the numbers of descriptors, threads, resident bytes, and keys in the store."""
     gc.collect()
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     keys = dist.distributed_c10d._get_default_store().num_keys()
@@ -52,7 +52,7 @@ def _usage() -> tuple[int, int, int, int]:
 
 
 def _sweep(rank: int, root: str, number: int) -> list[tuple[int, int, int, int]]:
-    """Loaders of every fate, dropped in every way, another one on each rank; what is in use after a third and at the end."""
+    """Makes loaders, uses them in every way and drops them in every way, different on each rank. Returns the usage after a third and at the end."""
     part = salientpp.load(root)
     mine = random.Random(rank)
     usages = []
@@ -63,7 +63,7 @@ def _sweep(rank: int, root: str, number: int) -> list[tuple[int, int, int, int]]
                 if given == mine.randrange(3):
                     break
         if mine.random() < 0.3:
-            loader.itself = loader  # only the garbage collector can let go of it
+            loader.itself = loader  # only the garbage collector can free the loader
         del loader
         if index in (number // 3, number - 1):
             dist.barrier()
@@ -76,7 +76,7 @@ def _check_sweep(root: str, number: int, seconds: float) -> None:
         pytest.skip("needs /proc")
     for early, late in distributed.run(_sweep, 2, root, number, seconds=seconds):
         print(early, late)
-        # Garbage is collected at other times on each rank, so that a few more groups may be on lease.
+        # Each rank collects garbage at a different time, so a few more groups may be leased.
         assert late[0] <= early[0] + 20, "descriptors leak"
         assert late[1] <= early[1] + 15, "threads leak"
         assert late[2] - early[2] < 16 * 2**20, "memory grows"
@@ -93,7 +93,7 @@ def test_a_thousand_loaders_that_are_dropped_leave_no_descriptors_threads_or_key
 
 
 def _come_and_go(rank: int, root: str, number: int) -> int:
-    """Loaders live and die at other times on each rank, and iterate nested in each other; how many groups were made?"""
+    """Makes and drops loaders at different times on each rank, with nested iterations. Returns the number of groups that were made."""
     part = salientpp.load(root)
     plan, mine = random.Random("the same"), random.Random(rank)
     expected = _batches(_loader(part))
@@ -105,7 +105,7 @@ def _come_and_go(rank: int, root: str, number: int) -> int:
         else:
             gone = living.pop(plan.randrange(len(living)))
             if mine.random() < 0.4:
-                kept.append(gone)  # this rank lets go of it later, if ever
+                kept.append(gone)  # this rank drops the loader later or never
             del gone
             if mine.random() < 0.3:
                 kept.clear()
@@ -155,7 +155,7 @@ def _explode(batch):
     raise ZeroDivisionError("division by zero")
 
 
-def test_connections_on_which_something_failed_are_not_used_again_and_no_note_reaches_the_next_loader(tmp_path):
+def test_connections_are_not_reused_after_a_failure_and_no_note_reaches_the_next_loader(tmp_path):
     for texts, count in distributed.run(_fail_and_go_on, 2, _partition(tmp_path / "parts", 2)):
         assert count == 3
         assert all("rank 1, batch 0, stage assemble: division by zero" in text for text in texts)
@@ -165,7 +165,7 @@ def test_connections_on_which_something_failed_are_not_used_again_and_no_note_re
 
 
 def _train_apart(rank: int, roots: list[str], members: list[list[int]], counts: list[int], locally: bool) -> list:
-    """Each group on a directory of its own, at a pace of its own; everything that it was given."""
+    """Trains each group on its own directory and at its own pace. Returns the batches that the rank got."""
     ours = next(index for index, ranks in enumerate(members) if rank in ranks)
     if locally:
         group = dist.new_group(members[ours], use_local_synchronization=True, sort_ranks=False)
@@ -195,7 +195,7 @@ def _train_alone(rank: int, root: str, count: int) -> list:
     ("members", "counts", "same"),
     [([[0, 1], [2, 3]], [2, 7], False), ([[0, 2], [1, 3]], [5, 1], True), ([[3, 0], [2, 1]], [3, 3], False)],
 )
-def test_two_groups_of_ranks_train_apart_as_if_each_were_alone(tmp_path, members, counts, same, locally):
+def test_two_groups_of_ranks_train_independently(tmp_path, members, counts, same, locally):
     roots = [_partition(tmp_path / "0", 2, seed=0)] * 2
     if not same:
         roots[1] = _partition(tmp_path / "1", 2, seed=1)
@@ -205,8 +205,8 @@ def test_two_groups_of_ranks_train_apart_as_if_each_were_alone(tmp_path, members
         assert [results[rank] for rank in ranks] == alone
 
 
-def test_the_ranks_of_a_group_share_parts_by_their_numbers_in_it(tmp_path):
-    """Three ranks out of four, in no order, on one part; the fourth does something else."""
+def test_ranks_serve_parts_by_their_numbers_in_the_group(tmp_path):
+    """Three of four ranks, in no particular order, serve one part; the fourth does something else."""
     root = _partition(tmp_path / "parts", 1)
     seeds = distributed.run(_share_one_part, 4, root, [3, 1, 0])
     assert seeds[2] is None
@@ -233,7 +233,7 @@ def _copy(rank: int, root: str, to: str, members: list[list[int]]) -> list[int]:
     return [part.part_id, sorted(int(path.name.rpartition("-")[2]) for path in copy.glob("part-*"))]
 
 
-def test_a_rank_copies_what_it_serves_in_its_group(tmp_path):
+def test_a_rank_copies_the_parts_that_it_serves_in_its_group(tmp_path):
     root = _partition(tmp_path / "parts", 2)
     out = distributed.run(_copy, 4, root, str(tmp_path / "copies"), [[0, 3], [1, 2]])
     assert [part for part, _ in out] == [0, 0, 1, 1]
@@ -252,7 +252,7 @@ def _fail_in_group(rank: int, root: str, ranks: list[int]) -> str:
     return "made"
 
 
-def test_texts_say_which_numbers_of_ranks_they_mean(tmp_path):
+def test_errors_say_which_group_rank_numbers_refer_to(tmp_path):
     texts = distributed.run(_fail_in_group, 4, _partition(tmp_path / "parts", 2), [1, 3])
     assert texts[0] == texts[2] == ""
     for rank in (1, 3):
@@ -271,7 +271,7 @@ def _load_for_all(rank: int, root: str) -> str:
     return "made"
 
 
-def test_a_graph_that_was_loaded_for_other_ranks_is_refused(tmp_path):
+def test_a_graph_loaded_for_other_ranks_is_refused(tmp_path):
     texts = distributed.run(_load_for_all, 4, _partition(tmp_path / "parts", 2))
     words = "its graph was loaded with part_id={}; leave part_id out of salientpp.load, and give it the loader's process_group"
     assert [words.format(part) in text for text, part in zip(texts, [0, 0, 1, 1])] == [True] * 4
@@ -290,9 +290,9 @@ def _wrong_group(rank: int, root: str, what: str) -> str:
 
 
 @pytest.mark.parametrize("what", ["type", "other", "size"])
-def test_a_rank_with_a_wrong_process_group_is_named_to_those_who_wait_for_it(tmp_path, what):
+def test_waiting_ranks_are_told_which_rank_has_a_wrong_process_group(tmp_path, what):
     texts = distributed.run(_wrong_group, 4, _partition(tmp_path / "parts", 2), what)
-    assert texts[2:] == ["made", "made"], "the other group has nothing to do with it"
+    assert texts[2:] == ["made", "made"], "the other group is not affected"
     assert texts[1].startswith("ValueError: process_group must be a ")
     assert texts[0].startswith(
         "ValueError: rank 1 of the process_group of ranks [0, 1] could not make its loader: ValueError: process_group must be a "
@@ -308,14 +308,14 @@ def _be_busy(rank: int, root: str, seconds: float) -> int:
     store = dist.PrefixStore("again", dist.distributed_c10d._get_default_store())
     dist.destroy_process_group()
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    assert "Wrapper" in type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__, "torch's debugging is on"
+    assert "Wrapper" in type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__, "torch's debugging is active"
     given = 0
     for given, _ in enumerate(_loader(salientpp.load(root), timeout=3 * seconds), 1):
         if given == 1 and rank == 0:
-            time.sleep(seconds)  # more than the fifth of the time-out that connecting may take
+            time.sleep(seconds)  # more than a fifth of the timeout, which is gloo's limit for one attempt to connect
     return given
 
 
-def test_under_torchs_debugging_a_rank_may_be_busy_for_most_of_the_timeout(tmp_path, capfd):
+def test_with_torchs_debugging_a_rank_can_be_busy_for_most_of_the_timeout(tmp_path, capfd):
     assert min(distributed.run(_be_busy, 2, _partition(tmp_path / "parts", 2), 6.0)) > 2
     assert "timeout" not in capfd.readouterr().err

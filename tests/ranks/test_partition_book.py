@@ -1,4 +1,4 @@
-"""Laws of `salientpp.ranks.partition_book`: K + 1 numbers say who owns which vertex."""
+"""Laws of `salientpp.ranks.partition_book`: K + 1 numbers determine the owner of every vertex."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_every_vertex_has_one_owner(seed):
     owners = [p for p in range(num_parts) for _ in range(book.size_of(p))]
     assert book.owner(torch.arange(num_vertices)).tolist() == owners
     assert sum(book.size_of(p) for p in range(num_parts)) == book.num_vertices == num_vertices
-    # Any order, any repeats.
+    # The ids are in any order, with repeats.
     some = torch.from_numpy(generator.integers(0, max(1, num_vertices), size=30 if num_vertices else 0))
     assert book.owner(some).tolist() == [owners[v] for v in some.tolist()]
 
@@ -39,20 +39,20 @@ def test_one_part_owns_everything():
     assert PartitionBook.trivial(0).num_vertices == 0
 
 
-def test_offsets_may_be_a_list_and_become_int64():
+def test_offsets_given_as_a_list_become_int64():
     book = PartitionBook([0, 2, 5])
     assert book.offsets.dtype == torch.int64 and book.offsets.tolist() == [0, 2, 5]
     assert PartitionBook(torch.tensor([0, 4], dtype=torch.int32)).offsets.dtype == torch.int64
 
 
 @pytest.mark.parametrize("offsets", [[], [0], [1, 2], [0, 3, 2], [-1, 0], [[0, 1], [1, 2]]], ids=str)
-def test_offsets_that_are_no_ranges_are_refused_with_words(offsets):
+def test_offsets_that_do_not_ascend_from_zero_are_refused(offsets):
     with pytest.raises(ValueError, match=r"offsets must run from 0 to N without decreasing, for K >= 1 parts, got \["):
         PartitionBook(torch.tensor(offsets, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("part_id", [-1, 2])
-def test_a_part_that_does_not_exist_is_refused_with_words(part_id):
+def test_a_part_that_does_not_exist_is_refused(part_id):
     book = PartitionBook(torch.tensor([0, 2, 5]))
     for ask in (book.range_of, book.size_of):
         with pytest.raises(ValueError, match=rf"part_id must be in \[0, 2\), got {part_id}"):

@@ -1,4 +1,4 @@
-"""Laws of `salientpp.ranks.placement`: every logical rank, part and place is somebody's, in order, and whom a rank asks stands at its own place."""
+"""Laws of `salientpp.ranks.placement`: every logical rank, part and place belongs to one rank, in order, and a rank asks the rank at its own place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _ranks(world_size, num_parts, **more):
 
 
 @given(st.integers(1, 12), st.integers(1, 6))
-def test_every_place_of_every_part_is_one_ranks_in_order(num_parts, per_part):
+def test_every_place_of_every_part_belongs_to_one_rank_in_order(num_parts, per_part):
     ranks = _ranks(num_parts * per_part, num_parts)
     assert [(r.part_id, r.place) for r in ranks] == [
         (part, place) for part in range(num_parts) for place in range(per_part)
@@ -38,7 +38,7 @@ def test_a_rank_asks_the_rank_of_the_part_at_its_own_place(num_parts, per_part):
 
 
 @given(st.integers(1, 12), st.integers(1, 24), st.data())
-def test_fewer_ranks_than_parts_share_them_and_their_logical_ranks_in_runs(world_size, num_parts, data):
+def test_with_fewer_ranks_than_parts_each_rank_has_consecutive_parts_and_logical_ranks(world_size, num_parts, data):
     assume(world_size <= num_parts)
     logical_ranks = data.draw(
         st.sampled_from([s for s in range(world_size, 49) if s <= num_parts or s % num_parts == 0]), "logical_ranks"
@@ -48,7 +48,7 @@ def test_fewer_ranks_than_parts_share_them_and_their_logical_ranks_in_runs(world
     assert [part for rank in ranks for part in rank.own_parts] == list(range(num_parts))
     assert all(len(rank.own_parts) > 0 and len(rank.logical_ranks) > 0 for rank in ranks)
     for rank in ranks:
-        # What a logical rank visits lies at its rank, and does not depend on how many ranks there are.
+        # The parts that a logical rank visits belong to its rank, and do not depend on the number of ranks.
         units = [rank.parts_of_unit(rank.unit_of(logical_rank)) for logical_rank in rank.logical_ranks]
         assert {part for unit in units for part in unit} == set(rank.own_parts)
         alone = Placement(0, 1, num_parts, num_logical_ranks=logical_ranks)
@@ -61,7 +61,7 @@ def test_fewer_ranks_than_parts_share_them_and_their_logical_ranks_in_runs(world
 
 
 @given(st.integers(1, 6), st.integers(1, 3), st.integers(1, 4), st.integers(1, 3))
-def test_rows_of_a_hosts_parts_lie_together_and_a_request_goes_to_one_rank_there(hosts, per_host, per_part, joined):
+def test_a_host_holds_the_rows_of_all_its_parts_and_one_rank_answers_a_request(hosts, per_host, per_part, joined):
     world_size = hosts * per_host
     assume(world_size % per_part == 0 and (per_part == 1 or joined == 1))
     assume(per_host % per_part == 0 or per_part % per_host == 0)
@@ -80,7 +80,7 @@ def test_rows_of_a_hosts_parts_lie_together_and_a_request_goes_to_one_rank_there
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(1, 3))
-def test_hosts_may_have_different_numbers_of_ranks(by_host, joined):
+def test_hosts_can_have_different_numbers_of_ranks(by_host, joined):
     world_size = sum(by_host)
     ranks = _ranks(world_size, world_size * joined, ranks_by_host=tuple(by_host))
     assert all(begin < end for begin, end in pairwise(ranks[0].row_offsets))
@@ -100,19 +100,22 @@ def test_a_group_that_does_not_fit_is_refused(world_size, num_parts):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((0, 2, 4, 6), "logical_ranks=6 does not fit 4 parts: .*give at most 4 logical ranks or a multiple of that"),
+        ((0, 2, 4, 6), "logical_ranks=6 does not fit 4 parts: .*use at most 4 logical ranks or a multiple of that"),
         (
             (0, 4, 8, 3),
-            "logical_ranks=3 is fewer than the 4 ranks, so some would have no batches; start at most 3 ranks",
+            "logical_ranks=3 is less than the 4 ranks, so some ranks would have no batches; start at most 3 ranks",
         ),
         (
             (0, 8, 4, 12),
             "logical_ranks=12 does not fit 8 ranks: .*start a number of ranks that divides 12, or at most 4",
         ),
         ((0, 4, 4, 0, (3, 2)), r"ranks_by_host must be numbers >= 1 that add up to the 4 ranks, got \[3, 2\]"),
-        ((0, 4, 2, 0, (3, 1)), "hosts 0 and 1 would share a part but not all of theirs .*or pass ranks_per_host=1"),
+        (
+            (0, 4, 2, 0, (3, 1)),
+            "hosts 0 and 1 would share a part but not all of their parts .*or pass ranks_per_host=1",
+        ),
     ],
 )
-def test_what_does_not_fit_is_refused_in_words(arguments, words):
+def test_placements_that_do_not_fit_are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         Placement(*arguments)

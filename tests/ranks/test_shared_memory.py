@@ -1,4 +1,4 @@
-"""Laws of the memory that the ranks of a host have in common: one copy, seen by all, and none left behind however its processes end."""
+"""Laws of the memory that the ranks of a host share: there is one copy, all ranks see it, and none is left, however the processes end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs L
 NUM_BYTES = 8 * 2**20
 
 
-def test_a_block_is_mapped_by_its_offer_and_by_no_other():
+def test_a_block_is_mapped_only_by_its_own_offer():
     with block(100) as (memory, offer):
         memory[:] = torch.arange(100, dtype=torch.uint8)
         other = mapped(offer)
@@ -28,13 +28,13 @@ def test_a_block_is_mapped_by_its_offer_and_by_no_other():
         other[3] = 77
         assert memory[3] == 77
         wrong = Offer(offer.process, offer.file, "00" * 16, 100)
-        with pytest.raises(CannotShare, match="is none of the ranks that it is said to be one of"):
+        with pytest.raises(CannotShare, match="is not the rank that offered the memory"):
             mapped(wrong)
-        with pytest.raises(CannotShare, match="none of the ranks"):
+        with pytest.raises(CannotShare, match="is not the rank that offered"):
             mapped(Offer(offer.process, offer.file, offer.token, 99))
-    with pytest.raises(CannotShare, match="cannot be opened .* containers of their own"):
+    with pytest.raises(CannotShare, match="cannot be opened .* separate containers"):
         mapped(offer)
-    assert other[3] == 77, "who has it mapped keeps it"
+    assert other[3] == 77, "a process that has mapped the memory keeps it"
 
 
 def _write_shares(rank: int, hosts: list[list[int]]) -> tuple[list, int, int]:
@@ -58,7 +58,7 @@ def _write_shares(rank: int, hosts: list[list[int]]) -> tuple[list, int, int]:
 
 
 @pytest.mark.parametrize("hosts", [[[0, 1]], [[0, 1], [2, 3]], [[0], [1, 2, 3, 4]]], ids=["1x2", "2x2", "1+4"])
-def test_every_rank_of_a_host_sees_what_the_others_write_and_all_together_take_one_copy(hosts):
+def test_ranks_of_a_host_share_one_copy_and_see_each_others_writes(hosts):
     world = sum(map(len, hosts))
     results = distributed.run(_write_shares, world, hosts)
     for ranks in hosts:
@@ -66,11 +66,12 @@ def test_every_rank_of_a_host_sees_what_the_others_write_and_all_together_take_o
             assert results[rank][0] == [10 * other for other in ranks]
         proportional = sum(results[rank][2] for rank in ranks)
         print("resident", [results[rank][1] for rank in ranks], "proportional", proportional)
-        assert NUM_BYTES <= proportional <= NUM_BYTES + 65536, "one copy, and a few pages"
+        assert NUM_BYTES <= proportional <= NUM_BYTES + 65536, "all ranks together take one copy and a few pages"
 
 
 def _pretend(rank: int) -> str | None:
-    if rank == 1:  # as if it were another machine, where this number is nobody's, or another's
+    # Rank 1 pretends to be on another machine, where this process id does not exist or belongs to another process.
+    if rank == 1:
         import salientpp.ranks.shared_memory as shared
 
         shared.mapped = _refuse
@@ -81,9 +82,9 @@ def _refuse(offer: Offer) -> torch.Tensor:
     return mapped(Offer(offer.process, offer.file, "ff" * 16, offer.num_bytes))
 
 
-def test_all_ranks_hear_that_one_cannot_share():
+def test_all_ranks_learn_that_one_cannot_share_memory():
     words = distributed.run(_pretend, 4)
-    assert len(set(words)) == 1 and "rank 1: process " in words[0] and "none of the ranks" in words[0]
+    assert len(set(words)) == 1 and "rank 1: process " in words[0] and "is not the rank that offered" in words[0]
 
 
 def _be_killed(rank: int, folder: str, victims: list[int]) -> str:
@@ -98,7 +99,7 @@ def _be_killed(rank: int, folder: str, victims: list[int]) -> str:
     try:
         host.gather_numbers([2])
     except RuntimeError as error:
-        assert int(memory.sum()) == NUM_BYTES, "what was written is there"
+        assert int(memory.sum()) == NUM_BYTES, "the written bytes are visible"
         return str(error)
     return "nothing"
 
@@ -113,6 +114,6 @@ def test_kill_9_of_one_or_of_all_leaves_no_memory_behind(tmp_path, victims):
     assert len(processes) == 3
     deadline = time.monotonic() + distributed.HANG
     while blocks_of(processes) and time.monotonic() < deadline:
-        time.sleep(0.05)  # the last are still ending
+        time.sleep(0.05)  # the last processes are still ending
     assert blocks_of(processes) == []
-    assert set(os.listdir("/dev/shm")) <= before, "blocks have no names"
+    assert set(os.listdir("/dev/shm")) <= before, "blocks leave no names"

@@ -1,6 +1,6 @@
 """Laws of `salientpp.store.assembly` and of the recipes of `salientpp.store.fetch`: rows of all tiers end up in the batch's order, with and without the kernel.
 
-Without a GPU the kernel runs in Triton's interpreter, and is compiled for GPUs that are not there.
+Without a GPU, the kernel runs in Triton's interpreter. It is also compiled for GPUs that this machine lacks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHAPES = [(), (3,), (100,), (7, 5), (301,), (0,)]
 
 @pytest.fixture
 def interpreted(monkeypatch):
-    """The kernel in Triton's interpreter, which takes tensors on the CPU."""
+    """Runs the kernel in Triton's interpreter, which takes tensors on the CPU."""
     from salientpp.store import assembly_kernel
 
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -47,7 +47,7 @@ def interpreted(monkeypatch):
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rows_come_from_the_sources_laid_end_to_end(interpreted, dtype, shape, index_dtype):
+def test_rows_come_from_the_concatenated_sources(interpreted, dtype, shape, index_dtype):
     generator = np.random.default_rng(0)
     for sizes in [(5, 3, 4, 0, 9), (0, 0, 7), (6,), (1, 0, 0, 0, 1)]:
         sources = [random_rows(generator, size, shape, dtype) for size in sizes]
@@ -64,7 +64,7 @@ def test_more_tensors_than_the_kernel_takes_are_refused():
         run_kernel([torch.ones(1)] * 6, torch.tensor([0]), torch.empty(1))
 
 
-def test_nothing_is_written_beside_the_output(interpreted):
+def test_the_kernel_writes_only_the_output(interpreted):
     whole = torch.full((20, 3), -1.0)
     run_kernel([identity_features(10)], torch.arange(10, dtype=torch.int32), whole[5:15])
     assert whole[5:15, 0].tolist() == list(range(10)) and (whole[:5] == -1).all() and (whole[15:] == -1).all()
@@ -141,7 +141,7 @@ def test_a_recipe_puts_every_row_in_its_place(
             assert packed.numel() == 0
         else:
             on_device = sum(slot.numel() for tier, _, slot in tiers.groups(places) if tier.memory == "device")
-            assert len(packed) == len(n_id) - len(arrived) - on_device, "nothing is packed that need not be"
+            assert len(packed) == len(n_id) - len(arrived) - on_device, "only rows that the device lacks are packed"
 
 
 def test_the_highest_scores_go_to_the_device_until_it_is_full():
@@ -157,21 +157,21 @@ def test_the_highest_scores_go_to_the_device_until_it_is_full():
             assert tiered.device_rows["y"].tolist() == tiered.device_rows["x"][:, 0].tolist() == kept
             assert tiered.device_members.ids.tolist() == kept
             assert [tier.members for tier in tiered.tiers(False)] == [tiered.device_members, cache.members], (
-                "the device's come first"
+                "the device's tier comes first"
             )
         assert tiered.rows is cache.rows
     assert caches.on_device({None: cache}, {None: scores}, 10**6, CPU)[None].device_rows["y"].tolist() == ids.tolist()
 
 
-def test_one_part_without_device_rows_is_packed_as_it_is():
+def test_one_part_without_device_rows_is_packed_in_order():
     tiers = Tiers.of(PartitionBook.trivial(10), 0, sources(x=identity_features(10)), device=CPU)
     recipe = Packed(CPU).plan(tiers, tiers.look_up(torch.tensor([3, 3, 9])))
     assert recipe.index is None and [slot.tolist() for slot in recipe.packed] == [[3, 3, 9]]
 
 
 @pytest.mark.parametrize("sizes, dtype", [((2**31 - 3, 2), torch.int32), ((2**31 - 2, 2), torch.int64)])
-def test_places_beyond_two_billion_rows_get_a_wide_index(sizes, dtype):
-    # Rows without columns: they are numbered, and take no memory.
+def test_more_than_two_billion_rows_get_an_int64_index(sizes, dtype):
+    # Rows without columns: they have numbers, but take no memory.
     book = PartitionBook(torch.tensor([0, sizes[0], sum(sizes)]))
     tiers = Tiers(book, 0, Tier("host", None, sources(x=torch.empty(sizes[0], 0)), True, "host"))
     last = torch.tensor([sizes[0] - 1])

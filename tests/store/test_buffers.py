@@ -1,4 +1,4 @@
-"""Laws of the buffer pool: memory is reused, and never while a tensor shares it."""
+"""Laws of the buffer pool: memory is reused, but never while a tensor shares it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_outputs_are_ordinary_tensors(shape, dtype):
     assert not (out + out).any()
 
 
-def test_old_batches_stay_right_while_new_ones_are_made():
+def test_new_batches_do_not_overwrite_old_ones():
     data = random_data(num_vertices=20_000, num_edges=200_000)
     data.x = torch.arange(20_000).float().view(-1, 1).repeat(1, 200)
     loader = NeighborLoader(data, [10, 10], batch_size=2000, shuffle=True, num_workers=2)
@@ -72,7 +72,7 @@ def test_old_batches_stay_right_while_new_ones_are_made():
     assert all(torch.equal(row[:, 0], row[:, 1]) and row.shape == (5, 200) for row in rows) and ids
 
 
-def test_threads_may_share_a_pool():
+def test_threads_can_share_a_pool():
     pool, wrong = BufferPool(), []
 
     def work(number: int) -> None:
@@ -93,7 +93,7 @@ def test_a_child_and_its_parent_never_share_memory():
     free = pool.empty(SHAPE, torch.float32)
     lease = pool.empty(SHAPE, torch.float32)
     addresses = {free.data_ptr(), lease.data_ptr()}
-    rows = lease.numpy()  # NumPy has no threads, which a child would lack
+    rows = lease.numpy()  # filled by NumPy, because torch's threads do not exist in the child
     rows.fill(1)
     del free, lease
     reader, writer = os.pipe()
@@ -111,7 +111,7 @@ def test_a_child_and_its_parent_never_share_memory():
             os._exit(0)
     os.close(writer)
     out = pool.empty(SHAPE, torch.float32)
-    assert out.data_ptr() in addresses, "what was free at the fork is free in both"
+    assert out.data_ptr() in addresses, "a buffer that was free at the fork is free in both processes"
     out.numpy().fill(4)
     assert os.read(reader, 3) == b"\1\1\1"
     os.waitpid(pid, 0)

@@ -1,4 +1,4 @@
-"""Law: a row arrives with the bits that it was given, whatever its dtype and shape, over every way that rows take."""
+"""Law: a row arrives bit for bit, whatever its dtype and shape, on every path that rows take."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from salientpp.store.assembly import assemble_rows
 
 N = 120
 
-#: Of what torch can store, all but complex32, which .npy files are not used for.
+#: Every dtype that torch can store except complex32, which .npy files are not used for.
 STORABLE = [
     torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
     torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e4m3fnuz,
@@ -30,7 +30,7 @@ SHAPES = {"flat": (), "wide": (3,), "none": (0,), "deep": (2, 2)}
 
 
 def columns(dtypes: list[torch.dtype]) -> dict[str, Tensor]:
-    """A column of every dtype and shape."""
+    """Returns one column for every dtype and shape."""
     return {
         f"{str(dtype)[6:]}_{name}": rows_of(dtype, (N, *shape), seed=i)
         for i, dtype in enumerate(dtypes)
@@ -116,11 +116,11 @@ def test_x_of_every_dtype_is_converted_to_float32(dtype):
     data = random_data(N, 500)
     data.x = rows_of(dtype, (N, 3), seed=4)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of complex numbers the real part stays
+        warnings.simplefilter("ignore")  # torch warns that complex numbers keep only their real part
         for batch in NeighborLoader(data, [3], batch_size=32, dtype=torch.float32):
             torch.testing.assert_close(
                 batch.x, data.x.to(torch.float32)[batch.n_id], rtol=0, atol=0, equal_nan=True
-            )  # NaNs have many bits
+            )  # NaNs have several bit patterns
 
 
 @pytest.mark.parametrize("dtype", STORABLE, ids=str)

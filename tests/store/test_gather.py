@@ -1,4 +1,4 @@
-"""Laws of what travels: every attribute that is asked for travels once, and nothing is sent or counted for the others."""
+"""Laws of the exchange: every requested attribute travels once, and no other attribute is sent or counted."""
 
 from __future__ import annotations
 
@@ -68,17 +68,17 @@ def results(tmp_path_factory) -> list:
     return distributed.run(_exchanged, 2, str(root), seconds=240)
 
 
-def test_an_attribute_travels_once_however_often_and_in_whatever_it_is_named(results):
+def test_an_attribute_travels_once_even_if_it_is_named_repeatedly(results):
     for one, both, _, _ in results:
         assert len(set(one.values())) == 1 and len(set(both.values())) == 1, (one, both)
         assert one["x"][2] > 0 and both["tuple"][0] > one["x"][0]
 
 
-def test_without_attributes_no_id_and_no_row_travels_and_none_is_counted(results):
+def test_without_attributes_no_ids_or_rows_travel_or_are_counted(results):
     for (_, _, none, _), (_, _, _, others) in zip(results, results[::-1]):
         for sent, received, remote, cached, rows, cache_bytes in none:
             assert (remote, cached, rows, cache_bytes) == (0, 0, 0, 0)
-            # Counts, 16 bytes to the other rank a round, are how ranks leave together.
+            # The counts, 16 bytes per round to the other rank, still travel: by them ranks leave an epoch together.
             assert sent == received and sent % 16 == 0 and sent <= 16 * (max(results[0][3][0], others[0]) + 10)
 
 
@@ -103,7 +103,7 @@ def test_vertex_types_without_attributes_deliver_no_rows():
         (None, "columns must be the names of node attributes of .*, got NoneType"),
     ],
 )
-def test_what_names_no_attribute_is_refused_in_words(tmp_path, columns, text):
+def test_columns_that_name_no_attribute_are_refused(tmp_path, columns, text):
     part = salientpp.partition(random_data(60, 200), 1, tmp_path / "d", [2], 8)
     with pytest.raises((ValueError, TypeError), match=text):
         NeighborLoader(part, [2], "train", batch_size=8, columns=columns)

@@ -1,4 +1,4 @@
-"""Laws of joined parts: a directory of K parts serves any number of ranks up to K, and every rank sees its run of parts as one."""
+"""Laws of joined parts: a directory of K parts serves any number of ranks up to K, and every rank sees its consecutive parts as one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def typed_root(tmp_path):
 
 
 @pytest.mark.parametrize("offsets", [(0, 5), (0, 2, 5), (0, 1, 3, 4, 5), (0, 1, 2, 3, 4, 5)])
-def test_a_joined_part_is_its_parts_end_to_end(root, offsets):
+def test_a_joined_part_is_the_concatenation_of_its_parts(root, offsets):
     whole = salientpp.load(root)
     view = whole.joined(offsets, None)
     assert view.num_parts == len(offsets) - 1 and view.whole is whole
@@ -69,7 +69,7 @@ def test_views_share_topology_and_transpose(root):
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda view: pickle.loads(pickle.dumps(view))])
-def test_a_copy_of_a_view_is_that_view(root, duplicate):
+def test_a_copy_of_a_view_is_the_same_view(root, duplicate):
     view = salientpp.load(root).joined((0, 2, 5), 1)
     again = duplicate(view)
     assert (again.offsets, again.part_id, again.num_parts) == (view.offsets, 1, 2)
@@ -77,12 +77,12 @@ def test_a_copy_of_a_view_is_that_view(root, duplicate):
 
 
 @pytest.mark.parametrize("offsets", [(), (0,), (0, 4), (1, 5), (0, 3, 3, 5), (0, 3, 2, 5)])
-def test_offsets_that_are_no_runs_are_refused(root, offsets):
+def test_offsets_that_do_not_ascend_over_all_parts_are_refused(root, offsets):
     with pytest.raises(ValueError, match=r"offsets must ascend from 0 to the 5 parts of .*parts, got "):
         salientpp.load(root).joined(offsets, None)
 
 
-def test_rows_of_several_files_are_taken_as_of_one(root):
+def test_rows_of_several_files_are_read_as_one_source(root):
     view = salientpp.load(root).joined((0, 2, 5), 1)
     source, rows = view.sources()[None]["x"], view.node_rows()["x"]
     assert isinstance(source, JoinedRows) and source.shape == rows.shape and source.nbytes == rows.nbytes
@@ -99,7 +99,7 @@ def test_rows_of_several_files_are_taken_as_of_one(root):
 # --- VIP ----------------------------------------------------------------------------------------------------
 
 
-def test_vip_of_a_join_is_that_of_its_seeds_and_is_kept(root):
+def test_vip_of_a_join_is_computed_for_its_seeds_and_kept(root):
     view = salientpp.load(root).joined((0, 2, 5), 1)
     expected = inclusion_probability(view.graph, view.split("train"), FANOUTS, BATCH)
     assert torch.equal(view.vip(), expected)
@@ -109,10 +109,10 @@ def test_vip_of_a_join_is_that_of_its_seeds_and_is_kept(root):
     assert torch.equal(again.vip(), expected) and torch.equal(
         again.workload(1, again.split("train"), FANOUTS, BATCH).vip, expected
     )
-    assert os.stat(file).st_ino == before.st_ino, "it was read, not computed again"
+    assert os.stat(file).st_ino == before.st_ino, "the file was read, not computed again"
 
 
-def test_vip_of_a_join_over_types(typed_root):
+def test_vip_of_a_join_covers_all_types(typed_root):
     view = salientpp.load(typed_root).joined((0, 3, 4), 0)
     seeds = uniform_starts({"paper": view.split("train", 0, "paper")}, BATCH)
     expected = typed_inclusion_probability(view.typed_graph(), seeds, view.description.num_neighbors)
@@ -123,7 +123,7 @@ def test_vip_of_a_join_over_types(typed_root):
 
 
 @pytest.mark.parametrize("damage", ["flip", "empty", "directory", "pickle"])
-def test_what_was_kept_and_altered_is_computed_again(root, damage):
+def test_an_altered_kept_file_is_computed_again(root, damage):
     view = salientpp.load(root).joined((0, 2, 5), 1)
     expected = view.vip()
     (file,) = (root / "kept").iterdir()
@@ -141,14 +141,14 @@ def test_what_was_kept_and_altered_is_computed_again(root, damage):
     assert torch.equal(salientpp.load(root).joined((0, 2, 5), 1).vip(), expected)
 
 
-def test_a_directory_that_cannot_be_written_does_without(root):
+def test_a_read_only_directory_keeps_no_probabilities(root):
     (root / "kept").write_text("in the way")
     view = salientpp.load(root).joined((0, 2, 5), 1)
     assert torch.equal(view.vip(), inclusion_probability(view.graph, view.split("train"), FANOUTS, BATCH))
     assert stat.S_ISREG((root / "kept").stat().st_mode)
 
 
-def test_what_was_kept_of_another_dataset_is_not_taken(root):
+def test_probabilities_kept_for_another_dataset_are_not_used(root):
     salientpp.load(root).joined((0, 2, 5), 1).vip()
     kept = {file.name: file.read_bytes() for file in (root / "kept").iterdir()}
     salientpp.partition(random_data(300, 1500, seed=5), 5, root, FANOUTS, BATCH, overwrite=True)
@@ -175,7 +175,7 @@ def test_one_process_draws_from_all_parts(root):
     assert stats.rows_remote == stats.rows_cache == 0 < stats.rows_device
 
 
-def test_one_process_with_a_part_of_several_is_told_what_it_would_serve(root):
+def test_one_process_that_loads_one_of_several_parts_is_refused(root):
     with pytest.raises(
         ValueError, match="rank 0 serves parts 0 to 4 of 5, but its graph was loaded with part_id=1; leave part_id out"
     ):
@@ -204,7 +204,7 @@ def _epoch(rank: int, root: str, **options) -> dict:
 
 
 @pytest.mark.parametrize(("world", "offsets"), [(2, (0, 2, 5)), (3, (0, 1, 3, 5))])
-def test_caches_and_tiers_change_no_batch_and_counts_are_those_of_the_analysis(root, world, offsets):
+def test_caches_and_tiers_change_no_batch_and_counts_match_the_analysis(root, world, offsets):
     whole = salientpp.load(root)
     bare = distributed.run(_epoch, world, str(root))
     view = whole.joined(offsets, None)
@@ -243,7 +243,7 @@ def test_ranks_stage_the_parts_that_they_serve(root, tmp_path):
 
 
 def _train(rank: int, root: str, epochs: int, ranks_per_host: int = 1) -> float:
-    """Accuracy on the test vertices after so many epochs, with the same global batch on any number of ranks."""
+    """Returns the accuracy on the test vertices after ``epochs`` epochs. The global batch is the same on any number of ranks."""
     part, world = salientpp.load(root), dist.get_world_size()
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 4)

@@ -1,4 +1,4 @@
-"""Laws of rows in fewer bytes: what is read back is what the format says, from any source, and never farther off than it promises."""
+"""Laws of encoded rows: from any source, decoding gives the values that the format defines, and errors stay within its promised bound."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPES = [(), (1,), (7,), (37,), (64,), (0,), (3, 5), (2, 0, 4)]
 
 
 def rows_of(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Rows of many sizes and offsets: small and large, constant, of zeros, of one sign."""
+    """Returns rows of many magnitudes and offsets: small and large, constant, zero, and of one sign."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(40, *shape, generator=generator)
     ones = (1,) * len(shape)
@@ -31,12 +31,12 @@ def rows_of(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float3
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """NaNs are all alike."""
+    """True if both tensors have the same bits. All NaNs count as equal."""
     return (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(a.nan_to_num(1e38, 2e38, -2e38), b.nan_to_num(1e38, 2e38, -2e38))  # fmt: skip
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_rows_are_encoded_and_decoded_as_the_reference_does(format):
+def test_encoding_and_decoding_match_the_reference(format):
     for number, shape in enumerate(SHAPES):
         narrow, rows = Narrow(format, torch.float32, shape), rows_of(shape, seed=number)
         encoded = narrow.encode(rows)
@@ -48,7 +48,7 @@ def test_rows_are_encoded_and_decoded_as_the_reference_does(format):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_decoding_by_torch_gives_the_bits_of_the_kernel(format):
+def test_decoding_by_torch_matches_the_kernel_bit_for_bit(format):
     for dtype in WIDE:
         for number, shape in enumerate(SHAPES):
             narrow, rows = Narrow(format, dtype, shape), rows_of(shape, number, dtype)
@@ -59,8 +59,8 @@ def test_decoding_by_torch_gives_the_bits_of_the_kernel(format):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_decoding_by_torch_stays_on_the_device_of_the_rows_and_never_asks_what_they_hold(format):
-    """Tensors of the device 'meta' have no values, so an operator that read one, or made another elsewhere, would fail."""
+def test_decoding_by_torch_stays_on_the_device_and_reads_no_value_on_the_host(format):
+    """Tensors on the device 'meta' have no values. An operator that read a value, or made a tensor on another device, would fail."""
     for dtype in WIDE:
         for shape in SHAPES:
             narrow = Narrow(format, dtype, shape)
@@ -68,7 +68,7 @@ def test_decoding_by_torch_stays_on_the_device_of_the_rows_and_never_asks_what_t
             assert (decoded.device.type, decoded.dtype, decoded.shape) == ("meta", dtype, (40, *shape))
 
 
-def test_16_bit_floats_are_torchs_for_every_half_and_what_lies_between():
+def test_16_bit_floats_are_rounded_as_by_torch():
     halves = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.float16)
     every = torch.arange(0, 2**32, 99_991).to(torch.uint32).view(torch.float32)
     for format, dtype, of in (("fp16", torch.float16, halves), ("bf16", torch.bfloat16, halves.view(torch.bfloat16))):
@@ -79,10 +79,10 @@ def test_16_bit_floats_are_torchs_for_every_half_and_what_lies_between():
         assert same_bits(narrow.decode(of.view(-1, 2).view(torch.uint8)), of.view(-1, 2).float())
 
 
-def test_8_bit_floats_are_torchs():
+def test_8_bit_floats_are_rounded_as_by_torch():
     values = torch.cat([torch.linspace(-448, 448, 70_001), torch.logspace(-12, 8.8, 30_000, base=2.0)])
     values = torch.cat([values, torch.tensor([2.0**-10, 3 * 2.0**-10, 2.0**-6, 2.0**-6 - 2.0**-10])])
-    # With 448 in the row the scale is 1.
+    # The value 448 in each row makes the scale 1.
     rows = torch.stack([torch.full_like(values, 448.0), values], dim=1)
     narrow = Narrow("fp8", torch.float32, (2,))
     decoded = narrow.decode(narrow.encode(rows))
@@ -109,7 +109,7 @@ def test_an_error_is_never_larger_than_the_format_promises(format):
         narrow = Narrow(format, torch.float32, (64,))
         error = (narrow.decode(narrow.encode(rows)) - rows).abs()
         kind, _, block = format.partition("/")
-        tiny = rows.abs().amax(dim=1, keepdim=True) * 2.0**-22  # what 32-bit floats round
+        tiny = rows.abs().amax(dim=1, keepdim=True) * 2.0**-22  # rounding of 32-bit floats
         if kind in ("fp16", "bf16"):
             bound = rows.abs() * (2.0**-11 if kind == "fp16" else 2.0**-8) + 2.0**-25
         elif kind == "fp8":
@@ -124,7 +124,7 @@ def test_an_error_is_never_larger_than_the_format_promises(format):
 
 
 @pytest.mark.parametrize("format", WITH_SCALE)
-def test_constant_rows_and_zeros_stay_what_they_are(format):
+def test_constant_rows_and_zeros_are_exact(format):
     rows = torch.tensor([0.0, -0.0, 1.0, -3.0, 1e-29, 3e38, -3e38]).repeat_interleave(9).view(7, 9)
     narrow = Narrow(format, torch.float32, (9,))
     decoded = narrow.decode(narrow.encode(rows))
@@ -135,7 +135,7 @@ def test_constant_rows_and_zeros_stay_what_they_are(format):
         assert torch.equal(narrow.decode(narrow.encode(zeros)) == 0, zeros == 0)
 
 
-def test_what_is_not_finite_is_never_read_back_as_a_number():
+def test_values_that_are_not_finite_are_never_decoded_as_numbers():
     for format in FORMATS:
         narrow = Narrow(format, torch.float32, (40,))
         rows = rows_of((40,), seed=1)
@@ -159,7 +159,7 @@ def test_what_is_not_finite_is_never_read_back_as_a_number():
     assert Narrow("fp16", torch.float32, (2,)).decode(Narrow("fp16", torch.float32, (2,)).encode(whole_range)).isinf().all()  # fmt: skip
 
 
-def test_denormal_values_are_read_back_as_numbers_near_them():
+def test_denormal_values_decode_to_nearby_numbers():
     rows = torch.tensor([[1e-40, -3e-42, 0.0, 1e-45], [1e-38, 2e-38, -1e-38, 1e-40], [1.0, 1e-40, -1e-40, 0.5]])
     for format in FORMATS:
         narrow = Narrow(format, torch.float32, (4,))
@@ -170,9 +170,9 @@ def test_denormal_values_are_read_back_as_numbers_near_them():
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
-def test_rows_of_every_source_are_decoded_alike(format, dtype):
+def test_rows_of_every_source_decode_to_the_same_values(format, dtype):
     class Elsewhere:
-        """A user's source."""
+        """A custom source of rows."""
 
         def __init__(self, rows):
             self.rows, self.shape, self.dtype = rows, rows.shape, rows.dtype
@@ -209,7 +209,7 @@ def test_rows_of_every_source_are_decoded_alike(format, dtype):
 
 
 @pytest.mark.parametrize("width", [1, 7, 128])
-def test_the_kernels_are_right_where_threads_share_the_work(width):
+def test_the_kernels_are_right_if_threads_share_the_work(width):
     generator = torch.Generator().manual_seed(12)
     rows = torch.rand(1000, width, generator=generator)
     narrow = Narrow("int4", torch.float32, (width,))
@@ -224,14 +224,14 @@ def test_the_kernels_are_right_where_threads_share_the_work(width):
         assert torch.equal(out[places], narrow.decode(narrow.encode(rows))[index])
 
 
-def test_a_row_takes_the_bytes_that_the_page_says():
+def test_a_row_takes_the_documented_number_of_bytes():
     found = {format: Narrow(format, torch.float32, (128,)).row_bytes for format in FORMATS}
     assert found == {"fp16": 256, "bf16": 256, "fp8": 132, "int8": 136, "int8/16": 192, "int4": 72, "int4/2": 576, "int4/32": 96}  # fmt: skip
     assert Narrow("int4", torch.float32, (3, 3)).row_bytes == 8 + 5 + 3
     assert all(Narrow(format, torch.float32, (37,)).row_bytes % 4 == 0 for format in FORMATS)
 
 
-def test_a_loss_is_what_numpy_counts():
+def test_the_loss_matches_numpy():
     rows = rows_of((9,), seed=3)
     narrow = Narrow("int4", torch.float32, (9,))
     decoded, loss = narrow.decode(narrow.encode(rows)), Loss()
@@ -274,7 +274,7 @@ ONE = torch.tensor([0])
         (lambda: ops.round_rows(ROWS, ONE, ROWS, None, 3, 0), "out must not overlap source in memory"),
     ],
 )  # fmt: skip
-def test_the_kernels_refuse_with_words(call, text):
+def test_the_kernels_refuse_wrong_arguments(call, text):
     with pytest.raises(RuntimeError, match=text):
         call()
     assert not ROWS.any() and not BYTES.any()
@@ -283,7 +283,7 @@ def test_the_kernels_refuse_with_words(call, text):
 KNOWN = {("a", "x"): (torch.float32, [128]), ("b", "x"): (torch.float16, [64]), ("b", "y"): (torch.int64, []), ("a", "w"): (torch.float32, [1])}  # fmt: skip
 
 
-def test_formats_are_read_by_name_and_by_type():
+def test_formats_are_given_by_name_or_by_type_and_name():
     assert read_formats("store_as", None, KNOWN) == {}
     found = read_formats("store_as", {"x": "int8", ("b", "x"): "int4/32"}, KNOWN)
     assert found == {
@@ -295,19 +295,19 @@ def test_formats_are_read_by_name_and_by_type():
 @pytest.mark.parametrize(
     "given, kind, text",
     [
-        ("int8", TypeError, r"store_as must map names of node attributes to formats, as in \{'x': 'int8'\}, got str"),
+        ("int8", TypeError, r"store_as must map node attribute names to formats, as in \{'x': 'int8'\}, got str"),
         ({"z": "int8"}, ValueError, r"store_as must name node attributes \(\('a', 'w'\), .*\), got 'z'"),
         ({"x": "int7"}, ValueError, r"store_as\['x'\]: a format must be one of 'fp16', .* got 'int7'"),
         ({"x": None}, ValueError, "got None"),
-        ({"x": "int8/3"}, ValueError, "with an even block of values as in 'int4/32', got 'int8/3'"),
+        ({"x": "int8/3"}, ValueError, "with an even block size as in 'int4/32', got 'int8/3'"),
         ({"x": "fp8/2"}, ValueError, "got 'fp8/2'"),
         ({"x": "int8/"}, ValueError, "got 'int8/'"),
         ({"x": "int8/99999999"}, ValueError, "got 'int8/99999999'"),
-        ({"y": "int8"}, ValueError, r"store_as\['y'\]: rows of int64 cannot be written as int8, which is for float32, float64, .*; leave them as they are"),
-        ({("b", "x"): "bf16"}, ValueError, r"as bf16 a row of 'x' takes 128 bytes, and 128 as it is; leave it out"),
-        ({"w": "int8"}, ValueError, r"as int8 a row of 'w' takes 12 bytes, and 4 as it is"),
+        ({"y": "int8"}, ValueError, r"store_as\['y'\]: rows of int64 cannot be stored as int8, which takes float32, float64, .*; leave them as they are"),
+        ({("b", "x"): "bf16"}, ValueError, r"a row of 'x' takes 128 bytes as bf16, and 128 as it is; leave it out"),
+        ({"w": "int8"}, ValueError, r"a row of 'w' takes 12 bytes as int8, and 4 as it is"),
     ],
 )  # fmt: skip
-def test_formats_that_do_not_fit_are_refused_with_words(given, kind, text):
+def test_formats_that_do_not_fit_are_refused(given, kind, text):
     with pytest.raises(kind, match=text):
         read_formats("store_as", given, KNOWN)

@@ -1,4 +1,4 @@
-"""Laws of rows that are stored or sent narrower: every row of a batch is what reading its encoded bytes back gives, whatever tier or rank it came from."""
+"""Laws of rows that are stored or sent narrower: every row of a batch equals its decoded bytes, whatever tier or rank it came from."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FANOUTS, BATCH = [4, 3], 16
 
 
 def featured(num_vertices: int = 300, shape: tuple[int, ...] = (37,), dtype: torch.dtype = torch.float32) -> Data:
-    """A graph whose rows are as different in size as those of real ones."""
+    """Returns a graph whose rows vary in magnitude as much as real ones."""
     data = random_data(num_vertices, 5 * num_vertices)
     generator = torch.Generator().manual_seed(7)
     ones = (1,) * len(shape)
@@ -43,7 +43,7 @@ def featured(num_vertices: int = 300, shape: tuple[int, ...] = (37,), dtype: tor
 
 
 def recoded(rows: torch.Tensor, format: str) -> torch.Tensor:
-    """The rows as they are read back."""
+    """Encodes and decodes the rows."""
     narrow = Narrow(format, rows.dtype, tuple(rows.shape[1:]))
     return narrow.decode(narrow.encode(rows))
 
@@ -58,7 +58,7 @@ def assert_same(ours: Any, theirs: Any, but: set[str] = frozenset()) -> None:
                 )
 
 
-#: Ways of having rows: the options of a loader, whether it puts rows together as for a device, and whether it serves others so.
+#: Paths of rows: options of a loader, whether it assembles rows as for a device, and whether it assembles rows for other ranks so.
 TIERS = [
     ({}, False, False),
     ({"replication_factor": 0.3}, False, False),
@@ -73,7 +73,7 @@ TIERS = [
 
 
 def _compare(rank: int, roots: dict[str, str], x: torch.Tensor, formats: list[str]) -> tuple[int, list[int]]:
-    """How many batches were compared, and the bytes of rows that came for a batch without a cache, by format."""
+    """Returns the number of batches compared, and, by format, the bytes of rows that arrived for a batch without a cache."""
     parts = {name: salientpp.load(root) for name, root in roots.items()}
     common = {"batch_size": BATCH, "shuffle": True, "seed": 3}
     number, sizes = 0, []
@@ -103,7 +103,7 @@ def _compare(rank: int, roots: dict[str, str], x: torch.Tensor, formats: list[st
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 3])
-def test_rows_are_what_is_read_back_whatever_tier_they_come_from(tmp_path, num_parts):
+def test_rows_are_the_decoded_ones_whatever_tier_serves_them(tmp_path, num_parts):
     data = featured()
     formats = ["int8", "int4/16" if num_parts == 2 else "int4", "fp8"]
     roots = {"wide": str(tmp_path / "wide")}
@@ -116,7 +116,7 @@ def test_rows_are_what_is_read_back_whatever_tier_they_come_from(tmp_path, num_p
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.bfloat16], ids=str)
-def test_rows_of_every_dtype_and_of_several_dimensions_are_read_back_as_they_were(tmp_path, dtype):
+def test_rows_of_every_dtype_and_shape_are_decoded_to_the_original_dtype_and_shape(tmp_path, dtype):
     data = featured(120, (3, 5), dtype)
     roots = {name: str(tmp_path / name) for name in ("wide", "int8")}
     salientpp.partition(data, 2, roots["wide"], FANOUTS, BATCH)
@@ -125,7 +125,7 @@ def test_rows_of_every_dtype_and_of_several_dimensions_are_read_back_as_they_wer
 
 
 def _several(rank: int, wide: str, narrow: str) -> int:
-    """Attributes that only seeds get, those that all get, joined parts, hosts with several ranks, edges as seeds; delivered dtype."""
+    """Compares attributes of seeds and of all vertices, joined parts, hosts with several ranks, edge seeds, and the delivered dtype."""
     data, number = featured(), 0
     parts = salientpp.load(wide), salientpp.load(narrow)
     read = {"x": recoded(data.x, "int4"), "z": recoded(data.z, "bf16")}
@@ -158,7 +158,7 @@ def _several(rank: int, wide: str, narrow: str) -> int:
 
 
 @pytest.mark.parametrize("num_parts", [2, 5])
-def test_attributes_of_seeds_links_hosts_and_joined_parts(tmp_path, num_parts):
+def test_narrow_rows_reach_seeds_links_hosts_and_joined_parts(tmp_path, num_parts):
     data = featured()
     salientpp.partition(data, num_parts, tmp_path / "wide", FANOUTS, BATCH)
     salientpp.partition(data, num_parts, tmp_path / "narrow", FANOUTS, BATCH, store_as={"x": "int4", "z": "bf16"})
@@ -199,7 +199,7 @@ def _received_of_types(rank: int, root: str, sent: dict[Any, str]) -> int:
     return sum(of_type["bytes_received"] for of_type in loader.stats().by_type.values())
 
 
-def test_rows_of_several_types_are_narrow_by_type(tmp_path):
+def test_each_vertex_type_has_its_own_format(tmp_path):
     store_as = {"x": "int8", ("author", "x"): "int4"}
     for name, given in (("wide", None), ("narrow", store_as)):
         salientpp.partition(
@@ -218,12 +218,16 @@ def test_rows_of_several_types_are_narrow_by_type(tmp_path):
         Batches(num_neighbors=TYPED_FANOUTS, batch_size=8, epochs=1, seeds=("paper", "train"), seed=1),
         Ways(replication_factors=[0.3], policies=["vip"], send_as=sent),
     )
-    assert counted.row_bytes == {"paper": 32, "author": 20, "venue": 96}  # what every part has whole does not travel
+    assert counted.row_bytes == {
+        "paper": 32,
+        "author": 20,
+        "venue": 96,
+    }  # rows of a replicated type do not travel, so they stay wide
     live = distributed.run(_received_of_types, 2, str(tmp_path / "wide"), sent)
     assert sum(live) == sum(volume.remote_bytes_per_epoch for volume in counted.results) > 0
 
 
-# --- what else reads rows ---------------------------------------------------------------------------------
+# --- other readers of rows --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +238,7 @@ def roots(tmp_path_factory):
     return folder
 
 
-def test_a_directory_with_narrow_rows_reads_as_one_of_what_is_read_back(roots, tmp_path):
+def test_a_directory_with_narrow_rows_reads_as_one_with_the_decoded_rows(roots, tmp_path):
     data = featured()
     part, plain = salientpp.load(roots / "narrow", part_id=1, verify="full"), salientpp.load(roots / "wide", part_id=1)
     for name, format in (("x", "int8/16"), ("z", "fp16")):
@@ -277,7 +281,7 @@ def _infer(rank: int, root: str) -> tuple[torch.Tensor, torch.Tensor]:
     return rows, part.original_id(part.split("all"))
 
 
-def test_inference_on_a_directory_with_narrow_rows_is_that_on_what_is_read_back(roots):
+def test_inference_on_narrow_rows_equals_inference_on_the_decoded_rows(roots):
     data = featured()
     data.x = recoded(data.x, "int8/16")
     torch.manual_seed(0)
@@ -293,7 +297,7 @@ def _local(rank: int, root: str) -> tuple[torch.Tensor, torch.Tensor]:
     return local(part).x, part.original_id(part.split("all"))
 
 
-def test_full_graph_training_reads_what_is_read_back(roots):
+def test_full_graph_training_reads_the_decoded_rows(roots):
     expected = recoded(featured().x, "int8/16")
     for x, ids in distributed.run(_local, 2, str(roots / "narrow")):
         assert torch.equal(x, expected[ids])
@@ -313,7 +317,7 @@ def test_a_cache_of_the_same_size_takes_fewer_bytes(roots):
 
 
 def _received(rank: int, roots: list[str]) -> list[int]:
-    """Bytes of rows that came in one epoch: of each directory and format, with a static cache and with one that looks ahead."""
+    """Returns the bytes of rows that arrived in one epoch, per directory and format, with a static cache and with lookahead."""
     found = []
     for root, send_as in zip(roots, SENT):
         part = salientpp.load(root)
@@ -327,12 +331,12 @@ def _received(rank: int, roots: list[str]) -> list[int]:
     return found
 
 
-#: By directory.
+#: One value of ``send_as`` per directory.
 SENT = [None, {"x": "int8/16"}, None]
 
 
-def test_the_bytes_that_are_counted_are_those_that_come(roots):
-    """Of rows as they are, sent narrower, and stored narrower."""
+def test_predicted_bytes_are_the_bytes_that_arrive(roots):
+    """Covers rows that are not encoded, sent narrower, and stored narrower."""
     directories = [str(roots / name) for name in ("wide", "wide", "narrow")]
     live = [sum(of_ranks) for of_ranks in zip(*distributed.run(_received, 2, directories))]
     counted = []
@@ -349,7 +353,7 @@ def test_the_bytes_that_are_counted_are_those_that_come(roots):
     assert counted[0] * 64 == counted[2] * 37 * 4 and counted[2:4] == counted[4:]
 
 
-def test_the_command_counts_bytes_of_rows_that_are_sent_narrower(roots, tmp_path, capsys):
+def test_the_command_counts_the_bytes_of_narrow_rows(roots, tmp_path, capsys):
     given = ["--policies", "vip", "--epochs", "1", "--replication-factors", "0,0.3", "--json", str(tmp_path / "a.json")]
     assert main(["analyze", str(roots / "wide"), *given, "--send-as", "x=int8/16"]) == 0
     shown = capsys.readouterr().out
@@ -366,10 +370,10 @@ def test_the_command_counts_bytes_of_rows_that_are_sent_narrower(roots, tmp_path
     [
         ("wide", "x=int9", r"send_as\['x'\]: a format must be one of"),
         ("wide", "q=int8", "send_as must name node attributes"),
-        ("narrow", "x=int8", "send_as names 'x', which .* stores as int8/16, and so it travels; leave it out"),
+        ("narrow", "x=int8", "send_as names 'x', .* as int8/16, .*; leave it out"),
     ],
 )
-def test_the_command_refuses_to_send_what_it_cannot(roots, capsys, name, given, text):
+def test_the_command_refuses_formats_that_it_cannot_send(roots, capsys, name, given, text):
     assert main(["analyze", str(roots / name), "--epochs", "1", "--send-as", given]) == 2
     assert re.search(text, capsys.readouterr().err)
 
@@ -380,15 +384,17 @@ def test_the_command_refuses_to_send_what_it_cannot(roots, capsys, name, given, 
 @pytest.mark.parametrize(
     "change, store_as, kind, text",
     [
-        ({}, {"y": "int8"}, ValueError, r"store_as\['y'\]: rows of int64 cannot be written as int8"),
+        ({}, {"y": "int8"}, ValueError, r"store_as\['y'\]: rows of int64 cannot be stored as int8"),
         ({}, {"edge_attr": "int8"}, ValueError, "store_as must name node attributes"),
         ({}, {"x": "int9"}, ValueError, r"store_as\['x'\]: a format must be one of"),
-        ({}, ["x"], TypeError, "store_as must map names of node attributes to formats, .* got list"),
-        ({"x": (40, torch.nan)}, {"x": "int8"}, ValueError, r"data.x cannot be stored as int8: row 40 has a value that is not finite, or too large"),
-        ({"x": (3, 7e4)}, {"x": "fp16"}, ValueError, r"data.x cannot be stored as fp16: row 3 .* store it as bf16"),
+        ({}, ["x"], TypeError, "store_as must map node attribute names to formats, .* got list"),
+        ({"x": (40, torch.nan)}, {"x": "int8"}, ValueError, r"data.x cannot be stored as int8: a value in row 40 is not finite, or too large"),
+        ({"x": (3, 7e4)}, {"x": "fp16"}, ValueError, r"data.x cannot be stored as fp16: a value in row 3 .* store it as bf16"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_stored_narrower_is_refused_before_anything_is_written(tmp_path, change, store_as, kind, text):
+def test_rows_that_cannot_be_stored_narrower_are_refused_before_anything_is_written(
+    tmp_path, change, store_as, kind, text
+):
     data = featured()
     data.edge_attr = torch.rand(data.num_edges, 9)
     for name, (row, value) in change.items():
@@ -398,7 +404,7 @@ def test_what_cannot_be_stored_narrower_is_refused_before_anything_is_written(tm
     assert not (tmp_path / "d").exists()
 
 
-def test_infinities_and_nan_are_stored_as_16_bit_floats(tmp_path):
+def test_16_bit_floats_keep_infinities_and_nan(tmp_path):
     data = featured()
     data.x[5, 1], data.x[6, 2] = torch.nan, -torch.inf
     part = salientpp.partition(data, 1, tmp_path / "d", FANOUTS, BATCH, store_as={"x": "bf16"})
@@ -408,10 +414,12 @@ def test_infinities_and_nan_are_stored_as_16_bit_floats(tmp_path):
     assert json.loads((tmp_path / "d" / "manifest.json").read_text())["node_types"][0]["attributes"]["x"]["stored_as"]["largest_error"] < 1  # fmt: skip
 
 
-def test_times_are_stored_as_they_are(tmp_path):
+def test_times_are_stored_without_encoding(tmp_path):
     data = featured()
     data.when = torch.rand(300, dtype=torch.float64)
-    with pytest.raises(ValueError, match="'when' is time_attr, by which batches are drawn, so it is stored as it is"):
+    with pytest.raises(
+        ValueError, match="'when' is time_attr, which decides how batches are drawn, so it is stored as it is"
+    ):
         salientpp.partition(data, 1, tmp_path / "d", FANOUTS, BATCH, time_attr="when", store_as={"when": "fp16"})
 
 
@@ -440,22 +448,22 @@ def test_a_manifest_that_contradicts_itself_is_refused(tmp_path, change, text):
 def test_only_version_3_stores_rows_narrower(tmp_path):
     salientpp.partition(featured(), 1, tmp_path / "d", FANOUTS, BATCH, store_as={"x": "int8/16"})
     edit_manifest(tmp_path / "d", lambda manifest: manifest.update(version=2), checksum=True)
-    with pytest.raises(DatasetError, match=r"node_types\[0\].attributes\['x'\].stored_as is for attributes of vertices .* from version 3 on"):  # fmt: skip
+    with pytest.raises(DatasetError, match=r"node_types\[0\].attributes\['x'\].stored_as is valid only in version 3 or later"):  # fmt: skip
         salientpp.load(tmp_path / "d")
 
 
 @pytest.mark.parametrize(
     "options, text",
     [
-        ({"send_as": {"y": "int8"}, "columns": ("x", "y")}, r"send_as\['y'\]: rows of int64 cannot be written"),
+        ({"send_as": {"y": "int8"}, "columns": ("x", "y")}, r"send_as\['y'\]: rows of int64 cannot be stored"),
         ({"send_as": {"z": "int8"}}, r"send_as is for attributes that every sampled vertex gets \(columns=\['x'\]\), got 'z'"),
         ({"send_as": {"w": "int8"}}, "send_as must name node attributes"),
         ({"send_as": {"x": "int5"}}, r"send_as\['x'\]: a format must be one of"),
-        ({"send_as": "int8"}, "send_as must map names of node attributes to formats"),
-        ({"narrow": True, "send_as": {"x": "int4"}}, "send_as names 'x', which .* stores as int8/16, and so it travels; leave it out"),
+        ({"send_as": "int8"}, "send_as must map node attribute names to formats"),
+        ({"narrow": True, "send_as": {"x": "int4"}}, "send_as names 'x', but .* stores it as int8/16, and it travels as stored; leave it out"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_sent_narrower_is_refused_with_words(roots, options, text):
+def test_rows_that_cannot_be_sent_narrower_are_refused(roots, options, text):
     options = dict(options)
     part = salientpp.load(roots / ("narrow" if options.pop("narrow", False) else "wide"), part_id=0)
     with pytest.raises((ValueError, TypeError), match=text):
@@ -486,7 +494,7 @@ def _differ(rank: int, root: str) -> list[str]:
     return words
 
 
-def test_ranks_agree_in_what_they_send_and_a_cache_is_of_that(roots):
+def test_ranks_agree_on_formats_and_a_cache_holds_rows_of_that_format(roots):
     for words in distributed.run(_differ, 2, str(roots / "wide")):
         assert "all ranks must have the same send_as, got {} on rank 0 and {'x': 'int8'} on rank 1" in words[0]
         assert (

@@ -1,7 +1,7 @@
-"""Laws of batches that are put together on a device: they are the very batches that the CPU gives.
+"""Laws of batches that are assembled on a device: they equal the batches of the CPU.
 
-Without a GPU the packed path runs on the CPU: streams do nothing, "pinned" memory is ordinary, the device's rows are a tensor
-like any other. What only a GPU can show is in tests/project/test_cuda.py.
+Without a GPU, the packed path runs on the CPU: streams do nothing, "pinned" memory is ordinary memory, and the device's rows are an ordinary
+tensor. Tests that need a GPU are in tests/project/test_cuda.py.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def part(data, tmp_path_factory) -> salientpp.PartitionedGraph:
 
 @pytest.mark.parametrize("device_rows", [0, 0.3, 1.0])
 @pytest.mark.parametrize("source", ["data", "part"])
-def test_packed_batches_are_those_of_the_cpu(data, part, source, device_rows):
+def test_packed_batches_equal_cpu_batches(data, part, source, device_rows):
     graph, nodes = (data, data.train_mask) if source == "data" else (part, "train")
     want = list(make(graph, input_nodes=nodes))
     for depth, num_workers, zero_copy in itertools.product([1, 4, 10], [0, 2], [False, True]):
@@ -49,7 +49,7 @@ def test_packed_batches_are_those_of_the_cpu(data, part, source, device_rows):
 
 
 @pytest.mark.parametrize("device_rows", [0, 0.4])
-def test_packed_batches_of_several_types_are_those_of_the_cpu(device_rows):
+def test_packed_batches_of_several_types_equal_cpu_batches(device_rows):
     graph = random_hetero(paper=60, author=40, venue=5)
     options = {
         "num_neighbors": dict.fromkeys(RELATIONS, [3, 2]),
@@ -61,12 +61,12 @@ def test_packed_batches_of_several_types_are_those_of_the_cpu(device_rows):
     for one, other in zip(NeighborLoader(graph, **options), packed(NeighborLoader(graph, **options)), strict=True):
         assert one.to_dict().keys() == other.to_dict().keys()
         for store, same in zip(one.stores, other.stores, strict=True):
-            assert list(store.keys()) == list(same.keys()), "also in their order"
+            assert list(store.keys()) == list(same.keys()), "attributes have the same order"
             for name, value in store.items():
                 assert torch.equal(value, same[name]) if isinstance(value, torch.Tensor) else value == same[name], name
 
 
-def test_packed_batches_of_links_are_those_of_the_cpu(data):
+def test_packed_batches_of_links_equal_cpu_batches(data):
     options = {"num_neighbors": [3, 2], "batch_size": 64, "neg_sampling": "binary", "seed": 2}
     loaders = (
         LinkNeighborLoader(data, device_rows=0.2, **options),
@@ -87,13 +87,13 @@ def _compare_on_ranks(rank: int, root: str, grid: list[dict]) -> int:
         batches = list(loader)
         assert_same_batches(batches, want)
         assert torch.equal(batches[0].x[:, 0].long(), part.original_id(batches[0].n_id))
-        assert loader.stats().bytes_sent == sent, "how batches are put together changes nothing on the wire"
+        assert loader.stats().bytes_sent == sent, "the method of assembly changes nothing on the wire"
         compared += len(batches)
     return compared
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_packed_batches_of_several_ranks_are_those_of_the_cpu(tmp_path, world_size):
+def test_packed_batches_of_several_ranks_equal_cpu_batches(tmp_path, world_size):
     salientpp.partition(random_data(), world_size, tmp_path / "d", [4, 3], 16)
     row_bytes = 3 * 4
     keys = "depth", "device_rows", "device_cache", "zero_copy", "serves"
@@ -110,7 +110,7 @@ def test_packed_batches_of_several_ranks_are_those_of_the_cpu(tmp_path, world_si
     assert all(count > len(grid) for count in distributed.run(_compare_on_ranks, world_size, str(tmp_path / "d"), grid))
 
 
-def test_an_adjacency_in_csr_comes_along():
+def test_packed_batches_carry_a_csr_adjacency():
     data = Data(x=torch.randn(30, 2), adj_t=torch.eye(30).roll(1, 0).to_sparse_csr())
     for one, other in zip(make(data, batch_size=7), packed(make(data, batch_size=7)), strict=True):
         assert torch.equal(one.adj_t.to_dense(), other.adj_t.to_dense()) and one.adj_t.values().numel() > 0
@@ -124,7 +124,7 @@ def test_an_adjacency_in_csr_comes_along():
 @pytest.mark.parametrize(
     "stored, delivered", [(torch.float16, torch.float32), (torch.int8, torch.bfloat16), (torch.float32, torch.float16)]
 )
-def test_x_may_be_stored_narrower_than_it_is_delivered(stored, delivered, on_device):
+def test_x_is_delivered_in_the_dtype_that_was_asked_for(stored, delivered, on_device):
     data = random_data(100, 600)
     data.x, data.other = data.x.to(stored), data.x.to(torch.float64)
     want = list(make(data))
@@ -133,7 +133,7 @@ def test_x_may_be_stored_narrower_than_it_is_delivered(stored, delivered, on_dev
     for one, other in zip(want, got, strict=True):
         assert other.x.dtype == delivered and torch.equal(one.x.to(delivered), other.x)
         assert other.other.dtype == torch.float64, "only x is converted"
-    assert loader.memory()["host"] == make(data).memory()["host"], "it is kept as it is stored"
+    assert loader.memory()["host"] == make(data).memory()["host"], "rows are kept in the stored dtype"
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_x_may_be_stored_narrower_than_it_is_delivered(stored, delivered, on_dev
         ({"dtype": "half"}, r"dtype must be a torch.dtype .*, got 'half'"),
     ],
 )
-def test_wrong_arguments_are_refused_in_words(data, options, message):
+def test_invalid_arguments_are_refused(data, options, message):
     with pytest.raises(ValueError, match=message):
         make(data, **options)
 
@@ -164,7 +164,7 @@ def _share_a_cache(rank: int, root: str) -> None:
     both = packed(make_loader(cache=owner.cache, replication_factor=0.4, device_cache=60))
     assert len(both.cache.device_members) == 5 and len(both.cache) > 0
     assert not set(both.cache.members.ids.tolist()) & set(owner.cache.members.ids.tolist()), (
-        "it has what the other lacks"
+        "the cache has rows that the other rank lacks"
     )
     assert_same_batches(list(both), list(make_loader()))
     assert 0 < both.stats().rows_remote < owner.stats().rows_remote
@@ -179,7 +179,7 @@ def _of_bytes(rank: int, root: str) -> list[int]:
     return [len(cache) for cache in caches]
 
 
-def test_a_cache_may_be_given_in_bytes(tmp_path):
+def test_the_size_of_a_cache_can_be_given_in_bytes(tmp_path):
     salientpp.partition(random_data(), 2, tmp_path / "d", [4, 3], 16)
     for some, same, all_, as_well in distributed.run(_of_bytes, 2, str(tmp_path / "d")):
         assert some == same == 10 and all_ == as_well > 10
@@ -194,7 +194,7 @@ def test_a_shared_cache_brings_its_device_rows(tmp_path):
 
 
 @pytest.mark.parametrize("zero_copy", [False, True])
-def test_only_what_travels_is_pinned_unless_rows_are_read_in_place(data, monkeypatch, zero_copy):
+def test_only_packed_rows_are_pinned_unless_the_device_reads_in_place(data, monkeypatch, zero_copy):
     pinned = []
 
     def pin(tensor):
@@ -205,25 +205,25 @@ def test_only_what_travels_is_pinned_unless_rows_are_read_in_place(data, monkeyp
         monkeypatch.setattr(f"salientpp.store.{module}.pinned", pin)
     data = Data(x=torch.zeros(N, 500), edge_index=data.edge_index)
     loader = packed(make(data, zero_copy=zero_copy))
-    assert pinned == ([data.x.nbytes] if zero_copy else []), "nothing is pinned before there is a batch"
+    assert pinned == ([data.x.nbytes] if zero_copy else []), "no rows are pinned before the first batch"
     pinned.clear()
     largest = max(batch.edge_index.nbytes for batch in loader)
     assert 0 < max(pinned) <= largest
 
 
-def test_batches_under_way_are_counted_and_bounded(data):
+def test_memory_of_batches_in_flight_is_counted_and_bounded(data):
     data = Data(x=torch.zeros(N, 16), edge_index=data.edge_index)
     for depth, most in [(1, 2), (3, 3), (10, 6)]:
         loader = packed(make(data, depth=depth, device_rows=0.5))
         assert loader.memory()["batches"] == 0
         sizes = [batch.x.nbytes + batch.edge_index.nbytes + batch.n_id.nbytes + batch.e_id.nbytes for batch in loader]
-        # A batch, what it was made from (packed rows, places), and its other attributes.
+        # A batch, its inputs (packed rows, places), and its other attributes.
         assert most * max(sizes) < loader.memory()["batches"] < most * 2.5 * max(sizes)
 
 
-def test_no_more_batches_are_on_the_device_than_the_statement_says(data):
+def test_the_device_holds_no_more_batches_than_memory_reports(data):
     alive, most = weakref.WeakSet(), 0
-    loader = packed(make(data, depth=10))  # every row is packed, and the batch's x is what was packed
+    loader = packed(make(data, depth=10))  # every row is packed, and the batch's x is the packed tensor
     original = loader.engine.producer.stages.copy_to_device
 
     def copy_to_device(state):
@@ -240,7 +240,7 @@ def test_no_more_batches_are_on_the_device_than_the_statement_says(data):
 
 
 @pytest.mark.parametrize("on_device", [False, True])
-def test_a_compiled_model_is_compiled_once(data, on_device):
+def test_torch_compile_compiles_a_model_once(data, on_device):
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounter()
     model = GraphSAGE(3, 8, num_layers=2, out_channels=4)
@@ -255,7 +255,7 @@ def test_a_compiled_model_is_compiled_once(data, on_device):
     for batch in loader:
         compiled(batch.x, batch.edge_index)
     assert counter.frame_count == graphs_of_one_call <= 1 + 3, (
-        "a second epoch compiles nothing, and the first no more than its frames"
+        "a second epoch compiles nothing, and the first one only its own frames"
     )
 
 
@@ -302,7 +302,7 @@ def test_an_amount_of_memory_is_a_fraction_or_bytes(given, amount):
 
 
 @pytest.mark.parametrize("given", [-1, 1.5, 1e9, float("nan"), True, "half", "2", "2 parsecs", None])
-def test_what_is_no_amount_of_memory_is_none(given):
+def test_values_that_are_no_amount_of_memory_give_none(given):
     assert as_amount(given) is None
 
 

@@ -1,4 +1,4 @@
-"""Laws of `salientpp.store.rows`: where rows come from makes no difference, also where that is a class that the package does not know."""
+"""Laws of `salientpp.store.rows`: the source of rows makes no difference to batches, even if it is a class that the package does not know."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TestCache(RowSourceLaws):
 
 
 class CompressedRows:
-    """Rows in a file, each few of them compressed on their own. It knows nothing of the package, nor the package of it."""
+    """Rows in a file, compressed in small chunks. Neither this class nor the package knows the other."""
 
     def __init__(self, path: Path, rows: Tensor, rows_per_chunk: int = 6) -> None:
         self.shape, self.dtype, self.taken = tuple(rows.shape), rows.dtype, 0
@@ -97,7 +97,7 @@ class ParquetRows:
 
     def __init__(self, path: Path) -> None:
         self._file = importlib.import_module("pyarrow.parquet").ParquetFile(path, memory_map=True)
-        self._lock = Lock()  # a ParquetFile is for one thread at a time
+        self._lock = Lock()  # a ParquetFile is not thread-safe
         groups = [self._file.metadata.row_group(i).num_rows for i in range(self._file.num_row_groups)]
         self._starts = torch.tensor([0, *groups]).cumsum(0)
         self.shape, self.dtype = (sum(groups), self._file.schema_arrow.field("x").type.list_size), torch.float32
@@ -126,14 +126,14 @@ class TestParquet(RowSourceLaws):
         return ParquetRows(tmp_path / "x.parquet")
 
 
-# --- a user's own source in each kind of loader --------------------------------------------------------------
+# --- a custom source in each kind of loader ------------------------------------------------------------------
 
 OPTIONS = {"batch_size": 16, "shuffle": True, "seed": 3}
 
 
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("kept", [True, False])
-def test_rows_of_a_data_may_come_from_elsewhere(tmp_path, kept, on_device):
+def test_rows_of_a_data_can_come_from_a_custom_source(tmp_path, kept, on_device):
     data = random_data()
     want = list(NeighborLoader(data, [4, 3], data.train_mask, **OPTIONS))
     source = CompressedRows(tmp_path / "x", data.x)
@@ -148,7 +148,7 @@ def test_rows_of_a_data_may_come_from_elsewhere(tmp_path, kept, on_device):
     assert loader.memory()["host"] == sum(data[name].nbytes for name in data.node_attrs() if name != "x")
 
 
-def test_rows_of_a_type_may_come_from_elsewhere(tmp_path):
+def test_rows_of_one_type_can_come_from_a_custom_source(tmp_path):
     data = random_hetero()
     options = {"num_neighbors": dict.fromkeys(RELATIONS, [3, 2]), "input_nodes": "paper", "batch_size": 8, "seed": 1}
     want = list(NeighborLoader(data, **options))
@@ -162,7 +162,7 @@ def test_rows_of_a_type_may_come_from_elsewhere(tmp_path):
         assert torch.equal(batch["paper"].more, batch["paper"].n_id)
 
 
-def test_rows_of_links_may_come_from_elsewhere(tmp_path):
+def test_rows_of_links_can_come_from_a_custom_source(tmp_path):
     data = random_data()
     options = {"num_neighbors": [3, 2], "batch_size": 64, "neg_sampling": "binary", "seed": 2}
     want = list(LinkNeighborLoader(data, **options))
@@ -216,13 +216,13 @@ def _compare_on_ranks(rank: int, folder: str) -> tuple[int, int]:
     return loader.stats().rows_remote, plain.stats().rows_remote
 
 
-def test_rows_and_tiers_of_ranks_may_be_elsewhere(tmp_path):
+def test_rows_and_tiers_of_ranks_can_come_from_custom_classes(tmp_path):
     salientpp.partition(random_data(), 2, tmp_path / "d", [4, 3], 16)
     for with_shared, without in distributed.run(_compare_on_ranks, 2, str(tmp_path), seconds=240):
-        assert 0 < with_shared < without, "the tier serves rows that would be fetched"
+        assert 0 < with_shared < without, "the tier serves rows that would otherwise be fetched"
 
 
-# --- a policy of the user's own ---------------------------------------------------------------------------
+# --- a custom policy --------------------------------------------------------------------------------------
 
 
 def _cache_on_ranks(rank: int, root: str) -> None:
@@ -250,7 +250,7 @@ def _cache_on_ranks(rank: int, root: str) -> None:
             NeighborLoader(part, [4, 3], "train", policy=policy, replication_factor=0.1, **OPTIONS)
 
 
-def test_a_function_may_choose_the_cached_rows(tmp_path):
+def test_a_function_can_choose_the_cached_rows(tmp_path):
     salientpp.partition(random_data(), 2, tmp_path / "d", [4, 3], 16)
     distributed.run(_cache_on_ranks, 2, str(tmp_path / "d"))
 
@@ -269,12 +269,12 @@ class Wrong:
 @pytest.mark.parametrize(
     "rows, kind, text",
     [
-        ([1], ValueError, "columns without sources of rows is for partitioned graphs"),
+        ([1], ValueError, "columns without row sources is for partitioned graphs"),
         ({"x": np.zeros((400, 3))}, TypeError, r"columns\['x'\].dtype must be a torch.dtype, got dtype\('float64'\)"),
         (
             {"x": "file"},
             TypeError,
-            r"columns\['x'\] must be a tensor, or have shape, dtype and take\(index, out, out_index\), got str",
+            r"columns\['x'\] must be a tensor, or an object with shape, dtype and take\(index, out, out_index\), got str",
         ),
         ({"x": Wrong(dtype="float32")}, TypeError, r"columns\['x'\].dtype must be a torch.dtype, got 'float32'"),
         (
@@ -308,12 +308,12 @@ class Wrong:
         ({5: Wrong()}, ValueError, r"the keys of columns must be names of attributes, got 5"),
     ],
 )
-def test_wrong_rows_are_refused_in_words(rows, kind, text):
+def test_invalid_row_sources_are_refused(rows, kind, text):
     with pytest.raises(kind, match=text):
         NeighborLoader(random_data(), [4, 3], columns=rows, **OPTIONS)
 
 
-def test_rows_of_a_type_that_is_not_there_are_refused():
+def test_rows_of_an_unknown_type_are_refused():
     for key in ["x", ("book", "x")]:
         with pytest.raises(
             ValueError,
@@ -322,21 +322,21 @@ def test_rows_of_a_type_that_is_not_there_are_refused():
             NeighborLoader(random_hetero(), dict.fromkeys(RELATIONS, [3]), "paper", columns={key: torch.zeros(60)})
 
 
-def test_a_device_reads_in_place_what_is_in_memory_alone():
+def test_zero_copy_needs_rows_in_memory():
     with pytest.raises(
         ValueError,
-        match="zero_copy needs rows in memory, but those of x come from a source of yours; leave zero_copy out",
+        match="zero_copy needs rows in memory, but the rows of x come from a custom row source; leave zero_copy out",
     ):
         NeighborLoader(random_data(), [4, 3], columns={"x": Wrong()}, zero_copy=True, **OPTIONS)
 
 
-def test_a_source_that_fails_is_an_error_of_the_stage():
+def test_an_error_of_a_source_names_the_stage():
     loader = NeighborLoader(random_data(), [4, 3], columns={"x": Wrong()}, **OPTIONS)
     with pytest.raises(StageError, match=r"rank 0, batch 0, stage gather_host_rows: the disk is gone"):
         list(loader)
 
 
-def test_a_state_is_for_rows_of_the_same_shape():
+def test_a_state_needs_rows_of_the_same_shape():
     data = random_data()
     make = lambda **options: NeighborLoader(data, [4, 3], **options, **OPTIONS)  # noqa: E731
     state = make(columns={"x": torch.zeros(400, 5)}).state_dict()

@@ -1,5 +1,9 @@
-"""Laws of the two groups of threads that pack rows and sum them up: the rule that moves threads between them ends where no split would be much sooner, and
-stays there; a group has the threads that it was given; rows and sums are the same bits, whatever groups make them."""
+"""Laws of the two groups of threads that pack rows and compute sums.
+
+* The rule that moves threads between them stops at a split that no other beats by much, and stays there.
+* Each group uses its number of threads.
+* The groups do not change the bits of rows and sums.
+"""
 
 from __future__ import annotations
 
@@ -26,26 +30,26 @@ WORK = st.floats(1e-6, 1e3)
 
 
 def seconds(groups: ThreadGroups, row_work: float, sum_work: float) -> tuple[float, float]:
-    """What groups take for work that is shared evenly."""
+    """Returns the seconds that both groups take for evenly shared work."""
     return row_work / groups.rows, sum_work / groups.sums
 
 
 def settled(groups: ThreadGroups, row_work: float, sum_work: float) -> list[ThreadGroups]:
-    """The groups of one look after the other, until the rule moves none."""
+    """Returns the groups after each adjustment, until the rule moves no thread."""
     seen = [groups]
     while (groups := groups.after(*seconds(groups, row_work, sum_work))) != seen[-1]:
         seen.append(groups)
-        assert len(seen) <= groups.rows + groups.sums, "it goes round in circles"
+        assert len(seen) <= groups.rows + groups.sums, "the rule must not cycle"
     return seen
 
 
 @pytest.mark.parametrize("num_threads, rows, sums", [(0, 1, 1), (1, 1, 1), (2, 1, 1), (3, 2, 1), (8, 4, 4), (15, 8, 7)])
-def test_at_first_each_group_has_half_and_never_less_than_one(num_threads, rows, sums):
+def test_each_group_starts_with_half_of_the_threads_and_at_least_one(num_threads, rows, sums):
     assert ThreadGroups.half(num_threads) == ThreadGroups(rows, sums)
 
 
 @given(THREADS, WORK, WORK)
-def test_threads_move_one_by_one_to_the_later_group_until_no_split_is_much_sooner(num_threads, row_work, sum_work):
+def test_threads_move_to_the_slower_group_until_no_split_is_much_faster(num_threads, row_work, sum_work):
     seen = settled(ThreadGroups.half(num_threads), row_work, sum_work)
     for before, after in pairwise(seen):
         row_seconds, sum_seconds = seconds(before, row_work, sum_work)
@@ -57,12 +61,12 @@ def test_threads_move_one_by_one_to_the_later_group_until_no_split_is_much_soone
 
 
 @given(st.integers(1, 64), st.integers(1, 64), WORK)
-def test_groups_that_are_done_together_stay_as_they_are(rows, sums, each):
+def test_groups_that_finish_together_keep_their_threads(rows, sums, each):
     assert ThreadGroups(rows, sums).after(each, each) == ThreadGroups(rows, sums)
 
 
 @given(THREADS, WORK, WORK, st.randoms(use_true_random=False))
-def test_times_that_vary_by_two_per_cent_move_no_thread_forth_and_back(num_threads, row_work, sum_work, random):
+def test_variations_of_two_per_cent_move_no_thread(num_threads, row_work, sum_work, random):
     groups, moves = ThreadGroups.half(num_threads), set()
     for _ in range(4 * num_threads):
         noisy = [each * random.uniform(0.98, 1.02) for each in seconds(groups, row_work, sum_work)]
@@ -72,7 +76,7 @@ def test_times_that_vary_by_two_per_cent_move_no_thread_forth_and_back(num_threa
     assert not {-1, 1} <= moves
 
 
-def test_work_that_changes_is_followed():
+def test_threads_follow_changes_of_the_work():
     groups = settled(ThreadGroups.half(16), 3.0, 1.0)[-1]
     assert groups == ThreadGroups(12, 4)
     assert settled(groups, 1.0, 3.0)[-1] == ThreadGroups(4, 12)
@@ -80,7 +84,7 @@ def test_work_that_changes_is_followed():
     assert ThreadGroups(2, 2).after(0.0, 0.0) == ThreadGroups(2, 2)
 
 
-def test_one_batch_that_is_unlike_the_others_moves_no_thread(monkeypatch):
+def test_a_single_unusual_batch_moves_no_thread(monkeypatch):
     now = 0.0
     monkeypatch.setattr(thread_groups.time, "perf_counter", lambda: now)
 
@@ -92,11 +96,11 @@ def test_one_batch_that_is_unlike_the_others_moves_no_thread(monkeypatch):
 
         return work
 
-    balance = Balance(6, completed)  # one after the other, so that the clock is each group's own
+    balance = Balance(6, completed)  # one group after the other, so that each has the clock to itself
     for turn in range(3 * BATCHES_PER_LOOK):
         row_seconds = (
             9.0 if turn == 2 * BATCHES_PER_LOOK else 1.0
-        )  # once 16 s against 12, which is less than what would move a thread
+        )  # once 16 s against 12 s, less than the margin for moving a thread
         assert balance.both(taking(row_seconds), taking(1.5)) == (row_seconds, 1.5)
         assert balance.groups == ThreadGroups(3, 3)
     for _ in range(BATCHES_PER_LOOK):
@@ -109,14 +113,14 @@ def test_one_batch_that_is_unlike_the_others_moves_no_thread(monkeypatch):
 
 
 def shared(num_threads: int, pack_rows: Callable[[], Any], sum_rows: Callable[[], Any]) -> Any:
-    """By groups of so many threads in all."""
+    """Runs both functions in groups with ``num_threads`` threads in total."""
     with ThreadPoolExecutor(max(1, num_threads - 1)) as pool:
         return Balance(num_threads, pool.submit).both(pack_rows, sum_rows)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("num_threads", [1, 2, 5, 16])
-def test_rows_and_sums_are_the_same_bits_whatever_groups_make_them(num_threads, weighted):
+def test_groups_do_not_change_the_bits_of_rows_and_sums(num_threads, weighted):
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn((20_000, 64), generator=generator)
     index, size = (
@@ -142,7 +146,7 @@ def test_rows_and_sums_are_the_same_bits_whatever_groups_make_them(num_threads, 
     assert torch.equal(sums, sum_up())
 
 
-def test_groups_have_the_threads_that_they_were_given():
+def test_each_group_uses_its_number_of_threads():
     seen: dict[str, set[int]] = {"rows": set(), "sums": set()}
     groups = ThreadGroups(4, 3)
     meet = threading.Barrier(7)
@@ -151,7 +155,7 @@ def test_groups_have_the_threads_that_they_were_given():
         def piece(first: int, last: int) -> None:
             seen[group].add(threading.get_ident())
             assert not in_group() or first == 0
-            meet.wait(120)  # which breaks unless so many threads are at it at once
+            meet.wait(120)  # fails unless all of the group's threads arrive at the same time
 
         assert in_group()
         in_pieces(piece, 100, 2**30)
@@ -164,7 +168,7 @@ def test_groups_have_the_threads_that_they_were_given():
 
 
 @pytest.mark.parametrize("at", ["rows", "sums", "piece"])
-def test_an_error_in_a_group_is_raised_when_nobody_writes_any_more(at):
+def test_an_error_in_a_group_is_raised_after_all_threads_have_stopped_writing(at):
     under_way = []
 
     def work(group: str) -> None:

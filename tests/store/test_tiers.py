@@ -1,4 +1,4 @@
-"""Laws of `salientpp.store.tiers` and `salientpp.store.cache`: every row of a batch has one place, and the place holds that very row."""
+"""Laws of `salientpp.store.tiers` and `salientpp.store.cache`: every row of a batch has exactly one place, and the place holds that row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tiers_of(book, part_id, device_ids, cache_ids) -> Tiers:
 
 
 def pairs(tiers: Tiers, places: Places) -> dict[str, list[tuple[int, int]]]:
-    """(position, slot) by name of the tier, without what is remote."""
+    """Returns (position, slot) pairs by the name of the tier, without remote rows."""
     found = {"device": [], "host": [], "cache": []}
     for tier, position, slot in tiers.groups(places):
         found[tier.name] += zip(range(len(slot)) if position is None else position.tolist(), slot.tolist())
@@ -48,7 +48,7 @@ def test_look_up_equals_the_slow_reference(seed, gpu_fraction, cache_fraction):
     want = reference.look_up(n_id.tolist(), book.offsets.tolist(), part_id, device_ids.tolist(), cache_ids.tolist())
     found = pairs(tiers, places)
     assert found["device"] == want["device"] and found["host"] == want["host"] and found["cache"] == want["cache"]
-    # Remote ids come grouped by owner, in the order of the batch inside a group.
+    # Remote ids are grouped by owner, and keep the order of the batch inside a group.
     assert list(zip(places.remote_position.tolist(), places.remote_id.tolist())) == sum(want["remote"], [])
     assert places.remote_counts.tolist() == [len(group) for group in want["remote"]]
     assert all(tensor.dtype == torch.int64 for tensor in tensors_of(places))
@@ -56,7 +56,7 @@ def test_look_up_equals_the_slow_reference(seed, gpu_fraction, cache_fraction):
 
 @FRACTIONS
 @pytest.mark.parametrize("seed", range(15))
-def test_the_four_groups_hold_every_position_once_and_lead_to_the_right_rows(seed, gpu_fraction, cache_fraction):
+def test_the_four_groups_contain_every_position_once_and_lead_to_the_right_rows(seed, gpu_fraction, cache_fraction):
     book, part_id, device_ids, cache_ids, n_id = random_case(seed, gpu_fraction, cache_fraction)
     tiers = tiers_of(book, part_id, device_ids, cache_ids)
     places = tiers.look_up(n_id)
@@ -65,7 +65,7 @@ def test_the_four_groups_hold_every_position_once_and_lead_to_the_right_rows(see
     assert positions.sort().values.tolist() == list(range(len(n_id)))
     assert places.num_rows == len(n_id)
 
-    # Features that know who they are: x[v] = v.
+    # Features that identify their vertex: x[v] = v.
     x = torch.full((len(n_id), 2), -1.0)
     for tier, position, slot in groups:
         x[position] = tier.tensor("x")[slot]
@@ -78,7 +78,7 @@ def test_the_four_groups_hold_every_position_once_and_lead_to_the_right_rows(see
         assert (book.owner(ids) == owner).all()
 
 
-def test_one_part_without_device_rows_takes_the_batch_as_it_is():
+def test_look_up_in_a_single_tier_returns_the_batch_itself():
     tiers = tiers_of(PartitionBook.trivial(10), 0, NO_IDS, NO_IDS)
     n_id = torch.tensor([3, 3, 9])
     places = tiers.look_up(n_id)
@@ -87,8 +87,8 @@ def test_one_part_without_device_rows_takes_the_batch_as_it_is():
     assert len(places.remote_position) == len(places.remote_id) == 0
 
 
-def test_look_up_holds_for_a_million_ids():
-    # Ids beyond one word and one block of the set, and ranks above 2^16.
+def test_look_up_is_right_for_a_million_ids():
+    # The ids span more than one word and one block of the set, and positions in the set exceed 2^16.
     book = PartitionBook(torch.tensor([0, 400_000, 1_000_000]))
     cache_ids = torch.arange(400_000, 1_000_000, 3)
     places = tiers_of(book, 0, torch.arange(0, 400_000, 2), cache_ids).look_up(torch.arange(1_000_000))
@@ -99,7 +99,7 @@ def test_look_up_holds_for_a_million_ids():
     assert places.remote_counts.tolist() == [0, 400_000]
 
 
-def test_looking_up_twice_gives_the_same_after_an_error():
+def test_an_error_in_a_look_up_does_not_change_the_next_one():
     book, part_id, device_ids, cache_ids, n_id = random_case(3, 0.4, 0.4)
     tiers = tiers_of(book, part_id, device_ids, cache_ids)
     before = tiers.look_up(n_id)
@@ -168,7 +168,7 @@ def test_an_empty_cache_holds_nothing():
     assert len(cache.members) == 0 and dict(cache.rows) == {} and cache.nbytes == 0
 
 
-def test_a_cache_says_how_many_bytes_it_takes():
+def test_nbytes_of_a_cache_counts_ids_and_rows():
     cache = FeatureCache(
         IdSet.of(torch.tensor([1, 70]), 100), {"x": torch.zeros(2, 8), "y": torch.zeros(2, dtype=torch.int64)}
     )
@@ -200,7 +200,7 @@ def test_memory_counts_the_bytes_of_each_tier():
     assert Tiers.of(book, 0, {}, device=CPU).memory() == {"device": 0, "host": 0, "cache": 0}
 
 
-def test_an_attribute_needs_a_row_for_every_vertex_of_the_part():
+def test_an_attribute_must_have_one_row_per_vertex_of_the_part():
     book = PartitionBook(torch.tensor([0, 4, 10]))
     with pytest.raises(ValueError, match=r"attribute 'y' must have one row per vertex of part 1, expected 6, got 5"):
         Tiers.of(book, 1, sources(x=torch.zeros(6, 1), y=torch.zeros(5)), device=CPU)

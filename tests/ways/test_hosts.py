@@ -359,7 +359,7 @@ def test_ranks_that_cannot_share_memory_after_all_say_so_and_go_on_apart(roots):
 
 def test_hosts_of_a_launcher_that_do_not_fit_the_parts_are_let_be_with_a_warning(roots):
     for sizes, words, _, _ in distributed.run(under_torchrun, 4, roots[2], [1, 3], {}):
-        assert sizes == () and "hosts 0 and 1 would share a part but not all of theirs" in words[0]
+        assert sizes == () and "hosts 0 and 1 would share a part but not all of their parts" in words[0]
 
 
 def test_own_sources_of_rows_turn_hosts_off(roots):

@@ -1,1 +1,1 @@
-"""Writes, opens and checks dataset directories: partitioned graphs on disk. The format is described in docs/dataset-directory.md."""
+"""Dataset directories, partitioned graphs on disk: written, opened and checked. docs/reference/dataset-directory.md describes the format."""

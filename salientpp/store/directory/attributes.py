@@ -1,4 +1,4 @@
-"""Collects the node and edge attributes of a PyG ``Data`` or ``HeteroData`` that are stored."""
+"""Collects the node and edge attributes of a PyG ``Data`` or ``HeteroData`` that a dataset directory stores."""
 
 from __future__ import annotations
 
@@ -21,52 +21,52 @@ from salientpp.store.directory.files import numpy_dtype
 _TOPOLOGY = ("edge_index", "adj_t", "num_nodes")
 _OF_SEEDS = ("batch_size", "input_id", "seed_time")
 _OF_DRAWS = ("n_id", "e_id", "batch", "ptr", "num_sampled_nodes", "num_sampled_edges")
-#: What a batch calls its own: node and edge attributes cannot have these names beside them.
+#: Names that a batch uses for its own attributes, so node and edge attributes cannot have them.
 OWN_NAMES = frozenset((*_TOPOLOGY, *_OF_SEEDS, *_OF_DRAWS))
 
-#: By these names PyG knows what has an entry per vertex, and per edge.
+#: Under these names PyG expects one entry per vertex, or one per edge.
 _OF_VERTICES, _OF_EDGES = ("x", "pos"), ("edge_attr", "edge_weight", "edge_type")
 
-#: The splits of the data, and its attributes that say which vertices are in one; of several the first counts.
+#: For each split, the data's attributes that may give its vertices. If several exist, the first one counts.
 SPLIT_ATTRIBUTES = {
     split: [f"{split}_{kind}" for kind in ("mask", "idx", "index")] for split in ("train", "val", "test")
 }
 
 
 def node_stores(data: Data | HeteroData) -> dict[str | None, Any]:
-    """PyG's storage of each node type."""
+    """Returns PyG's storage of each node type."""
     return {name: data[name] for name in data.node_types} if isinstance(data, HeteroData) else {None: data._store}
 
 
 def edge_stores(data: Data | HeteroData) -> dict[EdgeName, Any]:
-    """PyG's storage of each edge type."""
+    """Returns PyG's storage of each edge type."""
     return {name: data[name] for name in data.edge_types} if isinstance(data, HeteroData) else {None: data._store}
 
 
 def check_types(data: HeteroData) -> None:
-    """Raise ValueError unless the names of types can be written and read back, and every vertex type says how many there are."""
+    """Raises ValueError if the data has no node types, or if the name of a type cannot be written and read back."""
     if not data.node_types:
         raise ValueError("data has no node types; a HeteroData to be partitioned needs at least one")
     for name in (*data.node_types, *(part for edge_type in data.edge_types for part in edge_type)):
         if not isinstance(name, str) or name.encode(errors="replace").decode() != name:
-            raise ValueError(f"the names of types must be text, got {name!a}; rename it")
+            raise ValueError(f"the names of types must be valid text, got {name!a}; rename it")
 
 
 def collect_attributes(
     data: Data | HeteroData, graph: TypedGraph
 ) -> tuple[dict[str | None, dict[str, Tensor]], dict[EdgeName, dict[str, Tensor]]]:
-    """Node and edge attributes per type; what cannot be stored is refused rather than lost."""
+    """Collects node and edge attributes per type. Raises ValueError for an attribute that cannot be stored."""
     node: dict[str | None, dict[str, Tensor]] = {}
     edge: dict[EdgeName, dict[str, Tensor]] = {}
     stores = edge_stores(data)
     for name, relation in zip(graph.edge_types, graph.relations):
         store, where = stores[name], place(name)
         if store.get("edge_index") is not None and store.get("adj_t") is not None:
-            # Only one of them is stored, so they have to be the same.
+            # Only one of them is stored, so both must have the same edges.
             positions_in(store["adj_t"], store["edge_index"], words_for(name, "the edges"))
         if store.get("adj_t") is not None and _has_weights(store["adj_t"]):
             raise ValueError(
-                f"{where}.adj_t has values other than 1, and only its topology is stored; give the graph as edge_index alone, and the "
+                f"{where}.adj_t has values other than 1, but only its topology is stored; give the graph as edge_index alone, and the "
                 "values as edge_attr or edge_weight"
             )
         edge[name] = _columns(store, where, num_edges=relation.indices.numel())
@@ -76,14 +76,14 @@ def collect_attributes(
 
 
 def place(name: str | EdgeName) -> str:
-    """The user's words for the storage of a type."""
+    """Returns the storage of a type as the user writes it, such as ``data['paper']``."""
     return "data" if name is None else f"data[{name!r}]"
 
 
 def _columns(
     store: Any, where: str, *, num_vertices: int | None = None, num_edges: int | None = None
 ) -> dict[str, Tensor]:
-    """The attributes of the vertices of one storage, or of its edges, whichever number is given."""
+    """Collects the attributes of one storage's vertices if ``num_vertices`` is given, or of its edges if ``num_edges`` is."""
     wants_nodes = num_vertices is not None
     of, size = ("vertex", num_vertices) if wants_nodes else ("edge", num_edges)
     columns, left_out = {}, []
@@ -91,9 +91,9 @@ def _columns(
         if name in _TOPOLOGY or any(name in names for names in SPLIT_ATTRIBUTES.values()):
             continue
         if isinstance(value, np.ndarray):
-            with contextlib.suppress(ValueError):  # it may be of the whole graph, which is left out
+            with contextlib.suppress(ValueError):  # it may describe the whole graph, and is then left out
                 value = as_tensor(value, "")
-        # A storage of vertices has no edges, and one of a homogeneous graph has both.
+        # A storage of vertices has no edges; the storage of a homogeneous graph has both.
         is_node = isinstance(store, NodeStorage) and store.is_node_attr(name)
         is_edge = isinstance(store, EdgeStorage) and store.is_edge_attr(name)
         if not (is_node or is_edge):
@@ -110,13 +110,13 @@ def _columns(
         if name == "edge_label_index":
             raise ValueError(
                 f"{where}.edge_label_index holds seeds of a LinkNeighborLoader, which are not stored; take it out before: "
-                f"pairs = {where}.edge_label_index; del {where}.edge_label_index. If the pairs are the graph's own edges, a LinkNeighborLoader of the "
-                "directory has them without being told, and their labels with edge_label='edge_label'; others are its edge_label_index as "
+                f"pairs = {where}.edge_label_index; del {where}.edge_label_index. If the pairs are edges of the graph, a LinkNeighborLoader on the "
+                "directory uses them by default, with their labels under edge_label='edge_label'. Pass other pairs to it as edge_label_index="
                 "part.directory_id(pairs)"
             )
         if name in OWN_NAMES:
             raise ValueError(
-                f"{where}.{name} cannot be stored under its name, by which a batch has something of its own; rename it: "
+                f"{where}.{name} cannot be stored: batches have an attribute of their own with this name; rename it: "
                 f"{where}.my_{name} = {where}.{name}; del {where}.{name}"
             )
         if not isinstance(value, Tensor):
@@ -127,12 +127,12 @@ def _columns(
                 f"{where}.{name} must have one row per {of} in dimension 0, expected {size}, got {value.size(0)}"
             )
         if value.is_meta:
-            raise ValueError(f"{where}.{name} is on the device meta, without values; give it some, or delete it")
+            raise ValueError(f"{where}.{name} is on the meta device, without values; give it values, or delete it")
         if value.layout != torch.strided:
             raise ValueError(f"{where}.{name} must be dense to be stored, got layout {value.layout}; call .to_dense()")
         if "/" in name or "\0" in name or name.encode(errors="replace").decode() != name:
             raise ValueError(
-                f"{where}[{name!r}] cannot be stored under its name, which has to be a file name; rename it"
+                f"{where}[{name!r}] cannot be stored, because its name must be a valid file name; rename it"
             )
         try:
             numpy_dtype(value.dtype)
@@ -144,7 +144,7 @@ def _columns(
     if left_out:
         or_edge = " or per edge" if wants_nodes and isinstance(store, EdgeStorage) else ""
         warnings.warn(
-            f"{', '.join(left_out)} left out: only what has a row per {of} ({size}){or_edge} is stored, and splits (train_mask, train_idx or "
+            f"{', '.join(left_out)} left out: only attributes with one row per {of} ({size}){or_edge} are stored, and splits (train_mask, train_idx, "
             "train_index and so on, or split=)",
             UserWarning,
             stacklevel=5,
@@ -154,6 +154,7 @@ def _columns(
 
 def _has_weights(adj_t: Any) -> bool:
     values = adj_t.values() if isinstance(adj_t, Tensor) else adj_t.storage.value()
-    if values is not None and values.stride() == (0,):  # one number for all of more edges than fit into memory
+    # A stride of 0: one expanded value for all edges. There may be more edges than fit into memory.
+    if values is not None and values.stride() == (0,):
         values = values[:1]
     return values is not None and bool((values != 1).any())

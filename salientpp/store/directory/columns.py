@@ -14,20 +14,20 @@ from salientpp.store.rows import JoinedRows, TensorRows
 
 
 def vertex_column(arrays: Arrays, vertices: VertexType, name: str, part_id: int) -> Tensor:
-    """Rows [n, ...] of a part on disk, as they are stored."""
+    """Returns the stored rows [n, ...] of one part on disk."""
     dtype = vertices.attributes[name]["dtype"] if vertices.narrow(name) is None else "uint8"
     return arrays.open(vertices.rows_file(name, part_id), dtype)
 
 
 def edge_column(arrays: Arrays, edges: EdgeType, name: str) -> Tensor:
-    """Rows [E, ...] of all edges, in list order."""
+    """Returns the rows [E, ...] of all edges, in list order."""
     return arrays.open(edges.rows_file(name), edges.attributes[name]["dtype"])
 
 
 def vertex_rows(
     arrays: Arrays, vertices: VertexType, name: str, stored: Sequence[int]
 ) -> TensorRows | JoinedRows | NarrowRows:
-    """Rows of several parts on disk, one after another, that are decoded when they are taken; of a replicated type all rows."""
+    """Returns the rows of several parts on disk, one part after the other. Encoded rows are decoded when taken. Replicated types give all rows."""
     parts = range(1) if vertices.replicated else stored
     pieces = [vertex_column(arrays, vertices, name, part) for part in parts]
     rows = TensorRows(pieces[0]) if len(pieces) == 1 else JoinedRows(pieces)
@@ -36,7 +36,7 @@ def vertex_rows(
 
 
 def take(arrays: Arrays, vertices: VertexType, name: str, n_id: Tensor) -> Tensor:
-    """Rows [n, ...] for global ids int64 [n] of any parts."""
+    """Returns rows [n, ...] for global ids int64 [n] of any parts."""
     if name not in vertices.attributes:
         known = ", ".join(vertices.attributes) or "none"
         raise ValueError(f"{arrays.root} has the node attributes {known}{words_of_type(vertices.name)}, got {name!r}")
@@ -47,13 +47,13 @@ def take(arrays: Arrays, vertices: VertexType, name: str, n_id: Tensor) -> Tenso
         own, at = vertex_column(arrays, vertices, name, part_id), owner == part_id
         rows = own.new_empty((n_id.numel(), *own.shape[1:])) if rows is None else rows
         rows[at] = own[n_id[at] - book.range_of(part_id)[0]]
-    assert rows is not None  # there is a part
+    assert rows is not None  # the loop runs at least once
     narrow = vertices.narrow(name)
     return rows if narrow is None else narrow.decode(rows)
 
 
 def vertex_split(arrays: Arrays, vertices: VertexType, name: str, stored: Sequence[int]) -> Tensor:
-    """Global ids int64, ascending, of the vertices in a split, or in 'all', of parts on disk that follow one another."""
+    """Returns the ascending global ids, int64, of the vertices in a split, or in 'all'. The parts ``stored`` must be consecutive."""
     if name == "all":
         return torch.arange(vertices.offsets[stored[0]], vertices.offsets[stored[-1] + 1], device="cpu")
     return _read_split(arrays, vertices, name, stored)
@@ -62,7 +62,7 @@ def vertex_split(arrays: Arrays, vertices: VertexType, name: str, stored: Sequen
 def edge_split(
     arrays: Arrays, edges: EdgeType, name: str, stored: Sequence[int], targets: VertexType, indptr: Tensor
 ) -> Tensor:
-    """Positions int64 in the lists, ascending, of the edges in a split, or in 'all', whose targets the parts own."""
+    """Returns ascending list positions, int64, of the edges in a split, or in 'all', whose targets belong to the parts ``stored``."""
     if name == "all":
         begin, end = (int(indptr[targets.offsets[at]]) for at in (stored[0], stored[-1] + 1))
         return torch.arange(begin, end, device="cpu")

@@ -1,4 +1,4 @@
-"""Reads what of a PyG ``Data`` or ``HeteroData`` goes to disk."""
+"""Reads and checks the contents of a PyG ``Data`` or ``HeteroData`` that a dataset directory stores."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from salientpp.store.directory.given_splits import by_type, collect_splits, find
 from salientpp.store.narrow import Column, EncodedRows, Loss, Narrow, read_formats
 from salientpp.store.rows import TensorRows
 
-#: A type's rows are replicated by default if they take at most this many bytes, and this share of all types'.
+#: By default, a type's rows are replicated if they take at most this many bytes and at most this share of the bytes of all types.
 _REPLICATED_BYTES, _REPLICATED_SHARE = 16 * 2**20, 0.01
 
-#: Values are looked at in pieces of this many.
+#: Number of values per piece, when the loss of an encoding is measured.
 _PIECE = 2**20
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Contents:
-    """What of the user's data goes to disk, under the user's ids. The types of a homogeneous graph are named None.
+    """Contents of the user's data that go to disk, under the user's ids. The types of a homogeneous graph are named None.
 
     Attributes:
-        graph: the topology; lists ascend by the times that were asked for.
+        graph: the topology. If ``time_attr`` was given, neighbour lists ascend by time.
         node_columns, edge_columns: per type, attribute name -> rows [N, ...] or [E, ...].
         splits, edge_splits: per type, name -> ascending ids.
-        seeds: the (type, split) that batches start from; (None, 'all') is all vertices.
-        replicated: the types whose rows every part is to have.
-        narrow: per type, attribute name -> the format that its rows are to be stored in, and what is lost by it.
+        seeds: the (type, split) that batches start from; (None, 'all') means all vertices.
+        replicated: vertex types whose rows every part gets.
+        narrow: per type, attribute name -> the encoding that its rows are stored in, and the resulting error.
     """
 
     is_hetero: bool
@@ -51,7 +51,7 @@ class Contents:
 
     @property
     def starts(self) -> dict[str | None, Tensor]:
-        """Per type, the int64 ids that batches start from."""
+        """Ids that batches start from, int64 per type."""
         type_, split = self.seeds
         return {
             name: torch.arange(size, device="cpu") if split == "all" else self.splits[name][split]
@@ -61,8 +61,10 @@ class Contents:
 
     @property
     def row_bytes(self) -> dict[str | None, int]:
-        """Per type what fetching a vertex's row costs, in bytes: of ``x``, which batches get for all their vertices; where no type has one, of
-        all attributes. 0 of replicated types."""
+        """Bytes of fetching one vertex, per type: the bytes of ``x``, which batches get for all their vertices.
+
+        If no type has an ``x``, the bytes of all attributes. Replicated types have 0.
+        """
         has_x = any("x" in columns for columns in self.node_columns.values())
         return {
             name: 0
@@ -77,7 +79,7 @@ class Contents:
 
 
 def _nbytes(rows: Tensor, stored: tuple[Narrow, Loss] | None) -> int:
-    """Of rows as they are stored."""
+    """Returns the bytes of the rows as they are stored."""
     return rows.nbytes if stored is None else len(rows) * stored[0].row_bytes
 
 
@@ -91,10 +93,10 @@ def read_contents(
     time_attr: str | None = None,
     store_as: Mapping[Any, str] | None = None,
 ) -> Contents:
-    """Read and check what :func:`salientpp.partition` is given; arguments and errors as there."""
+    """Reads and checks the data. Arguments and errors are as in :func:`salientpp.partition`."""
     is_hetero = isinstance(data, HeteroData)
     if is_hetero or time_attr is not None:
-        # The lists without the arrays that only sampling needs.
+        # Copies the lists without the arrays that only sampling needs.
         timed = TypedGraph.from_data(data, time_attr=time_attr)
         relations = tuple(Relation(r.source, r.target, r.indptr, r.indices, r.edge_id) for r in timed.relations)
         no_times = (None,) * len(timed.node_types)
@@ -132,14 +134,14 @@ def read_contents(
 def _read_narrow(
     store_as: Any, columns: Mapping[str | None, Mapping[str, Tensor]], time_attr: str | None
 ) -> dict[str | None, dict[str, tuple[Narrow, Loss]]]:
-    """Per type, what is to be stored narrower, and what is lost by it."""
+    """Returns, per type, the encodings of attributes that are stored narrower, and their errors."""
     known = {(type_, name): rows for type_, named in columns.items() for name, rows in named.items()}
     found: dict[str | None, dict[str, tuple[Narrow, Loss]]] = {type_: {} for type_ in columns}
     shapes = {column: (rows.dtype, rows.shape[1:]) for column, rows in known.items()}
     for (type_, name), narrow in read_formats("store_as", store_as, shapes).items():
         if name == time_attr:
             raise ValueError(
-                f"store_as: {name!r} is time_attr, by which batches are drawn, so it is stored as it is; leave it out"
+                f"store_as: {name!r} is time_attr, which decides how batches are drawn, so it is stored as it is; leave it out"
             )
         found[type_][name] = narrow, _loss((type_, name), narrow, known[type_, name])
     return found
@@ -154,7 +156,7 @@ def _loss(column: Column, narrow: Narrow, rows: Tensor) -> Loss:
         at = loss.add(piece, decoded)
         if at is not None:
             raise ValueError(
-                f"{place(column[0])}.{column[1]} cannot be stored as {narrow.format}: row {first + at} has a value that is not finite, or too large for the "
+                f"{place(column[0])}.{column[1]} cannot be stored as {narrow.format}: a value in row {first + at} is not finite, or too large for the "
                 "format; replace it, or store it as bf16"
             )
         first += len(piece)
@@ -167,7 +169,7 @@ def _choose_replicated(
     narrow: Mapping[str | None, Mapping[str, tuple[Narrow, Loss]]],
     is_hetero: bool,
 ) -> frozenset[str | None]:
-    """The types whose rows every part has: those asked for, or those whose rows are few bytes."""
+    """Returns the types whose rows every part gets: those in ``replicate``, or by default those whose rows take few bytes."""
     if replicate is not None:
         chosen = [replicate] if isinstance(replicate, str) else list(replicate)
         if chosen and not is_hetero:

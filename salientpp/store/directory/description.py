@@ -1,6 +1,6 @@
-"""Describes what is in a dataset directory, of any version of the format, so that readers and the writer need not ask for the version.
+"""Description of a dataset directory's contents, the same for every version of the format, so that readers and the writer need not check versions.
 
-Version 1 is the case of one type of vertices and one of edges, both named None, whose files have no prefix; its manifest has their fields at the top.
+Version 1 has one vertex type and one edge type, both named None. Its files have no prefix, and its manifest has the fields of these types at the top.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from salientpp.store.narrow import Narrow
 FORMAT = "salientpp-partitioned-graph"
 VERSIONS = (1, 2, 3)
 
-#: Name -> {"dtype": torch's name, "row_shape": the shape without dimension 0}. Of rows that are stored narrower these are of what they are read back
-#: to, and there is "stored_as": {"format": as in :mod:`salientpp.store.narrow`, "row_bytes": of a stored row, "largest_error": of a value,
-#: "relative_rms_error": the root mean square of the errors over that of the values}.
+#: Name -> {"dtype": torch's name, "row_shape": the shape without dimension 0}. For encoded rows, these describe the decoded rows. Their entry also has
+#: "stored_as", a record of four fields. "format" is as in :mod:`salientpp.store.narrow`. "row_bytes" are the bytes of a stored row. "largest_error" is the
+#: largest error of a value. "relative_rms_error" is the root mean square of the errors divided by the root mean square of the values.
 Columns = Mapping[str, Mapping[str, Any]]
 
 #: The name of an edge type; None in a homogeneous graph.
@@ -32,13 +32,13 @@ EdgeName = tuple[str, str, str] | None
 
 @dataclass(frozen=True, kw_only=True)
 class _Type:
-    """What types of vertices and of edges have in common.
+    """Fields that vertex types and edge types share.
 
     Attributes:
-        prefix: of the names of its files.
-        attributes: what every vertex, or every edge in list order, has a row of.
-        splits: name -> the number of seeds in each part, or of edges whose target each part owns.
-        where: of its fields in the manifest, for errors.
+        prefix: prefix of its file names.
+        attributes: attributes with one row per vertex, or one per edge in list order.
+        splits: name -> number of its seeds in each part, or number of its edges whose target each part owns.
+        where: place of its fields in the manifest, for errors.
     """
 
     kind: ClassVar[str]
@@ -61,10 +61,10 @@ class VertexType(_Type):
 
     Attributes:
         name: None in a homogeneous graph.
-        offsets: K + 1 numbers; part p owns the ids from ``offsets[p]`` to ``offsets[p + 1] - 1``. Of a replicated type the part takes these as
-            seeds, and has the rows of all.
-        num_classes: of ``y``, as PyG's datasets count them; 0 without one.
-        replicated: the rows are stored once, whole, rather than per part.
+        offsets: K + 1 numbers; part p owns the ids from ``offsets[p]`` to ``offsets[p + 1] - 1``. If the type is replicated, the part has all rows
+            and takes only these ids as seeds.
+        num_classes: number of classes of ``y``, counted as in PyG's datasets; 0 without ``y``.
+        replicated: True if all rows are stored once, instead of per part.
     """
 
     kind: ClassVar[str] = "node"
@@ -76,23 +76,23 @@ class VertexType(_Type):
 
     @property
     def book(self) -> PartitionBook:
-        """Who owns which vertex."""
+        """Partition book that maps vertices to owners."""
         return PartitionBook(torch.tensor(self.offsets, device="cpu"))
 
     @property
     def row_book(self) -> PartitionBook:
-        """Which part's files have which row: of a replicated type one part has all."""
+        """Partition book that maps rows to the parts whose files hold them. A replicated type has a single part."""
         return PartitionBook.trivial(self.num_vertices) if self.replicated else self.book
 
     def narrow(self, attribute: str) -> Narrow | None:
-        """How the rows of an attribute are stored narrower, if they are."""
+        """Returns the encoding in which the rows of an attribute are stored, or None."""
         entry = self.attributes[attribute]
         if "stored_as" not in entry:
             return None
         return Narrow(entry["stored_as"]["format"], getattr(torch, entry["dtype"]), tuple(entry["row_shape"]))
 
     def row_bytes(self, attribute: str) -> int:
-        """Of a stored row, which is what travels; 0 without such an attribute."""
+        """Returns the bytes of a stored row, which are also its bytes on the wire. 0 if the attribute does not exist."""
         if attribute not in self.attributes:
             return 0
         narrow, entry = self.narrow(attribute), self.attributes[attribute]
@@ -101,7 +101,7 @@ class VertexType(_Type):
         return math.prod(entry["row_shape"]) * getattr(torch, entry["dtype"]).itemsize
 
     def rows_file(self, attribute: str, part_id: int) -> str:
-        """The file with the rows that a part has."""
+        """Returns the name of the file with the part's rows."""
         name = f"{self.prefix}node_{attribute}.npy"
         return name if self.replicated else f"{part_folder(part_id)}/{name}"
 
@@ -113,13 +113,13 @@ class VertexType(_Type):
         return f"{self.prefix}original_id.npy"
 
     def time_file(self, attribute: str) -> str:
-        """The times of all vertices, which every rank needs in order to draw."""
+        """Returns the name of the file with the times of all vertices, which every rank needs for sampling."""
         return f"{self.prefix}time_{attribute}.npy"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeType(_Type):
-    """One relation; its name is that of source type, relation and target type, or None in a homogeneous graph."""
+    """One relation. Its name is (source type, relation, target type), or None in a homogeneous graph."""
 
     kind: ClassVar[str] = "edge"
     name: EdgeName
@@ -147,14 +147,14 @@ class EdgeType(_Type):
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What is in a dataset directory.
+    """Contents of a dataset directory.
 
     Attributes:
-        node_types, edge_types: in the order of their numbers.
-        time_attr: the name of the node or edge times that lists ascend by; None: lists are in the user's order.
-        num_neighbors, batch_size, seeds: the workload that order and VIP are of: fanouts per edge type, seeds per batch, and
-            the (type, split) that these come from; (None, 'all') is all vertices of all types.
-        partitioning: what :meth:`~salientpp.partitioning.options.PartitionOptions.to_json` says; None: the writer did not say.
+        node_types, edge_types: types in the order of their numbers.
+        time_attr: name of the node or edge times that lists ascend by. None: lists are in the user's order.
+        num_neighbors, batch_size, seeds: the workload that order and VIP were computed for. It has fanouts per edge type, the number of seeds per
+            batch, and the (type, split) of the seeds; (None, 'all') means all vertices of all types.
+        partitioning: result of :meth:`~salientpp.partitioning.options.PartitionOptions.to_json`. None: the writer did not record it.
     """
 
     version: int
@@ -170,7 +170,7 @@ class Description:
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Description:
-        """Of a manifest whose fields have the types that the format asks for."""
+        """Reads a manifest whose fields have the types that the format requires."""
         workload, version = manifest["workload"], manifest["version"]
         if version == 1:
             nodes = [{**manifest, "name": None, "attributes": manifest["node_attributes"], "replicated": False}]
@@ -207,7 +207,7 @@ class Description:
         )
 
     def to_manifest(self, files: Mapping[str, Any]) -> dict[str, Any]:
-        """The manifest of a directory with these files, without its checksum."""
+        """Returns the manifest of a directory with these files, without its checksum."""
         shared = {
             "format": FORMAT,
             "version": self.version,
@@ -240,7 +240,7 @@ class Description:
 
     @property
     def types(self) -> list[VertexType | EdgeType]:
-        """Of vertices, then of edges."""
+        """All types: vertex types, then edge types."""
         return [*self.node_types, *self.edge_types]
 
     def vertices(self, name: str | None) -> VertexType:
@@ -251,11 +251,11 @@ class Description:
 
     @property
     def timed_vertices(self) -> Iterator[VertexType]:
-        """The types whose times are stored whole."""
+        """Vertex types whose times are also stored in one file."""
         return (type_ for type_ in self.node_types if self.time_attr is not None and self.time_attr in type_.attributes)
 
     def files(self) -> dict[str, tuple[tuple[str, ...], list[int]]]:
-        """Every file with the dtypes that it may have, as numpy names them, and its shape."""
+        """Returns, for every file, the dtypes that it may have (numpy's names) and its shape."""
         int32, int64, float32 = (_stored_dtype(name) for name in ("int32", "int64", "float32"))
         expected: dict[str, tuple[tuple[str, ...], list[int]]] = {}
         sizes = {type_.name: type_.num_vertices for type_ in self.node_types}
@@ -291,7 +291,7 @@ class Description:
 
 
 def _stored_dtype(dtype: str, whose: str = "") -> str:
-    """The numpy dtype that files have for columns of one of torch's."""
+    """Returns the numpy dtype in which files store columns of a torch dtype."""
     try:
         return numpy_dtype(getattr(torch, dtype)).str
     except (TypeError, RuntimeError):
@@ -307,5 +307,5 @@ def part_folder(part_id: int) -> str:
 
 
 def words_of_type(name: str | EdgeName) -> str:
-    """``' of ...'``, or nothing in a homogeneous graph."""
+    """Returns ``' of ...'``, or the empty string in a homogeneous graph."""
     return "" if name is None else f" of {words_for(name)}"

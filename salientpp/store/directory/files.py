@@ -21,26 +21,26 @@ _QUICK_BLOCKS = 64
 _READ_BYTES = 2**20
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu)
-#: torch dtypes that numpy lacks are stored as integers of their width; the manifest names the real one.
+#: numpy lacks these torch dtypes. They are stored as integers of the same width; the manifest names the torch dtype.
 STORED_AS = {torch.bfloat16: torch.int16, **dict.fromkeys(_FLOAT8, torch.uint8)}
 
 
 class DatasetError(ValueError):
-    """A dataset directory is missing, incomplete or altered; the text says which file and what to do."""
+    """A dataset directory is missing, incomplete or altered. The text names the file and says what to do."""
 
 
 def cannot_be_read(path: Path, error: OSError, again: str = "partition again") -> DatasetError:
-    """The error of a file that the system did not let this process read."""
+    """Returns the error for a file that the operating system did not let this process read."""
     return DatasetError(f"{path} cannot be read ({error.strerror}); {what_to_do(error, f'copy it again, or {again}')}")
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:
-    """The numpy dtype that a torch dtype is stored as; TypeError where there is none."""
+    """Returns the numpy dtype in which a torch dtype is stored. TypeError if there is none."""
     return torch.empty(0, dtype=STORED_AS.get(dtype, dtype), device="cpu").numpy().dtype
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """Size and checksums of a file that is complete, for :func:`verify_file`."""
+    """Returns size and checksums of a complete file, for :func:`verify_file`."""
     return {"bytes": path.stat().st_size, "sha256": sha256_of(path), "quick": quick_checksum(path)}
 
 
@@ -62,11 +62,11 @@ def verify_file(root: Path, name: str, entry: Mapping[str, Any], *, full: bool) 
 
 
 def open_array(root: Path, name: str, entry: Mapping[str, Any]) -> tuple[np.ndarray, mmap.mmap | None]:
-    """The array, and the memory map that it lies in; an empty one has none."""
+    """Opens an array, and returns it with the memory map that it lies in. An empty array has no map."""
     path = root / name
     try:
-        # Copy-on-write: shared and never written back, and a stray in-place write by the user's code is private to
-        # it, where a read-only map would be a segmentation fault.
+        # Copy-on-write: pages are shared and never written back. A stray in-place write by the user's code stays private to its process;
+        # with a read-only map it would be a segmentation fault.
         array = np.lib.format.open_memmap(path, mode="c")
     except (OSError, ValueError, OverflowError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -78,12 +78,12 @@ def open_array(root: Path, name: str, entry: Mapping[str, Any]) -> tuple[np.ndar
             f"{path} must hold {entry['dtype']} {entry['shape']}, got {array.dtype.str} {list(array.shape)}; "
             "copy it again, or partition again"
         )
-    # No copy, unless another tool wrote columns first.
+    # Copies nothing, unless another tool wrote the file in Fortran order.
     return np.ascontiguousarray(array), getattr(array, "_mmap", None)
 
 
 class Arrays:
-    """Opens the arrays of a dataset directory as memory maps. All views of a directory share one.
+    """Opens the arrays of a dataset directory as memory maps. All views of one directory share this object.
 
     Attributes:
         root: the directory.
@@ -92,18 +92,18 @@ class Arrays:
 
     def __init__(self, root: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
         self.root, self.files = root, files
-        self._maps: weakref.WeakKeyDictionary[mmap.mmap, str] = weakref.WeakKeyDictionary()  # in use -> its file
+        self._maps: weakref.WeakKeyDictionary[mmap.mmap, str] = weakref.WeakKeyDictionary()  # open maps -> file names
 
     def open(self, name: str, dtype: str | None = None) -> Tensor:
-        """The array of a file.
+        """Returns the array of a file.
 
         Args:
-            dtype: torch's name of the dtype, where numpy lacks it.
+            dtype: torch's name of the dtype, if numpy lacks it.
 
         Raises:
-            DatasetError: the file is not what the manifest says.
+            DatasetError: the file does not match the manifest.
         """
-        # Again, since the directory may have been overwritten after load: two of them must never be mixed.
+        # Checked again, because the directory may have been overwritten after it was opened. Files of two datasets must never be mixed.
         verify_file(self.root, name, self.files[name], full=False)
         array, map_ = open_array(self.root, name, self.files[name])
         if map_ is not None:
@@ -112,20 +112,20 @@ class Arrays:
         return tensor if dtype is None else tensor.view(getattr(torch, dtype))
 
     def check_sizes(self) -> None:
-        """Check that the files behind the open memory maps are still as long as the maps.
+        """Checks that no file behind an open memory map has become shorter than the map.
 
-        Reading a map beyond the end of its file kills the process (SIGBUS). A file that was replaced by another, or deleted, is not cut short: the map
-        keeps the one that it was made of.
+        Reading a map beyond the end of its file kills the process (SIGBUS). A file that was replaced or deleted does no harm: the map keeps the
+        original file.
 
         Raises:
-            DatasetError: one was cut short.
+            DatasetError: a file was cut short.
         """
         for map_, name in list(self._maps.items()):
             size, expected = map_.size(), self.files[name]["bytes"]
             if size < expected:
                 raise DatasetError(
                     f"{self.root / name} was cut short while this process was reading it: it must have {expected} bytes, got {size}; copy it again, or "
-                    "partition again, and start anew from the last state"
+                    "partition again, and restart from the last saved state"
                 )
 
 

@@ -1,4 +1,4 @@
-"""Reads the splits and seeds that a user gives: as masks or ids, in the data or as arguments."""
+"""Reads the splits and seeds that a user gives, as masks or ids, in the data or as arguments."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from salientpp.store.directory.labels import in_pieces, is_unlabelled, marks_unl
 def collect_splits(
     store: Any, split: Mapping[str, Tensor] | None, labels: Tensor | None, num_vertices: int, type_: str | None = None
 ) -> dict[str, Tensor]:
-    """Split name -> ascending vertex ids of one type: from ``split``, name -> ids or mask, or else from PyG's storage.
+    """Returns the splits of one vertex type, as split name -> ascending ids.
 
-    Unlabelled vertices are left out of the storage's own splits, and a warning says how many. Labels are [N] or [N, labels per vertex].
+    They come from ``split``, name -> ids or mask, if given, or else from PyG's storage. Unlabelled vertices are left out of the storage's splits,
+    and a warning gives their number. Labels are [N] or [N, labels per vertex].
     """
     if split is not None:
         return read_splits(split, num_vertices, "split", "vertex", type_)
@@ -42,7 +43,7 @@ def collect_splits(
 
 
 def _own_splits(store: Any, type_: str | None) -> dict[str, Any]:
-    """The splits that a storage has, as masks or ids."""
+    """Returns the splits of a PyG storage, as masks or ids."""
     split = {}
     for name, attributes in SPLIT_ATTRIBUTES.items():
         present = [attribute for attribute in attributes if store.get(attribute) is not None]
@@ -56,7 +57,7 @@ def _own_splits(store: Any, type_: str | None) -> dict[str, Any]:
             )
         if len(present) > 1:
             warnings.warn(
-                f"the split {name!r} is that of {place(type_)}.{present[0]}; "
+                f"the split {name!r} comes from {place(type_)}.{present[0]}; "
                 f"{', '.join(f'{place(type_)}.{other}' for other in present[1:])} left out",
                 UserWarning,
                 stacklevel=5,
@@ -67,7 +68,10 @@ def _own_splits(store: Any, type_: str | None) -> dict[str, Any]:
 def read_splits(
     split: Mapping[str, Tensor], size: int, argument: str, of: str, type_: str | EdgeName = None
 ) -> dict[str, Tensor]:
-    """Split name -> ascending ids in ``[0, size)``, from ids in any order or masks. Errors name the ``argument``, 'vertex' or 'edge', and the type."""
+    """Returns split name -> ascending ids in ``[0, size)``, from ids in any order or masks.
+
+    Errors name the ``argument``, 'vertex' or 'edge' (``of``), and the type.
+    """
     owner = "" if type_ is None else f" of {type_!r}"
     if not isinstance(split, Mapping):
         raise TypeError(
@@ -87,7 +91,7 @@ def read_splits(
 
 
 def by_type(given: Any, types: Sequence[Any], argument: str, kind: str) -> dict[Any, Any]:
-    """The user's splits by type; TypeError or ValueError unless they are a mapping from types that there are."""
+    """Returns the user's splits by type. TypeError or ValueError unless they are a mapping whose keys are types of the data."""
     if not isinstance(given, Mapping):
         raise TypeError(
             f"{argument} of a HeteroData must map {kind} types to splits by name, got {type(given).__name__}"
@@ -96,7 +100,7 @@ def by_type(given: Any, types: Sequence[Any], argument: str, kind: str) -> dict[
     for name in given:
         if name not in types:
             raise ValueError(
-                f"{argument} must be of {kind} types of the data ({', '.join(map(repr, types)) or 'none'}), got {name!r}"
+                f"the keys of {argument} must be {kind} types of the data ({', '.join(map(repr, types)) or 'none'}), got {name!r}"
             )
     return dict(given)
 
@@ -104,7 +108,7 @@ def by_type(given: Any, types: Sequence[Any], argument: str, kind: str) -> dict[
 def find_seeds(
     seeds: Any, splits: Mapping[str | None, Mapping[str, Tensor]], is_hetero: bool
 ) -> tuple[str | None, str]:
-    """The (type, split) that ``seeds`` names; (None, 'all') where no type has such a split. ValueError where it is not clear which, or not there."""
+    """Returns the (type, split) that ``seeds`` names, or (None, 'all') if no type has such a split. ValueError if it is ambiguous or unknown."""
     if not is_hetero:
         if not isinstance(seeds, str):
             raise ValueError(f"seeds must be the name of a split of a homogeneous graph, got {seeds!r}")
@@ -113,14 +117,14 @@ def find_seeds(
         having = [name for name in splits if seeds in splits[name]]
         if len(having) > 1:
             raise ValueError(
-                f"seeds={seeds!r} is a split of {', '.join(map(repr, having))}; say which: seeds=({having[0]!r}, {seeds!r})"
+                f"seeds={seeds!r} is a split of {', '.join(map(repr, having))}; name the type: seeds=({having[0]!r}, {seeds!r})"
             )
         return (having[0], seeds) if having else (None, "all")
     if not (isinstance(seeds, (tuple, list)) and len(seeds) == 2 and all(isinstance(part, str) for part in seeds)):
         raise ValueError(f"seeds must be a split or (node type, split), got {seeds!r}")
     type_, split = seeds
     if type_ not in splits:
-        raise ValueError(f"seeds must be of a node type of the data ({', '.join(map(repr, splits))}), got {type_!r}")
+        raise ValueError(f"seeds must name a node type of the data ({', '.join(map(repr, splits))}), got {type_!r}")
     if split != "all" and split not in splits[type_]:
         known = ", ".join(map(repr, [*splits[type_], "all"]))
         raise ValueError(f"seeds must be a split of {type_!r} ({known}), got {split!r}")

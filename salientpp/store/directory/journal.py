@@ -1,8 +1,8 @@
-"""Notes which steps of a long job are done, so that a run that was stopped goes on where it was.
+"""A journal of the finished steps of a long job, so that a stopped run can continue.
 
-The directory that is written holds ``journal.jsonl`` until it is complete: a line that says what the job is, and a line for each step. A step writes its files
-under ``work/``; once they are on the disk they get their names, and the journal notes the step with their checksums. So a file that the journal does not know
-was left by a step that was stopped, and is written anew. So is a line that does not end: the run was killed while it wrote it.
+Until the directory is complete it holds ``journal.jsonl``: one line that describes the job, and one line per step. A step writes its files under ``work/``.
+Once they are on disk, they are renamed into place, and the journal records the step with their checksums. A file that the journal does not list was left
+by a stopped step, and is written again. An incomplete line was left by a run that was killed while writing; its step is repeated.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from salientpp.store.directory.files import DatasetError, describe_file, verify_
 
 JOURNAL, MANIFEST, WORK = "journal.jsonl", "manifest.json", "work"
 
-#: What steps write: arrays, and runs of words that are still to be sorted.
+#: Suffixes of files that steps write: arrays, and runs of words that are not sorted yet.
 RUNS = ".runs"
 _SUFFIXES = (".npy", RUNS)
 
-#: How :func:`~salientpp.files.replace_file` calls what a run that was killed did not finish.
+#: Prefixes of the temporary files of :func:`~salientpp.files.replace_file`, which a killed run may leave.
 _HALF_WRITTEN = (f".{JOURNAL}.", f".{MANIFEST}.")
 
 
 class Journal:
-    """The steps of one job into a directory.
+    """The steps of one job that writes a directory.
 
     Attributes:
         root: the directory.
-        work: the folder in it for files of steps that are not done.
-        steps: name -> ``{"files": name -> checksums, "facts": ...}`` of the steps that are done.
+        work: folder inside it for the files of unfinished steps.
+        steps: name -> ``{"files": name -> checksums, "facts": ...}`` of the finished steps.
     """
 
     def __init__(self, root: Path, kind: str, task: Mapping[str, Any]) -> None:
@@ -53,14 +53,14 @@ class Journal:
         name: Path | None = None,
         complete: bool = False,
     ) -> Journal:
-        """The journal of a directory that is new, or where the same task was begun. The caller holds it :func:`alone`.
+        """Opens the journal of a new directory, or of one where the same task was begun. The caller must hold the directory's lock (:func:`alone`).
 
         Args:
-            kind: what is made: 'conversion' or 'partition'.
-            task: JSON that says what it is made of, and how.
-            overwrite: remove another task's work.
-            name: what the user calls the directory.
-            complete: it has a manifest, and is to be replaced.
+            kind: kind of job: 'conversion' or 'partition'.
+            task: JSON that identifies the input and the options.
+            overwrite: if True, remove another task's work.
+            name: the user's name of the directory, for errors.
+            complete: True if the directory has a manifest, and is to be replaced.
 
         Raises:
             ValueError: the directory holds something else.
@@ -68,7 +68,7 @@ class Journal:
         journal = cls(root, kind, task)
         if not complete:
             journal._claim(overwrite, root if name is None else name)
-        journal._save()  # so that it is known for ours from here on, and for nothing complete
+        journal._save()  # first, so that a killed run leaves a directory that is known as ours and as incomplete
         (root / MANIFEST).unlink(missing_ok=True)
         journal._clear()
         journal.work.mkdir()
@@ -94,12 +94,12 @@ class Journal:
             differ = [key for key in {**task, **ours} if task.get(key) != ours.get(key)]
             kind = self._head["format"].removeprefix("salientpp-")
             raise ValueError(
-                f"{name} was begun by a {kind} that is not this one: {'; '.join(_difference(key, task.get(key), ours.get(key)) for key in differ)}. Give that "
-                "command again to go on with it, pass overwrite (--overwrite) to begin anew, or choose another directory"
+                f"{name} was begun by another {kind}: {'; '.join(_difference(key, task.get(key), ours.get(key)) for key in differ)}. Repeat that "
+                "command to continue it, pass overwrite (--overwrite) to start over, or choose another directory"
             )
 
     def facts(self, step: str) -> dict[str, Any] | None:
-        """What a step found, if it is done and its files are as it left them."""
+        """Returns the facts of a finished step whose files are unchanged, or None."""
         done = self.steps.get(step)
         if done is None:
             return None
@@ -112,7 +112,7 @@ class Journal:
         return done["facts"]
 
     def note(self, step: str, files: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Give the files of these names in ``work`` their place in the directory, and note the step; its facts, as a later run reads them from JSON."""
+        """Moves these files from ``work`` to their places, and records the step. Returns its facts as a later run reads them from JSON."""
         entries = {name: {**more, **describe_file(self.work / name)} for name, more in files.items()}
         folders = {self.root}
         for name in files:
@@ -127,7 +127,7 @@ class Journal:
         return done["facts"]
 
     def drop(self, step: str) -> None:
-        """Forget a step that no other needs any more, and remove its files."""
+        """Removes a step that later steps do not need, and its files."""
         done = self.steps.pop(step, None)
         if done is not None:
             self._add({"dropped": step})
@@ -138,12 +138,12 @@ class Journal:
         return {name: entry for step in self.steps.values() for name, entry in step["files"].items()}
 
     def finish(self, manifest: str) -> None:
-        """Write the manifest, which makes the directory complete; but for the journal, which the caller removes, what only the job needed is gone."""
+        """Writes the manifest, which completes the directory. Files that only the job needed are removed, except the journal, which the caller removes."""
         self._clear()
         save(self.root / MANIFEST, manifest)
 
     def _clear(self) -> None:
-        """Remove what no step that is done has left, but for what is in folders."""
+        """Removes files that belong to no finished step, except files in folders."""
         shutil.rmtree(self.work, ignore_errors=True)
         known = self.file_entries()
         for path in self.root.iterdir():
@@ -162,17 +162,17 @@ class Journal:
 
 
 def has_steps(root: Path) -> bool:
-    """Whether a job was begun in a directory, of which something is done."""
+    """True if a job was begun in the directory and at least one step is finished."""
     try:
         return bool(_read(root / JOURNAL)[1])
     except OSError:
         return False
     except (ValueError, KeyError, TypeError):
-        return True  # nobody can say
+        return True  # the journal is unreadable, so assume that there is work to keep
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The first line, and the steps that are done."""
+    """Returns the first line, and the finished steps."""
     head, *lines = path.read_text().split("\n")[:-1]
     steps: dict[str, dict[str, Any]] = {}
     for entry in map(json.loads, lines):
@@ -184,7 +184,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 
 
 def save(path: Path, text: str) -> None:
-    """Write a small file whole, on the disk."""
+    """Writes a small file, whole and synced to disk."""
 
     def write(file: Any) -> None:
         file.write(f"{text}\n".encode())
@@ -197,20 +197,20 @@ def save(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def says_what_to_do(path: Path) -> Iterator[None]:
-    """Have errors of the system say which file they are about, and that the job can go on."""
+    """Turns errors of the operating system into errors that name the file and say that the job can continue."""
     try:
         yield
     except OSError as error:
         raise OSError(
             error.errno,
-            f"{path} cannot be written ({error.strerror or error}); {what_to_do(error, 'make room or mend what is wrong')}. Then give the same command "
-            "again, which goes on after the last step that was done",
+            f"{path} cannot be written ({error.strerror or error}); {what_to_do(error, 'make room or fix the cause')}. Then repeat the same command: "
+            "it continues after the last finished step",
         ) from error
 
 
 def _difference(key: str, begun: Any, asked: Any) -> str:
     if key == "files":
-        return "the files of the source have other names, sizes or times"
+        return "the source files have other names, sizes or times"
     if key == "data":
         differ = [entry for entry in [*begun, *asked] if entry not in begun or entry not in asked]
         return f"{', '.join(sorted({name for name, _ in differ}))} of the data differ"
@@ -227,7 +227,7 @@ def _sync(folder: Path) -> None:
 
 @contextlib.contextmanager
 def alone(root: Path, name: Path | None = None) -> Iterator[None]:
-    """Hold a lock on a directory, where the system and its file system have locks. ValueError, with the user's ``name`` for it: another process has it."""
+    """Holds a lock on a directory, if the file system has locks. ValueError, with the user's ``name`` of it, if another process holds the lock."""
     try:
         import fcntl
     except ImportError:
@@ -239,8 +239,8 @@ def alone(root: Path, name: Path | None = None) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             is_there = os.path.samestat(os.fstat(descriptor), os.stat(root))
         except (BlockingIOError, FileNotFoundError):
-            is_there = False  # or renamed or removed by whoever had it
-        except OSError:  # a network's file system
+            is_there = False  # locked by another process, which may also have renamed or removed it
+        except OSError:  # a network file system without locks
             is_there = True
         if not is_there:
             raise ValueError(

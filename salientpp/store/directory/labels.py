@@ -1,4 +1,4 @@
-"""Labels of vertices: the number of classes, and -1 where a vertex is unlabelled."""
+"""Labels of vertices: the number of classes, and the label -1 of unlabelled vertices."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from torch import Tensor
 
 from salientpp.graph.mapped import releaser
 
-#: Labels are looked at in pieces of this many.
+#: Number of labels per piece.
 _PIECE = 2**20
 
 
 def num_classes_of(labels: Tensor | None) -> int:
-    """The number of classes of labels [N, ...], as ``num_classes`` of PyG's datasets.
+    """Returns the number of classes of labels [N, ...], as ``num_classes`` of PyG's datasets.
 
-    One label per vertex: one more than the largest integer, or the number of different reals. Several: their number. 0 without labels. NaN is no class.
+    With one label per vertex: one more than the largest integer, or the number of distinct real values. With several labels: their number.
+    Without labels: 0. NaN is not a class.
     """
     if labels is None or labels.dtype.is_complex or labels.dim() == 0:
         return 0
@@ -28,13 +29,13 @@ def num_classes_of(labels: Tensor | None) -> int:
         return values[~values.isnan()].unique().numel()
     if labels.numel() == 0:
         return 0
-    return max(0, int(labels.to(torch.int64).max()) + 1)  # not all integer types have a largest entry
+    return max(0, int(labels.to(torch.int64).max()) + 1)  # torch has no max() for some integer types
 
 
 def marks_unlabelled(labels: Iterable[Tensor]) -> bool:
-    """Whether -1 among the labels of all vertices, in pieces of any shape, marks an unlabelled one.
+    """True if -1 marks unlabelled vertices, given the labels of all vertices in pieces of any shape.
 
-    This holds where labels are classes: integers, none below -1, and 0 among them. Labels of -1 and 1, temperatures and other numbers are values.
+    This holds if labels are classes: integers, none below -1, and 0 among them. Labels of -1 and 1, temperatures and other numbers are values.
     """
     has_minus_one = has_zero = False
     for piece in labels:
@@ -51,23 +52,23 @@ def marks_unlabelled(labels: Iterable[Tensor]) -> bool:
 
 
 def is_unlabelled(labels: Tensor) -> Tensor:
-    """bool [n]: the label is -1, or every one of several is. For labels of which :func:`marks_unlabelled` is true."""
+    """Returns bool [n]: True if the label is -1, or if all of several labels are. Call it only if :func:`marks_unlabelled` is true."""
     unlabelled = labels == -1
     return unlabelled if unlabelled.dim() == 1 else unlabelled.flatten(1).all(dim=1)
 
 
 def warn_of_unlabelled(number: int, total: int, split: str, remedy: str, stacklevel: int) -> None:
-    """Warn that so many vertices of a split are left out, if there are any."""
+    """Warns that ``number`` vertices of a split are left out, if it is not 0."""
     if number:
         warnings.warn(
-            f"{split}: {number} of {total} vertices are left out, since their label y is -1, which means unlabelled. {remedy}",
+            f"{split}: {number} of {total} vertices are left out, because their label y is -1, which means unlabelled. {remedy}",
             UserWarning,
             stacklevel=stacklevel,
         )
 
 
 def in_pieces(labels: Tensor) -> Iterator[Tensor]:
-    """Labels in pieces. A mapped file is not held."""
+    """Yields labels in pieces. The pages of a memory-mapped file are released after each piece."""
     release = releaser(labels)
     for piece in labels.split(max(1, _PIECE // max(1, labels[:1].numel()))):
         yield piece

@@ -26,19 +26,20 @@ def load(
     verify: str = "quick",
     process_group: dist.ProcessGroup | None = None,
 ) -> PartitionedGraph:
-    """Open a dataset directory; every rank calls it.
+    """Opens a dataset directory. Every rank calls it.
 
     Args:
         root: a directory that :func:`partition` wrote.
-        part_id: the part to serve. None: rank r of an initialised process group serves part ``r // ranks_per_part``, or, where there are fewer ranks
-            than parts, its share of them as one (:mod:`salientpp.ranks.placement`); in a process of its own, part 0 if it is the only one.
-        verify: 'quick' checks the manifest, sizes, headers and sampled checksums; 'full' reads every byte, and checks that topology, ids, seeds
-            and probabilities are such.
-        process_group: the ranks that serve the parts, as given to the loaders; None: the default group.
+        part_id: the part to serve. None: in an initialised process group, rank r serves part ``r // ranks_per_part``. With fewer ranks than parts,
+            a rank serves several parts as one (:mod:`salientpp.ranks.placement`). Without a process group, the process serves part 0 if it is the only
+            part.
+        verify: 'quick' checks the manifest, sizes, headers and sampled checksums. 'full' reads every byte, and also checks that topology, ids, seeds
+            and probabilities are valid.
+        process_group: the ranks that serve the parts, as given to the loaders. None: the default group.
 
     Raises:
-        DatasetError: missing, half-written, truncated, altered, of a newer format, or a copy for one host without this part.
-        ValueError: the number of ranks does not fit the number of parts, or no such part; or this rank is not in the group.
+        DatasetError: the directory is missing, half-written, truncated, altered, of a newer format, or a host's copy without this part.
+        ValueError: the number of ranks does not fit the number of parts, the part does not exist, or this rank is not in the group.
     """
     if verify not in ("quick", "full"):
         raise ValueError(f"verify must be 'quick' or 'full', got {verify!r}")
@@ -70,7 +71,10 @@ def load(
 
 
 def _check_contents(part: PartitionedGraph, part_ids: Iterable[int]) -> None:
-    """Raise DatasetError unless the arrays hold what every step relies on: a graph, a renumbering, seeds of the parts, probabilities."""
+    """Raises DatasetError unless the arrays are valid.
+
+    The topology must be a graph, ids a permutation, seeds must belong to their parts, and VIP values lie in [0, 1].
+    """
 
     def expect(holds: bool, name: str, words: str) -> None:
         if not holds:
@@ -119,9 +123,9 @@ def _check_contents(part: PartitionedGraph, part_ids: Iterable[int]) -> None:
 
 
 def _check_lists(indptr: Tensor, indices: Tensor, num_sources: int) -> None:
-    """Raise RuntimeError unless these are lists of ids in ``[0, num_sources)``."""
+    """Raises RuntimeError unless these are neighbour lists with ids in ``[0, num_sources)``."""
     num_targets = indptr.numel() - 1
-    # The kernel knows one number of vertices, so there are as many lists as of the larger.
+    # The kernel takes a single number of vertices, so empty lists are added up to the larger of both numbers.
     more = indptr[-1:].expand(max(0, num_sources - num_targets))
     ops.check_csc(torch.cat([indptr, more]), indices)
     at = first_outside(indices, num_sources)

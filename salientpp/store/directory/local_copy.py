@@ -1,7 +1,8 @@
-"""Copies what a host needs of a dataset directory to a disk of its own: all files but the folders of parts that are not served there.
+"""Copies the files of a dataset directory that a host needs to its local disk: all files except the folders of parts that the host does not serve.
 
-One process of a host copies at a time; the next adds what the copy lacks. The manifest comes last, so a broken-off copy is never taken for a whole one.
-Others may write to a host's disk and guess these names. So nothing is written through a symbolic link under one of them, and the lock's file is never emptied.
+One process per host copies at a time; the next one adds the files that the copy lacks. The manifest is written last, so an interrupted copy is never
+taken for a complete one. Other users may write to a host's disk and guess these names. So nothing is written through a symbolic link with one of
+these names, and the lock file is never truncated.
 """
 
 from __future__ import annotations
@@ -38,21 +39,21 @@ def copy_to_disk(
     progress: Progress | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> Path:
-    """Copy what this rank needs of a dataset directory to a disk nearby, and verify the copy; safe when several ranks of a host call it.
+    """Copies the files that this rank needs from a dataset directory to a local disk, and verifies the copy. Several ranks of a host may call it at once.
 
     Args:
         root: a directory that :func:`salientpp.partition` wrote.
-        to: a directory of this host, such as the value of ``TMPDIR``; it is made if need be.
-        parts: the parts to copy. None: that of this rank of the initialised process group; without one, part 0 if it is the only one.
-        progress: told of every file before it is copied.
-        process_group: the ranks that serve the parts, as given to the loaders; None: the default group.
+        to: a directory of this host, such as the value of ``TMPDIR``. It is created if necessary.
+        parts: the parts to copy. None: the parts that this rank of the initialised process group serves; without a group, part 0 if it is the only one.
+        progress: receives the name of every file before it is copied.
+        process_group: the ranks that serve the parts, as given to the loaders. None: the default group.
 
     Returns:
-        The copy, ``to/<name of root>``, for :func:`salientpp.load`.
+        The path of the copy, ``to/<name of root>``, for :func:`salientpp.load`.
 
     Raises:
-        DatasetError: ``root`` is not whole; or the place is taken by something else.
-        ValueError: no such part, or it is not clear which.
+        DatasetError: ``root`` is incomplete, something else exists at the path of the copy, or the disk has too little room.
+        ValueError: a part does not exist, or the parts to copy are not known.
         OSError: the disk is full, or cannot be written.
     """
     root, to = Path(root), Path(to)
@@ -86,8 +87,8 @@ def _wanted(
         in_group = dist.is_available() and dist.is_initialized()
         if not in_group and num_parts > 1:
             raise ValueError(
-                f"{root} has {num_parts} parts and this process serves none of them: initialise torch.distributed before copying, or name "
-                "them with parts="
+                f"{root} has {num_parts} parts and this process serves none of them; initialise torch.distributed before copying, or name "
+                "the parts with parts="
             )
         parts = parts_of(rank, world_size, num_parts)
     wanted = set(parts)
@@ -99,11 +100,11 @@ def _wanted(
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Alone on this host; the kernel takes the lock back from a process that is killed."""
+    """Holds the lock of this host's copy. If the process is killed, the kernel releases the lock."""
     import fcntl  # not on every system
 
     try:
-        # For writing, which some network file systems want for a lock.
+        # Opened for writing, because some network file systems require it for a lock.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
@@ -112,7 +113,7 @@ def _lock(path: Path) -> Iterator[None]:
     try:
         if descriptor is None or not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise DatasetError(
-                f"{path} is to be the lock of this copy, and is no regular file; remove it, or copy elsewhere"
+                f"{path} must be a regular file, because it is the lock of this copy; remove it, or copy elsewhere"
             )
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -122,20 +123,20 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _prepare(copy: Path, manifest: dict[str, Any]) -> None:
-    """Let ``copy`` be a copy of the same contents, or one without parts."""
+    """Makes sure that ``copy`` is a copy of the same contents, or an empty copy without parts."""
     if (copy / "manifest.json").exists():
         if fingerprint(read_manifest(copy)) != fingerprint(manifest):
             raise DatasetError(
-                f"{copy} is a copy of other contents, perhaps of before it was partitioned again; delete it, or copy elsewhere"
+                f"{copy} is a copy of other contents, perhaps from before the graph was partitioned again; delete it, or copy elsewhere"
             )
         return
     if copy.exists():
         found = set(os.listdir(copy))
         if PARTS_FILE not in found and not found <= {f"{PARTS_FILE}{_TEMPORARY}"}:  # the first file of every copy
             raise DatasetError(
-                f"{copy} exists and is no copy of a dataset directory, so nothing is written there; copy elsewhere"
+                f"{copy} exists and is not a copy of a dataset directory, so nothing is written there; copy elsewhere"
             )
-        # A copy that was broken off. The directory itself may be a link to a disk with more room.
+        # An interrupted copy. The directory itself may be a link to a disk with more room, so it stays.
         for path in copy.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     copy.mkdir(exist_ok=True)
@@ -152,7 +153,7 @@ def _copy_files(root: Path, copy: Path, manifest: dict[str, Any], parts: set[int
     need, free = sum(entry["bytes"] for entry in files.values()), shutil.disk_usage(copy).free
     if need > free:
         raise DatasetError(
-            f"{copy} needs {need / 1e6:,.1f} MB more, and its disk has {free / 1e6:,.1f} MB left; copy elsewhere, or use {root} itself"
+            f"{copy} needs {need / 1e6:,.1f} MB more, but its disk has only {free / 1e6:,.1f} MB left; copy elsewhere, or use {root} directly"
         )
     for name, entry in files.items():
         progress.begin(f"copying {name}, {entry['bytes'] / 1e6:,.1f} MB")
@@ -161,7 +162,7 @@ def _copy_files(root: Path, copy: Path, manifest: dict[str, Any], parts: set[int
         folder.mkdir(exist_ok=True)
         if folder != copy and folder.is_symlink():
             raise DatasetError(
-                f"{folder} is a symbolic link, and nothing is written through one; remove it, or copy elsewhere"
+                f"{folder} is a symbolic link, and files are never written through a link; remove it, or copy elsewhere"
             )
         try:
             source = (root / name).open("rb")
@@ -172,7 +173,7 @@ def _copy_files(root: Path, copy: Path, manifest: dict[str, Any], parts: set[int
         try:
             verify_file(copy, temporary, entry, full=True)
         except DatasetError:
-            verify_file(root, name, entry, full=True)  # whose fault is it?
+            verify_file(root, name, entry, full=True)  # raises if the source itself is damaged
             raise
         (copy / temporary).rename(copy / name)
 
@@ -185,6 +186,6 @@ def _write(path: Path, text: str) -> None:
 
 
 def _open_new(path: Path) -> BinaryIO:
-    """A file that was not there: what a broken-off copy has left under this name is removed, and a link is not followed."""
+    """Opens a new file. A file that an interrupted copy left under this name is removed first, and a link is not followed."""
     path.unlink(missing_ok=True)
     return path.open("xb")

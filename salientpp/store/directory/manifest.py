@@ -1,7 +1,7 @@
 """Reads the manifest of a dataset directory, and checks it against the format.
 
-After the check no field is missing, has another type or contradicts another, and every file is the directory's. Whether the files hold what the manifest says
-is checked when they are opened.
+After the check, no field is missing, has another type or contradicts another field, and every listed file belongs to the directory. The files themselves are
+checked when they are opened.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from salientpp.store.directory.description import FORMAT, VERSIONS, Description,
 from salientpp.store.directory.files import DatasetError, cannot_be_read
 from salientpp.store.narrow import Narrow
 
-#: In a copy for one host: {"parts": [...]}, the parts that are there.
+#: File in a host's copy: {"parts": [...]}, the parts that the copy has.
 PARTS_FILE = "parts.json"
 
-#: A test of a JSON value.
+#: A function that checks a JSON value.
 Check = Callable[[Any], bool]
 
 
@@ -62,7 +62,8 @@ def _at_least_zero(value: Any) -> bool:
 
 
 def _text(value: Any) -> bool:
-    return isinstance(value, str) and value.encode(errors="replace").decode() == value  # else it has half a character
+    # False for text with half of a surrogate pair.
+    return isinstance(value, str) and value.encode(errors="replace").decode() == value
 
 
 def _part_of_a_file_name(value: Any) -> bool:
@@ -86,7 +87,7 @@ _ATTRIBUTES = (
     _map_of(_part_of_a_file_name, _record(dtype=_dtype, row_shape=_list_of(_whole()))),
 )
 
-#: Field -> what it must be, and the test of it.
+#: Field -> description of its valid values, and the check.
 Schema = Mapping[str, tuple[str, Check]]
 
 _SPLITS = ("a map of identifiers to integers >= 0, one per part", _map_of(_split_name, _list_of(_whole())))
@@ -112,7 +113,7 @@ _SHARED: Schema = {
         _record(method=_is(str), order=_is(str), edge_weights=_is(str, NoneType), refine=_is(bool)),
     ),
 }
-#: Directories of earlier writers lack these.
+#: Directories of earlier versions lack these fields.
 _OPTIONAL = ("partitioning",)
 _FANOUTS = _list_of(_whole(-1, 2**31))
 
@@ -151,7 +152,7 @@ _SCHEMAS: Mapping[int, Schema] = {
 }
 
 _VERTEX_TYPE: Schema = {
-    "name": ("a string, or null of a homogeneous graph", lambda value: value is None or _text(value)),
+    "name": ("a string, or null in a homogeneous graph", lambda value: value is None or _text(value)),
     "num_vertices": _COUNT,
     "offsets": _OFFSETS,
     "num_classes": _COUNT,
@@ -167,7 +168,7 @@ _STORED_AS = (
 
 _EDGE_TYPE: Schema = {
     "name": (
-        "three strings, or null of a homogeneous graph",
+        "three strings, or null in a homogeneous graph",
         lambda value: value is None or _tuple_of(_text, _text, _text)(value),
     ),
     "num_edges": _COUNT,
@@ -194,7 +195,7 @@ def read_manifest(root: Path) -> dict[str, Any]:
         raise DatasetError(f"{path} does not describe a dataset directory: expected format {FORMAT!r}; partition again")
     if type(manifest.get("version")) is not int or manifest["version"] not in VERSIONS:
         raise DatasetError(
-            f"{path} has format version {manifest.get('version')}, this salientpp reads versions {', '.join(map(str, VERSIONS[:-1]))} and {VERSIONS[-1]}; "
+            f"{path} has format version {manifest.get('version')}, but this salientpp reads versions {', '.join(map(str, VERSIONS[:-1]))} and {VERSIONS[-1]}; "
             "upgrade salientpp, or partition again"
         )
     stated = manifest.pop("checksum", None)
@@ -216,7 +217,7 @@ def manifest_checksum(manifest: dict[str, Any]) -> str:
 
 
 def parts_there(root: Path) -> set[int] | None:
-    """The parts that a copy for one host has; None: all, it is no such copy."""
+    """Returns the parts that a host's copy has. None: the directory has all parts, because it is not such a copy."""
     path = root / PARTS_FILE
     try:
         parts = json.loads(path.read_text())["parts"]
@@ -235,13 +236,13 @@ def check_is_there(root: Path, part_id: int) -> None:
     there = parts_there(root)
     if there is not None and part_id not in there:
         raise DatasetError(
-            f"{root} is a copy without part {part_id}, its parts are {', '.join(map(str, sorted(there))) or 'none'}; copy that part too, "
-            "or open the directory that it was copied from"
+            f"{root} is a copy without part {part_id}; its parts are {', '.join(map(str, sorted(there))) or 'none'}; copy that part too, "
+            "or open the original directory"
         )
 
 
 def check_manifest(manifest: Mapping[str, Any]) -> None:
-    """Raise ValueError, naming the field, unless the parsed JSON describes a directory of this format."""
+    """Raises ValueError, naming the field, unless the parsed JSON describes a directory of this format."""
     _check_fields(manifest, _SCHEMAS[manifest["version"]], "")
     for kind, schema in (("node_types", _VERTEX_TYPE), ("edge_types", _EDGE_TYPE)) if manifest["version"] > 1 else ():
         for number, entry in enumerate(manifest[kind]):
@@ -261,22 +262,24 @@ def check_manifest(manifest: Mapping[str, Any]) -> None:
 def _check_fields(record: Mapping[str, Any], schema: Schema, where: str) -> None:
     for field, (words, check) in schema.items():
         if field not in record and field not in _OPTIONAL:
-            raise ValueError(f"it has no {where}{field}, expected {words}")
+            raise ValueError(f"field {where}{field} is missing, expected {words}")
         if field in record and not check(record[field]):
             raise ValueError(f"{where}{field} must be {words}, got {_shown(record[field])}")
 
 
 def _check_names(described: Description) -> None:
-    """Every type is there once; edges join types that are there; None is the only type of a homogeneous graph."""
+    """Checks that type names are unique, that edges join existing types, and that None is the only type of a homogeneous graph."""
     for kind, types in (("node_types", described.node_types), ("edge_types", described.edge_types)):
         names = [type_.name for type_ in types]
         for number, name in enumerate(names):
             first = names.index(name)
             if first != number:
-                raise ValueError(f"{kind} must name a type once, got {_shown(name)} as number {first} and {number}")
+                raise ValueError(f"{kind} must have distinct names, got {_shown(name)} as number {first} and {number}")
     known = [type_.name for type_ in described.node_types]
     if None in known and (known != [None] or [type_.name for type_ in described.edge_types] != [None]):
-        raise ValueError("a type named null must be the only one of vertices, and of edges, as in a homogeneous graph")
+        raise ValueError(
+            "a type named null must be the only vertex type and the only edge type, as in a homogeneous graph"
+        )
     for type_ in described.edge_types:
         for end in (type_.source, type_.target):
             if end not in known:
@@ -300,7 +303,7 @@ def _check_splits(type_: VertexType | EdgeType, num_parts: int) -> None:
     for name, counts in type_.splits.items():
         if len(counts) != num_parts or any(count > size for count, size in zip(counts, most)):
             raise ValueError(
-                f"{type_.where}splits[{name!r}] must have a number for each of {num_parts} parts, at most the {whole}, got {_shown(counts)}"
+                f"{type_.where}splits[{name!r}] must have one number for each of {num_parts} parts, at most the {whole}, got {_shown(counts)}"
             )
 
 
@@ -312,7 +315,7 @@ def _check_workload(described: Description) -> None:
             f"workload.seeds must be a split or 'all', got {_shown(split)}{f' of {_shown(type_)}' if described.version > 1 else ''}"
         )
     if split == "all" and type_ is not None and type_ not in known:
-        raise ValueError(f"workload.seeds must be of a node type, got {_shown(type_)}")
+        raise ValueError(f"workload.seeds must name a node type, got {_shown(type_)}")
     if len(described.num_neighbors) != len(described.edge_types) or len(set(map(len, described.num_neighbors))) > 1:
         raise ValueError(
             f"workload.num_neighbors must have a list for each of {len(described.edge_types)} edge types, all of one length, got "
@@ -326,11 +329,11 @@ def _check_time(described: Description) -> None:
         return
     having = [type_ for type_ in described.types if name in type_.attributes]
     if len({type_.kind for type_ in having}) != 1 or any(type_.attributes[name]["row_shape"] for type_ in having):
-        raise ValueError(f"time_attr must be null or name one number of vertices, or of edges, got {_shown(name)}")
+        raise ValueError(f"time_attr must be null, or name scalar times of nodes or of edges, got {_shown(name)}")
 
 
 def _check_narrow(described: Description) -> None:
-    """Rows are stored narrower from version 3 on, of vertices, in a format that fits them; times are stored as they are."""
+    """Checks encoded rows: they need version 3, belong to vertices, are no times, and have a format that fits them."""
     words, check = _STORED_AS
     for type_ in described.types:
         for name, entry in type_.attributes.items():
@@ -338,7 +341,9 @@ def _check_narrow(described: Description) -> None:
                 continue
             where, stored = f"{type_.attributes_field}[{name!r}].stored_as", entry["stored_as"]
             if described.version < 3 or not isinstance(type_, VertexType) or name == described.time_attr:
-                raise ValueError(f"{where} is for attributes of vertices that are no times, from version 3 on")
+                raise ValueError(
+                    f"{where} is valid only in version 3 or later, for attributes of vertices that are not times"
+                )
             if not check(stored):
                 raise ValueError(f"{where} must be {words}, got {_shown(stored)}")
             narrow = Narrow(stored["format"], getattr(torch, entry["dtype"]), tuple(entry["row_shape"]))
@@ -347,12 +352,12 @@ def _check_narrow(described: Description) -> None:
 
 
 def _check_files(described: Description, files: Mapping[str, Any]) -> None:
-    """The files must be those that follow from the other fields, with those dtypes and shapes; so no name leads elsewhere."""
+    """Checks that the files are exactly those that follow from the other fields, with their dtypes and shapes, so that no name leads elsewhere."""
     expected = described.files()
     for name in sorted(expected.keys() - files.keys()):
-        raise ValueError(f"files must have {name!r}, and it is not there")
+        raise ValueError(f"files must have {name!r}, but it is missing")
     for name in sorted(files.keys() - expected.keys()):
-        raise ValueError(f"files must have those of the graph alone, got {_shown(name)}")
+        raise ValueError(f"files must have only files of the graph, got {_shown(name)}")
     for name, (dtypes, shape) in expected.items():
         entry = files[name]
         if entry["dtype"] not in dtypes or entry["shape"] != shape:
@@ -360,11 +365,11 @@ def _check_files(described: Description, files: Mapping[str, Any]) -> None:
                 f"files[{name!r}] must be {' or '.join(dtypes)} {_shown(shape)}, got {_shown(entry['dtype'])} {_shown(entry['shape'])}"
             )
         if math.prod(shape) >= 2**60:
-            raise ValueError(f"files[{name!r}] must have a size that a file can have, got the shape {_shown(shape)}")
+            raise ValueError(f"files[{name!r}] must fit into a file, got the shape {_shown(shape)}")
 
 
 def fingerprint(manifest: Mapping[str, Any]) -> str:
-    """Equal for equal contents: the checksum of all checksums, and of what versions 2 and 3 say of types."""
+    """Returns a string that is equal for equal contents: a checksum of all file checksums and, from version 2 on, of the descriptions of types."""
     said = "".join(f"{name}{entry['sha256']}" for name, entry in sorted(manifest["files"].items()))
     if manifest["version"] > 1:
         said += json.dumps([manifest[name] for name in ("node_types", "edge_types", "time_attr")], sort_keys=True)

@@ -1,4 +1,4 @@
-"""A partitioned graph on disk, and what one part sees of it."""
+"""A partitioned graph on disk, as one part sees it."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ from salientpp.vip.policies import Workload
 
 
 class PartitionedGraph:
-    """A partitioned graph on disk, seen from one part.
+    """A partitioned graph on disk, as one part sees it.
 
-    Made by :func:`load`. Arrays are memory maps, opened when first used; a copy, or a pickle in another process, opens its own. Any process may look at
-    any part by its number. In a homogeneous graph the one type of vertices and the one of edges are named None.
+    :func:`load` creates it. Arrays are memory maps, opened when first used; a copy, or a pickle in another process, opens its own. Any process may read
+    any part by its number. In a homogeneous graph the single vertex type and the single edge type are named None.
 
-    Where there are fewer ranks than parts on disk, a rank serves several as one, in the view of :meth:`joined`. Views share topology and memory maps.
+    With fewer ranks than parts on disk, a rank serves several parts as one, in a view made by :meth:`joined`. Views share topology and memory maps.
 
     Attributes:
         root: the directory.
-        manifest: its description, as it is in the file.
-        description: the same, of any version of the format; its parts are those on disk.
-        arrays: its files.
-        fingerprint: equal for equal contents: the checksum of all checksums.
-        is_hetero: whether types have names, as those of a ``HeteroData``.
+        manifest: the directory's manifest, as in the file.
+        description: the manifest's contents, independent of the format's version. Its parts are the parts on disk.
+        arrays: opens the directory's files.
+        fingerprint: a checksum of all checksums, equal for equal contents.
+        is_hetero: True if types have names, as in a ``HeteroData``.
         node_types, edge_types: the names of all types.
-        replicated: the types of vertices whose rows every part has.
-        num_vertices, num_edges: of all types together, as PyG's ``num_nodes``.
+        replicated: vertex types whose rows every part has.
+        num_vertices, num_edges: totals over all types, as PyG's ``num_nodes``.
         num_parts: K of this view.
-        part_id: the part that this process serves, or None where that is not decided (no process group and K > 1).
-        books: per type of vertices, which global ids each part owns.
-        row_books: the same of rows: one part has all of a replicated type's.
-        offsets: the first part on disk of each part, and at the end their number.
-        whole: the view whose parts are those on disk.
+        part_id: the part that this process serves. None: not known, because there is no process group and K > 1.
+        books: per vertex type, the partition book that maps global ids to owners.
+        row_books: the same for rows. A replicated type has one part with all rows.
+        offsets: for each part of this view, its first part on disk; then the number of parts on disk.
+        whole: the view whose parts are the parts on disk.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class PartitionedGraph:
         return self if self._whole is None else self._whole
 
     def joined(self, offsets: Sequence[int], part_id: int | None) -> PartitionedGraph:
-        """The view whose part i is the parts ``offsets[i]`` to ``offsets[i + 1] - 1`` on disk.
+        """Returns the view whose part i consists of the parts ``offsets[i]`` to ``offsets[i + 1] - 1`` on disk.
 
         Args:
             offsets: from 0 to the number of parts on disk, ascending.
@@ -106,15 +106,15 @@ class PartitionedGraph:
         return PartitionedGraph(self.root, self.manifest, part_id, offsets, whole)
 
     def __getattr__(self, name: str) -> Any:
-        # Only for what is not there. PyG's names get words.
+        # Called only for missing attributes. For PyG's names the error says what to use instead.
         words = "" if name.startswith("_") or "description" not in self.__dict__ else _words_for_missing(self, name)
         raise AttributeError(f"a {type(self).__name__} has no {name!r}{words}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "_is_made" in self.__dict__:
             raise AttributeError(
-                f"{name!r} cannot be set on a {type(self).__name__}: batches carry what is on disk. Set it on the data and partition that again, or pass "
-                f"columns={{{name!r}: ...}} to the NeighborLoader"
+                f"{name!r} cannot be set on a {type(self).__name__}: batches carry the attributes on disk. Set it on the data and partition the data again, or "
+                f"pass columns={{{name!r}: ...}} to the NeighborLoader"
             )
         super().__setattr__(name, value)
 
@@ -122,31 +122,34 @@ class PartitionedGraph:
         return _reopened, (self.root, self.manifest, self.part_id, self.offsets)
 
     def check_sizes(self) -> None:
-        """Raise :class:`DatasetError` if a file behind an open memory map was cut short; reading such a map kills the process."""
+        """Raises :class:`DatasetError` if a file behind an open memory map was cut short. Reading such a map would kill the process."""
         self.arrays.check_sizes()
 
     @property
     def book(self) -> PartitionBook:
-        """Which global ids of a homogeneous graph each part owns."""
+        """Partition book of a homogeneous graph: the owners of global ids."""
         _check_is_homogeneous(self, "books")
         return self.books[None]
 
     @property
     def num_features(self) -> int | dict[str | None, int]:
-        """Columns of ``x``, 0 without it; per type if types have names."""
+        """Number of columns of ``x``, 0 without it; per type if types have names."""
         columns = {type_.name: _num_columns(type_.attributes.get("x")) for type_ in self.description.node_types}
         return columns if self.is_hetero else columns[None]
 
     @property
     def num_classes(self) -> int | dict[str | None, int]:
-        """Classes of ``y``, as PyG's datasets count them, 0 without it; per type if types have names. PyG's warning comes with more than 2 real labels."""
+        """Number of classes of ``y``, counted as in PyG's datasets, 0 without it; per type if types have names.
+
+        Warns, as PyG does, if ``y`` has more than 2 distinct real values.
+        """
         _warn_of_real_labels(self.description.node_types)
         classes = {type_.name: type_.num_classes for type_ in self.description.node_types}
         return classes if self.is_hetero else classes[None]
 
     @property
     def lists(self) -> dict[EdgeName, tuple[Tensor, Tensor]]:
-        """Per edge type ``indptr`` int64 [N of the target type + 1] and ``indices`` [E], ids of the source type; validated when they were written."""
+        """Neighbour lists per edge type: ``indptr`` int64 [N of the target type + 1], ``indices`` [E] of source ids. They were validated when written."""
         return self._topology.lists
 
     @property
@@ -156,23 +159,23 @@ class PartitionedGraph:
         return self._topology.graph
 
     def typed_graph(self, time_attr: str | None = None, weight_attr: str | None = None) -> TypedGraph:
-        """The whole topology, under global ids; edge ids are positions in the lists of the files. Memory maps are shared where nothing has to be sorted.
+        """Returns the whole topology, under global ids. Edge ids are positions in the lists on disk. Memory maps are shared unless lists must be sorted.
 
         Args:
-            time_attr: the name of node or edge times; they may be missing on some types. Where the directory was partitioned for these times,
-                lists are as they have to be, and a rank has the times of all vertices.
-            weight_attr: the name of edge weights; they may be missing on some relations.
+            time_attr: name of node or edge times; some types may lack them. If the directory was partitioned with these times, the lists are
+                sorted already, and each rank has the times of all vertices.
+            weight_attr: name of edge weights; some relations may lack them.
 
         Raises:
-            ValueError: there is no such attribute, or it is no weight or time.
-            DatasetError: times of vertices in parts that are not there, or lists that do not ascend by the times that they should.
+            ValueError: the attribute does not exist, or is not a valid weight or time.
+            DatasetError: a copy lacks parts whose times are needed, or lists that should ascend by time do not.
         """
         return self._topology.typed_graph(time_attr, weight_attr)
 
     def rows(self, part_id: int | None = None) -> dict[str | None, dict[str, Tensor]]:
-        """Per type of vertices, attribute name -> rows [n, ...]: of a part's vertices, of a replicated type of all.
+        """Returns, per vertex type, attribute name -> rows [n, ...] of a part's vertices. A replicated type gives all rows.
 
-        Those of several parts on disk, and those that are stored narrower, are read into memory; :meth:`sources` leaves them where they are.
+        Rows of several parts on disk, and encoded rows, are read into memory. :meth:`sources` leaves them on disk.
         """
         return {
             type_: {
@@ -183,7 +186,7 @@ class PartitionedGraph:
         }
 
     def sources(self, part_id: int | None = None) -> dict[str | None, dict[str, TensorRows | JoinedRows | NarrowRows]]:
-        """:meth:`rows` as sources, which are memory maps; rows that are stored narrower are decoded when they are taken."""
+        """Returns :meth:`rows` as sources over memory maps. Encoded rows are decoded when taken."""
         stored = self._stored(part_id)
         return {
             type_.name: {name: vertex_rows(self.arrays, type_, name, stored) for name in type_.attributes}
@@ -191,27 +194,27 @@ class PartitionedGraph:
         }
 
     def edge_rows_by_type(self) -> dict[EdgeName, dict[str, Tensor]]:
-        """Per edge type, attribute name -> rows [E, ...] of all its edges, in list order."""
+        """Returns, per edge type, attribute name -> rows [E, ...] of all its edges, in list order."""
         return {
             type_.name: {name: edge_column(self.arrays, type_, name) for name in type_.attributes}
             for type_ in self.description.edge_types
         }
 
     def node_rows(self, part_id: int | None = None) -> dict[str, Tensor]:
-        """:meth:`rows` of a homogeneous graph."""
+        """Returns :meth:`rows` of a homogeneous graph."""
         _check_is_homogeneous(self, "rows()")
         return self.rows(part_id)[None]
 
     def take(self, name: str, n_id: Tensor, type_: str | None = None) -> Tensor:
-        """Rows [n, ...] of a node attribute for global ids int64 [n] of whatever parts, read from their files: for a look, without ranks.
+        """Reads rows [n, ...] of a node attribute, for global ids int64 [n] of any parts, from the files. It needs no other ranks; use it for inspection.
 
         Args:
-            type_: whose attribute and ids these are, if types have names.
+            type_: vertex type of the attribute and ids, if types have names.
         """
         return take(self.arrays, _vertices(self, type_), name, n_id)
 
     def edge_rows(self) -> dict[str, Tensor]:
-        """:meth:`edge_rows_by_type` of a homogeneous graph."""
+        """Returns :meth:`edge_rows_by_type` of a homogeneous graph."""
         _check_is_homogeneous(self, "edge_rows_by_type()")
         return self.edge_rows_by_type()[None]
 
@@ -220,11 +223,11 @@ class PartitionedGraph:
     @overload
     def original_id(self, n_id: Mapping[str, Tensor], type_: None = None) -> dict[str, Tensor]: ...
     def original_id(self, n_id: Tensor | Mapping[str, Tensor], type_: str | None = None) -> Tensor | dict[str, Tensor]:
-        """The ids that the user's data had, int64, for global ids of this graph (``batch.n_id``).
+        """Returns the ids of the user's data, int64, for global ids of this graph (``batch.n_id``).
 
         Args:
             n_id: ids, or if types have names a mapping from types to ids.
-            type_: whose ids these are, if types have names.
+            type_: vertex type of the ids, if types have names.
         """
         if isinstance(n_id, Mapping):
             return {name: self.original_id(ids, name) for name, ids in n_id.items()}
@@ -235,35 +238,35 @@ class PartitionedGraph:
     @overload
     def directory_id(self, ids: Mapping[str, Tensor], type_: None = None) -> dict[str, Tensor]: ...
     def directory_id(self, ids: Tensor | Mapping[str, Tensor], type_: str | None = None) -> Tensor | dict[str, Tensor]:
-        """The reverse of :meth:`original_id`: global ids of this graph, int64 of the same shape, for ids that the user's data had.
+        """Reverses :meth:`original_id`: returns global ids of this graph, int64 of the same shape, for ids of the user's data.
 
-        Takes 8 bytes per vertex of the type from the first call on.
+        From the first call on, it takes 8 bytes of memory per vertex of the type.
 
         Args:
             ids: integers of any shape, or if types have names a mapping from types to ids.
-            type_: whose ids these are, if types have names.
+            type_: vertex type of the ids, if types have names.
 
         Raises:
-            ValueError: the data had no such id.
+            ValueError: an id is not in the data.
         """
         if isinstance(ids, Mapping):
             return {name: self.directory_id(of_type, name) for name, of_type in ids.items()}
         return self._topology.global_ids(ids, _vertices(self, type_).name)
 
     def split(self, name: str, part_id: int | None = None, type_: str | None = None) -> Tensor:
-        """Global ids int64 of a part's seeds of one type: a split of the data, or 'all'."""
+        """Returns global ids, int64, of a part's seeds of one type: a split of the data, or 'all'."""
         return vertex_split(self.arrays, _vertices(self, type_), name, self._stored(part_id))
 
     def edge_split(self, name: str, part_id: int | None = None, type_: EdgeName = None) -> Tensor:
-        """Positions int64 in the lists of one edge type, of edges whose target a part owns: a split of the data, or 'all'."""
+        """Returns positions, int64, in the lists of one edge type, of edges whose target a part owns: a split of the data, or 'all'."""
         stored, edges = self._stored(part_id), _edges(self, type_)
         indptr, _ = self.lists[edges.name]
         return edge_split(self.arrays, edges, name, stored, self.description.vertices(edges.target), indptr)
 
     def vip(self, part_id: int | None = None, type_: str | None = None) -> Tensor:
-        """float32 [N] of one type: the inclusion probabilities of the workload that the directory was ordered by, without seeds.
+        """Returns float32 [N] of one type: inclusion probabilities for the workload that the directory was partitioned with, without the seeds' own.
 
-        Those of several parts on disk are computed for the join, once, and kept beside the dataset where that can be written.
+        For several parts on disk, they are computed for the joined part once, and kept in the directory if it can be written.
         """
         return self._vip.of(_vertices(self, type_), self._stored(part_id))
 
@@ -276,7 +279,7 @@ class PartitionedGraph:
         batch_size: int,
         replace: bool,
     ) -> dict[str | None, Tensor] | None:
-        """:meth:`vip` of every type, where it is of this very workload: these seeds of one type, and fanouts per edge type; else None."""
+        """Returns :meth:`vip` of every type if this is exactly the stored workload: seeds of one type, and fanouts per edge type. Otherwise None."""
         stored, named = self._stored(part_id), self.description
         same = not replace and [list(per_hop) for per_hop in fanouts] == named.num_neighbors
         if not same or (batch_size, type_) != (named.batch_size, named.seeds[0]):
@@ -288,9 +291,9 @@ class PartitionedGraph:
     def workload(
         self, part_id: int, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, replace: bool = False
     ) -> Workload:
-        """What policies rank by for a part's batches of these seeds; it knows the stored :meth:`vip` where that is of this very workload.
+        """Returns the workload by which policies rank the vertices for a part's batches. It has the stored :meth:`vip` if that is for the same workload.
 
-        The loader and the analysis both plan by it, so that they cache the same rows. Of a homogeneous graph.
+        The loader and the analysis both plan with it, so they cache the same rows. Only for a homogeneous graph.
         """
         _check_is_homogeneous(self, "vip(), books and typed_graph()")
         vip = self.vip_of(part_id, None, seeds, [num_neighbors], batch_size, replace)
@@ -298,11 +301,11 @@ class PartitionedGraph:
         return Workload(self.graph, self.book, part_id, seeds, num_neighbors, batch_size, replace, stored)
 
     def _stored(self, part_id: int | None) -> range:
-        """The parts on disk that make up a part of this view; None: the one that this process serves."""
+        """Returns the parts on disk that make up a part of this view. None means the part that this process serves."""
         part_id = self.part_id if part_id is None else part_id
         if part_id is None:
             raise ValueError(
-                f"{self.root} has {self.num_parts} parts and this process serves none of them: to look at one, name it with part_id=; to train, "
+                f"{self.root} has {self.num_parts} parts and this process serves none of them; to read one, name it with part_id=; to train, "
                 f"initialise torch.distributed before salientpp.load (torchrun --nproc-per-node {self.num_parts})"
             )
         next(iter(self.books.values())).range_of(part_id)
@@ -330,7 +333,8 @@ def _reopened(root: Path, manifest: dict[str, Any], part_id: int | None, offsets
 def _check_is_homogeneous(part: PartitionedGraph, instead: str) -> None:
     if part.is_hetero:
         raise ValueError(
-            f"{part.root} has several types of vertices ({', '.join(map(repr, part.node_types))}), so this is of none; use {instead}"
+            f"{part.root} has several vertex types ({', '.join(map(repr, part.node_types))}); this attribute exists only for graphs with one type; "
+            f"use {instead}"
         )
 
 
@@ -350,12 +354,12 @@ def _edges(part: PartitionedGraph, type_: EdgeName) -> EdgeType:
 
 
 def _words_for_missing(part: PartitionedGraph, name: str) -> str:
-    """What to use in place of an attribute that PyG's data would have."""
+    """Returns text that says what to use instead of an attribute that PyG's data would have."""
     vertices, split = part.description.node_types, name.removesuffix("_mask")
     if any(name in type_.attributes for type_ in vertices):
         rows = "rows(part_id)" if part.is_hetero else f"node_rows(part_id)[{name!r}]"
         return (
-            f": its rows lie in parts. part.{rows} has those of a part, part.take({name!r}, n_id) those of any "
+            f": its rows are divided into parts. part.{rows} has the rows of one part, part.take({name!r}, n_id) those of any "
             "vertices, and batches of a NeighborLoader carry them"
         )
     if any(split in type_.splits for type_ in vertices):
@@ -366,13 +370,13 @@ def _words_for_missing(part: PartitionedGraph, name: str) -> str:
 
 
 def _warn_of_real_labels(vertices: Sequence[VertexType]) -> None:
-    """Warn, as PyG does, that the classes of real labels are their different values."""
+    """Warns, as PyG does, that the number of classes of real labels is their number of distinct values."""
     for type_ in vertices:
         y = type_.attributes.get("y")
         is_real = y is not None and getattr(torch, y["dtype"]).is_floating_point and math.prod(y["row_shape"]) == 1
         if y is not None and is_real and type_.num_classes > 2:
             warnings.warn(
-                f"y{words_of_type(type_.name)} holds {y['dtype']}, so num_classes is the number of different values, {type_.num_classes:,}, as in PyG; "
+                f"y{words_of_type(type_.name)} holds {y['dtype']}, so num_classes is the number of distinct values, {type_.num_classes:,}, as in PyG; "
                 "store integers if they are classes",
                 UserWarning,
                 stacklevel=3,

@@ -1,4 +1,4 @@
-"""Writes arrays as .npy files, piece by piece, in steps that a journal notes."""
+"""Writes arrays as .npy files, piece by piece, in steps that a journal records."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from salientpp.store.rows import put_rows
 
 _COPY_BYTES = 64 * 2**20
 
-#: Of a mapped file about as much is resident while its rows are copied.
+#: Approximate bytes of a memory-mapped file that stay resident while its rows are copied.
 _SPAN_BYTES = 256 * 2**20
 
 
 class StepWriter:
-    """Writes arrays piece by piece, in steps that the journal notes."""
+    """Writer of arrays, piece by piece, in steps that the journal records."""
 
     def __init__(self, journal: Journal) -> None:
         self.root = journal.root
@@ -30,7 +30,7 @@ class StepWriter:
         self._written: dict[str, dict[str, Any]] = {}
 
     def step(self, name: str, write: Callable[[], Mapping[str, Any] | None]) -> Mapping[str, Any]:
-        """What a step finds: of the journal if it is done, else of ``write``, whose files get their names now."""
+        """Returns the facts of a step. A finished step's facts come from the journal; otherwise ``write`` runs, and its files are renamed into place."""
         facts = self._journal.facts(name)
         if facts is None:
             found = write()
@@ -39,7 +39,7 @@ class StepWriter:
         return facts
 
     def write(self, name: str, dtype: torch.dtype, shape: Sequence[int], pieces: Iterable[Tensor]) -> None:
-        """Write tensors that follow one another along dimension 0."""
+        """Writes the concatenation of tensors along dimension 0."""
         stored, on_disk = STORED_AS.get(dtype, dtype), numpy_dtype(dtype)
         path = self._journal.work / name
         header = {"descr": np.lib.format.dtype_to_descr(on_disk), "fortran_order": False, "shape": tuple(shape)}
@@ -60,7 +60,7 @@ class StepWriter:
 
 
 def take_rows(rows: Tensor, ids: Tensor) -> Iterator[Tensor]:
-    """``rows[ids]`` in pieces. A mapped file is read from its beginning to its end for each, and not held."""
+    """Yields ``rows[ids]`` in pieces. A memory-mapped file is read from start to end for each piece, and its pages are released."""
     release = releaser(rows)
     num_runs = 1 if release is nothing else -(-rows.nbytes // _SPAN_BYTES)
     for some in ids.split(max(1, _COPY_BYTES // max(1, rows.nbytes // max(1, rows.size(0))))):

@@ -1,7 +1,7 @@
-"""Finds the inclusion probabilities (VIP) that a dataset directory holds, and computes those of joined parts.
+"""Reads the inclusion probabilities (VIP) of a dataset directory, and computes those of joined parts.
 
-What was computed is kept in the folder ``kept`` of the directory, if that can be written; it may be deleted. The name of a file has the checksum of its
-contents, and a file that does not match it is computed again.
+Computed probabilities are kept in the directory's folder ``kept``, if it can be written; the folder may be deleted. A file's name contains a checksum of
+its contents. If the checksum does not match, the file is ignored and the probabilities are computed again.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _FOLDER, _DIGITS = "kept", 16
 
 
 class StoredVip:
-    """The probabilities for the workload that a dataset directory was ordered by. All views of a directory share one."""
+    """Inclusion probabilities for the workload that a dataset directory was partitioned with. All views of a directory share this object."""
 
     def __init__(self, arrays: Arrays, description: Description, topology: Topology, fingerprint: str) -> None:
         self._arrays, self._description, self._topology, self._fingerprint = arrays, description, topology, fingerprint
 
     def of(self, vertices: VertexType, stored: range) -> Tensor:
-        """float32 [N] of one type, without seeds, for the part that joins these on disk; that of several is computed once."""
+        """Returns float32 [N] of one type, without the seeds' own, for the part that joins these parts on disk. A join is computed once."""
         if len(stored) == 1:
             return self._arrays.open(vertices.vip_file(stored[0]))
         if stored not in self._joined:
@@ -41,7 +41,7 @@ class StoredVip:
 
     @lazy
     def _joined(self) -> dict[range, dict[str | None, Tensor]]:
-        """Those in use, by parts on disk, then by type."""
+        """Probabilities in use, by parts on disk, then by type."""
         return {}
 
     def _read_or_compute(self, stored: range) -> dict[str | None, Tensor]:

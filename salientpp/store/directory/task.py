@@ -1,4 +1,4 @@
-"""A call of ``partition`` whose data is read, and what identifies it, so that a later call knows whether it goes on with the same job."""
+"""The job of one ``partition`` call, and the JSON that identifies it, so that a later call can tell whether it continues the same job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PIECE_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A call of :func:`~salientpp.store.directory.writer.partition` whose data is read and whose options are decided; fanouts are per relation."""
+    """The job of one :func:`~salientpp.store.directory.writer.partition` call, with data read and options decided. Fanouts are per relation."""
 
     contents: Contents
     num_parts: int
@@ -32,7 +32,7 @@ class Job:
     progress: Progress
 
     def task(self) -> dict[str, Any]:
-        """JSON that tells this job from others."""
+        """Returns JSON that distinguishes this job from others."""
         contents, options = self.contents, self.options
         return {
             "num_parts": self.num_parts,
@@ -57,14 +57,14 @@ class Job:
 
 
 def _named(method: Any) -> Any:
-    """What tells methods apart, as JSON."""
+    """Returns JSON that distinguishes one method from others."""
     if isinstance(method, Mapping):
         return {str(name): _named(parts) for name, parts in method.items()}
     return identify(method.detach().cpu()) if isinstance(method, Tensor) else str(method)
 
 
 def _identify(contents: Contents) -> list[list[Any]]:
-    """What tells the data apart from other data: the name of every array and what identifies it."""
+    """Returns the identity of the data: the name of every array, and the JSON that identifies it."""
     graph, found = contents.graph, []
     for edge_type, relation in zip(graph.edge_types, graph.relations):
         of = "" if edge_type is None else f" of {edge_type}"
@@ -81,11 +81,11 @@ def _identify(contents: Contents) -> list[list[Any]]:
 
 
 def identify(array: Tensor) -> list[Any]:
-    """JSON that is equal for equal arrays alone, as far as checksums can tell.
+    """Returns JSON that is equal only for equal arrays, as far as checksums can tell.
 
     Args:
-        array: of any dtype that files can hold, [n, ...]. Of one that is mapped from a file the file's name, size and time stand for the contents, and
-            nothing is read; all else is read once, at 2 GB a second on a machine whose processor knows SHA-256.
+        array: [n, ...] of any dtype that files can hold. For an array that is mapped from a file, the file's name, size and time stand for its contents, and
+            nothing is read. Other arrays are read once, at 2 GB/s on a processor with SHA-256 instructions.
     """
     said = [str(array.dtype).removeprefix("torch."), list(array.shape)]
     found = mapped_from(array)

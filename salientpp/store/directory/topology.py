@@ -1,4 +1,4 @@
-"""Opens what every rank needs whole of a dataset directory: the topology, with the times and weights that sampling needs, and the original ids."""
+"""The data of a dataset directory that every rank needs whole: the topology, times and weights for sampling, and original ids."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from salientpp.store.directory.manifest import parts_there
 
 
 class Topology:
-    """The neighbour lists and original ids of a dataset directory. All views of a directory share one."""
+    """Neighbour lists and original ids of a dataset directory. All views of a directory share this object."""
 
     def __init__(self, arrays: Arrays, description: Description) -> None:
         self._arrays, self._description = arrays, description
 
     @lazy
     def lists(self) -> dict[EdgeName, tuple[Tensor, Tensor]]:
-        """Per edge type ``indptr`` int64 [N of the target type + 1] and ``indices`` [E], ids of the source type."""
+        """Neighbour lists per edge type: ``indptr`` int64 [N of the target type + 1], ``indices`` [E] of source ids."""
         return {
             type_.name: (self._arrays.open(type_.indptr_file), self._arrays.open(type_.indices_file))
             for type_ in self._description.edge_types
@@ -31,11 +31,11 @@ class Topology:
 
     @lazy
     def graph(self) -> Graph:
-        """The lists of a homogeneous graph; validated when they were written, so not read again here."""
+        """The lists of a homogeneous graph. They were validated when written, so they are not read again here."""
         return Graph.trusted(*self.lists[None])
 
     def typed_graph(self, time_attr: str | None, weight_attr: str | None) -> TypedGraph:
-        """The lists with times and weights, see :meth:`salientpp.PartitionedGraph.typed_graph`."""
+        """Returns the lists with times and weights; see :meth:`salientpp.PartitionedGraph.typed_graph`."""
         named = self._description
         node_time = {} if time_attr is None else self._node_times(time_attr)
         edge_time = {} if time_attr is None else self._edge_columns(time_attr)
@@ -48,7 +48,7 @@ class Topology:
                 raise ValueError(f"The time attribute {time_attr!r} is neither a node-level or edge-level attribute")
         weight = {} if weight_attr is None else self._edge_columns(weight_attr)
         if weight_attr is not None and not weight:
-            raise ValueError(f"weight_attr names the edge weights, but no edges have an attribute {weight_attr!r}")
+            raise ValueError(f"weight_attr must name an edge attribute, but no edges have an attribute {weight_attr!r}")
         try:
             return TypedGraph.from_lists(
                 {type_.name: type_.num_vertices for type_ in named.node_types},
@@ -64,12 +64,12 @@ class Topology:
 
     @lazy
     def original_ids(self) -> dict[str | None, Tensor]:
-        """Per type int64 [N]: by the global id, the user's."""
+        """The user's id of every global id, int64 [N] per type."""
         return {type_.name: self._arrays.open(type_.original_id_file) for type_ in self._description.node_types}
 
     @lazy
     def _reverse(self) -> dict[str | None, Tensor]:
-        """Per type in use int64 [N]: by the user's id, the global one."""
+        """The global id of every user's id, int64 [N] per type, for types in use."""
         return {}
 
     def global_ids(self, ids: Tensor, type_: str | None) -> Tensor:
@@ -87,12 +87,12 @@ class Topology:
         return self._reverse[type_][flat].view(given.shape).to(given.device)
 
     def _edge_columns(self, name: str) -> dict[EdgeName, Tensor]:
-        """An attribute of all edge types that have it."""
+        """Returns an attribute of every edge type that has it."""
         types = self._description.edge_types
         return {type_.name: edge_column(self._arrays, type_, name) for type_ in types if name in type_.attributes}
 
     def _node_times(self, time_attr: str) -> dict[str | None, Tensor]:
-        """Per type that has them int or float [N], whole files, or put together from those of all parts."""
+        """Returns int or float [N] for every type that has these times. They come from one file, or are concatenated from all parts."""
         root, arrays = self._arrays.root, self._arrays
         there, times = parts_there(root), {}
         for type_ in self._description.node_types:
@@ -105,8 +105,8 @@ class Topology:
             missing = sorted(set(stored) - there) if there is not None and not type_.replicated else []
             if missing:
                 raise DatasetError(
-                    f"{root} is a copy without part {missing[0]}, whose vertices{words_of_type(type_.name)} have times {time_attr!r} that every rank "
-                    f"needs in order to draw; partition with time_attr={time_attr!r}, which stores them whole, or open the directory that it was copied from"
+                    f"{root} is a copy without part {missing[0]}; every rank needs the times {time_attr!r} of its vertices{words_of_type(type_.name)} for "
+                    f"sampling; partition with time_attr={time_attr!r}, which stores them whole, or open the original directory"
                 )
             parts = range(1) if type_.replicated else stored
             times[type_.name] = torch.cat([vertex_column(arrays, type_, time_attr, part_id) for part_id in parts])

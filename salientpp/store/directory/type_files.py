@@ -17,7 +17,7 @@ from salientpp.store.directory.step_writer import StepWriter, take_rows
 
 
 def write_numbering(writer: StepWriter, vertices: VertexType, numbering: VipNumbering) -> None:
-    """Original ids and probabilities of one type of vertices."""
+    """Writes original ids and probabilities of one vertex type."""
     writer.write_tensor(vertices.original_id_file, numbering.order)
     for part_id, probability in enumerate(numbering.vip):
         writer.write_tensor(vertices.vip_file(part_id), probability)
@@ -30,12 +30,12 @@ def write_edges(
     numberings: Mapping[str | None, Numbering],
     contents: Contents,
 ) -> None:
-    """Topology, attributes and splits of one edge type."""
+    """Writes topology, attributes and splits of one edge type."""
     targets, sources = numberings[edges.target], numberings[edges.source]
     indptr, _ = relabeled_edges(relation, targets, sources)
 
     def pieces() -> Iterator[tuple[Tensor, Tensor]]:
-        """The user's numbers of edges in new order, and their sources."""
+        """Yields the user's edge numbers in the new order, and the sources of these edges."""
         for position, source in relabeled_edges(relation, targets, sources)[1]:
             yield position if relation.edge_id is None else relation.edge_id[position], source
 
@@ -65,7 +65,7 @@ def write_edges(
 def write_vertices(
     writer: StepWriter, vertices: VertexType, numbering: Numbering, contents: Contents, time_attr: str | None
 ) -> None:
-    """Rows and splits of one type of vertices."""
+    """Writes rows and splits of one vertex type."""
     columns, narrow = contents.node_columns[vertices.name], contents.narrow[vertices.name]
     order = numbering.order
 

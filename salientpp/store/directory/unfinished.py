@@ -1,4 +1,4 @@
-"""Holds the folder in which a dataset directory is written until it is complete, and moves it into its place."""
+"""Creates the folder in which a dataset directory is written until it is complete, and moves it into place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from salientpp.store.directory.journal import JOURNAL, alone, has_steps
 
 
 def check_root_is_free(root: Path, overwrite: bool) -> None:
-    """Raise ValueError if something is there that may not be replaced."""
+    """Raises ValueError if ``root`` exists and may not be replaced."""
     if root.exists() and not overwrite:
         raise ValueError(f"{root} exists; pass overwrite=True to replace it, or choose another root")
     if root.exists() and not (root / "manifest.json").is_file():
@@ -24,7 +24,10 @@ def check_root_is_free(root: Path, overwrite: bool) -> None:
 
 @contextlib.contextmanager
 def folder_beside(root: Path) -> Iterator[Path]:
-    """The directory that becomes ``root``, held alone. On failure it stays if the next run can go on with it; else it goes, with the parents made for it."""
+    """Creates and locks the directory that becomes ``root``.
+
+    On failure it stays if the next run can continue it. Otherwise it is removed, with the parents that were made for it.
+    """
     place = Path(os.path.realpath(root))
     folder = place.parent / f".{place.name}.writing"
     made = [path for path in (folder, *folder.parents) if not path.exists()]  # nearest first
@@ -44,7 +47,7 @@ def folder_beside(root: Path) -> Iterator[Path]:
         ) from None
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or (not made and found.st_uid != os.geteuid()):
-        raise ValueError(f"{folder} is no directory of yours; remove it, or choose another root")
+        raise ValueError(f"{folder} is not a directory that you own; remove it, or choose another root")
     with alone(folder, root):
         try:
             yield folder
@@ -56,12 +59,12 @@ def folder_beside(root: Path) -> Iterator[Path]:
 
 
 def move_into_place(temporary: Path, root: Path) -> None:
-    """Rename a complete directory to ``root``, and remove the one that was there."""
-    place = Path(os.path.realpath(root))  # a link stays
+    """Renames a complete directory to ``root``, and removes the previous one."""
+    place = Path(os.path.realpath(root))  # if root is a link, the link stays
     if not place.exists():
         temporary.rename(place)
         return
-    # Not the process id alone: in a container it is often the same in every run, and a killed run leaves its files.
+    # The process id alone is not enough: in a container it is often the same in every run, and a killed run leaves its files.
     old = place.parent / f".{place.name}.replaced-{os.getpid()}-{secrets.token_hex(4)}"
     place.rename(old)
     try:

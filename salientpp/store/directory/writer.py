@@ -1,7 +1,13 @@
 """Partitions a graph and writes it as a dataset directory.
 
-Steps, each noted in a journal (:mod:`salientpp.store.directory.journal`) once its files are on the disk: the assignment of vertices to parts; their numbering
-and inclusion probabilities, and with them all that the manifest says but for files; every file of edges; every part's rows and splits. The manifest comes last.
+The work is divided into steps. A journal (:mod:`salientpp.store.directory.journal`) records each step once its files are on disk:
+
+* the assignment of vertices to parts;
+* their numbering and inclusion probabilities, with all fields of the manifest except the files;
+* one step per file of edges;
+* one step for each part's rows and splits.
+
+The manifest is written last.
 """
 
 from __future__ import annotations
@@ -44,7 +50,7 @@ from salientpp.store.directory.unfinished import check_root_is_free, folder_besi
 from salientpp.store.narrow import Loss, Narrow
 from salientpp.vip.inclusion import check_batch_size
 
-#: The parts of all vertices, until it is known in what order they are written.
+#: Parts of all vertices. The file exists only until the vertices are numbered.
 _ASSIGNMENT = "assignment.npy"
 
 
@@ -70,42 +76,42 @@ def partition(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> PartitionedGraph:
-    """Partition a graph, order each part by VIP, and write the dataset directory ``root``.
+    """Partitions a graph, orders each part by VIP, and writes the dataset directory ``root``.
 
-    A run that was stopped goes on where it was when it is called again with the same arguments and data; ``.<name>.writing`` beside ``root`` has what it did.
+    A stopped run continues if it is called again with the same arguments and data; ``.<name>.writing`` beside ``root`` holds the finished steps.
 
     Args:
-        data: a ``Data`` or ``HeteroData`` with ``edge_index`` or ``adj_t``; its node and edge attributes that are tensors are stored with it. Vertices with
-            the label ``y`` -1 are left out of its masks where labels are classes: integers, none below -1, and 0 among them. A warning says how many.
+        data: a ``Data`` or ``HeteroData`` with ``edge_index`` or ``adj_t``. Its node and edge attributes that are tensors are stored too. If labels ``y`` are
+            classes (integers, none below -1, and 0 among them), vertices with the label -1 are left out of its masks. A warning gives their number.
         num_parts: K, the number of parts.
-        root: the directory to write; its parent must exist or be creatable.
-        num_neighbors, batch_size: the workload whose VIP weighs edges, moves and orders vertices, and is stored for the cache; of a ``HeteroData`` one list
-            for all edge types, or a mapping. Training with other numbers is right as well, the loader then computes what it needs.
-        method: what assigns vertices to parts: 'metis', 'kaminpar' (an extra), 'random'; 'auto' is 'kaminpar' for more than 2^26 edges where KaMinPar is
-            installed, else 'metis'. Or the given assignment: an integer tensor [N] of parts in [0, K); of a ``HeteroData`` a mapping from node types to these.
+        root: the directory to write. Its parent must exist or be creatable.
+        num_neighbors, batch_size: the workload. Its VIP weighs edges, moves and orders vertices, and is stored for the cache. ``num_neighbors`` of a
+            ``HeteroData`` is one list for all edge types, or a mapping. Training may use other values; the loader then computes the VIP that it needs.
+        method: 'metis', 'kaminpar' (an extra), 'random', or 'auto': 'kaminpar' for more than 2^26 edges if KaMinPar is installed, otherwise 'metis'. Or the
+            assignment itself: an integer tensor [N] of parts in [0, K), or for a ``HeteroData`` a mapping from node types to such tensors.
         edge_weights: what METIS and KaMinPar minimise: 'vip', the draws across the cut, or 'equal', the number of edges cut.
-        order: how vertices are numbered inside a part: 'vip', the most probable first, or 'original', as in ``data``. ``device_rows`` takes the first rows.
-        refine: whether vertices then move between parts while fewer rows are predicted to travel; there is no such refinement of a ``HeteroData``. None:
-            where METIS or KaMinPar assigned the vertices of a ``Data`` with at most 2^26 edges. True refines a given or random assignment too.
-        split: name -> vertex ids or mask, of a ``HeteroData`` node type -> such a mapping. Every vertex that it names is kept, whatever its label.
-            None takes ``train_mask``, ``train_idx`` or ``train_index`` of the data, and so for ``val`` and ``test``.
-        edge_split: name -> edge ids (positions in ``edge_index``) or mask, of a ``HeteroData`` edge type -> such a mapping. An edge is in its target's part.
-        seeds: the split that the VIP is computed for; without such a split, all vertices of the part. If several types have it, ``(type, split)``.
-        replicate: node types whose rows every part is to have; None: those whose rows take at most 1 % of the bytes of all rows and 16 MiB.
-        time_attr: the name of node or edge times. Neighbour lists are stored in their order, and node times whole, so that ranks draw from memory maps.
+        order: order of vertices inside a part: 'vip', the most probable first, or 'original', as in ``data``. ``device_rows`` takes the first rows.
+        refine: if True, vertices then move between parts while fewer rows are predicted to travel. A ``HeteroData`` cannot be refined. None: refine if METIS
+            or KaMinPar assigned the vertices of a ``Data`` with at most 2^26 edges. True also refines a given or random assignment.
+        split: name -> vertex ids or mask; for a ``HeteroData``, node type -> such a mapping. Every vertex in it is kept, whatever its label.
+            None takes ``train_mask``, ``train_idx`` or ``train_index`` of the data, and in the same way for ``val`` and ``test``.
+        edge_split: name -> edge ids (positions in ``edge_index``) or mask; for a ``HeteroData``, edge type -> such a mapping. An edge is in its target's part.
+        seeds: the split that the VIP is computed for, or ``(type, split)`` if several types have it. Without such a split, all vertices are seeds.
+        replicate: node types whose rows every part gets. None: types whose rows take at most 1 % of the bytes of all rows, and at most 16 MiB.
+        time_attr: the name of node or edge times. Neighbour lists are stored in their order, and node times whole, so that ranks sample from memory maps.
         store_as: name of a node attribute -> the format that its rows are stored in and travel in: 'fp16', 'bf16', 'fp8', 'int8', 'int4', or with blocks as
-            'int4/32', see :mod:`salientpp.store.narrow`. With several types a name means this attribute of all that have it, and (type, name) that of one.
+            'int4/32', see :mod:`salientpp.store.narrow`. With several types, a name selects the attribute of all types that have it; (type, name) of one.
         tolerance: allowed excess of a part over the mean, per balanced quantity.
-        seed: of METIS, KaMinPar or the random assignment.
-        overwrite: replace an existing dataset directory (only once the new one is complete), or the work of another call that was stopped.
-        progress: told of every step that is not done.
+        seed: random seed of METIS, KaMinPar or the random assignment.
+        overwrite: if True, replace an existing dataset directory (only once the new one is complete), or the work of another call that was stopped.
+        progress: receives every step that is not finished yet.
 
     Returns:
-        The directory, opened.
+        The opened directory.
 
     Raises:
-        ValueError: an argument or the data is wrong; ``root`` exists, or was begun with others.
-        OSError: ``root`` cannot be written. It is then left as it was, and what was done stays for the next run.
+        ValueError: an argument or the data is invalid; or ``root`` exists, or was begun with other arguments or data.
+        OSError: ``root`` cannot be written. It stays unchanged, and the finished steps stay for the next run.
     """
     progress = progress or Progress()
     options, root = PartitionOptions(method, edge_weights, order, refine, tolerance, seed), Path(root)
@@ -118,7 +124,7 @@ def partition(
     check_root_is_free(root, overwrite)
     with folder_beside(root) as folder:
         progress.begin("reading the topology")
-        # Called from here: its warnings name the line that called this function.
+        # Called here, so that its warnings name the line that called this function.
         contents = read_contents(
             data, split=split, edge_split=edge_split, seeds=seeds, replicate=replicate, time_attr=time_attr, store_as=store_as
         )  # fmt: skip
@@ -131,21 +137,21 @@ def partition(
 
 
 def _write_directory(job: Job, folder: Path, root: Path, overwrite: bool) -> None:
-    """Do every step that is not done in ``folder``, and move it to ``root``."""
+    """Runs the unfinished steps in ``folder``, and moves it to ``root``."""
     journal = Journal.open(folder, "partition", job.task(), overwrite=overwrite, name=root)
-    for part in folder.glob("part-*") if not journal.steps else ():  # of a call that was given up
+    for part in folder.glob("part-*") if not journal.steps else ():  # left by a call that was abandoned
         shutil.rmtree(part)
     manifest = _write_files(job, StepWriter(journal), journal)
     manifest["files"] = journal.file_entries()
     manifest["checksum"] = manifest_checksum(manifest)
     journal.finish(json.dumps(manifest, indent=1, sort_keys=True))
-    check_root_is_free(root, overwrite)  # again: hours may have passed
+    check_root_is_free(root, overwrite)  # checked again, because hours may have passed
     move_into_place(folder, root)
     (root / JOURNAL).unlink()
 
 
 def _write_files(job: Job, writer: StepWriter, journal: Journal) -> dict[str, Any]:
-    """Do every step that is not done, and return the manifest but for the files."""
+    """Runs the unfinished steps, and returns the manifest without its files."""
     contents = job.contents
 
     def number_and_describe() -> dict[str, Any]:
@@ -174,7 +180,7 @@ def _write_files(job: Job, writer: StepWriter, journal: Journal) -> dict[str, An
 
 
 def _assigned(job: Job, writer: StepWriter) -> PartitionAssignment:
-    """The parts of all vertices, as they were noted, or else computed and noted now."""
+    """Returns the parts of all vertices, from the journal or computed and recorded now."""
 
     def write() -> dict[str, Any]:
         num_vertices, options = sum(job.contents.graph.num_vertices), job.options
@@ -192,7 +198,7 @@ def _assigned(job: Job, writer: StepWriter) -> PartitionAssignment:
 
 
 def _assign(job: Job) -> PartitionAssignment:
-    """The parts of all vertices, those of one type after those of another."""
+    """Assigns all vertices to parts. The result is ordered by vertex type."""
     contents = job.contents
     if contents.is_hetero:
         return assign_types(
@@ -218,7 +224,7 @@ def _assign(job: Job) -> PartitionAssignment:
 
 
 def _number(job: Job, assigned: PartitionAssignment, folder: Path) -> dict[str | None, VipNumbering]:
-    """Per type, how its vertices are numbered."""
+    """Numbers the vertices of each type."""
     contents, order = job.contents, job.options.order
     if contents.is_hetero:
         return number_types(contents.graph, assigned, contents.starts, job.fanouts, job.batch_size, order)
@@ -232,14 +238,15 @@ def _number(job: Job, assigned: PartitionAssignment, folder: Path) -> dict[str |
 
 
 def _unnamed_table(folder: Path, *shape: int) -> Tensor:
-    """float32 of that shape, mapped from a file that nobody sees: what is in it gives way where memory is short."""
+    """Returns float32 of this shape, mapped from an unnamed temporary file, so that the system can evict its pages when memory is short."""
     with says_what_to_do(folder), tempfile.TemporaryFile(dir=folder) as file:
-        os.posix_fallocate(file.fileno(), 0, 4 * math.prod(shape))  # a disk that is full later ends the process
+        # Space is reserved now, because a disk that fills up later would kill the process.
+        os.posix_fallocate(file.fileno(), 0, 4 * math.prod(shape))
         return torch.from_numpy(np.memmap(file, np.float32, "r+", shape=shape))
 
 
 def _described(job: Job, numberings: Mapping[str | None, VipNumbering], assigned: PartitionAssignment) -> Description:
-    """The description, without the files; ``numberings`` are per type of vertices."""
+    """Describes the directory without its files. ``numberings`` are per vertex type."""
     contents, graph, time_attr = job.contents, job.contents.graph, job.time_attr
     version = 2 if contents.is_hetero or any(contents.edge_splits.values()) or time_attr is not None else 1
     version = 3 if any(contents.narrow.values()) else version
@@ -293,7 +300,7 @@ def _described(job: Job, numberings: Mapping[str | None, VipNumbering], assigned
 
 
 def _part_of_edges(relation: Relation, part: Tensor) -> Tensor:
-    """int64 [E]: by the user's number of an edge, the part that owns its target."""
+    """Returns int64 [E]: for each edge, by the user's numbers, the part that owns its target."""
     in_lists = torch.repeat_interleave(part, relation.indptr.diff())
     if relation.edge_id is None:
         return in_lists
@@ -303,7 +310,7 @@ def _part_of_edges(relation: Relation, part: Tensor) -> Tensor:
 
 
 def _describe(rows: Tensor, stored: tuple[Narrow, Loss] | None = None) -> dict[str, Any]:
-    """What the manifest says of an attribute, and of how it is ``stored`` narrower."""
+    """Returns the manifest's entry for an attribute, and for its encoding if it is ``stored`` narrower."""
     entry: dict[str, Any] = {"dtype": str(rows.dtype).removeprefix("torch."), "row_shape": list(rows.shape[1:])}
     if stored is not None:
         narrow, loss = stored

@@ -1,7 +1,7 @@
-"""Laws of the dataset directory: nothing is lost, half of one is never taken for a whole, an altered one is refused.
+"""Laws of the dataset directory: nothing is lost, an incomplete directory is never taken for a complete one, and an altered one is refused.
 
-Graphs here are hostile on purpose: directed, with self-loops, repeated edges, isolated vertices and empty parts. Edge
-attributes number the edges, so every edge on disk says which one of the user's it was.
+Graphs here are hostile on purpose: directed, with self-loops, repeated edges, isolated vertices and empty parts. Edge attributes hold the user's
+edge numbers, so every edge on disk tells which edge it was.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def generator_of(seed: int) -> torch.Generator:
 
 
 def hostile_data(seed: int = 0, num_vertices: int = 60, num_edges: int = 300) -> Data:
-    """Directed; edges 0-9 are self-loops, 10-29 repeat 30-49, the last five vertices are isolated."""
+    """Returns a directed graph. Edges 0-9 are self-loops, 10-29 repeat 30-49, and the last five vertices are isolated."""
     generator = generator_of(seed)
     edge_index = torch.randint(num_vertices - 5, (2, num_edges), generator=generator)
     edge_index[1, :10] = edge_index[0, :10]
@@ -83,7 +83,7 @@ def hostile_data(seed: int = 0, num_vertices: int = 60, num_edges: int = 300) ->
 
 
 def bits(rows: Tensor) -> Tensor:
-    """uint8 [n, bytes per row]; NaNs and dtypes that do not compare are bytes like any other."""
+    """Views rows as uint8 [n, bytes per row], so that NaNs and dtypes without comparison can be compared."""
     if rows.numel() == 0:
         return torch.empty(rows.size(0), 0, dtype=torch.uint8)
     return rows.contiguous().view(-1).view(torch.uint8).view(rows.size(0), -1)
@@ -94,7 +94,7 @@ def bits(rows: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("num_parts", "method"), [(K, method) for K in (1, 3, 7) for method in ("metis", "random")])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_every_vertex_and_edge_comes_back(tmp_path, num_parts, method, seed):
+def test_every_vertex_and_edge_survives_a_round_trip(tmp_path, num_parts, method, seed):
     data = hostile_data(seed)
     before = data.clone()
     part = write(data, num_parts, tmp_path / "d", method=method)
@@ -106,7 +106,7 @@ def test_every_vertex_and_edge_comes_back(tmp_path, num_parts, method, seed):
 
 
 @pytest.mark.parametrize("empty", [(0,), (6,), (0, 3, 6), (1, 2, 3, 4, 5, 6), (0, 1, 2, 3, 4, 5)])
-def test_empty_parts_of_a_given_assignment_come_back(tmp_path, empty):
+def test_empty_parts_of_a_given_assignment_are_kept(tmp_path, empty):
     data = hostile_data(2)
     allowed = torch.tensor([p for p in range(7) if p not in empty])
     given = allowed[torch.randint(allowed.numel(), (data.num_nodes,), generator=generator_of(3))]
@@ -120,21 +120,21 @@ def test_empty_parts_of_a_given_assignment_come_back(tmp_path, empty):
         assert not part.vip(p).any()
 
 
-def test_more_parts_than_vertices_are_fine_where_the_assignment_is_given(tmp_path):
+def test_a_given_assignment_can_have_more_parts_than_vertices(tmp_path):
     data = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), x=identity_features(2))
     part = write(data, 5, tmp_path / "d", method=torch.tensor([4, 1]))
     assert_nothing_is_lost(data, part, {})
     assert all_original_ids(part).tolist() == [1, 0]
 
 
-def test_a_graph_without_edges_comes_back(tmp_path):
+def test_a_graph_without_edges_survives_a_round_trip(tmp_path):
     data = Data(edge_index=torch.empty(2, 0, dtype=torch.int64), x=identity_features(9), train_mask=torch.arange(9) < 4)
     part = write(data, 3, tmp_path / "d", method="random")
     assert_nothing_is_lost(data, part, {"train": torch.arange(4)})
 
 
 @pytest.mark.parametrize("num_parts", [1, 3])
-def test_what_the_data_lacks_the_directory_lacks(tmp_path, num_parts):
+def test_the_directory_has_no_attributes_that_the_data_lacks(tmp_path, num_parts):
     full = hostile_data(4)
     for i, missing in enumerate(
         [("x",), ("y",), ("x", "y"), ("edge_attr",), ("train_mask",), tuple(f"{s}_mask" for s in SPLITS)]
@@ -150,7 +150,7 @@ def test_what_the_data_lacks_the_directory_lacks(tmp_path, num_parts):
         assert part.manifest["workload"]["seeds"] == ("train" if "train" in splits else "all")
 
 
-def test_values_of_the_whole_graph_belong_to_no_vertex_and_are_not_stored(tmp_path):
+def test_attributes_of_the_whole_graph_are_not_stored(tmp_path):
     data = hostile_data(5)
     data.name, data.scale, data.table = "cora", torch.tensor(3.0), torch.zeros(4, 2)
     part = write(data, 2, tmp_path / "d")
@@ -192,7 +192,7 @@ DTYPES = [
 
 
 def read_in_pieces(monkeypatch):
-    """As rows of large mapped files are."""
+    """Makes the writer read rows in small pieces, as it reads large mapped files."""
     monkeypatch.setattr(step_writer, "_COPY_BYTES", 100)
     monkeypatch.setattr(step_writer, "_SPAN_BYTES", 30)
     monkeypatch.setattr(step_writer, "releaser", lambda rows: lambda: None)
@@ -200,7 +200,7 @@ def read_in_pieces(monkeypatch):
 
 @pytest.mark.parametrize("in_pieces", [False, True])
 def test_every_dtype_and_shape_keeps_its_bits(tmp_path, monkeypatch, in_pieces):
-    """Random bits, so NaN payloads, negative zeros and subnormals are among them."""
+    """Draws random bits, which include NaN payloads, negative zeros and subnormals."""
     if in_pieces:
         read_in_pieces(monkeypatch)
     data = hostile_data(7)
@@ -249,7 +249,7 @@ def test_a_warning_names_the_line_that_called_partition(tmp_path):
 
 
 @pytest.mark.parametrize("several_types", [False, True])
-def test_an_order_changes_ids_inside_a_part_and_nothing_else(tmp_path, several_types):
+def test_the_order_changes_only_ids_inside_a_part(tmp_path, several_types):
     data = random_hetero() if several_types else random_data(seed=3)
     vip, original = (
         salientpp.partition(data, 3, tmp_path / order, [3, 2], 8, order=order) for order in ("vip", "original")
@@ -266,7 +266,7 @@ def test_an_order_changes_ids_inside_a_part_and_nothing_else(tmp_path, several_t
             assert torch.equal(probability[0][ids[0].argsort()], probability[1][ids[1].argsort()])
 
 
-def test_a_manifest_says_how_parts_were_made_in_fields_of_the_right_types(tmp_path):
+def test_a_manifest_records_the_partitioning_options(tmp_path):
     part = salientpp.partition(random_data(), 2, tmp_path / "d", [3, 2], 8)
     for change in ({"refine": 1}, {"method": None}, {"edge_weights": 3}):
         manifest = {**part.manifest, "partitioning": {**part.manifest["partitioning"], **change}}
@@ -287,7 +287,7 @@ def test_the_same_input_gives_byte_identical_files(tmp_path, method):
     assert a.fingerprint == b.fingerprint
     data.x[17, 0] += 1
     c = write(data, 4, tmp_path / "c", method=method, seed=5)
-    assert c.fingerprint != a.fingerprint, "a fingerprint tells contents apart"
+    assert c.fingerprint != a.fingerprint, "a fingerprint distinguishes contents"
 
 
 @pytest.mark.parametrize("several_types", [False, True])
@@ -295,7 +295,7 @@ def test_the_same_input_gives_byte_identical_files(tmp_path, method):
     ("most_edges", "has_kaminpar", "named"),
     [(10**6, True, "metis"), (10, False, "metis"), (10, True, "kaminpar")],
 )
-def test_by_itself_a_large_graph_is_left_to_kaminpar_where_it_is_installed(
+def test_method_auto_uses_kaminpar_for_large_graphs_if_it_is_installed(
     tmp_path, monkeypatch, several_types, most_edges, has_kaminpar, named
 ):
     if named == "kaminpar":
@@ -304,7 +304,7 @@ def test_by_itself_a_large_graph_is_left_to_kaminpar_where_it_is_installed(
     monkeypatch.setattr(options, "has_kaminpar", lambda: has_kaminpar)
     data = random_hetero() if several_types else random_data(seed=3)
     steps, threads = [], torch.get_num_threads()
-    torch.set_num_threads(1)  # with several, KaMinPar's parts vary
+    torch.set_num_threads(1)  # with several threads, KaMinPar's parts vary
     try:
         for name, chosen in {"a": {}, "b": {"method": "auto"}, "c": {"method": named}}.items():
             salientpp.partition(data, 2, tmp_path / name, [3, 2], 8, progress=Told(steps.append), **chosen)
@@ -335,7 +335,7 @@ def test_adj_t_and_edge_index_give_the_same_directory(tmp_path):
 # --- splits ----------------------------------------------------------------------------------------------
 
 
-def test_a_given_split_replaces_the_masks_as_ids_or_masks(tmp_path):
+def test_a_given_split_of_ids_or_masks_replaces_the_masks_of_the_data(tmp_path):
     data = hostile_data(10)
     odd = torch.arange(60) % 2 == 1
     part = write(
@@ -361,7 +361,7 @@ def test_a_given_split_replaces_the_masks_as_ids_or_masks(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["int64 [N]", "int8 [N]", "int64 [N, 1]", "numpy [N]"])
-def test_unlabelled_vertices_are_in_no_split_of_the_data_and_counted(tmp_path, form):
+def test_unlabelled_vertices_are_left_out_of_the_splits_of_the_data_with_a_warning(tmp_path, form):
     data = hostile_data(11)
     unlabelled = torch.arange(60) % 3 == 0
     labels = torch.where(unlabelled, -1, data.y)
@@ -382,7 +382,7 @@ def test_unlabelled_vertices_are_in_no_split_of_the_data_and_counted(tmp_path, f
 
 
 @pytest.mark.parametrize("given", ["ids", "mask"])
-def test_a_split_that_is_given_keeps_every_vertex_whatever_its_label(tmp_path, given):
+def test_a_given_split_keeps_unlabelled_vertices(tmp_path, given):
     data = hostile_data(11)
     data.y[::3] = -1
     ids = torch.arange(0, 60, 2)
@@ -406,7 +406,7 @@ LABELS_THAT_ARE_VALUES = {
 
 
 @pytest.mark.parametrize("kind", LABELS_THAT_ARE_VALUES)
-def test_labels_that_are_values_take_no_one_out(tmp_path, kind):
+def test_labels_that_are_not_classes_leave_no_vertex_out(tmp_path, kind):
     data = hostile_data(13)
     data.y = LABELS_THAT_ARE_VALUES[kind]
     with warnings.catch_warnings():
@@ -418,7 +418,7 @@ def test_labels_that_are_values_take_no_one_out(tmp_path, kind):
     assert part.node_rows(0)["y"].dtype == data.y.dtype
 
 
-def test_a_vertex_with_one_of_several_labels_stays_in_its_split(tmp_path):
+def test_a_vertex_with_at_least_one_of_several_labels_stays_in_its_split(tmp_path):
     data = hostile_data(11)
     data.y = torch.full((60, 4), -1)
     data.y[::2, 3] = 0
@@ -428,7 +428,7 @@ def test_a_vertex_with_one_of_several_labels_stays_in_its_split(tmp_path):
     )
 
 
-#: Labels of 60 vertices and the number of classes that PyG's datasets count.
+#: Labels of 60 vertices, and the number of classes that PyG's datasets count.
 CLASSES = {
     "integers": (torch.arange(60) % 5, 5),
     "a column": ((torch.arange(60) % 5).view(-1, 1), 5),
@@ -444,7 +444,7 @@ CLASSES = {
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_classes_are_counted_as_by_pygs_datasets(tmp_path, kind):
+def test_classes_are_counted_as_in_pygs_datasets(tmp_path, kind):
     data = hostile_data(12)
     data.y, expected = CLASSES[kind]
     part = write(data, 2, tmp_path / "d")
@@ -455,17 +455,17 @@ def test_classes_are_counted_as_by_pygs_datasets(tmp_path, kind):
         warnings.simplefilter("always")
         assert Dataset._infer_num_classes(None, data.y) == expected
     assert len(ours) == len(theirs)
-    assert all("so num_classes is the number of different values, 5, as in PyG" in str(w.message) for w in ours)
+    assert all("so num_classes is the number of distinct values, 5, as in PyG" in str(w.message) for w in ours)
 
 
 @pytest.mark.parametrize("num_parts", [1, 3])
-def test_ids_of_the_directory_are_found_by_those_of_the_data(tmp_path, num_parts):
+def test_directory_id_reverses_original_id(tmp_path, num_parts):
     part = write(hostile_data(12), num_parts, tmp_path / "d")
     everyone = torch.arange(60)
     assert torch.equal(part.original_id(part.directory_id(everyone)), everyone)
     assert torch.equal(part.directory_id(part.original_id(everyone)), everyone)
     pairs = torch.tensor([[3, 5], [7, 59]], dtype=torch.int32)
-    assert torch.equal(part.original_id(part.directory_id(pairs)), pairs.long()), "of any shape"
+    assert torch.equal(part.original_id(part.directory_id(pairs)), pairs.long()), "ids may have any shape"
     assert part.directory_id([3, 5]).tolist() == part.directory_id(pairs[0]).tolist()
     assert part.directory_id(torch.empty(0)).tolist() == []
     for ids, text in (
@@ -482,7 +482,7 @@ def test_ids_of_the_directory_are_found_by_those_of_the_data(tmp_path, num_parts
             part.directory_id(ids)
 
 
-def test_ids_of_a_typed_directory_are_found_by_those_of_the_data(tmp_path):
+def test_directory_id_reverses_original_id_per_type(tmp_path):
     data = random_hetero()
     part = salientpp.partition(data, 2, tmp_path / "d", FANOUTS, BATCH_SIZE)
     ids = {type_: torch.arange(data[type_].num_nodes) for type_ in data.node_types}
@@ -498,7 +498,7 @@ def test_ids_of_a_typed_directory_are_found_by_those_of_the_data(tmp_path):
         part.directory_id(torch.tensor([0]), "book")
 
 
-def test_seeds_of_a_random_link_split_are_refused_with_what_to_do(tmp_path):
+def test_seeds_of_a_random_link_split_are_refused_with_advice(tmp_path):
     data = hostile_data(12)
     train, _, _ = RandomLinkSplit(add_negative_train_samples=False)(data)
     with pytest.raises(
@@ -519,7 +519,7 @@ def test_seeds_of_a_random_link_split_are_refused_with_what_to_do(tmp_path):
     assert ends[0] == ends[1] == sorted(pairs.T.tolist())
 
 
-#: NumPy dtypes that torch has not.
+#: NumPy dtypes that torch lacks.
 ODD = ["O", "M8[s]", "U3", "S2", "g", [("a", int)]]
 
 
@@ -546,13 +546,13 @@ def test_numpy_arrays_of_another_byte_order_or_stride_are_stored_by_value(tmp_pa
     assert rows.dtype == torch.float32 and torch.equal(rows, expected.x[part.original_id(torch.arange(60))])
 
 
-def test_vertices_without_a_real_label_are_no_class(tmp_path):
+def test_nan_labels_are_not_a_class(tmp_path):
     data = hostile_data(12)
     data.y = torch.where(torch.arange(60) < 30, float("nan"), (torch.arange(60) % 2).float()).view(-1, 1)
     assert write(data, 2, tmp_path / "d").num_classes == 2
 
 
-def test_float_labels_and_a_label_of_the_whole_graph_take_no_one_out(tmp_path):
+def test_float_labels_and_labels_of_the_whole_graph_leave_no_vertex_out(tmp_path):
     data = hostile_data(12)
     data.y = -torch.ones(60)
     assert_nothing_is_lost(data, write(data, 2, tmp_path / "float"), mask_splits(data))
@@ -587,7 +587,7 @@ def test_a_wrong_split_is_refused_by_name(tmp_path, split, text):
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
-def test_a_mask_that_is_not_bool_is_refused_and_not_taken_for_ids(tmp_path, dtype):
+def test_a_mask_that_is_not_bool_is_refused(tmp_path, dtype):
     data = hostile_data()
     data.val_mask = data.val_mask.to(dtype)
     with pytest.raises(ValueError, match=rf"data.val_mask must be bool, got {dtype}; use .bool\(\)"):
@@ -596,7 +596,7 @@ def test_a_mask_that_is_not_bool_is_refused_and_not_taken_for_ids(tmp_path, dtyp
 
 @pytest.mark.parametrize("kind", ["idx", "index"])
 @pytest.mark.parametrize("as_given", [torch.Tensor.long, torch.Tensor.int, torch.Tensor.numpy, torch.Tensor.tolist])
-def test_splits_may_be_given_as_ids(tmp_path, kind, as_given, recwarn):
+def test_splits_of_the_data_can_be_ids(tmp_path, kind, as_given, recwarn):
     data = hostile_data()
     splits = mask_splits(data)
     for name, ids in splits.items():
@@ -607,7 +607,7 @@ def test_splits_may_be_given_as_ids(tmp_path, kind, as_given, recwarn):
 
 
 @pytest.mark.parametrize("size", [60, 300])
-def test_ids_of_a_split_are_no_attribute_though_they_are_as_many_as_vertices_or_edges(tmp_path, size):
+def test_ids_of_a_split_are_never_stored_as_an_attribute(tmp_path, size):
     data = hostile_data()
     del data.train_mask
     data.train_idx = torch.arange(size) % 60
@@ -625,19 +625,19 @@ def _without_ids(data):
     return data
 
 
-def test_of_a_mask_and_ids_the_mask_counts_and_the_user_is_told(tmp_path):
+def test_if_the_data_has_a_mask_and_ids_the_mask_counts_with_a_warning(tmp_path):
     data = hostile_data()
     data.val_idx = torch.arange(3)
-    with pytest.warns(UserWarning, match="the split 'val' is that of data.val_mask; data.val_idx left out"):
+    with pytest.warns(UserWarning, match="the split 'val' comes from data.val_mask; data.val_idx left out"):
         part = write(data, 2, tmp_path / "d")
     assert_nothing_is_lost(_without_ids(data), part, mask_splits(data))
 
 
-def test_what_is_left_out_is_named(tmp_path):
+def test_a_warning_names_attributes_that_are_left_out(tmp_path):
     data = hostile_data()
     data.anchors, data.name, data.weight = torch.arange(7), "a graph", torch.tensor(2.0)
     with pytest.warns(
-        UserWarning, match=r"data.anchors \(int64 \[7\]\) left out: only what has a row per vertex \(60\)"
+        UserWarning, match=r"data.anchors \(int64 \[7\]\) left out: only attributes with one row per vertex \(60\)"
     ):
         part = write(data, 2, tmp_path / "d")
     assert "anchors" not in part.manifest["node_attributes"]
@@ -658,13 +658,13 @@ def test_inside_a_part_ids_descend_by_vip_with_seeds(tmp_path, num_parts, seeds)
         vip = salientpp.inclusion_probability(
             part.graph, part.split(split, p), FANOUTS, BATCH_SIZE, include_seeds=True
         )[begin:end]
-        # Two sweeps over differently numbered graphs round differently.
+        # The two sweeps run over differently numbered graphs, so they round differently.
         assert bool((vip.diff() <= 1e-6 * vip[:-1]).all()), f"part {p}"
-        assert float(vip[0]) > float(vip[-1]), "the law is not about constants"
+        assert float(vip[0]) > float(vip[-1]), "the VIP must not be constant, or the test would show nothing"
 
 
 @pytest.mark.parametrize("num_parts", [1, 4])
-def test_the_stored_vip_is_that_of_the_renumbered_graph(tmp_path, num_parts):
+def test_the_stored_vip_matches_the_renumbered_graph(tmp_path, num_parts):
     data = random_data(seed=22, directed=True)
     part = write(data, num_parts, tmp_path / "d")
     seed_sets = [part.split("train", p) for p in range(num_parts)]
@@ -678,12 +678,12 @@ def test_the_files_are_plain_arrays_of_the_stated_dtypes(tmp_path):
     part = write(hostile_data(), 2, tmp_path / "d")
     dtypes = {name: np.load(tmp_path / "d" / name, allow_pickle=False).dtype for name in part.manifest["files"]}
     assert dtypes["indptr.npy"] == np.int64 and dtypes["original_id.npy"] == np.int64
-    assert dtypes["indices.npy"] == np.int32, "half the memory that sampling reads"
+    assert dtypes["indices.npy"] == np.int32, "int32 halves the memory that sampling reads"
     assert dtypes["part-00001/vip.npy"] == np.float32 and dtypes["part-00001/split_train.npy"] == np.int64
     assert set(contents(tmp_path / "d")) == {*part.manifest["files"], "manifest.json"}
 
 
-def test_it_says_what_it_is(tmp_path):
+def test_repr_describes_the_directory(tmp_path):
     part = write(hostile_data(), 3, tmp_path / "d")
     assert repr(part) == f"PartitionedGraph('{tmp_path}/d', num_parts=3, part_id=None, num_vertices=60, num_edges=300)"
     assert (part.num_parts, part.num_vertices, part.num_features, part.num_classes) == (3, 60, 3, 5)
@@ -729,13 +729,17 @@ def test_a_wrong_argument_is_refused_and_leaves_nothing_behind(tmp_path, options
             torch.eye(60).to_sparse(),
             r"data.x must be dense to be stored, got layout torch.sparse_coo; call .to_dense\(\)",
         ),
-        ("x", torch.zeros(60, 2, device="meta"), "data.x is on the device meta, without values"),
+        ("x", torch.zeros(60, 2, device="meta"), "data.x is on the meta device, without values"),
         (
             "other_index",
             torch.zeros(2, 60),
             "data.other_index must have one row per vertex in dimension 0, expected 60, got 2",
         ),
-        ("../../evil", torch.zeros(60), r"data\['../../evil'\] cannot be stored under its name.*rename it"),
+        (
+            "../../evil",
+            torch.zeros(60),
+            r"data\['../../evil'\] cannot be stored, because its name must be a valid file name; rename it",
+        ),
     ],
 )
 def test_an_attribute_that_cannot_be_stored_is_refused_rather_than_lost(tmp_path, name, value, text):
@@ -771,7 +775,7 @@ def test_an_existing_directory_is_replaced_only_when_asked(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["folder", "empty folder", "file"])
-def test_what_is_no_dataset_directory_is_never_replaced(tmp_path, kind):
+def test_a_path_that_is_not_a_dataset_directory_is_never_replaced(tmp_path, kind):
     root = tmp_path / "d"
     if kind == "file":
         root.write_text("precious")
@@ -790,7 +794,7 @@ def test_what_is_no_dataset_directory_is_never_replaced(tmp_path, kind):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_what_appears_while_writing_is_not_replaced_either(tmp_path, overwrite):
+def test_a_path_that_appears_during_writing_is_not_replaced(tmp_path, overwrite):
     root = tmp_path / "d"
 
     def on_step(step: str) -> None:
@@ -805,7 +809,7 @@ def test_what_appears_while_writing_is_not_replaced_either(tmp_path, overwrite):
     root.rename(tmp_path / "moved")
     steps = []
     write(hostile_data(), 2, root, progress=Told(steps.append), overwrite=overwrite)
-    assert steps == [STEPS[0], STEPS[-1]], "what was done is not lost"
+    assert steps == [STEPS[0], STEPS[-1]], "the finished steps are not lost"
     assert names_in(tmp_path) == ["d", "moved"]
 
 
@@ -824,7 +828,7 @@ STEPS = ["reading the topology", "assigning", "computing inclusion probabilities
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("failing", STEPS)
-def test_a_failure_at_any_step_leaves_the_old_directory_and_what_can_be_gone_on_with(tmp_path, failing, error):
+def test_a_failure_at_any_step_leaves_the_old_directory_and_the_finished_steps(tmp_path, failing, error):
     write(hostile_data(0), 2, tmp_path / "d")
     before = contents(tmp_path / "d")
     steps = []
@@ -856,7 +860,7 @@ def test_a_failure_at_any_step_leaves_the_old_directory_and_what_can_be_gone_on_
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3, 4, 5, 8, 13, "last"])
-def test_a_full_disk_leaves_the_old_directory_and_what_the_next_run_goes_on_with(tmp_path, monkeypatch, failing):
+def test_a_full_disk_leaves_the_old_directory_and_the_finished_steps(tmp_path, monkeypatch, failing):
     write(hostile_data(0), 2, tmp_path / "d")
     before, fsync, calls, fail_at = contents(tmp_path / "d"), os.fsync, [0], [0]
 
@@ -902,7 +906,7 @@ def test_a_failing_rename_puts_the_old_directory_back(tmp_path, monkeypatch):
     assert names_in(tmp_path) == ["d"]
 
 
-def test_an_unwritable_root_is_refused_in_words(tmp_path):
+def test_an_unwritable_root_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
         OSError,
@@ -914,8 +918,8 @@ def test_an_unwritable_root_is_refused_in_words(tmp_path):
 
 @pytest.fixture
 def closed() -> Iterator[Path]:
-    """A folder with ``read-only/`` and ``locked/d``, a dataset directory, for a user who may enter neither; root becomes nobody."""
-    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to nobody
+    """Yields a folder with ``read-only/`` and ``locked/d``, a dataset directory, neither of which the user may write or enter. Root becomes the user nobody."""
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders may not be entered by the user nobody
         folder = Path(name)
         folder.chmod(0o755)
         write(hostile_data(), 2, folder / "locked" / "d")
@@ -930,7 +934,7 @@ def closed() -> Iterator[Path]:
             (folder / "locked").chmod(0o700)
 
 
-def test_a_folder_without_permission_is_refused_in_words(closed):
+def test_a_folder_without_permission_is_refused(closed):
     with pytest.raises(PermissionError, match=r"read-only/d cannot be written \(Permission denied\); choose a root"):
         write(hostile_data(), 2, closed / "read-only" / "d")
     with pytest.raises(PermissionError, match="Permission denied: '.*locked/new'"):
@@ -951,7 +955,7 @@ LACKS = {
 
 
 @pytest.mark.parametrize("code", LACKS)
-def test_what_the_machine_lacks_is_said_and_no_copy_advised(tmp_path, monkeypatch, code):
+def test_an_error_that_is_the_machines_fault_does_not_advise_to_copy_again(tmp_path, monkeypatch, code):
     write(hostile_data(3), 2, tmp_path / "d")
 
     def fail(*arguments, **named):
@@ -964,7 +968,7 @@ def test_what_the_machine_lacks_is_said_and_no_copy_advised(tmp_path, monkeypatc
         assert "again" not in str(raised.value) and os.strerror(code) in str(raised.value)
 
 
-def test_memory_that_a_map_lacks_is_said(tmp_path, monkeypatch):
+def test_an_error_names_memory_that_a_map_lacks(tmp_path, monkeypatch):
     part = write(hostile_data(3), 2, tmp_path / "d")
 
     def fail(*arguments, **named):
@@ -976,35 +980,35 @@ def test_memory_that_a_map_lacks_is_said(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENOSPC, errno.EDQUOT])
-def test_what_the_machine_lacks_for_writing_is_said(tmp_path, monkeypatch, code):
+def test_a_write_error_names_the_resource_that_the_machine_lacks(tmp_path, monkeypatch, code):
     def fail(*arguments, **named):
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr("numpy.lib.format.write_array_header_1_0", fail)
     words = "this process may open no more files" if code == errno.EMFILE else "make room"
-    with pytest.raises(OSError, match=f"{words}.* give the same command again") as raised:
+    with pytest.raises(OSError, match=f"{words}.* repeat the same command") as raised:
         write(hostile_data(3), 2, tmp_path / "d")
     assert raised.value.errno == code and (code != errno.EMFILE or "make room" not in str(raised.value))
 
 
-def test_missing_parents_of_the_root_are_made(tmp_path):
+def test_missing_parents_of_the_root_are_created(tmp_path):
     assert write(hostile_data(), 2, tmp_path / "a" / "b" / "d").num_parts == 2
 
 
 @pytest.mark.parametrize("failing", STEPS)
-def test_parents_made_for_a_run_that_did_nothing_go_with_it_and_others_stay(tmp_path, failing):
+def test_a_run_without_finished_steps_removes_only_the_parents_that_it_created(tmp_path, failing):
     (tmp_path / "mine").mkdir()
 
     def on_step(step: str) -> None:
         if step.startswith(failing):
-            assert (tmp_path / "mine" / "a" / "b").is_dir(), "there is something to remove"
+            assert (tmp_path / "mine" / "a" / "b").is_dir(), "the run has created parents"
             (tmp_path / "mine" / "a" / "others").mkdir(exist_ok=True)
             raise RuntimeError("injected")
 
     with pytest.raises(RuntimeError, match="injected"):
         write(hostile_data(), 2, tmp_path / "mine" / "a" / "b" / "d", progress=Told(on_step))
     kept = ["b"] if STEPS.index(failing) > 1 else []
-    assert names_in(tmp_path / "mine" / "a") == [*kept, "others"], "what is not empty is not this run's to remove"
+    assert names_in(tmp_path / "mine" / "a") == [*kept, "others"], "a folder with other files is not removed"
     (tmp_path / "mine" / "a" / "others").rmdir()
     write(hostile_data(), 2, tmp_path / "mine" / "a" / "b" / "d")
     shutil.rmtree(tmp_path / "mine" / "a")
@@ -1014,7 +1018,7 @@ def test_parents_made_for_a_run_that_did_nothing_go_with_it_and_others_stay(tmp_
 
 
 def _write_with_limits(rank: int, root: str, most_bytes: int) -> str:
-    """Writes where no file may be larger than ``most_bytes``: a real failure of write(2), in the middle of a file."""
+    """Writes a directory while no file may be larger than ``most_bytes``, so that write(2) really fails in the middle of a file."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, resource.RLIM_INFINITY))
     try:
         write(hostile_data(1), 2, Path(root), overwrite=True)
@@ -1026,8 +1030,8 @@ def _write_with_limits(rank: int, root: str, most_bytes: int) -> str:
 
 
 @pytest.mark.parametrize("most_bytes", [0, 200, 700, 1000, 2000])
-def test_a_write_that_breaks_off_leaves_the_old_directory_and_the_next_run_goes_on(tmp_path, most_bytes):
-    """The files have 128 to 2,528 bytes, the journal and the manifest more."""
+def test_a_failed_write_leaves_the_old_directory_and_the_next_run_continues(tmp_path, most_bytes):
+    """The files have 128 to 2,528 bytes; the journal and the manifest have more."""
     write(hostile_data(0), 2, tmp_path / "d")
     before = contents(tmp_path / "d")
     for root in (tmp_path / "d", tmp_path / "new" / "d"):
@@ -1041,7 +1045,7 @@ def test_a_write_that_breaks_off_leaves_the_old_directory_and_the_next_run_goes_
 
 
 def _write_and_die(rank: int, root: str, place: str) -> None:
-    """Kills itself with SIGKILL, which no handler sees, at a step or at the n-th file, or between the two renames."""
+    """Kills itself with SIGKILL, which no handler sees: at a step, at the n-th file, or between the two renames."""
 
     def die(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -1063,7 +1067,7 @@ def _write_and_die(rank: int, root: str, place: str) -> None:
 
 
 @pytest.mark.parametrize("place", [*STEPS, "0", "1", "4", "9", "between renames"])
-def test_after_a_killed_run_there_is_the_old_directory_or_none_and_the_next_run_succeeds(tmp_path, place):
+def test_a_killed_run_leaves_the_old_directory_or_none_and_the_next_run_succeeds(tmp_path, place):
     write(hostile_data(0), 2, tmp_path / "old")
     before = contents(tmp_path / "old")
     for name in ("old", "new"):
@@ -1071,7 +1075,7 @@ def test_after_a_killed_run_there_is_the_old_directory_or_none_and_the_next_run_
         assert isinstance(died, distributed.Failed) and died.kind == "Died"
     with pytest.raises(DatasetError, match="new is not a dataset directory: it has no manifest.json"):
         salientpp.load(tmp_path / "new")
-    if place == "between renames":  # the one instant at which the old one is under another name; the error says which
+    if place == "between renames":  # the only moment at which the old directory has another name, which the error tells
         with pytest.raises(
             DatasetError, match=r"or rename back .*/\.old\.replaced-\S+, which a killed run was replacing"
         ) as raised:
@@ -1087,7 +1091,7 @@ def test_after_a_killed_run_there_is_the_old_directory_or_none_and_the_next_run_
 
 
 def test_conjugate_and_negated_views_are_stored_by_value(tmp_path):
-    """torch keeps the sign of such a view as a bit beside the data, which .npy files have no place for."""
+    """torch stores the sign of such a view as a flag beside the data. .npy files have no such flag."""
     data = hostile_data(6)
     data.signal = torch.randn(60, 2, dtype=torch.complex64, generator=generator_of(1)).conj()
     data.phase = data.signal[:, :1].imag
@@ -1102,7 +1106,7 @@ def test_conjugate_and_negated_views_are_stored_by_value(tmp_path):
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory) -> Path:
-    """Two parts of equal size, so that files of both have equal sizes."""
+    """Returns a directory with two parts of equal size, so that their files have equal sizes."""
     root = tmp_path_factory.mktemp("pristine") / "d"
     write(hostile_data(), 2, root, method=torch.arange(60) % 2)
     return root
@@ -1145,7 +1149,7 @@ def test_every_file_is_checked_when_opened(root):
         salientpp.load(root, verify="full")
 
 
-def test_a_file_that_may_not_be_read_is_a_dataset_error(root, monkeypatch):
+def test_a_file_without_read_permission_is_a_dataset_error(root, monkeypatch):
     def refuse(path: Path) -> int:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
@@ -1156,7 +1160,7 @@ def test_a_file_that_may_not_be_read_is_a_dataset_error(root, monkeypatch):
 
 def test_swapped_files_are_refused(root):
     a, b = root / "part-00000" / "node_x.npy", root / "part-00001" / "node_x.npy"
-    assert a.stat().st_size == b.stat().st_size, "sizes alone would not tell"
+    assert a.stat().st_size == b.stat().st_size, "sizes alone would not show the swap"
     a.rename(root / "aside")
     b.rename(a)
     (root / "aside").rename(b)
@@ -1165,7 +1169,7 @@ def test_swapped_files_are_refused(root):
 
 
 def test_a_flipped_bit_in_a_large_file_is_found_by_full_verification(tmp_path):
-    """The quick check reads 64 blocks of 64 KiB, so in 6 MiB it has gaps; it must find what it does read."""
+    """The quick check reads 64 blocks of 64 KiB, so it skips parts of a 6 MiB file. It must find damage in the blocks that it reads."""
     data = Data(edge_index=torch.tensor([[0, 1], [1, 2]]), x=identity_features(12_000, 128))
     root = tmp_path / "d"
     write(data, 1, root)
@@ -1189,7 +1193,7 @@ def test_a_flipped_bit_in_a_large_file_is_found_by_full_verification(tmp_path):
         salientpp.load(root)
 
 
-def test_a_folder_without_manifest_is_no_dataset_directory(root):
+def test_a_folder_without_a_manifest_is_not_a_dataset_directory(root):
     (root / "manifest.json").unlink()
     text = r"d is not a dataset directory: it has no manifest.json; write one with salientpp.partition\(...\)"
     with pytest.raises(DatasetError, match=text):
@@ -1220,7 +1224,7 @@ def test_another_format_version_is_refused_and_both_are_named(root, version):
     edit_manifest(root, lambda manifest: manifest.update(version=version), checksum=True)
     with pytest.raises(
         DatasetError,
-        match=f"manifest.json has format version {version}, this salientpp reads versions 1, 2 and 3; upgrade",
+        match=f"manifest.json has format version {version}, but this salientpp reads versions 1, 2 and 3; upgrade",
     ):
         salientpp.load(root)
 
@@ -1241,7 +1245,7 @@ def test_an_edited_manifest_is_refused(root, change):
         salientpp.load(root)
 
 
-def test_a_manifest_written_with_other_spaces_is_the_same(root):
+def test_white_space_in_a_manifest_does_not_matter(root):
     edit_manifest(root, lambda manifest: None, checksum=False)
     assert salientpp.load(root).num_parts == 2
 
@@ -1271,7 +1275,7 @@ def test_an_object_array_is_refused_and_never_unpickled(root, tmp_path):
         part.node_rows()
     assert not (tmp_path / "unpickled").exists()
     np.load(root / name, allow_pickle=True)
-    assert (tmp_path / "unpickled").exists(), "the payload does what it is feared for"
+    assert (tmp_path / "unpickled").exists(), "unpickling the payload does create the file"
 
 
 @pytest.mark.parametrize(
@@ -1296,8 +1300,8 @@ def test_an_array_of_another_dtype_or_shape_but_the_same_size_is_refused(root, d
         part.node_rows()
 
 
-def test_a_fortran_ordered_array_of_the_right_shape_reads_right(root):
-    """A rewrite by another tool: same values, other layout. Checksums refuse it; forged ones, and it is right."""
+def test_a_fortran_ordered_array_is_read_correctly(root):
+    """Another tool rewrote the file with the same values in another layout. Checksums refuse it; with forged checksums, it is read correctly."""
     name = "part-00000/node_x.npy"
     rows = np.load(root / name)
     np.save(root / name, np.asfortranarray(rows))
@@ -1319,7 +1323,7 @@ def test_a_directory_overwritten_after_opening_is_never_mixed_with_the_old_one(r
     rows = part.node_rows()["x"].clone()
     opened = part.node_rows()["x"]
     write(hostile_data(), 2, root, method=(torch.arange(60) + 1) % 2, overwrite=True)
-    assert torch.equal(opened, rows), "what was opened stays readable"
+    assert torch.equal(opened, rows), "arrays that were opened before stay readable"
     with pytest.raises(DatasetError, match="original_id.npy was altered: its checksum does not match the manifest"):
         part.original_id(torch.tensor([0]))
 
@@ -1358,13 +1362,13 @@ def test_without_a_process_group_several_parts_need_a_part_id(root):
     part = salientpp.load(root)
     assert part.part_id is None
     text = (
-        r"has 2 parts and this process serves none of them: to look at one, name it with part_id=; to train, "
+        r"has 2 parts and this process serves none of them; to read one, name it with part_id=; to train, "
         r"initialise torch.distributed before salientpp.load \(torchrun --nproc-per-node 2\)"
     )
     for ask in (part.node_rows, part.vip, lambda: part.split("train"), lambda: part.split("all")):
         with pytest.raises(ValueError, match=text):
             ask()
-    # What belongs to no part is there all the same.
+    # Data that belongs to no single part can still be read.
     assert part.graph.num_vertices == 60 and part.original_id(torch.tensor([3])).numel() == 1
     assert salientpp.load(root, part_id=1).split("all").tolist() == list(range(30, 60))
 
@@ -1383,7 +1387,7 @@ def test_rank_r_serves_part_r_over_ranks_per_part(root, monkeypatch, world_size,
         monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
         parts.append(salientpp.load(root).part_id)
     assert parts == served
-    assert salientpp.load(root, part_id=0).part_id == 0, "a part asked for by name wins"
+    assert salientpp.load(root, part_id=0).part_id == 0, "an explicit part_id takes precedence"
 
 
 def _load(rank: int, root: str) -> int | None:
@@ -1395,8 +1399,8 @@ def test_a_world_size_that_does_not_fit_is_refused_on_every_rank(root):
     for result in results:
         assert isinstance(result, distributed.Failed) and result.kind == "ValueError"
         assert (
-            f"{root}: world size 3 does not fit 2 parts: with more ranks than parts every part is served by the same number of ranks; start at most 2 ranks "
-            "or a multiple of that, or partition into 3 parts" in result.text
+            f"{root}: world size 3 does not fit 2 parts: with more ranks than parts, every part must be served by the same number of ranks; "
+            "start at most 2 ranks or a multiple of that, or partition into 3 parts" in result.text
         )
 
 
@@ -1407,8 +1411,8 @@ def test_an_unknown_verify_or_split_is_refused(root):
         salientpp.load(root, part_id=0).split("trian")
 
 
-def test_a_file_that_is_cut_short_between_epochs_is_an_error_and_no_crash(tmp_path):
-    """In a process of its own: reading beyond the end of a mapped file would kill it."""
+def test_a_file_that_is_cut_short_between_epochs_is_an_error_instead_of_a_crash(tmp_path):
+    """Runs in a subprocess, because reading beyond the end of a mapped file would kill the process."""
     salientpp.partition(random_data(3000, 9000), 1, tmp_path / "parts", [4, 3], 8)
     program = f"""
 import os
@@ -1439,7 +1443,7 @@ except salientpp.store.directory.files.DatasetError as error:
     ), done.stdout
 
 
-# --- a look in one process --------------------------------------------------------------------------------
+# --- reading in one process -------------------------------------------------------------------------------
 
 
 def test_one_process_reads_rows_of_any_vertices(tmp_path):
@@ -1458,10 +1462,10 @@ def test_one_process_reads_rows_of_any_vertices(tmp_path):
         part.take("x", torch.tensor([60]))
 
 
-def test_pygs_names_are_answered_in_words(tmp_path):
+def test_an_error_for_pygs_attribute_names_says_what_to_use_instead(tmp_path):
     part = write(hostile_data(), 2, tmp_path / "d")
     for name, text in {
-        "x": r"its rows lie in parts. part.node_rows\(part_id\)\['x'\]",
+        "x": r"its rows are divided into parts. part.node_rows\(part_id\)\['x'\]",
         "train_mask": r"it became a split, part.split\('train', part_id\)",
         "edge_index": "part.graph has the edges",
         "no_such_name": "has no 'no_such_name'$",
@@ -1473,12 +1477,12 @@ def test_pygs_names_are_answered_in_words(tmp_path):
     assert copied.fingerprint == part.fingerprint
 
 
-def test_attributes_that_are_set_too_late_are_refused_in_words(tmp_path):
+def test_setting_an_attribute_on_a_partitioned_graph_is_refused(tmp_path):
     write(hostile_data(), 1, tmp_path / "d")
     loader = salientpp.NeighborLoader(salientpp.load(tmp_path / "d"), [3], "train", batch_size=8)
     for name in ("n_id", "x", "train_mask"):
         with pytest.raises(
-            AttributeError, match=f"{name!r} cannot be set on a PartitionedGraph: batches carry what is on disk"
+            AttributeError, match=f"{name!r} cannot be set on a PartitionedGraph: batches carry the attributes on disk"
         ):
             setattr(loader.data, name, torch.arange(60))
     assert all(len(batch.n_id) == len(batch.x) for batch in loader)

@@ -1,6 +1,6 @@
-"""Law: whatever a manifest says under a checksum that fits, a directory opens and works, or `DatasetError` names file and field.
+"""Law: whatever a manifest with a valid checksum says, the directory opens and works, or `DatasetError` names file and field.
 
-The cases are generated: a valid manifest, changed in one to three places, as another writer's mistake or malice would.
+The cases are generated: a valid manifest is changed in one to three places, as by another writer's mistake or by malice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from salientpp.store.directory.local_copy import copy_to_disk
 from salientpp.store.directory.manifest import manifest_checksum
 from salientpp.vip.policies import score
 
-#: Cases in the suite; a run of 3,000 was made when this was written.
+#: Number of cases in the suite.
 CASES = 100
 
 JUNK: list[Any] = [
@@ -37,13 +37,13 @@ JUNK: list[Any] = [
 
 
 def places(value: Any, path: tuple = ()) -> list[tuple]:
-    """The path of every value inside."""
+    """Returns the path of every value inside."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(place for key, item in inside for place in places(item, (*path, key)))]
 
 
 def forge(manifest: dict[str, Any], seed: int) -> str:
-    """Change it somewhere; says how."""
+    """Changes the manifest somewhere, and returns a description of the change."""
     choose = random.Random(seed)
     done = []
     for _ in range(choose.randint(1, 3)):
@@ -77,7 +77,7 @@ def forge(manifest: dict[str, Any], seed: int) -> str:
 
 
 def use(root: Path, to: Path) -> None:
-    """What commands and loaders do with a directory."""
+    """Uses a directory as commands and loaders do."""
     part = salientpp.load(root, part_id=0)
     repr(part)
     assert len(part.fingerprint) == 16
@@ -111,7 +111,7 @@ def use(root: Path, to: Path) -> None:
 
 
 def forged_case(roots: list[Path], scratch: Path, seed: int) -> str:
-    """Run one case; '' if it worked, the error's text otherwise."""
+    """Runs one case. Returns '' if the directory worked, otherwise the error's text."""
     root = roots[seed % len(roots)]
     path = root / "manifest.json"
     whole = path.read_text()
@@ -157,7 +157,7 @@ def roots(tmp_path_factory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def typed_roots(tmp_path_factory) -> list[Path]:
-    """Version 2: several types with everything there is, and one type with times and a split of edges."""
+    """Returns directories of version 2: one with several types and every kind of data, and one with one type, times and a split of edges."""
     folder = tmp_path_factory.mktemp("forged")
     data = random_hetero(60, paper=20, author=11, venue=3)
     data["paper"].train_mask, data["paper"].y = torch.arange(20) % 2 == 0, torch.arange(20) % 3
@@ -172,55 +172,55 @@ def typed_roots(tmp_path_factory) -> list[Path]:
     return [folder / "h1", folder / "h2", folder / "o2"]
 
 
-def test_a_forged_manifest_of_several_types_is_refused_in_words_or_works(typed_roots, tmp_path):
+def test_a_forged_manifest_of_several_types_is_refused_with_a_clear_error_or_works(typed_roots, tmp_path):
     said = [forged_case(typed_roots, tmp_path, seed) for seed in range(CASES)]
-    assert 0.5 * CASES < sum(map(bool, said)) < CASES, "most are refused, and some changes are harmless"
-    assert list(tmp_path.iterdir()) == [], "nothing was written elsewhere"
+    assert 0.5 * CASES < sum(map(bool, said)) < CASES, "most changes are refused, and some are harmless"
+    assert list(tmp_path.iterdir()) == [], "no file was written elsewhere"
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda m: m.pop("node_types"), "it has no node_types, expected a list of at least one record"),
+        (lambda m: m.pop("node_types"), "field node_types is missing, expected a list of at least one record"),
         (lambda m: m.update(node_types=[]), "node_types must be a list of at least one record, got"),
         (lambda m: m.update(edge_types={}), "edge_types must be a list of records, got"),
-        (lambda m: m["node_types"][1].pop("offsets"), r"it has no node_types\[1\].offsets, expected a list of integers"),
-        (lambda m: m["node_types"][1].update(name="paper"), "node_types must name a type once, got 'paper' as number 0 and 1"),
-        (lambda m: m["edge_types"][1].update(name=["paper", "by", "author"]), r"edge_types must name a type once, got \('paper', 'by', 'author'\) as"),
+        (lambda m: m["node_types"][1].pop("offsets"), r"field node_types\[1\].offsets is missing, expected a list of integers"),
+        (lambda m: m["node_types"][1].update(name="paper"), "node_types must have distinct names, got 'paper' as number 0 and 1"),
+        (lambda m: m["edge_types"][1].update(name=["paper", "by", "author"]), r"edge_types must have distinct names, got \('paper', 'by', 'author'\) as"),
         (lambda m: m["edge_types"][0].update(name=["paper", "by", "editor"]), r"edge_types\[0\].name must join node types .*got .*'editor'"),
         (lambda m: m["edge_types"][0].update(name=["paper", "by"]), r"edge_types\[0\].name must be three strings, or null"),
         (lambda m: m["edge_types"][0].update(name=None), r"edge_types\[0\].name must join node types|a type named null"),
-        (lambda m: m["node_types"][3].update(name=None), "a type named null must be the only one"),
+        (lambda m: m["node_types"][3].update(name=None), "a type named null must be the only vertex type"),
         (lambda m: m["node_types"][0].update(name="\ud800"), r"node_types\[0\].name must be a string, or null"),
         (lambda m: m["node_types"][0].update(name=7), r"node_types\[0\].name must be a string, or null"),
         (_set("node_types", 0, "offsets", to=[0, 30, 20]), r"node_types\[0\].offsets must ascend from 0 to num_vertices, 20"),
-        (_set("node_types", 0, "splits", "train", to=[1]), r"node_types\[0\].splits\['train'\] must have a number for each of 2 parts"),
-        (_set("edge_types", 2, "splits", "train", to=[61, 0]), r"edge_types\[2\].splits\['train'\] must have a number .*at most the number of edges"),
+        (_set("node_types", 0, "splits", "train", to=[1]), r"node_types\[0\].splits\['train'\] must have one number for each of 2 parts"),
+        (_set("edge_types", 2, "splits", "train", to=[61, 0]), r"edge_types\[2\].splits\['train'\] must have one number .*at most the number of edges"),
         (_set("edge_types", 2, "splits", "all", to=[1, 1]), r"edge_types\[2\].splits must be a map of identifiers"),
         (_set("node_types", 2, "replicated", to=1), r"node_types\[2\].replicated must be true or false, got 1"),
-        (_set("node_types", 2, "replicated", to=False), r"files must have 'part-0000.*n2.node_|files must have those"),
+        (_set("node_types", 2, "replicated", to=False), r"files must have 'part-0000.*n2.node_|files must have only files"),
         (_set("node_types", 0, "attributes", "x", "dtype", to="quint8"), r"node_types\[0\].attributes\['x'\] must have a dtype that files can hold"),
         (_set("node_types", 0, "attributes", "../x", to={"dtype": "int64", "row_shape": []}), r"node_types\[0\].attributes must be a map of names"),
-        (_set("time_attr", to="x"), "time_attr must be null or name one number of vertices, or of edges, got 'x'"),
-        (_set("time_attr", to="tiem"), "time_attr must be null or name one number of vertices, or of edges, got 'tiem'"),
-        (_set("time_attr", to=None), "files must have those of the graph alone, got 'n0.time_time.npy'"),
+        (_set("time_attr", to="x"), "time_attr must be null, or name scalar times of nodes or of edges, got 'x'"),
+        (_set("time_attr", to="tiem"), "time_attr must be null, or name scalar times of nodes or of edges, got 'tiem'"),
+        (_set("time_attr", to=None), "files must have only files of the graph, got 'n0.time_time.npy'"),
         (_set("time_attr", to=3), "time_attr must be null or a string, got 3"),
         (_set("workload", "seeds", to="train"), "workload must be num_neighbors, a list of fanouts for each of edge_types"),
         (_set("workload", "seeds", to=["paper", "tset"]), "workload.seeds must be a split or 'all', got 'tset' of 'paper'"),
-        (_set("workload", "seeds", to=["papre", "all"]), "workload.seeds must be of a node type, got 'papre'"),
+        (_set("workload", "seeds", to=["papre", "all"]), "workload.seeds must name a node type, got 'papre'"),
         (_set("workload", "num_neighbors", to=[[2]]), "workload.num_neighbors must have a list for each of 4 edge types"),
         (_set("workload", "num_neighbors", to=[[2], [2], [2], [2, 2]]), "workload.num_neighbors must have a list for each of 4 edge types, all of one"),
         (_set("files", "n9.original_id.npy", to={"bytes": 1, "quick": 1, "sha256": "0" * 64, "dtype": "<i8", "shape": []}),
-         "files must have those of the graph"),
-        (_set("version", to=1), "it has no num_vertices"),
+         "files must have only files of the graph"),
+        (_set("version", to=1), "field num_vertices is missing"),
     ],
 )  # fmt: skip
-def test_what_a_manifest_of_several_types_may_not_say_is_named(typed_roots, tmp_path, change, text):
+def test_an_error_names_the_invalid_field_of_a_manifest_of_several_types(typed_roots, tmp_path, change, text):
     check_it_is_named(typed_roots[1], tmp_path, change, text)
 
 
 def check_it_is_named(whole, tmp_path, change, text) -> None:
-    """A copy of a directory whose manifest was changed is refused by whoever opens it, in these words."""
+    """Checks that every function that opens a directory with a changed manifest raises an error with this text."""
     root = tmp_path / "d"
     shutil.copytree(whole, root)
     edit_manifest(root, change, checksum=True)
@@ -232,19 +232,19 @@ def check_it_is_named(whole, tmp_path, change, text) -> None:
         copy_to_disk(root, tmp_path / "to", parts=[0])
 
 
-def test_a_forged_manifest_is_refused_in_words_or_works(roots, tmp_path):
+def test_a_forged_manifest_is_refused_with_a_clear_error_or_works(roots, tmp_path):
     said = [forged_case(roots, tmp_path, seed) for seed in range(CASES)]
-    assert 0.5 * CASES < sum(map(bool, said)) < CASES, "most are refused, and some changes are harmless"
-    assert list(tmp_path.iterdir()) == [], "nothing was written elsewhere"
+    assert 0.5 * CASES < sum(map(bool, said)) < CASES, "most changes are refused, and some are harmless"
+    assert list(tmp_path.iterdir()) == [], "no file was written elsewhere"
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda manifest: manifest.pop("offsets"), "it has no offsets, expected a list of integers >= 0"),
+        (lambda manifest: manifest.pop("offsets"), "field offsets is missing, expected a list of integers >= 0"),
         (_set("offsets", to=[0, 40, 30, 60]), "offsets must ascend from 0 to num_vertices, 60, in num_parts"),
         (_set("offsets", to=[0, 70, 60]), "offsets must ascend from 0 to num_vertices, 60"),
-        (_set("offsets", to=[0, 20, 60]), r"splits\[.*\] must have a number|files\['part-0000. *.*'\] must be"),
+        (_set("offsets", to=[0, 20, 60]), r"splits\[.*\] must have one number|files\['part-0000. *.*'\] must be"),
         (_set("num_vertices", to=-1), "num_vertices must be an integer >= 0, got -1"),
         (_set("num_vertices", to=2**70), "num_vertices must be an integer >= 0, got 1180591620717411303424"),
         (_set("num_vertices", to=True), "num_vertices must be an integer >= 0, got True"),
@@ -263,25 +263,25 @@ def test_a_forged_manifest_is_refused_in_words_or_works(roots, tmp_path):
         ),
         (
             _set("files", "../x.npy", to={"bytes": 1, "quick": 1, "sha256": "0" * 64, "dtype": "<i8", "shape": []}),
-            "files must have those of the graph alone, got '../x.npy'",
+            "files must have only files of the graph, got '../x.npy'",
         ),
         (
             _set("files", "/x.npy", to={"bytes": 1, "quick": 1, "sha256": "0" * 64, "dtype": "<i8", "shape": []}),
-            "files must have those of the graph alone, got '/x.npy'",
+            "files must have only files of the graph, got '/x.npy'",
         ),
-        (lambda manifest: manifest["files"].pop("indptr.npy"), "files must have 'indptr.npy', and it is not there"),
+        (lambda manifest: manifest["files"].pop("indptr.npy"), "files must have 'indptr.npy', but it is missing"),
         (
             _set("files", "indptr.npy", "shape", to=[2**62]),
             r"files\['indptr.npy'\] must be <i8 \[61\], got '<i8' \[4611686018427387904\]",
         ),
         (_set("files", "indptr.npy", "bytes", to=-8), "files must be a map of names to bytes"),
         (_set("workload", "seeds", to="tset"), "workload.seeds must be a split or 'all', got 'tset'"),
-        (_set("splits", "train", to=[1]), r"splits\['train'\] must have a number for each of 2 parts"),
+        (_set("splits", "train", to=[1]), r"splits\['train'\] must have one number for each of 2 parts"),
         (_set("splits", "not a name", to=[1, 1]), "splits must be a map of identifiers"),
         (_set("quality", to={}), "quality must be edge_cut and edge_cut_fraction, numbers"),
     ],
 )
-def test_what_a_manifest_may_not_say_is_named(roots, tmp_path, change, text):
+def test_an_error_names_the_invalid_field_of_a_manifest(roots, tmp_path, change, text):
     check_it_is_named(roots[1], tmp_path, change, text)
     assert not (tmp_path / "x.npy").exists()
 
@@ -299,7 +299,7 @@ def test_what_a_manifest_may_not_say_is_named(roots, tmp_path, change, text):
         "[" * 5000,
     ],
 )
-def test_a_list_of_parts_that_is_none_is_refused(roots, tmp_path, text):
+def test_an_invalid_list_of_parts_is_refused(roots, tmp_path, text):
     root = tmp_path / "d"
     shutil.copytree(roots[1], root)
     (root / "parts.json").write_text(text)
@@ -307,7 +307,7 @@ def test_a_list_of_parts_that_is_none_is_refused(roots, tmp_path, text):
         salientpp.load(root, part_id=0)
 
 
-# --- arrays whose contents lie ----------------------------------------------------------------------------
+# --- inconsistent arrays ----------------------------------------------------------------------------------
 
 LIES: dict[str, tuple[str, Callable[[np.ndarray], None], str]] = {
     "indptr falls": ("indptr.npy", lambda a: a.__setitem__(5, 10**9), "d1 holds no graph: indptr must not decrease"),
@@ -337,7 +337,7 @@ LIES: dict[str, tuple[str, Callable[[np.ndarray], None], str]] = {
         lambda a: a.__setitem__(0, 2**62),
         "original_id.npy must hold each of 0 to 59 once",
     ),
-    "seeds of nobody": (
+    "seeds of no part": (
         "part-00000/split_train.npy",
         lambda a: a.__setitem__(-1, 2**62),
         r"split_train.npy must hold ascending ids in \[0, 60\)",
@@ -358,7 +358,7 @@ LIES: dict[str, tuple[str, Callable[[np.ndarray], None], str]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_arrays_that_lie_are_found_by_full_verification_and_crash_nothing(roots, tmp_path, lie):
+def test_full_verification_finds_inconsistent_arrays_without_a_crash(roots, tmp_path, lie):
     name, change, text = LIES[lie]
     root = tmp_path / "d1"
     shutil.copytree(roots[0], root)

@@ -1,4 +1,4 @@
-"""Laws of a partition that was stopped: the same call goes on after the last step that was done and ends in the same bytes; no other takes over its work."""
+"""Laws of a stopped partition: the same call continues after the last finished step, and produces the same bytes. No other call takes over its work."""
 
 from __future__ import annotations
 
@@ -81,9 +81,11 @@ def test_a_partition_killed_again_and_again_ends_in_the_same_bytes(tmp_path, met
     stopped, whole = done.stdout.split("done\n")
     runs = stopped.split("killed\n")
     assert len(runs) == 18
-    assert [i for i, steps in enumerate(runs) if "assigning" in steps] == [1, 2, 3], "not once it was noted"
+    assert [i for i, steps in enumerate(runs) if "assigning" in steps] == [1, 2, 3], (
+        "the step never runs again once it is recorded"
+    )
     assert [i for i, steps in enumerate(runs) if "computing inclusion" in steps] == [4, 5, 6, 7], (
-        "not once it was noted"
+        "the step never runs again once it is recorded"
     )
     assert "assigning" in whole and "computing inclusion" in whole
     assert sorted(path.name for path in (tmp_path / "to").iterdir()) == ["d", "whole"]
@@ -91,7 +93,7 @@ def test_a_partition_killed_again_and_again_ends_in_the_same_bytes(tmp_path, met
     salientpp.load(tmp_path / "to" / "d", verify="full")
 
 
-def test_a_disk_without_room_for_the_probabilities_is_an_error_that_the_same_command_mends(tmp_path, monkeypatch):
+def test_after_an_error_of_a_full_disk_the_same_command_continues(tmp_path, monkeypatch):
     data, root = random_data(60, 300), tmp_path / "d"
 
     def full(*_):
@@ -101,7 +103,7 @@ def test_a_disk_without_room_for_the_probabilities_is_an_error_that_the_same_com
         patched.setattr(os, "posix_fallocate", full)
         with pytest.raises(
             OSError,
-            match=r"cannot be written \(No space left on device\); the disk is full: make room. Then give the same",
+            match=r"cannot be written \(No space left on device\); the disk is full: make room. Then repeat the same",
         ):
             salientpp.partition(data, 2, root, [3, 2], 8)
     steps = []
@@ -110,8 +112,8 @@ def test_a_disk_without_room_for_the_probabilities_is_an_error_that_the_same_com
     assert contents(root) == contents(salientpp.partition(data, 2, tmp_path / "whole", [3, 2], 8).root)
 
 
-def test_no_step_is_done_twice(tmp_path, monkeypatch):
-    """Each run does one step and is stopped in the next."""
+def test_no_step_runs_twice(tmp_path, monkeypatch):
+    """Each run finishes one step and is stopped in the next."""
     data, root, note, steps = random_data(60, 300, edge_attributes=True), tmp_path / "d", Journal.note, []
 
     def stops(self, step, *rest):
@@ -134,7 +136,7 @@ def test_no_step_is_done_twice(tmp_path, monkeypatch):
 
 @pytest.fixture
 def begun(tmp_path, monkeypatch):
-    """Stops a partition in its files of parts."""
+    """Returns a function that stops a partition while it writes the files of parts."""
 
     def begin(data, root=tmp_path / "d", **options) -> None:
         def stop(*arguments):
@@ -173,7 +175,7 @@ def begun(tmp_path, monkeypatch):
     ],
     ids=str,
 )
-def test_another_call_is_refused_or_begins_anew(tmp_path, begun, change, text):
+def test_another_call_is_refused_or_starts_over(tmp_path, begun, change, text):
     data = random_data(60, 300, directed=True)
     begun(data)
     before = contents(tmp_path / ".d.writing")
@@ -184,9 +186,7 @@ def test_another_call_is_refused_or_begins_anew(tmp_path, begun, change, text):
         data.update({name: others[name] for name in change})
     else:
         arguments |= change
-    with pytest.raises(
-        ValueError, match=rf"d was begun by a partition that is not this one: {text}.*pass overwrite \(--overwrite\)"
-    ):
+    with pytest.raises(ValueError, match=rf"d was begun by another partition: {text}.*pass overwrite \(--overwrite\)"):
         salientpp.partition(data, root=tmp_path / "d", **arguments)
     assert contents(tmp_path / ".d.writing") == before
     salientpp.partition(data, root=tmp_path / "d", overwrite=True, **arguments)
@@ -195,7 +195,7 @@ def test_another_call_is_refused_or_begins_anew(tmp_path, begun, change, text):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d", "whole"]
 
 
-def test_a_mapped_source_is_known_by_its_files(tmp_path, begun):
+def test_a_mapped_source_is_identified_by_its_files(tmp_path, begun):
     graph = generate(tmp_path / "graph", num_vertices=400, num_features=32, train_fraction=0.2)
     data = load_dataset(f"converted:{graph}")
     assert len(identify(data.x)) == 6 and identify(data.x) == identify(load_dataset(f"converted:{graph}").x)
@@ -205,18 +205,18 @@ def test_a_mapped_source_is_known_by_its_files(tmp_path, begun):
     assert len(steps) == 2
     begun(data, tmp_path / "e")
     os.utime(graph / "n0.x.npy", (1, 1))
-    with pytest.raises(ValueError, match="not this one: x of the data differ"):
+    with pytest.raises(ValueError, match="another partition: x of the data differ"):
         salientpp.partition(load_dataset(f"converted:{graph}"), 2, tmp_path / "e", [3, 2], 8)
     changed = load_dataset(f"converted:{graph}")
     before = identify(changed.x)
-    changed.x[0, 0] += 1  # of this process alone: the file does not say so
+    changed.x[0, 0] += 1  # visible only in this process: the file stays unchanged
     assert len(before) == 6 and len(identify(changed.x)) == 3
 
 
 @pytest.mark.parametrize(
     "dtype", [torch.bool, torch.int8, torch.bfloat16, torch.float8_e5m2, torch.complex64, torch.float64]
 )
-def test_the_identity_of_an_array_is_of_its_values_dtype_and_shape(dtype, monkeypatch):
+def test_an_array_is_identified_by_its_values_dtype_and_shape(dtype, monkeypatch):
     from salientpp.store.directory import task
 
     array = torch.arange(60).view(20, 3).remainder(2).to(dtype)
@@ -242,7 +242,7 @@ def test_a_file_that_was_altered_is_written_again(tmp_path, begun):
         (tmp_path / "d").rename(tmp_path / f"d of {name.replace('/', ' ')}")
 
 
-def test_a_line_of_the_journal_that_does_not_end_was_not_written(tmp_path, begun):
+def test_an_incomplete_line_of_the_journal_is_ignored(tmp_path, begun):
     data = random_hetero()
     begun(data)
     journal = tmp_path / ".d.writing" / JOURNAL
@@ -255,10 +255,10 @@ def test_a_line_of_the_journal_that_does_not_end_was_not_written(tmp_path, begun
     journal.write_text(journal.read_text().replace('"files"', '"pile"', 1))
     with pytest.raises(ValueError, match=rf"{JOURNAL} cannot be read \('files'\); remove .*\.e\.writing"):
         salientpp.partition(data, 2, tmp_path / "e", [3, 2], 8)
-    assert journal.exists(), "it is not this run's to remove"
+    assert journal.exists(), "an unreadable journal is not removed"
 
 
-def test_a_directory_is_written_by_one_process_and_never_where_others_may_lie_in_wait(tmp_path, begun):
+def test_only_one_process_writes_a_directory_and_never_into_a_folder_of_another_user(tmp_path, begun):
     import fcntl
 
     data = random_data(60, 300)
@@ -272,7 +272,9 @@ def test_a_directory_is_written_by_one_process_and_never_where_others_may_lie_in
     assert contents(tmp_path / ".d.writing") == before
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / ".e.writing").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match=r"\.e\.writing is no directory of yours; remove it, or choose another root"):
+    with pytest.raises(
+        ValueError, match=r"\.e\.writing is not a directory that you own; remove it, or choose another root"
+    ):
         salientpp.partition(data, 2, tmp_path / "e", [3, 2], 8)
     (tmp_path / ".f.writing").mkdir()
     (tmp_path / ".f.writing" / "thesis.txt").touch()

@@ -1,4 +1,4 @@
-"""Laws of a copy for one host: it has what its ranks read and no more, it is whole or not there, and several ranks may make it at once."""
+"""Laws of a copy for one host: it has exactly the files that its ranks read, it is complete or absent, and several ranks may make it at once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def dataset_dir(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def altered(dataset_dir, tmp_path) -> Path:
-    """A copy of the directory to do harm to."""
+    """Returns a copy of the directory that a test may damage."""
     return Path(shutil.copytree(dataset_dir, tmp_path / "altered" / "parts"))
 
 
@@ -45,10 +45,10 @@ def files_of(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
 
-# --- what is copied ---------------------------------------------------------------------------------------
+# --- the copied files -------------------------------------------------------------------------------------
 
 
-def test_a_copy_has_the_topology_and_its_own_parts_and_grows(dataset_dir, tmp_path):
+def test_a_copy_has_the_topology_and_its_parts_and_can_grow(dataset_dir, tmp_path):
     own = [name for name in files_of(dataset_dir) if "/" not in name or name.startswith("part-00001/")]
     copy = copy_to_disk(dataset_dir, tmp_path / "new" / "disk", parts=[1])
     assert copy == tmp_path / "new" / "disk" / "parts"
@@ -58,7 +58,7 @@ def test_a_copy_has_the_topology_and_its_own_parts_and_grows(dataset_dir, tmp_pa
     assert {path.name for path in copy.glob("part-*")} == {"part-00000", "part-00001"}
 
 
-def test_a_copy_is_read_as_the_directory_is(dataset_dir, tmp_path):
+def test_a_copy_reads_as_the_original_directory(dataset_dir, tmp_path):
     part, copy = (
         salientpp.load(root, part_id=1, verify="full")
         for root in (dataset_dir, copy_to_disk(dataset_dir, tmp_path, parts=[1]))
@@ -71,23 +71,23 @@ def test_a_copy_is_read_as_the_directory_is(dataset_dir, tmp_path):
     assert torch.equal(copy.original_id(torch.arange(5)), part.original_id(torch.arange(5)))
 
 
-def test_a_part_that_was_not_copied_is_missed_by_name(dataset_dir, tmp_path):
+def test_an_error_names_the_part_that_was_not_copied(dataset_dir, tmp_path):
     copy = copy_to_disk(dataset_dir, tmp_path, parts=[1, 2])
-    with pytest.raises(DatasetError, match=r"parts is a copy without part 0, its parts are 1, 2; copy that part too"):
+    with pytest.raises(DatasetError, match=r"parts is a copy without part 0; its parts are 1, 2; copy that part too"):
         salientpp.load(copy, part_id=0)
     with pytest.raises(DatasetError, match="is a copy without part 0"):
         salientpp.load(copy, part_id=1).node_rows(0)
 
 
 @given(st.integers(1, 12), st.integers(1, 6))
-def test_with_ranks_as_a_multiple_of_parts_each_stages_the_part_it_serves(num_parts, per_part):
+def test_each_rank_stages_the_part_that_it_serves(num_parts, per_part):
     assert [list(parts_of(rank, num_parts * per_part, num_parts)) for rank in range(num_parts * per_part)] == [
         [rank // per_part] for rank in range(num_parts * per_part)
     ]
 
 
 @given(st.integers(1, 12), st.integers(1, 6), st.integers(1, 4))
-def test_one_call_per_host_stages_what_all_ranks_of_the_host_serve(hosts, ranks_per_host, ranks_per_part):
+def test_one_call_per_host_stages_the_parts_of_all_its_ranks(hosts, ranks_per_host, ranks_per_part):
     num_parts, left = divmod(hosts * ranks_per_host, ranks_per_part)
     if left == 0:
         for host in range(hosts):
@@ -107,17 +107,17 @@ def _stage_and_load(rank, root, to):
     return batches[0] == batches[1] and len(batches[0]) > 0, loader.state_dict()["fingerprint"]["dataset"]
 
 
-def test_ranks_of_a_host_stage_at_once_and_get_the_same_batches(dataset_dir, tmp_path):
+def test_ranks_of_a_host_can_stage_at_once_and_get_the_same_batches(dataset_dir, tmp_path):
     results = distributed.run(_stage_and_load, NUM_PARTS, dataset_dir, tmp_path)
     assert results == NUM_PARTS * [(True, salientpp.load(dataset_dir, part_id=0).fingerprint)]
     copy = tmp_path / "parts"
-    assert files_of(copy) == sorted([*files_of(dataset_dir), "parts.json"]), "no file under another name is left"
+    assert files_of(copy) == sorted([*files_of(dataset_dir), "parts.json"]), "no temporary file is left"
 
 
-# --- whole or not there -----------------------------------------------------------------------------------
+# --- complete or absent -----------------------------------------------------------------------------------
 
 
-def test_a_copy_that_was_broken_off_is_no_dataset_and_is_begun_again(dataset_dir, altered, tmp_path):
+def test_an_interrupted_copy_is_not_a_dataset_and_is_copied_again(dataset_dir, altered, tmp_path):
     (altered / "part-00002" / "node_x.npy").unlink()
     with pytest.raises(DatasetError, match=r"part-00002/node_x.npy is missing"):
         copy_to_disk(altered, tmp_path, parts=[2])
@@ -129,7 +129,7 @@ def test_a_copy_that_was_broken_off_is_no_dataset_and_is_begun_again(dataset_dir
     salientpp.load(copy, part_id=2, verify="full")
 
 
-def test_a_copy_that_was_broken_off_in_its_first_file_is_begun_again(dataset_dir, tmp_path, monkeypatch):
+def test_a_copy_that_was_interrupted_in_its_first_file_is_copied_again(dataset_dir, tmp_path, monkeypatch):
     def killed(*arguments):
         raise KeyboardInterrupt
 
@@ -140,7 +140,7 @@ def test_a_copy_that_was_broken_off_in_its_first_file_is_begun_again(dataset_dir
     salientpp.load(copy_to_disk(dataset_dir, tmp_path, parts=[1]), part_id=1, verify="full")
 
 
-def test_a_damaged_file_is_found_and_its_place_named(altered, tmp_path):
+def test_an_error_names_the_damaged_file(altered, tmp_path):
     path = altered / "part-00001" / "node_x.npy"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -151,7 +151,7 @@ def test_a_damaged_file_is_found_and_its_place_named(altered, tmp_path):
     copy_to_disk(altered, tmp_path, parts=[0])
 
 
-def test_a_copy_damaged_on_its_way_is_not_used(dataset_dir, tmp_path, monkeypatch):
+def test_a_file_that_is_damaged_while_it_is_copied_is_refused(dataset_dir, tmp_path, monkeypatch):
     whole = shutil.copyfileobj
     monkeypatch.setattr(shutil, "copyfileobj", lambda source, target, length: target.write(source.read()[:-1]))
     with pytest.raises(DatasetError, match=r"parts/.*npy.copying must have \d+ bytes"):
@@ -160,20 +160,20 @@ def test_a_copy_damaged_on_its_way_is_not_used(dataset_dir, tmp_path, monkeypatc
     salientpp.load(copy_to_disk(dataset_dir, tmp_path, parts=[1]), part_id=1, verify="full")
 
 
-# --- what is refused --------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------
 
 
-def test_a_place_that_is_taken_is_left_alone(dataset_dir, tmp_path):
+def test_an_existing_path_is_left_unchanged(dataset_dir, tmp_path):
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "mine.txt").write_text("mine")
-    with pytest.raises(DatasetError, match="is no copy of a dataset directory, so nothing is written there"):
+    with pytest.raises(DatasetError, match="is not a copy of a dataset directory, so nothing is written there"):
         copy_to_disk(dataset_dir, tmp_path, parts=[0])
     assert files_of(tmp_path / "parts") == ["mine.txt"]
     with pytest.raises(ValueError, match="cannot be copied onto itself"):
         copy_to_disk(dataset_dir, dataset_dir.parent, parts=[0])
 
 
-def test_a_copy_of_other_contents_is_not_mixed_with_this(dataset_dir, tmp_path):
+def test_a_copy_of_other_contents_is_refused(dataset_dir, tmp_path):
     other = salientpp.partition(
         random_data(seed=1), NUM_PARTS, tmp_path / "other" / "parts", [5, 3], 8, method="random"
     ).root
@@ -182,14 +182,14 @@ def test_a_copy_of_other_contents_is_not_mixed_with_this(dataset_dir, tmp_path):
         copy_to_disk(dataset_dir, tmp_path, parts=[0])
 
 
-def test_a_disk_without_room_is_said_before_anything_is_copied(dataset_dir, tmp_path, monkeypatch):
+def test_a_disk_without_room_is_an_error_before_anything_is_copied(dataset_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
-    with pytest.raises(DatasetError, match=r"needs \d+\.\d MB more, and its disk has 0.0 MB left"):
+    with pytest.raises(DatasetError, match=r"needs \d+\.\d MB more, but its disk has only 0.0 MB left"):
         copy_to_disk(dataset_dir, tmp_path, parts=[0])
     assert files_of(tmp_path / "parts") == ["parts.json"]
 
 
-def test_which_part_must_be_clear_and_exist(dataset_dir, tmp_path):
+def test_the_parts_to_copy_must_be_known_and_exist(dataset_dir, tmp_path):
     with pytest.raises(ValueError, match="has 3 parts and this process serves none of them"):
         copy_to_disk(dataset_dir, tmp_path)
     with pytest.raises(ValueError, match=r"parts must be in \[0, 3\), got 3"):
@@ -200,21 +200,23 @@ def test_which_part_must_be_clear_and_exist(dataset_dir, tmp_path):
         copy_to_disk(tmp_path, tmp_path / "there", parts=[0])
 
 
-# --- a directory that others can write to -------------------------------------------------------------------
+# --- a directory that other users can write to --------------------------------------------------------------
 
 
-def test_a_lock_that_is_a_link_does_not_empty_what_it_leads_to(dataset_dir, tmp_path):
+def test_a_lock_that_is_a_link_does_not_empty_its_target(dataset_dir, tmp_path):
     victim = tmp_path / "thesis.tex"
     victim.write_text("years of work")
     (tmp_path / "disk").mkdir()
     (tmp_path / "disk" / ".parts.lock").symlink_to(victim)
-    with pytest.raises(DatasetError, match=r"\.parts\.lock is to be the lock of this copy, and is no regular file"):
+    with pytest.raises(
+        DatasetError, match=r"\.parts\.lock must be a regular file, because it is the lock of this copy"
+    ):
         copy_to_disk(dataset_dir, tmp_path / "disk", parts=[0])
     assert victim.read_text() == "years of work" and not (tmp_path / "disk" / "parts").exists()
 
 
 @pytest.mark.parametrize("kind", ["text", "hard link", "pipe", "socket", "folder"])
-def test_a_lock_that_was_there_before_is_neither_emptied_nor_waited_for(dataset_dir, tmp_path, kind):
+def test_an_existing_lock_file_is_neither_emptied_nor_waited_for(dataset_dir, tmp_path, kind):
     lock, victim = tmp_path / ".parts.lock", tmp_path / "victim"
     victim.write_text("kept")
     if kind == "text":
@@ -231,7 +233,7 @@ def test_a_lock_that_was_there_before_is_neither_emptied_nor_waited_for(dataset_
         salientpp.load(copy_to_disk(dataset_dir, tmp_path, parts=[0]), part_id=0, verify="full")
         assert lock.read_text() == "kept" and victim.read_text() == "kept"
     else:
-        with pytest.raises(DatasetError, match="is no regular file"):
+        with pytest.raises(DatasetError, match="must be a regular file"):
             copy_to_disk(dataset_dir, tmp_path, parts=[0])
 
 
@@ -245,7 +247,7 @@ def test_nothing_is_written_through_a_link_planted_in_a_copy(dataset_dir, tmp_pa
         (copy / name).symlink_to(victim)
     (copy / "part-00002").symlink_to(elsewhere)
     salientpp.load(copy_to_disk(dataset_dir, tmp_path / "disk", parts=[1]), part_id=1, verify="full")
-    with pytest.raises(DatasetError, match="part-00002 is a symbolic link, and nothing is written through one"):
+    with pytest.raises(DatasetError, match="part-00002 is a symbolic link, and files are never written through a link"):
         copy_to_disk(dataset_dir, tmp_path / "disk", parts=[2])
     assert victim.read_text() == "kept" and list(elsewhere.iterdir()) == []
 
@@ -257,7 +259,7 @@ def test_a_copy_may_be_a_link_to_another_disk(dataset_dir, tmp_path):
         copy = copy_to_disk(dataset_dir, tmp_path, parts=[2])
         assert copy.is_symlink() and (tmp_path / "large" / "folder" / "manifest.json").is_file()
         salientpp.load(copy, part_id=2, verify="full")
-        (copy / "manifest.json").unlink()  # and the next call begins again
+        (copy / "manifest.json").unlink()  # so that the next call copies everything again
 
 
 # --- the command ------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""Laws of dataset directories of several types: every row, edge, split and id of every type is where it must be, for any number of parts.
+"""Laws of dataset directories of several types: every row, edge, split and id of every type is stored in its place, for any number of parts.
 
-Vertices know their type and who they are, edges their relation and theirs, so whatever lies on disk says whose it is.
+Attributes of vertices hold their type and number, and those of edges their relation and number. So every row on disk identifies its vertex or edge.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ CITES = ("paper", "cites", "paper")
 
 
 def hetero(seed: int = 0, **sizes: int) -> HeteroData:
-    """Splits of papers and authors, labels of papers some of which are missing, a type without rows, one without vertices, a relation without edges."""
+    """Returns a graph with splits of papers and authors. Some papers lack a label.
+
+    One type has no rows, one has no vertices, and one relation has no edges.
+    """
     print(f"seed {seed}")
     data = random_hetero(seed=seed, **sizes)
     draw = torch.Generator().manual_seed(seed)
@@ -57,12 +60,12 @@ def write(data: HeteroData | Data, num_parts: int, root: Path, **options: Any) -
 
 
 def original(part: salientpp.PartitionedGraph) -> dict[Any, Tensor]:
-    """Per type the user's id of every vertex."""
+    """Returns the user's id of every vertex, per type."""
     return {name: part.original_id(torch.arange(book.num_vertices), name) for name, book in part.books.items()}
 
 
 def kept(data: HeteroData, name: str, split: str) -> Tensor:
-    """The ids of a mask, without vertices whose label is unknown."""
+    """Returns the ids in a mask, without vertices whose label is unknown."""
     mask = data[name][f"{split}_mask"]
     return (mask & (data[name].y >= 0) if "y" in data[name] else mask).nonzero().flatten()
 
@@ -70,12 +73,12 @@ def kept(data: HeteroData, name: str, split: str) -> Tensor:
 def assert_nothing_is_lost(
     data: HeteroData, part: salientpp.PartitionedGraph, splits: Mapping[str, Mapping[str, Tensor]]
 ) -> None:
-    """``splits``: type -> name -> ascending original ids."""
+    """Checks every row, edge and split. ``splits`` is type -> name -> ascending original ids."""
     K, ids = part.num_parts, original(part)
     assert part.is_hetero and part.node_types == tuple(data.node_types) and part.edge_types == tuple(data.edge_types)
     for name in data.node_types:
         size, book = data[name].num_nodes, part.books[name]
-        assert torch.equal(ids[name].sort().values, torch.arange(size)), "every vertex is there once"
+        assert torch.equal(ids[name].sort().values, torch.arange(size)), "every vertex occurs once"
         assert book.num_parts == K and book.num_vertices == size
         rows_of = [part.rows(p)[name] for p in range(K)]
         columns = {key for key in data[name].keys() if key not in ("num_nodes", "train_mask", "val_mask", "test_mask")}
@@ -106,11 +109,11 @@ def assert_nothing_is_lost(
         edge_index = data[name].edge_index
         target = torch.arange(relation.indptr.numel() - 1).repeat_interleave(relation.indptr.diff())
         pairs = torch.stack([ids[name[0]][relation.indices.long()], ids[name[2]][target]])
-        assert relation.edge_id is None, "positions are the ids of edges"
+        assert relation.edge_id is None, "edge ids are positions"
         rows = part.edge_rows_by_type()[name]
         if "edge_attr" in data[name]:
             number = rows["edge_attr"][:, 1].long()
-            assert torch.equal(number.sort().values, torch.arange(edge_index.size(1))), "every edge is there once"
+            assert torch.equal(number.sort().values, torch.arange(edge_index.size(1))), "every edge occurs once"
             assert torch.equal(pairs, edge_index[:, number]), "an edge keeps its attributes"
             for column in data[name].keys():
                 if column != "edge_index":
@@ -137,7 +140,7 @@ def mask_splits(data: HeteroData) -> dict[str, dict[str, Tensor]]:
 @pytest.mark.parametrize("method", ["metis", "random"])
 @pytest.mark.parametrize("num_parts", [1, 2, 4])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_every_row_edge_split_and_id_of_every_type_comes_back(tmp_path, seed, num_parts, method):
+def test_every_row_edge_split_and_id_of_every_type_survives_a_round_trip(tmp_path, seed, num_parts, method):
     data = hetero(seed)
     part = write(data, num_parts, tmp_path / "d", method=method, replicate={"venue"})
     assert part.replicated == {"venue"}
@@ -150,19 +153,19 @@ def test_every_row_edge_split_and_id_of_every_type_comes_back(tmp_path, seed, nu
 
 @pytest.mark.parametrize("time_attr", ["time", "edge_time"])
 @pytest.mark.parametrize("num_parts", [1, 3])
-def test_with_times_lists_ascend_on_disk_and_nothing_else_changes(tmp_path, num_parts, time_attr):
+def test_with_times_only_the_order_of_lists_changes_on_disk(tmp_path, num_parts, time_attr):
     data = hetero(2)
     part = write(data, num_parts, tmp_path / "d", time_attr=time_attr)
     assert_nothing_is_lost(data, part, mask_splits(data))
     plain = write(data, num_parts, tmp_path / "plain")
     graph, other = part.typed_graph(time_attr), plain.typed_graph(time_attr)
     for name, relation, sorted_in_memory in zip(graph.edge_types, graph.relations, other.relations):
-        assert relation.edge_id is None, "maps are shared"
+        assert relation.edge_id is None, "memory maps are shared"
         assert relation.indices.data_ptr() == part.lists[name][1].data_ptr()
         timed = name in RELATIONS if time_attr == "edge_time" else name[0] not in ("topic", "nobody")
         assert (relation.edge_time is not None) == (timed and time_attr == "edge_time")
         assert (relation.source_time is not None) == (timed and time_attr == "time")
-        # The same lists: other edges' ids are positions in other files.
+        # The lists are the same. Edge ids are not compared, because they are positions in different files.
         assert torch.equal(relation.indptr, sorted_in_memory.indptr)
         assert torch.equal(relation.indices, sorted_in_memory.indices)
     if time_attr == "time":
@@ -175,7 +178,7 @@ def test_with_times_lists_ascend_on_disk_and_nothing_else_changes(tmp_path, num_
     ("stored", "asked"),
     [(None, None), (None, "time"), (None, "edge_time"), ("time", "time"), ("edge_time", "edge_time")],
 )
-def test_the_typed_graph_is_what_one_machine_reads_under_the_same_ids(tmp_path, stored, asked):
+def test_the_typed_graph_equals_the_graph_in_memory_under_the_same_ids(tmp_path, stored, asked):
     data = hetero(3)
     part = write(data, 3, tmp_path / "d", time_attr=stored)
     ids = original(part)
@@ -200,7 +203,7 @@ def test_the_typed_graph_is_what_one_machine_reads_under_the_same_ids(tmp_path, 
             assert (x is None and y is None) or torch.equal(x, y), (name, field)
         rows = part.edge_rows_by_type()[name]
         if "edge_attr" in rows:
-            number = rows["edge_attr"][:, 1].long()  # the user's, by position in the files
+            number = rows["edge_attr"][:, 1].long()  # the user's number, by position in the files
             assert torch.equal(number if a.edge_id is None else number[a.edge_id], b.edge_id), name
     for x, y in zip(got.node_time, want.node_time):
         assert (x is None and y is None) or torch.equal(x, y)
@@ -213,7 +216,7 @@ def test_the_typed_graph_is_what_one_machine_reads_under_the_same_ids(tmp_path, 
 def assert_edge_split(
     part: salientpp.PartitionedGraph, name: Any, split: str, number: Tensor, expected: Tensor
 ) -> None:
-    """``number``: the user's number of each edge by position; ``expected``: ascending numbers."""
+    """Checks a split. ``number`` holds the user's number of each edge by position; ``expected`` holds ascending numbers."""
     pieces = [part.edge_split(split, p, name) for p in range(part.num_parts)]
     for p, piece in enumerate(pieces):
         own = part.edge_split("all", p, name)
@@ -225,7 +228,7 @@ def assert_edge_split(
 
 @pytest.mark.parametrize("time_attr", [None, "edge_time"])
 @pytest.mark.parametrize("num_parts", [1, 2, 4])
-def test_splits_of_edges_come_back_as_ids_or_masks(tmp_path, num_parts, time_attr):
+def test_splits_of_edges_can_be_given_as_ids_or_masks(tmp_path, num_parts, time_attr):
     data = hetero(4)
     writes = ("author", "writes", "paper")
     mask = torch.arange(300) % 3 == 0
@@ -252,7 +255,7 @@ def test_splits_of_edges_come_back_as_ids_or_masks(tmp_path, num_parts, time_att
 @pytest.mark.parametrize(
     "options", [{"edge_split": {"train": torch.arange(0, 240, 2)}}, {"time_attr": "age"}, {"time_attr": "when"}]
 )
-def test_homogeneous_graphs_have_splits_of_edges_and_times_too(tmp_path, num_parts, options):
+def test_homogeneous_graphs_can_have_splits_of_edges_and_times(tmp_path, num_parts, options):
     data = random_data(60, 240, directed=True)
     data.edge_attr = torch.arange(240)
     data.age, data.when = torch.arange(60) % 9, torch.arange(240) % 11
@@ -285,7 +288,9 @@ def test_homogeneous_graphs_have_splits_of_edges_and_times_too(tmp_path, num_par
             begin, end = int(part.graph.indptr[v]), int(part.graph.indptr[v + 1])
             mine = before[begin:end]
             of_mine = (data.age[data.edge_index[0]] if options["time_attr"] == "age" else data.when)[mine]
-            assert torch.equal(number[begin:end], mine[of_mine.argsort(stable=True)]), "equals keep their order"
+            assert torch.equal(number[begin:end], mine[of_mine.argsort(stable=True)]), (
+                "edges with equal times keep their order"
+            )
         assert part.typed_graph(options["time_attr"]).relations[0].edge_id is None
         assert time.numel() == 240
 
@@ -320,12 +325,12 @@ def test_vertices_of_types_edges_of_relations_and_splits_are_balanced(tmp_path, 
         assert balance[name] == pytest.approx(float(load.max()) * num_parts / int(load.sum()))
 
 
-def test_random_deals_every_type_and_split_evenly(tmp_path):
+def test_method_random_balances_every_type_and_split(tmp_path):
     data = hetero(5, paper=61, author=34)
     part = write(data, 4, tmp_path / "d", method="random")
     for name in part.node_types:
         sizes = part.books[name].offsets.diff()
-        assert int(sizes.max() - sizes.min()) <= 4, "off by one in each stratum of splits"
+        assert int(sizes.max() - sizes.min()) <= 4, "each stratum of splits is off by at most one"
     counts = torch.tensor(part.description.vertices("paper").splits["train"])
     assert int(counts.max() - counts.min()) <= 2
 
@@ -371,8 +376,8 @@ def test_fanouts_may_differ_between_edge_types(tmp_path):
         torch.testing.assert_close(part.vip(1, name), want[name], rtol=1e-5, atol=1e-7)
 
 
-def test_weights_of_vip_keep_together_what_batches_draw_through(tmp_path):
-    """Two clusters of papers with rows, and twice as many edges to a type without rows, which cross them."""
+def test_vip_weights_keep_vertices_together_that_batches_draw_from_each_other(tmp_path):
+    """Uses two clusters of papers with rows, and twice as many edges that cross them, to a type without rows."""
     data = HeteroData()
     number = 200
     cluster = torch.arange(number) // (number // 2)
@@ -384,7 +389,7 @@ def test_weights_of_vip_keep_together_what_batches_draw_through(tmp_path):
         + torch.tensor([0, number // 2])[torch.randint(2, (1500,), generator=draw)]
     )
     data["paper", "cites", "paper"].edge_index = within
-    # Every tag is of papers of both clusters; nothing is drawn through tags.
+    # Every tag belongs to papers of both clusters, and batches draw nothing through tags.
     data["paper", "has", "tag"].edge_index = torch.stack(
         [torch.randint(number, (3000,), generator=draw), torch.randint(number, (3000,), generator=draw)]
     )
@@ -399,17 +404,21 @@ def test_weights_of_vip_keep_together_what_batches_draw_through(tmp_path):
 # --- replicated types -------------------------------------------------------------------------------------
 
 
-def test_types_of_few_bytes_are_replicated_unless_told_otherwise(tmp_path, monkeypatch):
+def test_types_with_few_bytes_are_replicated_by_default(tmp_path, monkeypatch):
     data = hetero(9)
-    assert write(data, 2, tmp_path / "few").replicated == set(), "of this small graph none is below 1 %"
+    assert write(data, 2, tmp_path / "few").replicated == set(), (
+        "in this small graph, each type has more than 1 % of the bytes"
+    )
     data["paper"].wide = torch.zeros(60, 2000)
     part = write(data, 2, tmp_path / "wide")
-    assert part.replicated == {"author", "venue"}, "types without rows have none to replicate"
+    assert part.replicated == {"author", "venue"}, "types without rows are not replicated"
     assert_nothing_is_lost(data, part, mask_splits(data))
     assert write(data, 2, tmp_path / "none", replicate=()).replicated == set()
     assert write(data, 2, tmp_path / "one", replicate=["author"]).replicated == {"author"}
     monkeypatch.setattr(contents_of, "_REPLICATED_BYTES", 100)
-    assert write(data, 2, tmp_path / "large").replicated == {"venue"}, "nor above so many bytes"
+    assert write(data, 2, tmp_path / "large").replicated == {"venue"}, (
+        "types above the limit of bytes are not replicated"
+    )
 
 
 def test_rows_of_a_replicated_type_are_stored_once(tmp_path):
@@ -421,7 +430,7 @@ def test_rows_of_a_replicated_type_are_stored_once(tmp_path):
     }
     assert part.rows(0)["author"]["x"].shape == (35, 2)
     taken = [part.split("all", p, "author") for p in range(3)]
-    assert torch.equal(torch.cat(taken), torch.arange(35)), "each is still a seed of one part alone"
+    assert torch.equal(torch.cat(taken), torch.arange(35)), "each vertex is still a seed of exactly one part"
 
 
 # --- arguments --------------------------------------------------------------------------------------------
@@ -436,17 +445,17 @@ def broken(change) -> HeteroData:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"split": {"train": torch.arange(3)}}, "split must be of node types of the data .'paper', .*, got 'train'"),
+        ({"split": {"train": torch.arange(3)}}, "the keys of split must be node types of the data .'paper', .*, got 'train'"),
         ({"split": {"paper": torch.arange(3)}}, "split of 'paper' must be a mapping of names to vertex ids or masks, got Tensor"),
         ({"split": {"paper": {"train": torch.tensor([60])}}}, r"split 'train' of 'paper' must hold ids in \[0, 60\), got 60"),
         ({"split": [1]}, "split of a HeteroData must map node types to splits by name, got list"),
-        ({"edge_split": {"train": torch.arange(3)}}, "edge_split must be of edge types of the data .*, got 'train'"),
+        ({"edge_split": {"train": torch.arange(3)}}, "the keys of edge_split must be edge types of the data .*, got 'train'"),
         ({"edge_split": {CITES: {"train": torch.tensor([300])}}}, r"edge_split 'train' of \('paper', 'cites', 'paper'\) must hold ids in \[0, 300\), got 300"),
         ({"edge_split": {CITES: {"all": []}}}, r"a split's name must be an identifier other than 'all', got 'all' of \('paper'"),
         ({"split": {"paper": {"vertices": [1]}}}, "a split may not be called 'vertices': that load is always balanced"),
-        ({"seeds": "val"}, r"seeds='val' is a split of 'paper', 'author'; say which: seeds=\('paper', 'val'\)"),
+        ({"seeds": "val"}, r"seeds='val' is a split of 'paper', 'author'; name the type: seeds=\('paper', 'val'\)"),
         ({"seeds": ("paper", "vla")}, "seeds must be a split of 'paper' .'train', 'val', 'all'., got 'vla'"),
-        ({"seeds": ("papre", "val")}, "seeds must be of a node type of the data .*, got 'papre'"),
+        ({"seeds": ("papre", "val")}, "seeds must name a node type of the data .*, got 'papre'"),
         ({"seeds": 3}, r"seeds must be a split or \(node type, split\), got 3"),
         ({"replicate": {"venues"}}, "replicate must name node types of the data .*, got 'venues'"),
         ({"time_attr": "tiem"}, "'tiem' is neither a node-level or edge-level attribute"),
@@ -458,7 +467,7 @@ def broken(change) -> HeteroData:
         ({"method": {"venues": torch.zeros(60).long()}}, "method must be of node types of the data .*, got 'venues'"),
         ({"method": "kahip"}, "method must be .*, got 'kahip'"),
         ({"num_parts": 0}, "num_parts must be an integer >= 1, got 0"),
-        ({"data": broken(lambda d: d["paper"].__setattr__("n_id", torch.arange(60)))}, r"data\['paper'\].n_id cannot be stored under its name"),
+        ({"data": broken(lambda d: d["paper"].__setattr__("n_id", torch.arange(60)))}, r"data\['paper'\].n_id cannot be stored: batches have"),
         ({"data": broken(lambda d: d["topic"].__setattr__("x", torch.zeros(9, 2)))},
             r"data\['topic'\].x must be a tensor with one row per vertex, expected 11"),
         ({"data": broken(lambda d: d[CITES].__setattr__("edge_attr", torch.zeros(3)))},
@@ -470,14 +479,14 @@ def broken(change) -> HeteroData:
         ({"data": HeteroData()}, "data has no node types; a HeteroData to be partitioned needs at least one"),
     ],
 )  # fmt: skip
-def test_a_wrong_argument_is_refused_in_words_and_leaves_nothing_behind(tmp_path, options, text):
+def test_a_wrong_argument_is_refused_without_leaving_files(tmp_path, options, text):
     arguments = {"data": hetero(11), "num_parts": 2, "num_neighbors": FANOUTS, "batch_size": BATCH_SIZE, **options}
     with pytest.raises((ValueError, TypeError), match=text):
         salientpp.partition(root=tmp_path / "d", **arguments)
     assert names_in(tmp_path) == []
 
 
-def test_what_is_of_several_types_has_no_single_answer(tmp_path):
+def test_attributes_of_homogeneous_graphs_are_refused_with_several_types(tmp_path):
     part = write(hetero(12), 2, tmp_path / "d", method="random")
     part = salientpp.load(tmp_path / "d", part_id=0)
     for ask, instead in (
@@ -487,7 +496,10 @@ def test_what_is_of_several_types_has_no_single_answer(tmp_path):
         (part.edge_rows, r"edge_rows_by_type\(\)"),
         (lambda: part.workload(0, torch.arange(3), [2], 8), "typed_graph"),
     ):
-        with pytest.raises(ValueError, match=f"d has several types of vertices .*so this is of none; use .*{instead}"):
+        with pytest.raises(
+            ValueError,
+            match=f"d has several vertex types .*this attribute exists only for graphs with one type; use .*{instead}",
+        ):
             ask()
     for ask in (lambda: part.split("train"), part.vip, lambda: part.original_id(torch.arange(3))):
         with pytest.raises(ValueError, match=r"type_ must be a node type of .*/d \('paper', .*\), got None"):
@@ -510,7 +522,7 @@ def test_what_is_of_several_types_has_no_single_answer(tmp_path):
 @pytest.mark.parametrize(
     ("value", "text"), [(float("nan"), "must be finite and >= 0, got nan"), (-1.0, "must be finite and >= 0, got -1.0")]
 )
-def test_weights_and_times_that_are_none_are_said_when_they_are_asked_for(tmp_path, value, text):
+def test_invalid_weights_and_times_are_refused_when_they_are_requested(tmp_path, value, text):
     data = hetero(13)
     data[CITES].weight[5] = value
     data[CITES].edge_time = data[CITES].edge_time.double()
@@ -526,7 +538,7 @@ def test_weights_and_times_that_are_none_are_said_when_they_are_asked_for(tmp_pa
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", "n0.", "x\ny", "", "α β", "all", "part-00000", "null"])
-def test_types_may_have_any_names(tmp_path, name):
+def test_types_can_have_any_name(tmp_path, name):
     data = HeteroData()
     data[name].x = torch.arange(12.0).view(6, 2)
     data["other"].x = torch.arange(8.0).view(4, 2)
@@ -566,7 +578,7 @@ def root(pristine, tmp_path) -> Path:
     return tmp_path / "d"
 
 
-def test_a_copy_for_one_host_has_what_its_ranks_read(root, tmp_path):
+def test_a_copy_for_one_host_has_the_files_that_its_ranks_read(root, tmp_path):
     whole = salientpp.load(root)
     copy = copy_to_disk(root, tmp_path / "to", parts=[1])
     part = salientpp.load(copy, part_id=1, verify="full")
@@ -574,11 +586,11 @@ def test_a_copy_for_one_host_has_what_its_ranks_read(root, tmp_path):
     assert not (copy / "part-00000").exists()
     for name, rows in whole.rows(1).items():
         for column, values in rows.items():
-            assert torch.equal(part.rows()[name][column], values), "replicated rows have come along"
+            assert torch.equal(part.rows()[name][column], values), "replicated rows are copied too"
     for time_attr in (None, "time", "edge_time"):
         for a, b in zip(part.typed_graph(time_attr).relations, whole.typed_graph(time_attr).relations):
             assert torch.equal(a.indices, b.indices)
-    with pytest.raises(DatasetError, match="is a copy without part 0, its parts are 1"):
+    with pytest.raises(DatasetError, match="is a copy without part 0; its parts are 1"):
         part.rows(0)
     assert torch.equal(part.edge_split("train", 1, CITES), whole.edge_split("train", 1, CITES))
 
@@ -588,8 +600,8 @@ def test_a_copy_lacks_times_of_vertices_that_were_not_stored_whole(tmp_path):
     write(data, 2, tmp_path / "d")
     part = salientpp.load(copy_to_disk(tmp_path / "d", tmp_path / "to", parts=[1]), part_id=1)
     text = (
-        "to/d is a copy without part 0, whose vertices of 'paper' have times 'time' that every rank needs in order to draw; partition with "
-        "time_attr='time', which stores them whole, or open the directory"
+        "to/d is a copy without part 0; every rank needs the times 'time' of its vertices of 'paper' for sampling; partition with "
+        "time_attr='time', which stores them whole, or open the original directory"
     )
     with pytest.raises(DatasetError, match=text):
         part.typed_graph("time")
@@ -598,7 +610,7 @@ def test_a_copy_lacks_times_of_vertices_that_were_not_stored_whole(tmp_path):
     assert salientpp.load(tmp_path / "to" / "d", part_id=1).typed_graph("time").node_time[0] is not None
 
 
-def test_a_copy_of_a_directory_whose_types_have_other_names_is_another_one(root, tmp_path):
+def test_directories_whose_types_have_other_names_are_different(root, tmp_path):
     copy_to_disk(root, tmp_path / "to", parts=[0])
     edit_manifest(
         root,
@@ -632,7 +644,7 @@ LIES = {
         r"holds no graph of \('paper', 'by', 'author'\): indices\[0\] must be in \[0, 60\), got 60"),
     "indptr falls": ("e1.indptr.npy", lambda a: a.__setitem__(3, 10**9), r"holds no graph of \('author', 'writes', 'paper'\): indptr must not decrease"),
     "two have one id": ("n1.original_id.npy", lambda a: a.fill(3), "n1.original_id.npy must hold each of 0 to 34 once"),
-    "seeds of nobody": ("part-00001/n0.split_train.npy", lambda a: a.__setitem__(-1, 2**62), r"n0.split_train.npy must hold ascending ids in \["),
+    "seeds of no part": ("part-00001/n0.split_train.npy", lambda a: a.__setitem__(-1, 2**62), r"n0.split_train.npy must hold ascending ids in \["),
     "edges of another part": ("part-00001/e2.split_train.npy", lambda a: a.__setitem__(0, 0), r"e2.split_train.npy must hold ascending ids in \["),
     "no probability": ("part-00000/n2.vip.npy", lambda a: a.__setitem__(0, np.nan), "n2.vip.npy must hold probabilities"),
     "times of another order": ("n0.time_time.npy", lambda a: a.__setitem__(slice(None), a[::-1].copy()),
@@ -643,7 +655,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_arrays_that_lie_are_found_by_full_verification(root, lie):
+def test_full_verification_finds_inconsistent_arrays_of_several_types(root, lie):
     name, change, text = LIES[lie]
     array = np.load(root / name)
     change(array)
@@ -654,7 +666,7 @@ def test_arrays_that_lie_are_found_by_full_verification(root, lie):
         salientpp.load(root, verify="full")
 
 
-def test_a_pickle_and_a_copy_open_the_same(root):
+def test_pickles_and_copies_open_the_same_directory(root):
     part = salientpp.load(root, part_id=1)
     part.typed_graph()
     for other in (pickle.loads(pickle.dumps(part)), copy.deepcopy(part)):
