@@ -1,7 +1,8 @@
 """Laws of the tables of errors in pages: each message that they quote is in the source.
 
-A table of errors has the word ``message`` at the head of its first column. A message has words that vary in angle brackets, and ``...`` for omitted text. The pieces between them are the fixed words. If an error's text
-changes, the test names the pieces that are missing and the most similar text of the source.
+A table of errors has the word ``message`` at the head of its first column. A message has words that vary in angle brackets, and ``...`` for
+omitted text. The pieces between them are the fixed words. If an error's text changes, the test names the pieces that are missing and the most
+similar text of the source.
 """
 
 from __future__ import annotations
