@@ -367,7 +367,7 @@ def test_too_little_memory_is_answered_with_how_much_is_needed(tmp_path, monkeyp
         convert(source, tmp_path / "c", memory="20MB")
     with pytest.raises(
         ValueError,
-        match=r"the mask of 'train', a byte per vertex and as much for ids, needs .* MB .* give at least \d+MB",
+        match=r"the mask of 'train' \(a byte per vertex, and as much for ids\) needs .* MB .* give at least \d+MB",
     ):
         small(source, tmp_path / "c", 500)
     for resident in (3 * 10**8, 2_345_678_901):  # in megabytes, of three and of four digits
@@ -450,7 +450,7 @@ def begun(source: str, root: Path, monkeypatch, steps: int = 2) -> None:
 def test_a_conversion_that_is_not_complete_is_no_graph_and_goes_on_as_itself_alone(tmp_path, monkeypatch):
     source, root = f"npz:{write_npz(tmp_path / 'g.npz')}", tmp_path / "c"
     begun(source, root, monkeypatch)
-    with pytest.raises(ValueError, match="is a conversion that is not complete; give its `salientpp convert` again"):
+    with pytest.raises(ValueError, match="is an unfinished conversion; repeat its `salientpp convert`"):
         load_dataset(f"converted:{root}")
     with pytest.raises(
         ValueError, match=r'begun by a conversion that is not this one: dtype was \{\}, is \{"x": "fp16"\}'
@@ -487,7 +487,7 @@ def test_what_is_there_is_kept(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").touch()
     (tmp_path / "file").touch()
-    for taken, words in ((tmp_path / "mine", "is not empty"), (tmp_path / "file", "is no directory")):
+    for taken, words in ((tmp_path / "mine", "is not empty"), (tmp_path / "file", "is not a directory")):
         with pytest.raises(ValueError, match=words):
             small(source, taken, 3_000_000)
 
@@ -621,7 +621,10 @@ _NAN[17, 1] = np.nan
 _LARGE = np.zeros((N, 3), np.float32)
 _LARGE[21, 2] = 1e9
 MISTAKES = {
-    "no number": (_edges_text("1 2", "# c", "3 x"), r"e\.tsv, line 3: expected 2 integers, got '3 x'; mend the line"),
+    "no number": (
+        _edges_text("1 2", "# c", "3 x"),
+        r"e\.tsv, line 3: expected 2 integers, got '3 x'; correct the line",
+    ),
     "no integer": (_edges_text("1 2", "3 4.5"), r"e\.tsv, line 2: expected 2 integers, got '3 4\.5'"),
     "three numbers": (_edges_text("1 2", "3 4 5", "6"), r"e\.tsv, line 2: expected 2 integers, got '3 4 5'"),
     "one number, then three": (_edges_text("1", "3 4 5"), r"e\.tsv, line 1: expected 2 integers"),
@@ -635,23 +638,26 @@ MISTAKES = {
     "a large id": (_edges_npy(N), r"e\.npy\[:, 1234\]: the source must be a vertex id in \[0, 300\), got 300"),
     "a huge id": (_edges_npy(2**64 - 1, np.uint64), r"\[:, 1234\]: the source must be .* got 18446744073709551615"),
     "edges of floats": (_edges_npy(1, np.float32), r"e\.npy must hold integers, got dtype float32"),
-    "a file cut short": (_cut_npy, r"e\.npy must have 64128 bytes for int64 \[2, 4000\], and ends at byte 32064"),
+    "a file cut short": (_cut_npy, r"e\.npy must have 64128 bytes for int64 \[2, 4000\], but ends at byte 32064"),
     "a stream cut short": (_cut_gz, r"e\.tsv\.gz is damaged or ends in the middle, after line \d+ and \d+ bytes"),
     "an archive cut short": (_cut_npz, r"g\.npz: not an \.npz archive"),
     "an archive that was altered": (_damaged_npz, r"g\.npz: x cannot be read \(Bad CRC-32"),
     "Parquet cut short": (_cut_parquet, r"e\.parquet: damaged, or not a Parquet file"),
-    "rows missing": (_x(_NAN[:200]), r"x\.npy\[200\]: x must have one row per vertex, 300, and ends after 200"),
-    "rows too many": (_x(np.zeros((301, 2))), r"x\.npy\[300\]: x must have one row per vertex, 300, and has more"),
+    "rows missing": (_x(_NAN[:200]), r"x\.npy\[200\]: x must have one row per vertex, 300, but ends after 200"),
+    "rows too many": (_x(np.zeros((301, 2))), r"x\.npy\[300\]: x must have one row per vertex, 300, but has more"),
     "rows that differ": (_x_text("1,2", "3,4", "5"), r"x\.csv, line 3: expected 2 numbers, got '5'"),
     "an id of a split": (
         _splits(np.array([3, N])),
         r"train_idx\[1\]: the split 'train' must hold vertex ids in \[0, 300\), got 300",
     ),
     "a negative id of a split": (_splits(np.array([-3, 1])), r"train_idx\[0\]: .* got -3"),
-    "text of no kind": (lambda folder: f"edges:{write_npz(folder / 'g.npz')}", r"must be text .* \.npy or \.parquet"),
-    "no file": (lambda folder: f"edges:{folder}/no*.npy", r"no file is called"),
+    "text of no kind": (
+        lambda folder: f"edges:{write_npz(folder / 'g.npz')}",
+        r"must have a name for text .* \.npy or \.parquet",
+    ),
+    "no file": (lambda folder: f"edges:{folder}/no*.npy", r"no file matches"),
     "another parameter": (lambda folder: f"edges:{folder}/e.npy,z=1", r"has no parameter 'z'; it has x, y, train"),
-    "nothing": (lambda folder: "eges:x", r"what to convert must be .* Did you mean edges\?"),
+    "nothing": (lambda folder: "eges:x", r"source must be .* Did you mean edges\?"),
 }
 
 
@@ -676,7 +682,9 @@ def test_values_that_are_not_finite_or_too_large_for_a_format(tmp_path):
     assert load_dataset(f"converted:{tmp_path / 'd'}").x.isnan().sum() == 1
     source = _x(_LARGE)(tmp_path)
     for narrow in ("fp16", "fp8"):
-        with pytest.raises(ValueError, match=rf"x\.npy\[21\]: x cannot be stored as {narrow}, .* \(1e\+09\)"):
+        with pytest.raises(
+            ValueError, match=rf"x\.npy\[21\]: x cannot be stored as {narrow}, since 1e\+09 is too large"
+        ):
             small(source, tmp_path / f"e{narrow}", 3_000_000, dtype={"x": narrow})
     with pytest.raises(ValueError, match="dtype: .* has no attribute 'y'.*it has x"):
         convert(source, tmp_path / "f", dtype={"y": "fp16"})

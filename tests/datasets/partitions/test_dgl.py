@@ -138,7 +138,7 @@ def test_files_that_are_no_config_are_refused(tmp_path, text, words):
         (torch.rand(5), r"original_id must be integers of shape \[5\]"),
         ([0, 1, 2, 3, 4], "original_id must be integers"),
         (torch.tensor([0, 1, 2, 3, 5]), r"original_id\[4\] must be in \[0, 5\), got 5"),
-        (torch.tensor([0, 1, 2, 2, 4]), "must have every id once, and has none that is 3"),
+        (torch.tensor([0, 1, 2, 2, 4]), "must have every id once, but lacks 3"),
     ],
 )
 def test_orders_that_are_none_are_refused(tmp_path, ids, words):
@@ -159,7 +159,7 @@ def test_part_ids_out_of_range_are_refused_and_an_order_with_them(tmp_path):
     path = written(tmp_path, "node_map.npy")
     with pytest.raises(ValueError, match=r"entry 1 must be in \[0, 2\), got 2"):
         load_dgl_assignment(path)
-    with pytest.raises(ValueError, match="left the numbers of vertices as they were; pass no original_id"):
+    with pytest.raises(ValueError, match="kept the numbers of the data; leave out original_id"):
         load_dgl_assignment(path, torch.arange(2))
 
 

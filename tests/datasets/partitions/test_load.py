@@ -486,7 +486,7 @@ def test_labels_of_one_of_several_types(tmp_path):
         ({"test": "none.pt"}, "none.pt: no such file"),
         ({"test": "{tmp}"}, "expected a .pt file, or a folder with partition0.pt, partition1.pt, ..., got neither"),
         ({"y": "{tmp}"}, "a directory; expected a file"),
-        ({"y": torch.zeros(61), "node_type": "paper"}, "node_type is for graphs of several types, and this has one"),
+        ({"y": torch.zeros(61), "node_type": "paper"}, "node_type is for graphs with several types, but this graph has one"),
     ],
 )
 def test_labels_and_splits_that_do_not_fit_are_refused(tmp_path, arguments, words):
@@ -579,7 +579,7 @@ def twice(tensor):
 
 
 PYG_DAMAGE = [
-    (removed("META.json"), "expected META.json, which PyG's partitioner writes, or META, which GLT's write, got edge_map.pt, node_map.pt"),
+    (removed("META.json"), "expected META.json, which PyG's partitioner writes, or META, which GLT's partitioners write, got edge_map.pt, node_map.pt"),
     (lambda root: (root / "META.json").write_text("{"), "META.json: not JSON ("),
     (lambda root: (root / "META.json").write_text("[]"), "META.json: expected num_parts, an integer above 0, and is_hetero"),
     (meta(num_parts=0), "META.json: expected num_parts, an integer above 0"),
@@ -595,30 +595,30 @@ PYG_DAMAGE = [
     (edited("node_map.pt", with_first(3)), "node_map.pt: expected a part in [0, 3) for every id, got 3 for 0"),
     (edited("node_map.pt", with_first(-1)), "node_map.pt: expected a part in [0, 3) for every id, got -1 for 0"),
     (edited("node_map.pt", lambda parts: (parts + 1) % 3), "but {root}/node_map.pt puts it in part"),
-    (edited("node_map.pt", lambda parts: parts[:-1]), "graph.pt: expected edges between 60 and 60 vertices, as node_map has them, got size (61, 61)"),
+    (edited("node_map.pt", lambda parts: parts[:-1]), "graph.pt: expected edges between 60 and 60 vertices, as in node_map, got size (61, 61)"),
     (edited("edge_map.pt", lambda parts: parts[:-1]), "graph.pt: expected ids in [0, "),
     (edited("edge_map.pt", lambda parts: (parts + 1) % 3), "graph.pt: edge "),
     (edited("part_0/graph.pt", lambda graph: [graph]), "part_0/graph.pt: expected a dict, got a list"),
     (edited("part_0/graph.pt", without("row")), "part_0/graph.pt: expected 'row', got 'edge_id', 'col', 'size'"),
-    (edited("part_0/graph.pt", at("row", to=with_first(61))), "must have a source in [0, 61), as node_map.pt has as many, got 61"),
-    (edited("part_0/graph.pt", at("col", to=with_first(-1))), "must have a target in [0, 61), as node_map.pt has as many, got -1"),
+    (edited("part_0/graph.pt", at("row", to=with_first(61))), "must have a source in [0, 61), the size of node_map.pt, got 61"),
+    (edited("part_0/graph.pt", at("col", to=with_first(-1))), "must have a target in [0, 61), the size of node_map.pt, got -1"),
     (edited("part_0/graph.pt", at("row", to=lambda row: row[1:])), "graph.pt: row must have a row for each of the"),
     (edited("part_0/graph.pt", at("edge_id", to=lambda ids: ids.float())), "graph.pt: edge_id must hold integers"),
     (edited("part_0/graph.pt", at("edge_id", to=twice)), "others under global_id"),
     (edited("part_0/graph.pt", at("edge_id", to=with_first(-1))), "got edge -1"),
-    (edited("part_1/node_feats.pt", at("global_id", to=twice)), "expected x of each vertex, got none of"),
-    (edited("part_1/node_feats.pt", at("global_id", to=with_first(61))), "expected ids in [0, 61), as node_map.pt has as many, got vertex 61"),
+    (edited("part_1/node_feats.pt", at("global_id", to=twice)), "expected x of each vertex, got none for"),
+    (edited("part_1/node_feats.pt", at("global_id", to=with_first(61))), "expected ids in [0, 61), the size of node_map.pt, got vertex 61"),
     (edited("part_1/node_feats.pt", at("feats", "x", to=lambda x: x[1:])), "node_feats.pt: x must have a row for each of the"),
-    (edited("part_1/node_feats.pt", at("feats", "x", to=lambda x: x[:, 1:])), "expected x as in the parts before, float32 [0, 5] but for the number of"),
-    (edited("part_1/node_feats.pt", at("feats", "x", to=lambda x: x.double())), "but for the number of rows, got float64"),
-    (edited("part_1/node_feats.pt", at("feats", "x", to=None)), "expected x of each vertex, got none of"),
+    (edited("part_1/node_feats.pt", at("feats", "x", to=lambda x: x[:, 1:])), "expected x as in earlier parts, float32 [0, 5] with any number of rows"),
+    (edited("part_1/node_feats.pt", at("feats", "x", to=lambda x: x.double())), "with any number of rows, got float64"),
+    (edited("part_1/node_feats.pt", at("feats", "x", to=None)), "expected x of each vertex, got none for"),
     (edited("part_1/node_feats.pt", at("feats", to=[])), "node_feats.pt: expected a dict under feats, got a list"),
     (edited("part_1/node_feats.pt", at("feats", "x", to=lambda x: x * float("nan"))), "x must be finite, got nan or infinity in row"),
-    (edited("part_1/node_feats.pt", at("time", to=lambda t: t + 1)), "node_feats.pt: expected time as in the parts before, got other values"),
-    (edited("part_1/node_feats.pt", at("time", to=lambda t: t[1:])), "node_feats.pt: expected time of all 61, as node_map.pt has as many, got int64 [60]"),
-    (edited("part_2/edge_feats.pt", at("global_id", to=lambda ids: ids.flip(0))), "edge_feats.pt: expected the edges of graph.pt beside it, in their order"),
+    (edited("part_1/node_feats.pt", at("time", to=lambda t: t + 1)), "node_feats.pt: expected time as in earlier parts, got other values"),
+    (edited("part_1/node_feats.pt", at("time", to=lambda t: t[1:])), "node_feats.pt: expected time with 61 rows, the size of node_map.pt, got int64 [60]"),
+    (edited("part_2/edge_feats.pt", at("global_id", to=lambda ids: ids.flip(0))), "edge_feats.pt: expected the edges of graph.pt in the same order"),
     (edited("part_2/edge_feats.pt", at("feats", "edge_attr", to=lambda rows: rows[1:])), "edge_feats.pt: edge_attr must have a row for each of the"),
-    (edited("part_2/edge_feats.pt", lambda feats: {}), "expected edge_attr of each edge, got none of"),
+    (edited("part_2/edge_feats.pt", lambda feats: {}), "expected edge_attr of each edge, got none for"),
 ]  # fmt: skip
 
 
@@ -649,7 +649,7 @@ PYG_HETERO_DAMAGE = [
     (edited("part_0/graph.pt", at(RELATION, "row", to=with_first(25))), f"edge of type {RELATION} "),
     (edited("part_0/graph.pt", at(RELATION, to=None)), f"graph.pt: expected a dict for {RELATION}, got a NoneType"),
     (edited("part_0/edge_feats.pt", at(RELATION, to=3)), f"edge_feats.pt: expected a dict for {RELATION}, got a int"),
-    (edited("part_0/edge_feats.pt", without(RELATION)), f"expected edge_attr of each edge of type {RELATION}, got none of"),
+    (edited("part_0/edge_feats.pt", without(RELATION)), f"expected edge_attr of each edge of type {RELATION}, got none for"),
     (edited("part_0/node_feats.pt", at("author", "global_id", to=with_first(0))), "got vertex of type 'author' -"),
     (edited("part_0/node_feats.pt", without("author")), "node_feats.pt: expected 'author', got 'paper', "),
     (edited("part_0/node_feats.pt", at("author", "feats", "x", to=lambda x: x * float("inf"))), "author: x must be finite"),
@@ -673,12 +673,12 @@ GLT_DAMAGE = [
     (removed("part1"), "got none named part1; bring the folders of all machines together"),
     (removed("edge_pb.pt"), "edge_pb.pt: no such file"),
     (removed("part1/graph/eids.pt"), "part1/graph/eids.pt: no such file"),
-    (copied("part1/graph", "graph"), "written with graph_caching=True, which keeps no order of the edges; partition again without it"),
-    (edited("part0/graph/rows.pt", with_first(61)), "must have a source in [0, 61), as node_pb.pt has as many, got 61"),
+    (copied("part1/graph", "graph"), "written with graph_caching=True, which loses the order of edges; partition again without it"),
+    (edited("part0/graph/rows.pt", with_first(61)), "must have a source in [0, 61), the size of node_pb.pt, got 61"),
     (edited("part0/graph/rows.pt", lambda rows: rows[1:]), "part0/graph: row must have a row for each of the"),
-    (edited("part0/graph/eids.pt", twice), "expected the ends of each edge, got none of"),
+    (edited("part0/graph/eids.pt", twice), "expected the ends of each edge, got none for"),
     (edited("node_pb.pt", lambda parts: parts.flip(0)), "puts it in part"),
-    (removed("part1/node_feat"), "expected x of each vertex, got none of"),
+    (removed("part1/node_feat"), "expected x of each vertex, got none for"),
     (removed("part1/node_feat/ids.pt"), "part1/node_feat/ids.pt: no such file"),
     (edited("part1/node_feat/ids.pt", lambda ids: ids[1:]), "part1/node_feat: x must have a row for each of the"),
     (edited("part1/edge_feat/feats.pt", lambda rows: rows.to_sparse()), "feats must be a dense tensor with a row per id, got"),
@@ -712,7 +712,7 @@ def test_what_is_no_partition_is_answered_with_what_is(tmp_path):
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", "got nothing; that file is written last: give the partitioner's output directory")
     salientpp.partition(data, 2, tmp_path / "own", [2], 4, method="random")
-    refused(tmp_path / "own", "it is a dataset directory already; salientpp.load opens it")
+    refused(tmp_path / "own", "it is a dataset directory; open it with salientpp.load")
 
 
 # --- files that would run code ----------------------------------------------------------------------------
