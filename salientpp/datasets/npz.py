@@ -59,7 +59,7 @@ def load_npz(file: Path, undirected: bool | None = None) -> Data:
 
 
 def npz_split_keys(file: Path, held: Sequence[str]) -> dict[str, str]:
-    """Returns the key of each split, for an archive with the keys ``held``. It has all splits or none; else ValueError names the missing keys."""
+    """Returns the key of each split in an archive with the keys ``held``. ValueError names missing keys; an archive may lack all splits."""
     split_keys = {split: f"{split}_idx" for split in SPLITS}
     # A graph without splits can be analyzed. A single missing split is a mistake.
     if not any(key in held for key in split_keys.values()):

@@ -20,7 +20,7 @@ from salientpp.datasets.spec import did_you_mean
 def load_ogb(name: str, root: Path, undirected: bool | None = None, download: bool = False) -> Data:
     """Loads an OGB dataset, see `load_dataset`.
 
-    The raw files are read with the functions below ogb's `NodePropPredDataset`. The class itself (ogb 1.3.6) asks on standard input,
+    The raw files are read with the functions that ogb's `NodePropPredDataset` calls. The class itself (ogb 1.3.6) asks on standard input,
     and keeps a pickled copy that `torch.load` refuses since torch 2.6.
     """
     check_undirected(undirected, name)
@@ -154,5 +154,5 @@ def provide_ogb_files(name: str, meta: dict[str, str], folder: Path, download: b
     expected = f"RELEASE_v{meta['version']}.txt"
     if releases and expected not in releases:
         raise ValueError(
-            f"{name}: {folder} is of another version: expected {expected}, got {', '.join(releases)}. Remove the folder and pass download=True"
+            f"{name}: {folder} has another version: expected {expected}, got {', '.join(releases)}. Remove the folder and pass download=True"
         )

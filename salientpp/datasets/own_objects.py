@@ -42,7 +42,7 @@ def read_pyg(file: Path, map_tensors: bool = False) -> Data | HeteroData:
 
 @contextlib.contextmanager
 def says_damaged(file: Path) -> Iterator[None]:
-    """Turns errors of a PyG object that a damaged file left incomplete into a ValueError."""
+    """Turns errors from a PyG object into a ValueError, since a damaged file can leave the object incomplete."""
     try:
         yield
     except (ValueError, OSError):

@@ -7,7 +7,7 @@ An edge is a **word**, ``target * 2^32 + source``. A **bucket** is a range of wo
 
 A bucket that is too large by itself, such as the bucket of a hub, is spread again into narrower ones.
 
-Edges into a vertex keep the order of the source, as :func:`salientpp.ops.csc_from_coo` keeps it. If each pair is stored once, sources ascend instead.
+Edges into a vertex keep the order in which they were read, as in :func:`salientpp.ops.csc_from_coo`. If each pair is stored once, sources ascend instead.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def spread(
 
 
 def in_order(runs: Runs, capacity: int, unique: bool, scratch: Path) -> Iterator[np.ndarray]:
-    """Yields all words by target, in uint64 arrays of at most ``capacity``.
+    """Yields all words in the order of their targets, in uint64 arrays of at most ``capacity``.
 
     With ``unique`` words ascend and each comes once. Otherwise words of a target keep the order of the runs. ``scratch`` is a folder for buckets that
     are spread again.
@@ -216,7 +216,7 @@ def write_lists(
     indices_path: Path,
     progress: Progress,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Writes words by target as ``indptr`` int64 [N + 1] and ``indices`` [E]. Returns the manifest's description of both."""
+    """Writes words, which are sorted by target, as ``indptr`` int64 [N + 1] and ``indices`` [E]. Returns the manifest's description of both."""
     dtype = torch.int32 if num_sources < 2**31 else torch.int64
     with written(indptr_path) as indptr_file, written(indices_path) as indices_file:
         indptr, indices = ArrayWriter(indptr_file, torch.int64, ()), ArrayWriter(indices_file, dtype, ())

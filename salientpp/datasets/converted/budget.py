@@ -25,7 +25,7 @@ class Budget:
 
     @classmethod
     def of(cls, memory: int | str) -> Budget:
-        """Returns the budget of a process with the limit ``memory``, of which Python, torch and imported modules take a part already.
+        """Returns the budget for the limit ``memory``. Python, torch and imported modules have already taken a part of it.
 
         Raises:
             ValueError: ``memory`` is not a number of bytes, or too little.

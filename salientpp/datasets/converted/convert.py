@@ -180,7 +180,7 @@ class _Conversion:
     # --- vertices -----------------------------------------------------------------------------------------
 
     def _columns(self, number: int, type_: str | None, vertices: Vertices) -> int:
-        """Writes the attributes and splits of a type of vertices. Returns N."""
+        """Writes the attributes and splits of a type of vertices. Returns its number of vertices."""
         num_vertices = vertices.num_vertices
         of = "" if type_ is None else f" of {type_}"
         for name, rows in vertices.columns.items():
@@ -234,7 +234,7 @@ class _Conversion:
     # --- edges --------------------------------------------------------------------------------------------
 
     def _lists(self, number: int, name: EdgeName, edges: Edges) -> int:
-        """Writes the neighbour lists of a relation. Returns E."""
+        """Writes the neighbour lists of a relation. Returns its number of edges."""
         num_sources, num_targets = (self.sizes[end] for end in ((None, None) if name is None else (name[0], name[2])))
         spread, step = f"e{number}.spread", f"e{number}.lists"
         facts = self.journal.facts(step)

@@ -69,7 +69,7 @@ def read_converted(root: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         if (root / JOURNAL).is_file():
             raise DatasetError(
-                f"{root} is an unfinished conversion; repeat its `salientpp convert` to continue it"
+                f"{root} is an unfinished conversion; repeat its `salientpp convert` command to continue it"
             ) from None
         raise DatasetError(
             f"{root} is not a converted graph: it has no {MANIFEST}; write one with `salientpp convert`"

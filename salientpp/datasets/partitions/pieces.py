@@ -54,7 +54,7 @@ class Files:
     vertices: Mapping[str | None, Book]  # by type, in the order of the graph that was partitioned
     edges: Mapping[tuple[str, str, str] | None, Book]
     pieces: Callable[[int], Iterator[Piece]]  # yields all pieces of a part
-    fills_with_nan: bool = False  # a type without an attribute of another type has rows of NaN for it
+    fills_with_nan: bool = False  # if True, a type that lacks an attribute of another type has rows of NaN for it
 
 
 def named(kind: str, of: Type) -> str:
