@@ -40,13 +40,13 @@ CLASSES = 47
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vertices", type=int, default=2_400_000, help="of the first graph")
-    parser.add_argument("--sparse-vertices", type=int, default=4_000_000, help="of the second graph")
+    parser.add_argument("--vertices", type=int, default=2_400_000, help="vertices of the first graph")
+    parser.add_argument("--sparse-vertices", type=int, default=4_000_000, help="vertices of the second graph")
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--batches", type=int, default=150, help="per turn, at most")
+    parser.add_argument("--batches", type=int, default=150, help="largest number of batches per turn")
     parser.add_argument("--device", default="cuda")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
@@ -99,7 +99,7 @@ class Training:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
 
     def seconds(self, batches: Iterable, most: int) -> float:
-        """Returns the seconds per batch."""
+        """Returns the seconds per batch of loading and training."""
         return self._per_batch(batches, most, self._step)
 
     def only_load(self, batches: Iterable, most: int) -> float:

@@ -45,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graphs", nargs="+", default=["facebook_pages:16", "debian_full:64", "generated:64"])
     parser.add_argument("--data", default=os.environ.get("SALIENTPP_TEST_DATA", "."))
-    parser.add_argument("--vertices", type=int, default=100_000, help="of the generated graph")
+    parser.add_argument("--vertices", type=int, default=100_000, help="vertices of the generated graph")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--only", choices=["rows", "cpu"])
     arguments = parser.parse_args()
@@ -88,7 +88,7 @@ def _shares(analysis: Analysis, static: list[Any], window: Any) -> list[dict[str
     found = []
     for own, volume, ahead in zip(static, analysis.of(way="cache"), analysis.of(way="lookahead"), strict=True):
         figures = ahead.ahead
-        assert figures is not None  # of this way
+        assert figures is not None  # the way is lookahead
         rows = None if figures.refused else ahead.remote_rows_per_epoch
         found.append(
             {

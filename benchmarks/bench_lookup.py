@@ -3,7 +3,7 @@
     python benchmarks/bench_lookup.py [--vertices 111000000] [--parts 8] [--alpha 0.32]
 
 The first peer is a hash map of the cached ids with linear probing (benchmarks/peers/linear_probing.cpp), in ordinary memory and in huge pages. It
-does everything that ours does. The second is binary search in the sorted ids (``torch.searchsorted``), which only says whether an id is cached, and
+does everything that ``ops.look_up`` does. The second is binary search in the sorted ids (``torch.searchsorted``), which only says whether an id is cached, and
 in which slot. Results are compared before anything is timed.
 """
 
@@ -65,7 +65,7 @@ def main() -> None:
         position, slot, counts = ops.look_up(ids, book.offsets, 1, [], [words])
         ours = [*(tensor for group in zip(position, slot) for tensor in group), counts]
         if not all(torch.equal(a, b) for a, b in zip(ours, peer.look_up(ids, book.offsets, 1), strict=True)):
-            raise RuntimeError("the peer and ours disagree about where rows are")
+            raise RuntimeError("ops.look_up and the hash map disagree on the tiers or places of rows")
         candidates[name] = lambda peer=peer: peer.look_up(ids, book.offsets, 1)
         nbytes[name] = peer.table.nbytes
     rows = []

@@ -71,7 +71,7 @@ def main() -> None:
         whole = {(v.num_neighbors, v.replication_factor): v.remote_rows_per_epoch for v in analysis.of(way="cache")}
         for volume in analysis.of(way="sums"):
             summed = volume.summed
-            assert summed is not None  # of this way
+            assert summed is not None  # the way is sums
             rows_without = whole[volume.num_neighbors, volume.replication_factor]
             figures = {
                 "fanouts": volume.num_neighbors,

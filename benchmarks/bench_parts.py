@@ -3,7 +3,7 @@
     python benchmarks/bench_parts.py [--repeats 7]
 
 Two ranks on one machine, each with a part, exchange rows over loopback. They take turns with one process that has the whole graph; all make whole
-batches without workers. The one process runs alone, and then two of them run at once without knowing of each other. These two share caches and memory
+batches without workers. The one process runs alone, and then two independent ones run at once. These two share caches and memory
 as the ranks do, so the difference is the cost of partitioning. The ranks run as on two machines, with and without a cache, and as a launcher starts
 them on one machine, where both read all rows. The CPU time covers all threads of both ranks, divided by the batches of both. The time of gloo's
 threads is the kernel's work for loopback. It is also reported separately.

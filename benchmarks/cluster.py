@@ -55,7 +55,7 @@ def unavailable() -> str | None:
         return "network namespaces need root"
     missing = [tool for tool in ("ip", "tc", "nsenter", "unshare") if shutil.which(tool) is None]
     if missing:
-        return f"no {', '.join(missing)} here; install iproute2 and util-linux"
+        return f"{', '.join(missing)} not found; install iproute2 and util-linux"
     try:
         with Cluster(1, bytes_per_second=1e6):
             return None

@@ -1,4 +1,4 @@
-"""Hugging Face's Accelerator: ``prepare`` works on a loader, or says why it must not."""
+"""Hugging Face's Accelerator: ``prepare`` works on a loader, or raises an error that says why it cannot."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def test_a_prepared_loader_trains(num_workers):
                 optimizer.zero_grad()
                 steps += accelerator.sync_gradients
         assert sorted(seeds) == list(range(50)) and seeds != sorted(seeds)
-    assert steps == 4, "after four batches, and after the last of an epoch"
+    assert steps == 4, "expected a step after every four batches, and after the last batch of an epoch"
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_epochs_of_a_prepared_loader_draw_anew(num_workers):
+def test_epochs_of_a_prepared_loader_draw_different_batches(num_workers):
     loader = accelerate.Accelerator(cpu=True).prepare(
         NeighborLoader(graph(), [3], torch.arange(50), batch_size=10, num_workers=num_workers)
     )
@@ -60,7 +60,7 @@ def test_epochs_of_a_prepared_loader_draw_anew(num_workers):
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
 
 
-def test_links_can_be_prepared():
+def test_a_link_loader_can_be_prepared():
     data = graph()
     loader = LinkNeighborLoader(data, [3], data.edge_index[:, :20], batch_size=5, neg_sampling="binary")
     batches = list(accelerate.Accelerator(cpu=True).prepare(loader))
@@ -92,12 +92,12 @@ def on_rank(rank, directory):
     return texts, [batch.input_id.tolist() for batch in shared]
 
 
-def test_ranks_that_share_already_are_not_shared_again(tmp_path):
+def test_a_loader_that_already_shares_its_seeds_cannot_be_prepared(tmp_path):
     salientpp.partition(graph(), 2, tmp_path / "parts", [3], 8)
     found = distributed.run(on_rank, 2, tmp_path / "parts", seconds=180)
     for texts, _ in found:
         assert all("leave it out of prepare()" in text for text in texts)
     seeds = [sum(batches, []) for _, batches in found]
     assert sorted(seeds[0] + seeds[1]) == list(range(40)) and len(seeds[0]) == len(seeds[1]), (
-        "of a Data each process gets its share"
+        "expected each process to get its share of the seeds"
     )

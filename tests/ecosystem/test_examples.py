@@ -1,7 +1,8 @@
-"""Training as people write it for PyG's loaders runs with ours, by nothing but another import, and learns as much.
+"""Training code written for PyG's loaders runs with salientpp's after a change of the import, and learns as much.
 
-Each example is one idiom of PyG's examples and tutorials, on a generated graph, run with either pair of loaders. Both must take as many
-steps and end as good; what does not depend on draws must be equal. The second half hands our loaders to what PyG has for loaders.
+Each example is one idiom of PyG's examples and tutorials on a generated graph, run with either pair of loaders. Both runs must
+take the same number of steps and reach about the same quality. Results that do not depend on draws must be equal. The second
+half passes salientpp's loaders to PyG's tools for loaders.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def typed(half: bool = False) -> HeteroData:
-    """Papers with the communities above, their authors, and institutions; the latter two without features if ``half``."""
+    """Papers with the communities above, their authors, and institutions; with ``half`` only papers have features."""
     base, generator = plain(), torch.Generator().manual_seed(1)
     data = HeteroData()
     for name in ("x", "y", "train_mask", "val_mask"):
@@ -70,7 +71,7 @@ def typed(half: bool = False) -> HeteroData:
 
 
 def ratings() -> HeteroData:
-    """Users rate items of their own taste, with times."""
+    """Users who rate items of their own taste, with times."""
     generator = torch.Generator().manual_seed(2)
     data = HeteroData()
     data["user"].x, data["item"].x = F.one_hot(torch.arange(120) % 6).float(), F.one_hot(torch.arange(90) % 6).float()
@@ -87,7 +88,7 @@ def ratings() -> HeteroData:
 
 
 def fit(model: torch.nn.Module, loader: Any, loss_of: Callable, epochs: int = 3, lr: float = 0.01) -> dict[str, Any]:
-    """Steps taken, and the mean loss of the first and the last epoch."""
+    """Number of steps, and the mean loss of the first and of the last epoch."""
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     means, steps = [], 0
     for _ in range(epochs):
@@ -105,7 +106,7 @@ def fit(model: torch.nn.Module, loader: Any, loss_of: Callable, epochs: int = 3,
 
 
 class Running(torch.nn.Module):
-    """What ``run`` makes of a batch with ``parts``, as a module that DistributedDataParallel takes."""
+    """Module for DistributedDataParallel that calls ``run`` on a batch; ``run`` uses the modules in ``parts``."""
 
     def __init__(self, parts: torch.nn.Module, run: Callable[[Any], Tensor]) -> None:
         super().__init__()
@@ -117,11 +118,11 @@ class Running(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes that run an example together; by itself it is one.
+    """Processes that run an example together; one by default.
 
     Attributes:
-        rank, size: which of how many.
-        num_workers: of the loaders, for each.
+        rank, size: number of this process, and number of processes.
+        num_workers: ``num_workers`` of each loader.
     """
 
     rank: int = 0
@@ -129,11 +130,11 @@ class Ranks:
     num_workers: int = 2
 
     def share(self, ids: Tensor) -> Tensor:
-        """This rank's, of as many as every rank has."""
+        """Share of the ids for this rank; all ranks have equally many."""
         return ids.split(ids.size(-1) // self.size, -1)[self.rank].clone()
 
     def averaged(self, parts: torch.nn.Module, run: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
-        """``run``, after which the gradients of ``parts`` are the mean of those of all ranks."""
+        """``run``, with gradients of ``parts`` averaged over all ranks."""
         if self.size == 1:
             return run
         return DistributedDataParallel(Running(parts, run), find_unused_parameters=True)
@@ -155,7 +156,10 @@ def accuracy(loader: Any, predict: Callable[[Any], tuple[Tensor, Tensor]]) -> fl
 
 
 def nodes_with_inference_by_layers(loaders: Any, ranks: Ranks = ALONE) -> dict[str, Any]:
-    """Train on samples; the first rank evaluates layer by layer, with a loader whose data loses its features after it was made, and the others wait."""
+    """Trains on samples, then evaluates layer by layer on the first rank while the others wait.
+
+    The loader of the evaluation loses the features of its data after it was made.
+    """
     data = plain()
     train = loaders.NeighborLoader(
         data,
@@ -192,7 +196,9 @@ def nodes_with_inference_by_layers(loaders: Any, ranks: Ranks = ALONE) -> dict[s
                     out = conv(x_all[batch.n_id], batch.edge_index)
                     outs.append((out.relu() if i == 0 else out)[: batch.batch_size])
                 x_all = torch.cat(outs)
-            assert torch.allclose(x_all, at_once(data), atol=1e-4), "all neighbours: the same as on the whole graph"
+            assert torch.allclose(x_all, at_once(data), atol=1e-4), (
+                "with all neighbours, the result is the whole graph's"
+            )
         score = (x_all.argmax(1) == data.y)[data.test_mask].float().mean()
     if ranks.size > 1:
         dist.broadcast(score, 0)
@@ -200,7 +206,7 @@ def nodes_with_inference_by_layers(loaders: Any, ranks: Ranks = ALONE) -> dict[s
 
 
 def labels_as_numbers_and_accuracy_over_ranks(loaders: Any, ranks: Ranks = ALONE) -> dict[str, Any]:
-    """Edges of one direction, labels [N, 1] as floats, and an accuracy that torchmetrics counts over the batches of all ranks."""
+    """Labels are floats [N, 1], edges have one direction, and torchmetrics counts accuracy over the batches of all ranks."""
     torchmetrics = pytest.importorskip("torchmetrics", reason="needs torchmetrics, which comes with Lightning")
     data = plain()
     data.edge_index = data.edge_index[:, ::2].contiguous()
@@ -230,12 +236,12 @@ def labels_as_numbers_and_accuracy_over_ranks(loaders: Any, ranks: Ranks = ALONE
     with torch.no_grad():
         for batch in make(input_nodes=split["test"]):
             counted.update(*predict(batch))
-    assert int(counted.tp + counted.fn) == split["test"].numel(), "each seed of the test is counted once"
+    assert int(counted.tp + counted.fn) == split["test"].numel(), "each test seed must be counted once"
     return {**found, "score": float(counted.compute())}
 
 
 def attention_with_labels_in_a_column(loaders: Any) -> dict[str, Any]:
-    """Labels [N, 1] and ids for splits, as OGB has them; the number of seeds from num_sampled_nodes."""
+    """Labels are [N, 1] and splits are ids, as in OGB; num_sampled_nodes gives the number of seeds."""
     data = plain()
     data.y = data.y.view(-1, 1)
     split = {name: data[f"{name}_mask"].nonzero().flatten() for name in ("train", "test")}
@@ -272,7 +278,7 @@ def on_papers(
     make = functools.partial(loaders.NeighborLoader, data, num_neighbors=[8, 4], batch_size=128, **options)
     train = make(input_nodes=("paper", data["paper"].train_mask), shuffle=True)
     with torch.no_grad():
-        run(next(iter(train)).to("cpu", "edge_index"))  # lazy parameters
+        run(next(iter(train)).to("cpu", "edge_index"))  # initialises lazy parameters
 
     def predict(batch: HeteroData) -> tuple[Tensor, Tensor]:
         size = batch["paper"].batch_size
@@ -308,7 +314,7 @@ def transformer_of_types(loaders: Any) -> dict[str, Any]:
 
 
 def layers_that_shrink(loaders: Any, sparse: bool = False) -> dict[str, Any]:
-    """Each layer leaves out what was sampled last."""
+    """Each layer drops the vertices and edges that were sampled last."""
     data = T.ToSparseTensor()(typed()) if sparse else typed()
     model = torch.nn.ModuleList(
         [HeteroConv({kind: SAGEConv((-1, -1), 32) for kind in data.edge_types}, aggr="sum") for _ in range(2)]
@@ -331,7 +337,7 @@ def layers_that_shrink_sparse(loaders: Any) -> dict[str, Any]:
 
 
 def half_precision_and_types_without_features(loaders: Any, ranks: Ranks = ALONE) -> dict[str, Any]:
-    """float16 features, trained in 32 bits; masks and years deleted before the loaders are made."""
+    """Features are float16 and training uses 32 bits; masks and years are deleted before the loaders are made."""
     data = typed(half=True)
     masks = {name: data["paper"].pop(name) for name in ("train_mask", "val_mask")}
     from_papers = {kind: SAGEConv(WIDTH, WIDTH) for kind in data.edge_types if kind[0] == "paper"}
@@ -385,7 +391,7 @@ def mixed_precision(loaders: Any) -> dict[str, Any]:
 
 
 def unsupervised(loaders: Any) -> dict[str, Any]:
-    """Edges against random pairs; then a nearest class mean on the embeddings."""
+    """Edges are trained against random pairs; the nearest class mean then classifies the embeddings."""
     data = plain()
     loader = loaders.LinkNeighborLoader(
         data, batch_size=512, shuffle=True, neg_sampling_ratio=1.0, num_neighbors=[10, 10]
@@ -423,7 +429,7 @@ def triplets(loaders: Any) -> dict[str, Any]:
 
 
 def recommender(loaders: Any) -> dict[str, Any]:
-    """Links between types, split by a transform, with negatives in validation given as labels."""
+    """Links between types, split by a transform; validation has given negatives with labels."""
     data = ratings()
     for kind in (("user", "rates", "item"), ("item", "rev_rates", "user")):
         del data[kind].time
@@ -474,7 +480,7 @@ def recommender(loaders: Any) -> dict[str, Any]:
 
 
 def links_in_time(loaders: Any) -> dict[str, Any]:
-    """Ratings are predicted from what was before them."""
+    """Ratings are predicted from earlier ones."""
     data = ratings()
     kind = ("user", "rates", "item")
     order = data[kind].time.argsort()
@@ -536,7 +542,10 @@ def relations_as_an_edge_attribute(loaders: Any) -> dict[str, Any]:
 
 
 def zeros_where_a_type_has_no_features(loaders: Any) -> dict[str, Any]:
-    """float16 papers, and zeros of as many rows as other types have ids; so many steps an epoch and no more, also of the shuffled evaluation."""
+    """Papers have float16 rows; a vertex type without features gets zeros, one row per id of the batch.
+
+    The training loop leaves each epoch after five steps, and the evaluation is shuffled.
+    """
     data = typed(half=True)
     convs = to_hetero(Layers(), data.metadata(), aggr="sum")
     make = functools.partial(
@@ -583,7 +592,7 @@ def zeros_where_a_type_has_no_features(loaders: Any) -> dict[str, Any]:
 
 
 def types_made_one(loaders: Any) -> dict[str, Any]:
-    """Types and relations as columns of one graph; the seeds of one type are a range of its ids."""
+    """Types and relations become columns of one graph, in which the seeds of a type are a range of ids."""
     data = typed()
     graph = data.to_homogeneous(add_node_type=True, add_edge_type=True)
     papers = graph.node_type == data.node_types.index("paper")
@@ -608,7 +617,7 @@ def types_made_one(loaders: Any) -> dict[str, Any]:
 
 
 def types_layer_by_layer(loaders: Any) -> dict[str, Any]:
-    """Train on samples of each relation's own size; then every type's next features from all of its neighbours, a layer at a time."""
+    """Trains with fanouts per relation, then computes features of all types layer by layer from all neighbours."""
     data = typed()
     convs = torch.nn.ModuleList(
         [HeteroConv({kind: SAGEConv((-1, -1), 32) for kind in data.edge_types}, aggr="sum") for _ in range(2)]
@@ -653,13 +662,13 @@ def types_layer_by_layer(loaders: Any) -> dict[str, Any]:
             x = outs
         out = convs[2](x["paper"])
         assert torch.allclose(out, whole(data.x_dict, data.edge_index_dict), atol=1e-4), (
-            "the same as on the whole graph"
+            "the result differs from that on the whole graph"
         )
     return {**found, "score": float((out.argmax(1) == data["paper"].y)[data["paper"].val_mask].float().mean())}
 
 
-def a_model_that_leaves_out_what_it_need_not_compute(loaders: Any) -> dict[str, Any]:
-    """PyG's own models take the sizes of the hops; what is left out changes no seed's result."""
+def a_model_that_skips_unneeded_rows(loaders: Any) -> dict[str, Any]:
+    """PyG's models use the sizes of the hops to skip rows, which changes no seed's result."""
     data = plain()
     model = GraphSAGE(WIDTH, 32, 2, CLASSES)
     make = functools.partial(loaders.NeighborLoader, data, [10, 5], batch_size=128)
@@ -678,7 +687,7 @@ def a_model_that_leaves_out_what_it_need_not_compute(loaders: Any) -> dict[str, 
 
 
 def unsupervised_on_several_graphs(loaders: Any) -> dict[str, Any]:
-    """Edges of a `Batch` of graphs; whether an edge is of the same graph is for the negatives alone to get wrong."""
+    """Edges of a `Batch` of graphs: positive edges stay within one graph, random negatives may join two."""
     graphs = [plain().subgraph(torch.arange(begin, begin + 400)) for begin in (0, 400, 800)]
     whole = Batch.from_data_list(graphs)
     loader = loaders.LinkNeighborLoader(
@@ -702,7 +711,7 @@ def unsupervised_on_several_graphs(loaders: Any) -> dict[str, Any]:
 
 
 def infomax(loaders: Any) -> dict[str, Any]:
-    """Seeds against seeds whose features were shuffled, by a summary of the batch."""
+    """Contrasts seeds with seeds whose features are shuffled, using a summary of the batch."""
     data = plain()
 
     class Seeds(GraphSAGE):
@@ -725,7 +734,7 @@ def infomax(loaders: Any) -> dict[str, Any]:
 
 
 def embeddings_of_users_and_items(loaders: Any, ranks: Ranks = ALONE) -> dict[str, Any]:
-    """Ids as features and ids of the user's own under a name of the batch; a relation between items that is added after the split."""
+    """Ids serve as features, and `n_id` of the user's data is kept; a relation between items is added after the split."""
     data = ratings()
     there, back = ("user", "rates", "item"), ("item", "rev_rates", "user")
     for kind in (there, back):
@@ -798,7 +807,7 @@ def embeddings_of_users_and_items(loaders: Any, ranks: Ranks = ALONE) -> dict[st
     }
 
 
-#: With the least that the last epoch must be better than the first, and the least score.
+#: Examples, each with the least score that it must reach.
 EXAMPLES = {
     nodes_with_inference_by_layers: 0.8,
     labels_as_numbers_and_accuracy_over_ranks: 0.8,
@@ -817,7 +826,7 @@ EXAMPLES = {
     zeros_where_a_type_has_no_features: 0.6,
     types_made_one: 0.8,
     types_layer_by_layer: 0.8,
-    a_model_that_leaves_out_what_it_need_not_compute: 0.8,
+    a_model_that_skips_unneeded_rows: 0.8,
     unsupervised_on_several_graphs: 0.6,
     infomax: 0.6,
     embeddings_of_users_and_items: 0.7,
@@ -834,7 +843,7 @@ def test_an_example_runs_with_another_import_and_learns_as_much(example, monkeyp
         torch.manual_seed(3)
         found[name] = example(loaders)
         print(example.__name__, name, found[name])
-        assert found[name]["last"] < found[name]["first"], f"{name} learns"
+        assert found[name]["last"] < found[name]["first"], f"{name} did not learn"
         assert found[name]["score"] > EXAMPLES[example], name
     ours, theirs = found["ours"], found["pyg"]
     assert ours["steps"] == theirs["steps"]
@@ -888,7 +897,7 @@ def example_on_rank(rank: int, example: Callable) -> dict[str, dict[str, Any]]:
         half_precision_and_types_without_features,
     ],
 )
-def test_ranks_that_share_an_examples_seeds_learn_as_much(example):
+def test_ranks_that_share_the_seeds_of_an_example_learn_as_much(example):
     pytest.importorskip("pyg_lib")
     for found in distributed.run(example_on_rank, 2, example, seconds=240):
         print(example.__name__, found)
@@ -897,24 +906,24 @@ def test_ranks_that_share_an_examples_seeds_learn_as_much(example):
         assert abs(found["ours"]["score"] - found["pyg"]["score"]) < 0.12
 
 
-# --- what PyG has for loaders -----------------------------------------------------------------------------
+# --- PyG's tools for loaders ------------------------------------------------------------------------------
 
 
-def test_ours_are_instances_of_pygs():
+def test_loaders_are_instances_of_pygs_loaders():
     data = plain()
     assert isinstance(salientpp.NeighborLoader(data, [2]), torch_geometric.loader.NeighborLoader)
     assert isinstance(salientpp.LinkNeighborLoader(data, [2]), torch_geometric.loader.LinkNeighborLoader)
 
 
 @pytest.mark.parametrize("cache", [False, True])
-def test_layerwise_inference_of_pygs_models(cache):
+def test_layerwise_inference_of_pygs_models_is_exact(cache):
     data = plain()
     model = GraphSAGE(WIDTH, 32, 3, CLASSES).eval()
     loader = salientpp.NeighborLoader(data, [-1], batch_size=256, num_workers=1)
     assert torch.allclose(model.inference(loader, cache=cache), model(data.x, data.edge_index), atol=1e-4)
 
 
-def test_prefetching_and_caching_loaders():
+def test_loaders_work_in_prefetching_and_caching_loaders():
     loader = salientpp.NeighborLoader(plain(), [3], batch_size=300, seed=1)
     expected = [batch.n_id.tolist() for batch in loader]
     loader.set_epoch(0)
@@ -922,11 +931,11 @@ def test_prefetching_and_caching_loaders():
     assert len(prefetching) == 4 and [batch.n_id.tolist() for batch in prefetching] == expected
     cached = torch_geometric.loader.CachedLoader(loader)
     passes = [[batch.n_id.tolist() for batch in cached] for _ in range(2)]
-    assert len(passes[0]) == 4 and passes[0] == passes[1], "the second pass is the first one again"
+    assert len(passes[0]) == 4 and passes[0] == passes[1], "the second pass must repeat the first"
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_zipped_loaders(num_workers):
+def test_loaders_can_be_zipped(num_workers):
     data = plain()
     pair = [
         salientpp.NeighborLoader(data, [3], torch.arange(400, 500)),
@@ -941,7 +950,7 @@ def test_zipped_loaders(num_workers):
     assert seen == list(range(100))
 
 
-def test_explaining_the_seed_of_a_batch():
+def test_explainers_work_on_a_batch():
     data = plain()
     model = GraphSAGE(WIDTH, 16, 2, CLASSES).eval()
     how = {"mode": "multiclass_classification", "task_level": "node", "return_type": "raw"}
@@ -958,5 +967,5 @@ def test_explaining_the_seed_of_a_batch():
     assert explanation.edge_mask.numel() == batch.num_edges and explanation.node_mask.shape == batch.x.shape
     whole = model(data.x, data.edge_index)[7]
     assert torch.allclose(explainer.get_prediction(batch.x, batch.edge_index)[0], whole, atol=1e-5), (
-        "the same prediction as on the graph"
+        "the prediction differs from that on the whole graph"
     )

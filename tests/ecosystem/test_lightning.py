@@ -1,4 +1,4 @@
-"""Lightning: the data modules do what PyG's do, on one process and on ranks, and a run that stopped goes on bit for bit."""
+"""Lightning's data modules behave as PyG's do, on one process and on ranks, and a stopped run resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def typed() -> HeteroData:
 
 
 class Homogeneous(lightning.LightningModule):
-    """Two layers of GraphSAGE that write down what they see."""
+    """GraphSAGE of two layers that records its batches."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def trainer(root, **options) -> lightning.Trainer:
 
 
 def shape_of(batch) -> list:
-    """Names and types of everything on a batch, whatever was drawn."""
+    """Names and types of all attributes of a batch, without their values."""
     return [
         (
             store._key,
@@ -143,11 +143,11 @@ def shape_of(batch) -> list:
     ]
 
 
-# --- one process: the same as PyG's -----------------------------------------------------------------------
+# --- one process: the same as with PyG --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ours, theirs", [(LightningNodeData, PygNodeData), (LightningLinkData, PygLinkData)])
-def test_the_arguments_are_pygs(ours, theirs):
+def test_data_modules_take_the_arguments_of_pygs(ours, theirs):
     of = [{p.name: p.default for p in inspect.signature(class_).parameters.values()} for class_ in (ours, theirs)]
     assert of[0] == of[1] and list(of[0]) == list(of[1])
     hooks = [name for name in vars(theirs) if name.endswith("dataloader")]
@@ -165,7 +165,7 @@ def run_of(module, model, root) -> tuple:
     return steps, {kind: len(found) for kind, found in kinds.items()}, [shape_of(batch) for batch in model.batches]
 
 
-def test_the_same_training_as_with_pygs_on_data(tmp_path):
+def test_training_on_data_is_the_same_as_with_pyg(tmp_path):
     pytest.importorskip("pyg_lib")
     runs = [
         run_of(
@@ -180,7 +180,7 @@ def test_the_same_training_as_with_pygs_on_data(tmp_path):
 
 
 class Scored(Homogeneous):
-    """Dropout and batch normalisation in training; a share of right predictions, over all seeds, in validation and tests."""
+    """Trains with dropout and batch normalisation; in validation and tests, logs the accuracy over all seeds."""
 
     def __init__(self, width: int, classes: int) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class Scored(Homogeneous):
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
-def test_the_best_checkpoint_is_as_good_as_with_pygs(tmp_path):
+def test_the_best_checkpoint_is_as_good_as_with_pyg(tmp_path):
     pytest.importorskip("pyg_lib")
     data, scores = plain(), {}
     for name, class_ in {"ours": LightningNodeData, "pyg": PygNodeData}.items():
@@ -223,10 +223,10 @@ def test_the_best_checkpoint_is_as_good_as_with_pygs(tmp_path):
     assert min(scores.values()) > 0.8 and abs(scores["ours"] - scores["pyg"]) < 0.12
 
 
-def test_the_same_training_as_with_pygs_on_hetero_data(tmp_path):
+def test_training_on_hetero_data_is_the_same_as_with_pyg(tmp_path):
     pytest.importorskip("pyg_lib")
     made = [class_(typed(), num_neighbors=[3, 2], batch_size=16) for class_ in (LightningNodeData, PygNodeData)]
-    assert all(module.test_dataloader is None for module in made), "there are no such seeds"
+    assert all(module.test_dataloader is None for module in made), "the graph has no test seeds"
     runs = []
     for module in made:
         model, runner = Typed(), trainer(tmp_path)
@@ -235,7 +235,7 @@ def test_the_same_training_as_with_pygs_on_hetero_data(tmp_path):
     assert runs[0] == runs[1] and runs[0][0] == 4
 
 
-def test_the_same_training_as_with_pygs_on_links(tmp_path):
+def test_training_on_links_is_the_same_as_with_pyg(tmp_path):
     pytest.importorskip("pyg_lib")
     data = graph()
     runs = []
@@ -254,7 +254,7 @@ def test_the_same_training_as_with_pygs_on_links(tmp_path):
     assert runs[0] == runs[1] and runs[0][:2] == (14, 6)
 
 
-def test_full_batches_are_the_graph(tmp_path):
+def test_a_full_batch_is_the_graph(tmp_path):
     data = graph()
     for class_ in (LightningNodeData, PygNodeData):
         module = class_(data, loader="full")
@@ -265,7 +265,7 @@ def test_full_batches_are_the_graph(tmp_path):
         LightningNodeData(data, loader="half")
 
 
-def test_evaluation_may_draw_otherwise():
+def test_evaluation_may_have_its_own_sampling_options():
     data = graph()
     data.weight = torch.rand(data.num_edges)
     module = LightningNodeData(
@@ -277,22 +277,22 @@ def test_evaluation_may_draw_otherwise():
     )
     train, val = module.train_dataloader(), module.val_dataloader()
     assert isinstance(train, NeighborLoader) and isinstance(val, NeighborLoader), (
-        "without a trainer they are plain loaders"
+        "without a trainer, data modules make plain loaders"
     )
     assert len(train) == 5 and len(val) == 1
     assert next(iter(train)).num_sampled_nodes[0] == 10 and len(next(iter(train)).num_sampled_nodes) == 3
     whole = next(iter(val))
     assert len(whole.num_sampled_nodes) == 2 and torch.equal(whole.n_id[:30], data.val_mask.nonzero().flatten())
     into = torch.isin(data.edge_index[1], whole.n_id[:30])
-    assert whole.num_edges == int(into.sum()), "all neighbours"
+    assert whole.num_edges == int(into.sum()), "expected all neighbours"
     assert train.engine.basis.source.sampler.topology.graph is val.engine.basis.source.sampler.topology.graph, (
-        "one graph for all"
+        "the loaders must share one graph"
     )
     weighted = LightningNodeData(data, num_neighbors=[3], eval_loader_kwargs={"weight_attr": "weight"})
     assert not weighted.graph_sampler.topology.has_weights and weighted.eval_graph_sampler.topology.has_weights
 
 
-def test_a_sampler_of_ones_own_draws():
+def test_a_data_module_uses_a_custom_sampler():
     pytest.importorskip("pyg_lib")
     from torch_geometric.sampler import NeighborSampler
 
@@ -302,7 +302,7 @@ def test_a_sampler_of_ones_own_draws():
     assert module.loader == "custom" and len(next(iter(module.train_dataloader())).num_sampled_nodes) == 2
 
 
-def test_times_of_the_seeds():
+def test_times_of_seeds_are_respected():
     data = graph()
     data.time = torch.arange(120)
     train = data.train_mask.nonzero().flatten()
@@ -311,7 +311,7 @@ def test_times_of_the_seeds():
     )
     batch = next(iter(module.train_dataloader()))
     later = data.time[batch.n_id] > batch.seed_time[batch.batch]
-    assert batch.num_nodes > 50 and not later[50:].any(), "no neighbour is in the future of its seed"
+    assert batch.num_nodes > 50 and not later[50:].any(), "a neighbour is later than its seed"
     edges = data.edge_index[:, :40]
     links = LightningLinkData(
         data, edges, input_train_time=torch.full((40,), 60), time_attr="time", num_neighbors=[-1], batch_size=40
@@ -343,7 +343,7 @@ def test_predictions_come_in_the_order_of_the_seeds(tmp_path):
     assert torch.equal(torch.cat(found), wanted)
 
 
-def test_a_second_pass_in_a_hook_is_a_whole_one(tmp_path):
+def test_a_second_pass_in_a_hook_is_complete(tmp_path):
     class Counts(Callback):
         def on_train_epoch_end(self, runner, model):
             counts.append(
@@ -356,11 +356,11 @@ def test_a_second_pass_in_a_hook_is_a_whole_one(tmp_path):
     assert counts == [(4, 4), (4, 4)] and len(model.of("train")) == 8
 
 
-# --- going on after a stop --------------------------------------------------------------------------------
+# --- resuming after a stop --------------------------------------------------------------------------------
 
 
 class StopAt(Callback):
-    """Ends the process's run before batch ``index`` of ``epoch`` is done."""
+    """Stops the run before batch ``index`` of ``epoch`` is done."""
 
     def __init__(self, epoch: int, index: int) -> None:
         self.point = epoch, index
@@ -371,21 +371,21 @@ class StopAt(Callback):
 
 
 STOPS = {
-    # checkpoint, where it stops, Lightning's options
+    # checkpoint, point of the stop, Lightning's options
     "in mid-epoch": ({"every_n_train_steps": 3}, (1, 1), {}),
     "after the last batch": ({"every_n_train_steps": 4}, (1, 1), {}),
     "between epochs": ({}, (2, 1), {}),
-    "in mid-epoch, fewer batches than there are": ({"every_n_train_steps": 2}, (1, 2), {"limit_train_batches": 3}),
-    "between epochs, fewer batches than there are": ({}, (1, 2), {"limit_train_batches": 3}),
-    "by the exception itself": ("exception", (1, 2), {}),
-    "with gradients of two batches": ({"every_n_train_steps": 1}, (1, 3), {"accumulate_grad_batches": 2}),
+    "in mid-epoch, with limited batches": ({"every_n_train_steps": 2}, (1, 2), {"limit_train_batches": 3}),
+    "between epochs, with limited batches": ({}, (1, 2), {"limit_train_batches": 3}),
+    "checkpoint on the exception": ("exception", (1, 2), {}),
+    "with accumulated gradients": ({"every_n_train_steps": 1}, (1, 3), {"accumulate_grad_batches": 2}),
     "validation in mid-epoch": ({"every_n_train_steps": 3}, (1, 3), {"val_check_interval": 2}),
 }
 
 
 @pytest.mark.parametrize("seed", [7, None])
 @pytest.mark.parametrize("stop", STOPS)
-def test_a_run_that_stopped_goes_on_bit_for_bit(tmp_path, stop, seed):
+def test_a_stopped_run_resumes_bit_for_bit(tmp_path, stop, seed):
     when, point, options = STOPS[stop]
 
     def make() -> LightningNodeData:
@@ -424,23 +424,23 @@ def test_a_run_that_stopped_goes_on_bit_for_bit(tmp_path, stop, seed):
             **options,
         ).fit(first, make())
 
-    torch.manual_seed(99)  # another process
+    torch.manual_seed(99)  # the new process has another random state
     second = Homogeneous()
     trainer(tmp_path, max_epochs=3, num_sanity_val_steps=0, **options).fit(
         second, make(), ckpt_path=file, weights_only=False
     )
 
     rest = second.of("train")
-    assert rest == whole.of("train")[-len(rest) :], "the remaining batches, in their epochs"
+    assert rest == whole.of("train")[-len(rest) :], "expected the remaining batches, in their epochs"
     assert (
         len(rest) >= 1 and first.of("train")[: len(whole.of("train")) - len(rest)] == whole.of("train")[: -len(rest)]
-    ), "and no batch is missing"
+    ), "a batch is missing"
     assert second.of("val") == whole.of("val")[-len(second.of("val")) :]
     for name, value in whole.gnn.state_dict().items():
         assert torch.equal(value, second.gnn.state_dict()[name]), name
 
 
-def test_a_run_does_not_go_on_with_other_arguments(tmp_path):
+def test_a_run_does_not_resume_with_other_arguments(tmp_path):
     keep = ModelCheckpoint(tmp_path, "stopped", every_n_train_steps=3, enable_version_counter=False)
     with pytest.raises(KeyError):
         trainer(tmp_path, enable_checkpointing=True, callbacks=[keep, StopAt(0, 3)]).fit(
@@ -454,7 +454,7 @@ def test_a_run_does_not_go_on_with_other_arguments(tmp_path):
 # --- loaders without a data module ------------------------------------------------------------------------
 
 
-def test_a_plain_loader_goes_on_in_mid_epoch(tmp_path):
+def test_a_plain_loader_resumes_in_mid_epoch(tmp_path):
     def make():
         return NeighborLoader(graph(), [3, 2], graph().train_mask, batch_size=16, shuffle=True, seed=5)
 
@@ -473,7 +473,7 @@ def test_a_plain_loader_goes_on_in_mid_epoch(tmp_path):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_plain_loader_goes_on_between_epochs(tmp_path, num_workers):
+def test_a_plain_loader_resumes_between_epochs(tmp_path, num_workers):
     def fit(max_epochs, **options):
         loaders = [
             NeighborLoader(
@@ -503,7 +503,7 @@ def test_a_plain_loader_goes_on_between_epochs(tmp_path, num_workers):
 
 
 def test_the_sampler_of_a_loader_sets_its_epoch():
-    """As Lightning, and scripts for several ranks, set it; Lightning after ``iter``."""
+    """Lightning and scripts for several ranks set the epoch on the sampler; Lightning does so after ``iter``."""
     make = lambda: NeighborLoader(graph(), [3], graph().train_mask, batch_size=16, shuffle=True, seed=5)  # noqa: E731
     loader = make()
     epochs = [[batch.n_id.tolist() for batch in loader] for _ in range(4)]
@@ -514,11 +514,11 @@ def test_the_sampler_of_a_loader_sets_its_epoch():
         assert [batch.n_id.tolist() for batch in loader] == epochs[3]
         iterator = iter(loader)
         loader.sampler.set_epoch(1)
-        assert [batch.n_id.tolist() for batch in iterator] == epochs[1], "no batch had been asked for"
+        assert [batch.n_id.tolist() for batch in iterator] == epochs[1], "before the first batch the epoch may change"
         iterator = iter(loader)
         first = next(iterator).n_id.tolist()
         loader.sampler.set_epoch(0)
-        assert [first, *(batch.n_id.tolist() for batch in iterator)] == epochs[2], "it is under way"
+        assert [first, *(batch.n_id.tolist() for batch in iterator)] == epochs[2], "an epoch under way must not change"
         assert [batch.n_id.tolist() for batch in loader] == epochs[0]
     loader = make()
     iterator = iter(loader)
@@ -528,7 +528,7 @@ def test_the_sampler_of_a_loader_sets_its_epoch():
     iterator = iter(other)
     other.sampler.set_epoch(0)
     assert [*taken, *(batch.n_id.tolist() for batch in iterator)] == epochs[0], (
-        "the number of the state's epoch keeps it"
+        "the number of the resumed epoch must not restart it"
     )
     assert isinstance(loader.sampler, torch.utils.data.RandomSampler)
     assert isinstance(NeighborLoader(graph(), [3]).sampler, torch.utils.data.SequentialSampler)
@@ -542,12 +542,12 @@ def epochs_on_rank(rank, directory):
     assert give(loader) == epochs[1]
     iterator = iter(loader)
     loader.sampler.set_epoch(0)
-    assert give(iterator) == epochs[0], "no batch had been asked for"
+    assert give(iterator) == epochs[0], "before the first batch the epoch may change"
     assert give(loader) == epochs[1]
     iterator = iter(loader)
     first = next(iterator).n_id.tolist()
     loader.sampler.set_epoch(1)
-    assert [first, *give(iterator)] == epochs[2], "it is under way"
+    assert [first, *give(iterator)] == epochs[2], "an epoch under way must not change"
     return give(loader) == epochs[1]
 
 
@@ -556,8 +556,11 @@ def test_the_sampler_of_a_rank_sets_its_epoch(tmp_path):
     assert distributed.run(epochs_on_rank, 2, tmp_path / "parts") == [True, True]
 
 
-def test_lightning_makes_a_loader_anew_with_all_its_arguments(tmp_path):
-    """For predictions, and on ranks, Lightning puts a sampler of its own into a loader that it makes from the attributes of the old one."""
+def test_lightning_can_recreate_a_loader_with_all_its_arguments(tmp_path):
+    """Lightning replaces a loader for predictions and on ranks.
+
+    It makes the new one from the attributes of the old one, with its own sampler.
+    """
     from lightning.pytorch.trainer.states import RunningStage
     from lightning.pytorch.utilities.data import _update_dataloader
 
@@ -607,7 +610,7 @@ def test_lightning_makes_a_loader_anew_with_all_its_arguments(tmp_path):
     "sampler",
     [torch.utils.data.SequentialSampler(range(50)), torch.utils.data.DistributedSampler(range(50), 2, 1, seed=3)],
 )
-def test_torchs_own_orders_have_a_state(sampler):
+def test_orders_of_torchs_samplers_have_a_state(sampler):
     def make(seed=4):
         return NeighborLoader(graph(), [3], graph().train_mask, batch_size=8, sampler=sampler, seed=seed)
 
@@ -627,7 +630,7 @@ def test_torchs_own_orders_have_a_state(sampler):
 # --- without Lightning ------------------------------------------------------------------------------------
 
 
-def test_neither_the_package_nor_the_module_needs_lightning():
+def test_imports_do_not_need_lightning():
     program = """
 import sys
 sys.modules["lightning"] = sys.modules["pytorch_lightning"] = None
@@ -648,7 +651,7 @@ except ModuleNotFoundError as error:
 
 
 def as_torchrun_would(rank: int, world_size: int) -> None:
-    """What tells Lightning that the ranks are there already."""
+    """Sets the environment that tells Lightning that the ranks already run."""
     names = {
         "RANK": rank,
         "LOCAL_RANK": rank,
@@ -670,7 +673,7 @@ def fit_on_rank(rank, root, directory, stop, options, make=None):
     data = graph() if directory is None else salientpp.load(directory)
     torch.manual_seed(11 if stop != "resume" else 50)
     model = Homogeneous()
-    torch.manual_seed(rank)  # ranks that draw seeds of their own
+    torch.manual_seed(rank)  # each rank would draw another seed
     module = LightningNodeData(
         data, num_neighbors=[3, 2], batch_size=8, input_pred_nodes="test" if directory else torch.arange(31), **options
     )
@@ -694,24 +697,24 @@ def fit_on_rank(rank, root, directory, stop, options, make=None):
 
 
 @pytest.mark.parametrize("partitioned", [False, True], ids=["data", "parts"])
-def test_two_ranks_share_the_seeds_and_go_on_after_a_stop(tmp_path, partitioned):
+def test_two_ranks_share_the_seeds_and_resume_after_a_stop(tmp_path, partitioned):
     directory, options = None, {}
     if partitioned:
         directory, options = tmp_path / "parts", {"replication_factor": 0.2}
         salientpp.partition(graph(), 2, directory, [3, 2], 8)
     whole = distributed.run(fit_on_rank, 2, tmp_path, directory, None, options, seconds=240)
     steps = [len(train) for train, *_ in whole]
-    assert steps[0] == steps[1] and steps[0] > 4, "DDP needs as many on every rank"
+    assert steps[0] == steps[1] and steps[0] > 4, "DDP needs the same number of steps on every rank"
     train = graph().train_mask.nonzero().flatten().tolist()
     seen = [ids[:8] for train_batches, *_ in whole for epoch, _, ids in train_batches if epoch == 0]
     assert len(seen) == 2 * steps[0] // 2 and (partitioned or set(train) <= set(sum(seen, []))), (
-        "every seed is some rank's"
+        "every seed belongs to some rank"
     )
     predicted = sorted(whole[0][1] + whole[1][1])
     wanted = graph().test_mask.nonzero().flatten().tolist() if partitioned else list(range(31))
-    assert predicted == wanted, "every seed of a prediction once"
-    assert whole[0][2] == whole[1][2], "the same model"
-    assert whole[0][3] == partitioned, "one cache for all loaders of a partitioned graph"
+    assert predicted == wanted, "every seed must be predicted once"
+    assert whole[0][2] == whole[1][2], "the ranks must have the same model"
+    assert whole[0][3] == partitioned, "the loaders of a partitioned graph must share one cache"
 
     first = distributed.run(fit_on_rank, 2, tmp_path, directory, "stop", options, seconds=240)
     second = distributed.run(fit_on_rank, 2, tmp_path, directory, "resume", options, seconds=240)
@@ -719,7 +722,7 @@ def test_two_ranks_share_the_seeds_and_go_on_after_a_stop(tmp_path, partitioned)
         rest = second[rank][0]
         assert 0 < len(rest) < steps[rank] and rest == whole[rank][0][-len(rest) :]
         assert first[rank][0][: steps[rank] - len(rest)] == whole[rank][0][: -len(rest)]
-    assert second[0][2] == second[1][2] == whole[0][2], "the same model as without the stop"
+    assert second[0][2] == second[1][2] == whole[0][2], "the model must be the same as without the stop"
 
 
 def shared_loader_on_rank(rank, root):
@@ -733,7 +736,7 @@ def shared_loader_on_rank(rank, root):
     return [ids for *_, ids in model.of("train")] == [batch.n_id.tolist() for _ in range(2) for batch in expected]
 
 
-def test_a_loader_that_shares_already_says_how_lightning_leaves_it_alone(tmp_path):
+def test_a_loader_that_already_shares_its_seeds_is_refused_with_advice(tmp_path):
     assert distributed.run(shared_loader_on_rank, 2, tmp_path, seconds=240) == [True, True]
 
 
@@ -745,7 +748,7 @@ def predict_on_rank(rank, root, directory):
     return True
 
 
-def test_predictions_on_a_partitioned_graph_say_that_they_need_the_data_module(tmp_path):
+def test_predictions_on_a_partitioned_graph_need_the_data_module(tmp_path):
     salientpp.partition(graph(), 2, tmp_path / "parts", [3, 2], 8)
     assert distributed.run(predict_on_rank, 2, tmp_path, tmp_path / "parts", seconds=240) == [True, True]
 
@@ -757,14 +760,14 @@ def looking_ahead_on_rank(rank, directory):
     return [sum(batch.batch_size for batch in made()) for made in (module.train_dataloader, module.val_dataloader)]
 
 
-def test_loaders_of_a_data_module_may_look_ahead(tmp_path):
+def test_loaders_of_a_data_module_can_use_lookahead(tmp_path):
     salientpp.partition(graph(), 2, tmp_path / "parts", [3, 2], 8)
     for train, val in distributed.run(looking_ahead_on_rank, 2, tmp_path / "parts", seconds=240):
         assert train > val > 0
 
 
 class Reduced(Homogeneous):
-    """Evaluates with collectives of its own, as metrics of several ranks do."""
+    """Evaluates with its own collectives, as metrics over several ranks do."""
 
     def count(self, batch, kind: str) -> None:
         self.log(f"{kind}_seeds", float(batch.batch_size), batch_size=1, on_epoch=True, sync_dist=True, reduce_fx="sum")
@@ -809,7 +812,7 @@ def evaluate_on_rank(rank, root, directory, with_module):
 
 @pytest.mark.parametrize("with_module", [True, False])
 def test_evaluation_on_uneven_ranks_may_use_collectives(tmp_path, with_module):
-    """Lightning takes ``len(loader)`` batches of each rank, in the middle of a training epoch too."""
+    """Lightning takes ``len(loader)`` batches of each rank, also when it evaluates in the middle of a training epoch."""
     data = graph()
     assignment = torch.zeros(data.num_nodes, dtype=torch.int64)
     for mask, number in ((data.train_mask, 25), (data.val_mask, 4), (data.test_mask, 1)):
@@ -819,7 +822,7 @@ def test_evaluation_on_uneven_ranks_may_use_collectives(tmp_path, with_module):
     assert found[0] == found[1]
     tested, totals = found[0]
     sanity = 2 * 4 + 4
-    # Two validations in each of two epochs of 7 batches, then a test, then a prediction.
+    # Each of the two epochs of 7 batches has two validations. A test and a prediction follow.
     assert tested == 20 and totals == [sanity, *[30.0] * 4, *([20.0] * (1 + with_module))]
 
 
@@ -874,31 +877,31 @@ def links_on_rank(rank, root, directory):
 
 @pytest.mark.parametrize("make", [graph, typed])
 def test_links_of_a_partitioned_graph_are_seeds(tmp_path, make):
-    """Its splits of edges are taken by name, as its splits of vertices are."""
+    """A partitioned graph has edge splits, which are named in the same way as vertex splits."""
     sizes = {"train": 60, "val": 21, "pred": 33}
     bounds = torch.tensor([0, *sizes.values()]).cumsum(0).tolist()
     splits = {name: torch.arange(*bounds[i : i + 2]) for i, name in enumerate(sizes)}
     typed_splits = {("user", "buys", "item"): splits}
     salientpp.partition(make(), 2, tmp_path / "parts", [3, 2], 8, edge_split=splits if make is graph else typed_splits)
     (same, *found), (same_there, *others) = distributed.run(links_on_rank, 2, tmp_path, tmp_path / "parts", seconds=240)
-    assert same and same_there, "batches are those of LinkNeighborLoader"
+    assert same and same_there, "batches differ from those of LinkNeighborLoader"
     for name, one, other in zip(sizes, found, others):
         assert len({*one, *other}) == sizes[name]
-    assert len(found[2]) + len(others[2]) == sizes["pred"], "every edge of a prediction once"
+    assert len(found[2]) + len(others[2]) == sizes["pred"], "every edge must be predicted once"
 
 
 def spawned(model, loader, root):
     trainer(root, strategy="ddp_spawn", devices=2).fit(model, loader)
 
 
-def test_a_loader_that_is_ready_goes_to_spawned_processes(tmp_path):
-    """Lightning pickles it into each, and puts a sampler with the rank's share into it there."""
+def test_a_loader_can_be_sent_to_spawned_processes(tmp_path):
+    """Lightning pickles the loader into each process and gives it a sampler with the rank's share there."""
     loader = NeighborLoader(graph(), [3, 2], graph().train_mask, batch_size=8, shuffle=True, seed=3)
     model = Homogeneous()
     before = [value.clone() for value in model.gnn.parameters()]
     spawned(model, loader, tmp_path)
     assert any(not torch.equal(old, new) for old, new in zip(before, model.gnn.parameters())), (
-        "trained elsewhere, and brought back"
+        "the processes trained no model, or did not return it"
     )
 
 
@@ -915,7 +918,7 @@ def plain_loader_on_rank(rank, root, directory):
     return given is loader, type(given.sampler).__name__, len(given), [ids for *_, ids in model.of("train")]
 
 
-def test_lightning_leaves_a_loader_of_a_partitioned_graph_as_it_is(tmp_path):
+def test_lightning_leaves_a_loader_of_a_partitioned_graph_alone(tmp_path):
     salientpp.partition(graph(), 2, tmp_path / "parts", [3, 2], 8)
     for same, sampler, length, seen in distributed.run(
         plain_loader_on_rank, 2, tmp_path, tmp_path / "parts", seconds=240

@@ -1,7 +1,9 @@
-"""What rebuilds or wraps a loader for several processes: ignite's ``auto_dataloader``, Ray Train's ``prepare_data_loader``, a plain ``DataLoader``.
+"""Tools that rebuild a loader for several processes.
 
-Such a tool makes a ``DataLoader`` of its own from ``dataset`` and ``collate_fn``, with a ``DistributedSampler``. Ours must then give batches, each
-process its share of a ``Data``; the ranks of a partitioned graph have shared it already, so their loader is left alone or refuses.
+They are ignite's ``auto_dataloader``, Ray Train's ``prepare_data_loader``, and a plain ``DataLoader``. Such a tool makes its
+own ``DataLoader`` from ``dataset`` and ``collate_fn``, with a ``DistributedSampler``. The result must give batches, and each
+process must get its share of the seeds of a ``Data``. Ranks of a partitioned graph share the seeds already: the tool must
+leave their loader alone, or the loader refuses.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ def seeds_of(batches):
 
 
 def rebuilt(loader, **options):
-    """What such tools make of a loader."""
+    """Rebuilds a loader as these tools do."""
     return torch.utils.data.DataLoader(
         loader.dataset,
         batch_size=loader.batch_size,
@@ -52,7 +54,7 @@ def rebuilt(loader, **options):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_dataloader_of_our_parts_gives_batches(num_workers):
+def test_a_dataloader_made_from_a_loader_gives_batches(num_workers):
     assert sorted(seeds_of(rebuilt(node_loader(), shuffle=True, num_workers=num_workers))) == list(range(SEEDS))
     data = graph()
     links = LinkNeighborLoader(data, [3], data.edge_index[:, :20], batch_size=5, neg_sampling="binary")
@@ -74,7 +76,7 @@ def ignite_on_rank(rank, directory):
     return seeds_of(theirs)
 
 
-def test_ignite_shares_a_data_and_is_refused_by_parts(tmp_path):
+def test_ignite_shares_the_seeds_of_a_data_and_is_refused_on_partitions(tmp_path):
     idist = pytest.importorskip("ignite.distributed", reason="needs pytorch-ignite")
     ours = node_loader()
     alone = idist.auto_dataloader(ours.dataset, collate_fn=ours.collate_fn, batch_size=8, shuffle=True, num_workers=1)
@@ -89,7 +91,7 @@ def test_ignite_shares_a_data_and_is_refused_by_parts(tmp_path):
 
 
 class Session:
-    """Of a worker of Ray's, which only a cluster of Ray's would have."""
+    """Session of a Ray worker, which otherwise exists only in a cluster of Ray."""
 
     @staticmethod
     def get_world_size():
@@ -117,7 +119,7 @@ def ray_on_rank(rank, directory):
     return shared, given == [batch.n_id.tolist() for batch in loader]
 
 
-def test_ray_shares_a_data_and_leaves_parts_as_they_are(tmp_path):
+def test_ray_shares_the_seeds_of_a_data_and_leaves_partitions_alone(tmp_path):
     pytest.importorskip("ray.train.torch", reason="needs Ray Train")
     assert sorted(seeds_of(prepared_by_ray(node_loader()))) == list(range(SEEDS))
     salientpp.partition(graph(), 2, tmp_path / "parts", [3], 8)

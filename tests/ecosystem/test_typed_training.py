@@ -1,4 +1,7 @@
-"""Two ranks learn what one process learns, with the same global batch: several types of vertices, times, and links with times."""
+"""Laws of typed training: two ranks learn what one process learns with the same global batch.
+
+The graphs have several vertex types, times, and links with times.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def train_on_a_rank(rank: int, name: str, root: str, options: dict) -> float:
 
 
 @pytest.mark.parametrize("time_attr", [None, "year"])
-def test_classes_of_papers(tmp_path, time_attr):
+def test_two_ranks_learn_classes_of_papers_like_one_process(tmp_path, time_attr):
     made = load_dataset("synthetic-mag", num_papers=2000)
     module = example("train_hetero")
     salientpp.partition(made, 2, tmp_path / "mag", module.FANOUTS, 64, time_attr=time_attr)
@@ -45,11 +48,11 @@ def test_classes_of_papers(tmp_path, time_attr):
         {"epochs": 3, "batch_size": 64, "time_attr": time_attr},
     )
     assert both[0] == both[1]
-    assert min(alone, both[0]) > 0.3, "of 12 classes"
+    assert min(alone, both[0]) > 0.3, "accuracy over 12 classes is too low"
     assert abs(alone - both[0]) < 0.12
 
 
-def test_sections_of_real_packages(tmp_path):
+def test_two_ranks_learn_sections_of_packages_like_one_process(tmp_path):
     data = real_packages()
     few = torch.zeros_like(data["binary"].train_mask)
     few[data["binary"].train_mask.nonzero().flatten()[::5]] = True
@@ -63,11 +66,11 @@ def test_sections_of_real_packages(tmp_path):
     alone = module.train(data, seed=0, **{**options, "batch_size": 256})
     both = distributed.run(train_on_a_rank, 2, "train_hetero", str(tmp_path / "debian"), options)
     assert both[0] == both[1]
-    assert min(alone, both[0]) > 0.4, "of 50 sections"
+    assert min(alone, both[0]) > 0.4, "accuracy over 50 sections is too low"
     assert abs(alone - both[0]) < 0.08
 
 
-def test_links_with_times(tmp_path):
+def test_two_ranks_learn_links_with_times_like_one_process(tmp_path):
     module = example("train_links")
     made = module.shop(1500, 800, 12_000)
     module.partition(made, 2, tmp_path / "shop")

@@ -1,6 +1,6 @@
-"""Laws of the package's shape: which part may import which, what importing it does, and what it says of itself.
+"""Laws of the package's structure: allowed imports, the effects of importing it, sizes, names and docstrings.
 
-Imports are read from the source, also those inside functions and under TYPE_CHECKING: an arrow is an arrow.
+Imports are read from the source, also those inside functions and under TYPE_CHECKING.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PACKAGE = ROOT / "salientpp"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # docs/design/architecture.md describes the rooms. A part is a module or folder directly inside salientpp/; it may always
-# import from itself. `ranks.greeting` stands for that module alone, and so does `nn.layers`.
+# import from itself. `ranks.greeting` and `nn.layers` allow only that module of their rooms.
 BOTTOM = {"ids", "arguments", "files", "processes", "progress", "ops", "graph"}
 PLANNING = BOTTOM | {"ranks", "vip"}
 ROWS = PLANNING | {"store"}
@@ -55,7 +55,7 @@ MAY_IMPORT = {
     "datasets": ROWS | {"partitioning", "sampling"},
 }
 MAY_IMPORT_ANYTHING = {"__init__", "__main__", "cli"}
-COMPILED = "_C"  # the extension; ops.library alone loads it
+COMPILED = "_C"  # the compiled extension; only ops.library loads it
 
 
 def part_of(module: str) -> str:
@@ -63,7 +63,7 @@ def part_of(module: str) -> str:
 
 
 def module_name(path: Path, package: Path = PACKAGE) -> str:
-    """Dotted, without `salientpp.`; a folder's __init__ counts as the folder."""
+    """Dotted name without `salientpp.`; a folder's __init__ has the name of the folder."""
     parts = list(path.relative_to(package).with_suffix("").parts)
     if parts[-1] == "__init__" and len(parts) > 1:
         parts.pop()
@@ -71,7 +71,10 @@ def module_name(path: Path, package: Path = PACKAGE) -> str:
 
 
 def imports_of(source: str, module: str, is_package: bool, modules: set[str]) -> list[tuple[int, str]]:
-    """(line, module of salientpp) for every import; `from salientpp.sampling import topology` is minibatch.sampler."""
+    """(line, module of salientpp) for every import.
+
+    `from salientpp.sampling import topology` imports sampling.topology.
+    """
     found = []
     for node in ast.walk(ast.parse(source)):
         names: list[str] = []
@@ -93,7 +96,7 @@ def imports_of(source: str, module: str, is_package: bool, modules: set[str]) ->
             if name != "salientpp" and not name.startswith("salientpp."):
                 continue
             inner = name.removeprefix("salientpp").removeprefix(".")
-            # The longest prefix that is a module; a name imported from the package itself is its __init__.
+            # Takes the longest prefix that is a module; a name of the package itself belongs to its __init__.
             while inner and inner not in modules:
                 inner = inner.rpartition(".")[0]
             found.append((node.lineno, inner or "__init__"))
@@ -105,9 +108,7 @@ def wrong_arrows(source: str, module: str, is_package: bool, modules: set[str]) 
     if part in MAY_IMPORT_ANYTHING:
         return []
     if part not in MAY_IMPORT:
-        return [
-            f"{module}: the part {part!r} is not in the table of imports; add it here and to docs/design/architecture.md"
-        ]
+        return [f"{module}: {part!r} is not in the table of imports; add it here and to docs/design/architecture.md"]
     allowed = MAY_IMPORT[part] | {part} | ({COMPILED} if module == "ops.library" else set())
     return [
         f"salientpp.{module}:{line} imports {target}; {part} may import {', '.join(sorted(MAY_IMPORT[part])) or 'nothing'}"
@@ -119,7 +120,7 @@ def wrong_arrows(source: str, module: str, is_package: bool, modules: set[str]) 
 MODULES = {module_name(path) for path in SOURCES} | {COMPILED}
 
 
-# --- arrows -----------------------------------------------------------------------------------------------
+# --- imports ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -157,7 +158,7 @@ def test_imports_follow_the_table(path):
         ("brand_new", "import os"),
     ],
 )
-def test_a_wrong_arrow_is_seen(module, source):
+def test_a_forbidden_import_is_found(module, source):
     assert len(wrong_arrows(source, module, False, MODULES | {"analysis"})) == 1
 
 
@@ -179,12 +180,12 @@ def test_a_wrong_arrow_is_seen(module, source):
         ("ops", "import torch\nimport salientppish"),
     ],
 )
-def test_a_right_arrow_is_let_through(module, source):
+def test_an_allowed_import_passes(module, source):
     assert wrong_arrows(source, module, False, MODULES) == []
 
 
 def circle_in(imports: dict[str, set[str]]) -> list[str]:
-    """Files that import each other in a circle, from one back to itself; [] if there are none."""
+    """A cycle of files that import each other, from one file back to itself; [] if none exists."""
     done: set[str] = set()
 
     def search(path: list[str]) -> list[str]:
@@ -200,17 +201,17 @@ def circle_in(imports: dict[str, set[str]]) -> list[str]:
     return next((found for module in sorted(imports) if (found := search([module]))), [])
 
 
-def test_no_files_import_each_other_in_a_circle():
+def test_no_files_import_each_other():
     imports = {}
     for path in SOURCES:
         module = module_name(path)
-        # A folder's __init__ may name its own files, and is loaded before any of them in any case.
+        # A folder's __init__ may import its own files: it is loaded before them in any case.
         targets = {target for _, target in imports_of(path.read_text(), module, path.name == "__init__.py", MODULES)}
         imports[module] = {target for target in targets if not module.startswith(f"{target}.")} - {module}
     assert circle_in(imports) == []
 
 
-def test_a_circle_is_seen():
+def test_an_import_cycle_is_found():
     assert circle_in({"a": {"b", "c"}, "b": set(), "c": {"d"}, "d": {"c"}}) == ["c", "d", "c"]
     assert circle_in({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
@@ -231,20 +232,20 @@ def test_the_package_was_read():
 # --- names ------------------------------------------------------------------------------------------------
 
 
-def test_public_names_are_sorted_and_each_says_what_it_is():
+def test_public_names_are_sorted_and_have_docstrings():
     assert salientpp.__all__ == sorted(set(salientpp.__all__))
     for name in salientpp.__all__:
         doc = getattr(salientpp, name).__doc__
         assert doc and doc.strip(), f"salientpp.{name} has no docstring"
-        # What @dataclass writes by itself is no docstring.
+        # @dataclass generates a docstring, which does not count.
         assert not doc.startswith(f"{name}("), f"salientpp.{name} has no docstring of its own"
 
 
-def test_public_names_hold_what_the_contract_promises():
+def test_public_names_include_the_promised_ones():
     assert {"NeighborLoader", "inclusion_probability", "load", "partition"} <= set(salientpp.__all__)
 
 
-def test_init_holds_names_and_where_they_are_and_nothing_else():
+def test_init_only_lists_names_and_their_modules():
     for node in ast.parse((PACKAGE / "__init__.py").read_text()).body:
         is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         is_table = isinstance(node, ast.Assign) and [getattr(t, "id", "") for t in node.targets] in (
@@ -254,10 +255,10 @@ def test_init_holds_names_and_where_they_are_and_nothing_else():
         is_typing = isinstance(node, ast.If) and getattr(node.test, "id", "") == "_TYPE_CHECKING"
         is_lookup = isinstance(node, ast.FunctionDef) and node.name in ("__getattr__", "__dir__")
         is_known = is_docstring or is_table or is_typing or is_lookup or isinstance(node, ast.ImportFrom)
-        assert is_known, f"__init__.py:{node.lineno} does something"
+        assert is_known, f"__init__.py:{node.lineno} has a statement that is neither a table, an import nor a look-up"
 
 
-def test_what_type_checkers_read_is_what_is_imported():
+def test_type_checkers_see_the_names_that_are_imported():
     (typing,) = (node for node in ast.parse((PACKAGE / "__init__.py").read_text()).body if isinstance(node, ast.If))
     read = {
         alias.name: node.module.removeprefix("salientpp.")
@@ -268,7 +269,7 @@ def test_what_type_checkers_read_is_what_is_imported():
     assert read == salientpp._MODULES and sorted(read) == salientpp.__all__
 
 
-def test_names_are_imported_when_they_are_asked_for():
+def test_names_are_imported_on_first_use():
     program = """
 import sys, salientpp
 assert not {"torch", "torch_geometric", "numpy"} & sys.modules.keys()
@@ -287,7 +288,7 @@ assert partition is salientpp.partition is salientpp.store.directory.writer.part
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
 
-def test_no_import_needs_what_only_some_systems_have():
+def test_every_module_imports_without_unix_only_modules():
     program = f"""
 import importlib, signal, sys, torch, torch_geometric.loader, rich.console, numpy
 del signal.SIGUSR1
@@ -301,10 +302,10 @@ for name in {sorted(MODULES - {"__init__", "__main__", COMPILED})}:
 def test_every_module_opens_with_a_docstring():
     for path in SOURCES:
         source = path.read_text()
-        assert not source.strip() or ast.get_docstring(ast.parse(source)), f"{path.relative_to(ROOT)} has none"
+        assert not source.strip() or ast.get_docstring(ast.parse(source)), f"{path.relative_to(ROOT)} has no docstring"
 
 
-def test_no_file_is_named_after_nothing():
+def test_no_file_is_named_utils_or_common():
     forbidden = {"utils", "util", "common", "base", "helpers", "misc"}
     names = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*") if "__pycache__" not in path.parts]
     assert [
@@ -314,13 +315,13 @@ def test_no_file_is_named_after_nothing():
     ] == []
 
 
-# --- importing does nothing -------------------------------------------------------------------------------
+# --- importing has no side effects ------------------------------------------------------------------------
 
 HEAVY = {"ogb", "pymetis", "matplotlib", "torch_sparse", "pandas", "lightning", "pytorch_lightning", "accelerate"}
 
 
-def test_importing_salientpp_changes_no_environment_and_loads_nothing_heavy():
-    # torch and PyG first: what they load or set is theirs.
+def test_importing_salientpp_changes_no_environment_and_loads_no_heavy_package():
+    # torch and PyG are imported first, so that their modules and settings do not count.
     program = """
 import inspect, json, os, sys
 import torch, torch_geometric.data, torch_geometric.loader, torch_geometric.sampler, torch_geometric.typing
@@ -344,7 +345,7 @@ print(json.dumps({
     rare = ("salientpp.analysis", "salientpp.cli", "salientpp.datasets", "salientpp.lightning")
     assert [name for name in seen["modules"] if name.startswith(rare)] == []
     assert seen["searched"] < 20, (
-        "inspect has resolved the file of every loaded module, which takes longer than all else"
+        "inspect resolved the file of every loaded module, which takes longer than the rest of the import"
     )
     assert seen["environment"] and seen["threads"] and seen["random"] and not seen["distributed"]
 
@@ -398,7 +399,7 @@ MOST_LINES = {ast.Module: 500, ast.ClassDef: 300, ast.FunctionDef: 80}
 
 
 def too_large(source: str) -> dict[str, int]:
-    """Lines of what has too many: '' is the file itself, others are dotted names."""
+    """Number of lines of each file, class and function over its limit; '' is the file itself, others have dotted names."""
     found = {"": lines} if (lines := source.count("\n")) > MOST_LINES[ast.Module] else {}
 
     def visit(node: ast.AST, prefix: str) -> None:
@@ -423,7 +424,7 @@ def test_no_file_class_or_function_is_too_large():
     assert found == {}
 
 
-def test_what_is_too_large_is_seen():
+def test_a_large_file_class_or_function_is_found():
     body = "    pass\n" * 80
     assert too_large(f"def small():\n{body[:-9]}") == {}
     assert too_large(f"class Some:\n  def large(self):\n{body}") == {"Some.large": 81}
@@ -438,7 +439,7 @@ LAWS = (ROOT / "docs" / "design" / "laws.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "design" / "architecture.md").read_text()
 
 
-def test_files_that_the_design_names_are_there():
+def test_files_that_the_design_names_exist():
     for name in re.findall(r"`(tests/[\w/]+\.py)`", LAWS + ARCHITECTURE):
         assert (ROOT / name).is_file(), name
     for name in re.findall(r"`([\w]+/[\w/]+\.py)`", ARCHITECTURE.replace("`tests/", "`../tests/")):
@@ -448,10 +449,12 @@ def test_files_that_the_design_names_are_there():
 def test_the_design_describes_every_room():
     rooms = re.findall(r"^\| `(\w+)` \|", ARCHITECTURE, re.MULTILINE)
     folders = {path.parent.relative_to(PACKAGE).parts[0] for path in PACKAGE.glob("*/__init__.py")}
-    assert folders | {"ops", "cli"} == set(rooms), "rooms of docs/design/architecture.md"
+    assert folders | {"ops", "cli"} == set(rooms), (
+        "the rooms of docs/design/architecture.md are not those of the package"
+    )
 
 
-def test_laws_that_tests_cite_are_laws():
+def test_laws_that_tests_cite_exist():
     known = {int(number) for number in re.findall(r"^## Law (\d+):", LAWS, re.MULTILINE)}
     assert known == set(range(1, len(known) + 1))
     for path in (ROOT / "tests").rglob("*.py"):
@@ -460,7 +463,7 @@ def test_laws_that_tests_cite_are_laws():
 
 
 def test_no_test_module_imports_another():
-    """What several share is in tests/support/ or tests/laws/."""
+    """Shared code of tests belongs in tests/support/ or tests/laws/."""
     found = []
     for path in sorted((ROOT / "tests").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -473,7 +476,7 @@ def test_no_test_module_imports_another():
 
 
 def private_state(source: str) -> set[str]:
-    """Private attributes, as they are written, of loaders, of their epochs and of what is reached through either."""
+    """Private attributes in the source that are reached through a loader, its engine or an iterator."""
     written = {
         ast.unparse(node)
         for node in ast.walk(ast.parse(source))
@@ -490,7 +493,7 @@ def test_tests_use_no_private_state_of_loaders():
     assert found == set()
 
 
-def test_private_state_is_seen():
+def test_private_state_is_found():
     assert private_state("loader._fetch.own = 1; loaders[0]._run; other.engine.basis._comm") == {
         "loader._fetch",
         "loaders[0]._run",
@@ -522,7 +525,7 @@ def test_each_operator_has_one_schema_and_one_function_of_its_name():
         tree = ast.parse((PACKAGE / "ops" / f"{room}.py").read_text())
         functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and operators_called(node)]
         expected = [(name, arguments) for where, name, arguments in SCHEMAS if where == room]
-        assert [function.name for function in functions] == [name for name, _ in expected], f"the order of {room}"
+        assert [function.name for function in functions] == [name for name, _ in expected], f"wrong order in {room}"
         for function, (name, arguments) in zip(functions, expected):
             assert operators_called(function) == {name}
             assert ast.get_docstring(function), f"ops.{name} has no docstring"
@@ -533,9 +536,9 @@ def test_each_operator_has_one_schema_and_one_function_of_its_name():
             assert hasattr(salientpp.ops, name), f"salientpp.ops does not import {name}"
 
 
-def test_operators_are_reached_through_ops_alone():
+def test_operators_are_called_only_through_ops():
     naming = [path for path in SOURCES if "torch.ops" in path.read_text()]
-    assert naming == [PACKAGE / "ops" / "library.py"], "others go round salientpp.ops"
+    assert naming == [PACKAGE / "ops" / "library.py"], "files other than ops/library.py use torch.ops"
 
 
 def test_every_kernel_of_the_table_is_registered_in_the_folder_of_its_heading():

@@ -1,4 +1,4 @@
-"""Laws on emulated hosts: what a slow link leaves as it is, what follows when a link is cut, and that nothing is left behind."""
+"""Laws on emulated hosts: a slow link changes no batch, a cut link ends every rank, and a cluster leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from salientpp.analysis.analyze import Ways, analyze
 from salientpp.analysis.batches import Batches
 
 FANOUTS, BATCH, ALPHA, SEED = [5, 3, 2], 5, 0.2, 7
-CUT_TIMEOUT = 5  # seconds that ranks wait for one whose link is cut
+CUT_TIMEOUT = 5  # time-out in seconds of ranks whose link is cut
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,7 +32,8 @@ def _only_where_hosts_can_be_emulated() -> None:
     reason = cluster.unavailable()
     if reason is not None:
         pytest.skip(reason)
-    distributed.forks()  # else the first cluster starts a server of forks that has imported nothing, for this file and those after it
+    # Otherwise the first cluster starts a fork server without preloaded imports, also for the test files that follow.
+    distributed.forks()
 
 
 def _partition(root: Path, num_parts: int) -> str:
@@ -53,7 +54,7 @@ def _loader(root: str, **options) -> NeighborLoader:
 
 
 def _send(rank: int, hosts: Cluster, num_bytes: int) -> tuple[float, float]:
-    """Seconds for one rank to send, and for both to send at once."""
+    """Seconds in which rank 0 sends to rank 1 over the slow link, and the inode of this rank's network namespace."""
     here, there = torch.zeros(num_bytes, dtype=torch.uint8), torch.zeros(num_bytes, dtype=torch.uint8)
     dist.barrier()
     started = time.monotonic()
@@ -67,10 +68,10 @@ def _send(rank: int, hosts: Cluster, num_bytes: int) -> tuple[float, float]:
     return one_way, os.stat("/proc/self/ns/net").st_ino
 
 
-def test_a_link_lets_no_more_through_than_its_rate_and_every_rank_has_a_network_of_its_own():
+def test_a_link_keeps_to_its_rate_and_every_rank_has_its_own_network():
     with Cluster(2, bytes_per_second=4e6) as hosts:
         (seconds, first), (_, second) = hosts.run(_send, hosts, 2_000_000, seconds=HANG)
-    # What the bucket held at the start passes at once, on either end of the link.
+    # At either end of the link, a full token bucket passes at once.
     assert seconds > (2_000_000 - 2 * cluster._BURST_BYTES) / 4e6
     assert len({first, second, os.stat("/proc/self/ns/net").st_ino}) == 3
 
@@ -81,7 +82,7 @@ def _digests(rank: int, root: str) -> tuple[list, int]:
     return given, loader.stats().rows_remote
 
 
-def test_over_a_slow_link_batches_are_the_same_and_communication_is_what_was_predicted(tmp_path):
+def test_over_a_slow_link_batches_are_the_same_and_traffic_equals_the_prediction(tmp_path):
     root = _partition(tmp_path / "parts", 3)
     with Cluster(3, bytes_per_second=0.2e6) as hosts:
         slow = hosts.run(_digests, root, seconds=HANG)
@@ -97,7 +98,10 @@ def test_over_a_slow_link_batches_are_the_same_and_communication_is_what_was_pre
 def _until_cut(
     rank: int, root: str, hosts: Cluster, victim: int, depth: int, seconds_cut: float | None
 ) -> tuple[str, float, list]:
-    """Iterate; the victim cuts its own link in mid-epoch: the error, seconds from the cut, and the batches."""
+    """Iterates while the victim cuts its own link in mid-epoch.
+
+    Returns the error's text, the seconds since the cut, and the batches.
+    """
     loader = _loader(root, depth=depth, timeout=CUT_TIMEOUT if seconds_cut is None else NEVER)
     cut, batches = None, []
     try:
@@ -117,7 +121,7 @@ def _until_cut(
 
 
 @pytest.mark.parametrize(("victim", "depth"), [(1, 10), (2, 1), (0, 10)])
-def test_when_a_link_is_cut_every_rank_ends_with_an_error_that_names_rank_batch_and_stage(tmp_path, victim, depth):
+def test_after_a_cut_link_every_rank_raises_an_error_that_names_rank_batch_and_stage(tmp_path, victim, depth):
     root = _partition(tmp_path / "parts", 3)
     with Cluster(3, bytes_per_second=2e6) as hosts:
         ranks = hosts.start(_until_cut, root, hosts, victim, depth, None, seconds=NEVER)
@@ -125,11 +129,12 @@ def test_when_a_link_is_cut_every_rank_ends_with_an_error_that_names_rank_batch_
     for rank, (text, seconds, batches) in enumerate(results):
         print(f"{seconds:.2f} s, {len(batches)} batches: {text}")
         assert text.startswith(f"rank {rank}, batch ") and ", stage " in text
-        # The loader's time-out, and two looks at the store, which the cut may have put out of reach; not the default group's time-out.
+        # The bound is the loader's time-out and two requests to the store, which the cut may have made unreachable. The
+        # default group's time-out is longer.
         assert seconds < CUT_TIMEOUT + 60
 
 
-def test_a_link_that_is_mended_within_the_timeout_costs_nothing_but_time(tmp_path):
+def test_a_link_that_is_restored_within_the_timeout_changes_no_batch(tmp_path):
     root = _partition(tmp_path / "parts", 2)
     with Cluster(2, bytes_per_second=2e6) as hosts:
         for text, _, batches in hosts.run(_until_cut, root, hosts, 1, 10, 1.0, seconds=HANG):
@@ -157,7 +162,7 @@ def _is_running(pid: int) -> bool:
         return False
 
 
-def test_a_killed_cluster_leaves_no_process_and_so_no_namespace(tmp_path):
+def test_a_killed_cluster_leaves_no_process_and_no_namespace(tmp_path):
     script = tmp_path / "abandoned.py"
     script.write_text(_ABANDONED)
     paths = os.pathsep.join(sys.path)
@@ -187,11 +192,11 @@ def test_a_rank_that_raises_or_does_not_end_is_an_error():
             hosts.run(_fail, NEVER, seconds=15)
 
 
-def test_what_is_missing_is_said(monkeypatch):
+def test_errors_name_missing_requirements(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: 1000)
         assert cluster.unavailable() == "network namespaces need root"
     monkeypatch.setattr(cluster.shutil, "which", lambda tool: None if tool == "tc" else tool)
-    assert cluster.unavailable() == "no tc here; install iproute2 and util-linux"
+    assert cluster.unavailable() == "tc not found; install iproute2 and util-linux"
     with pytest.raises(ValueError, match="num_hosts must be 1 to 200, got 0"):
         Cluster(0)

@@ -1,6 +1,6 @@
-"""Laws that only a GPU can show. `make gpu-check` runs them with FAIL_WITHOUT_CUDA=1; elsewhere they skip without one.
+"""Laws that need a GPU. They skip without one, unless FAIL_WITHOUT_CUDA=1 is set, as `make gpu-check` does.
 
-Batches of the device are compared with the CPU's, which the other tests hold against the laws.
+Batches on the device are compared with batches on the CPU, which the other tests check against the laws.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def part(data, tmp_path_factory) -> salientpp.PartitionedGraph:
 
 @pytest.fixture(scope="module")
 def large() -> Data:
-    """Batches of it are megabytes, so that copies and kernels take their time."""
+    """Graph whose batches are megabytes, so that copies and kernels take measurable time."""
     data = random_data(60_000, 900_000, train_fraction=0.5)
     data.x = torch.arange(60_000).view(-1, 1).repeat(1, 100).float()
     return data
@@ -61,7 +61,7 @@ def on_cpu(batches) -> list:
 
 @pytest.mark.parametrize("shape", [(), (3,), (100,), (301,), (7, 5)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.int64], ids=str)
-def test_the_kernel_puts_rows_of_device_and_pinned_memory_in_their_places(dtype, shape):
+def test_the_kernel_places_rows_from_device_and_pinned_memory(dtype, shape):
     import numpy as np
 
     generator = np.random.default_rng(0)
@@ -77,7 +77,7 @@ def test_the_kernel_puts_rows_of_device_and_pinned_memory_in_their_places(dtype,
 @pytest.mark.parametrize("zero_copy", [False, True])
 @pytest.mark.parametrize("device_rows", [0, 0.3, 1.0])
 @pytest.mark.parametrize("source", ["data", "part"])
-def test_batches_on_the_device_are_those_of_the_cpu(data, part, source, device_rows, zero_copy):
+def test_batches_on_the_device_equal_batches_on_the_cpu(data, part, source, device_rows, zero_copy):
     graph, nodes = (data, data.train_mask) if source == "data" else (part, "train")
     want = list(make(graph, input_nodes=nodes))
     for depth, num_workers in [(1, 0), (4, 1), (10, 3)]:
@@ -91,12 +91,12 @@ def test_batches_on_the_device_are_those_of_the_cpu(data, part, source, device_r
         batches = list(make(graph, input_nodes=nodes, **options))
         for name, value in batches[0]:
             assert not isinstance(value, torch.Tensor) or value.device == CUDA, (
-                f"{name} is left for the user's loop to copy"
+                f"{name} is on {value.device}, expected {CUDA}"
             )
         assert_same_batches(on_cpu(batches), want)
 
 
-def test_batches_of_several_types_and_of_links_are_those_of_the_cpu(data):
+def test_typed_and_link_batches_on_the_device_equal_those_on_the_cpu(data):
     graph = random_hetero(paper=60, author=40, venue=5)
     options = {
         "num_neighbors": dict.fromkeys(RELATIONS, [3, 2]),
@@ -126,7 +126,7 @@ def test_x_is_converted_on_the_device(stored):
         assert other.x.dtype == torch.float32 and torch.equal(one.x.float(), other.x.cpu())
 
 
-def test_attributes_that_already_are_on_the_device_come_along(large):
+def test_attributes_already_on_the_device_are_in_the_batch(large):
     data = Data(x=large.x, edge_index=large.edge_index, there=torch.arange(large.num_nodes, device=CUDA))
     for batch in make(data, input_nodes=torch.arange(3000), device=CUDA, batch_size=512):
         assert torch.equal(batch.there, batch.n_id) and torch.equal(batch.x[:, 0].long(), batch.n_id)
@@ -137,8 +137,8 @@ def test_attributes_that_already_are_on_the_device_come_along(large):
 
 @pytest.mark.parametrize("zero_copy", [False, True])
 @pytest.mark.parametrize("device_rows", [0, 0.3])
-def test_batches_are_whole_however_late_the_device_is(large, device_rows, zero_copy):
-    # Memory that is freed in Python is still in use on some stream; a missing event or record would show as other rows.
+def test_batches_are_right_when_the_device_is_late(large, device_rows, zero_copy):
+    # Memory freed in Python can still be in use on some stream. A missing event or record would show as wrong rows.
     loader = make(
         large,
         input_nodes=large.train_mask,
@@ -151,10 +151,10 @@ def test_batches_are_whole_however_late_the_device_is(large, device_rows, zero_c
     side, wrong, last = torch.cuda.Stream(), torch.zeros((), device=CUDA), []
     for index, batch in enumerate(loader):
         if index % 3 == 0:
-            torch.cuda._sleep(20_000_000)  # about 10 ms in which the host runs ahead
+            torch.cuda._sleep(20_000_000)  # about 10 ms, in which the host runs ahead
         wrong += (batch.x != batch.n_id.view(-1, 1)).any() | (batch.y != batch.n_id % 7).any()
         last.append((batch.x, batch.n_id))
-        if len(last) > 3:  # memory comes and goes at other times than batches
+        if len(last) > 3:  # frees memory at other times than batches do
             x, n_id = last.pop(0)
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -182,7 +182,7 @@ def test_the_host_never_waits_for_the_device(large, zero_copy):
     try:
         for batch in loader:
             given += 1
-            if given == 20:  # kernels are compiled, pools filled
+            if given == 20:  # by now kernels are compiled and memory pools are filled
                 torch.cuda.set_sync_debug_mode("error")
             loss += model(batch.x, batch.edge_index)[: batch.batch_size].sum().detach()
     finally:
@@ -190,7 +190,7 @@ def test_the_host_never_waits_for_the_device(large, zero_copy):
     assert given > 300 and bool(loss.isfinite())
 
 
-def test_memory_is_bounded_as_stated(large):
+def test_device_memory_stays_within_the_documented_bound(large):
     for depth in (1, 10):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -206,7 +206,7 @@ def test_memory_is_bounded_as_stated(large):
 # --- models -----------------------------------------------------------------------------------------------
 
 
-def test_compiled_and_autocast_models_work_on_batches(large):
+def test_compiled_and_autocast_models_train_on_batches(large):
     model = GraphSAGE(100, 16, num_layers=2, out_channels=7).to(CUDA)
     compiled = torch.compile(model, backend="eager")
     for batch, _ in zip(make(large, input_nodes=large.train_mask, batch_size=256, device=CUDA), range(5)):
@@ -251,7 +251,7 @@ def _over_nccl(rank: int, root: str) -> list[float]:
     assert comm.device == CUDA
     rows = torch.arange(12.0, device=CUDA).view(4, 3)
     pending = comm.all_to_all(rows, [4], [4])
-    Comm.create = classmethod(lambda cls, *_: comm)  # of one rank it would need no group
+    Comm.create = classmethod(lambda cls, *_: comm)  # a loader on one rank would make no group
     loader = NeighborLoader(salientpp.load(root), [4, 3], "train", batch_size=16, seed=1, device=CUDA, device_rows=0.3)
     assert isinstance(loader.engine.producer.fetch.served, Packed)
     assert_same_batches(
@@ -270,7 +270,7 @@ def test_rows_travel_over_nccl(tmp_path):
 
 @pytest.mark.parametrize("kind", [GraphSAGE, GCN, GAT])
 @pytest.mark.parametrize("jk", [None, "cat"])
-def test_inference_on_the_device_gives_what_it_gives_on_the_cpu(data, part, kind, jk):
+def test_inference_on_the_device_equals_inference_on_the_cpu(data, part, kind, jk):
     torch.manual_seed(0)
     model = kind(data.num_features, 8, 3, 4, jk=jk)
     on_host = salientpp.inference(model, data, batch_size=64)
@@ -292,7 +292,7 @@ def test_inference_on_the_device_gives_what_it_gives_on_the_cpu(data, part, kind
     ("kind", "options"),
     [(GraphSAGE, {}), (GCN, {}), (GIN, {}), (GAT, {"heads": 2}), (GAT, {"heads": 2, "v2": True})],
 )
-def test_a_trimmed_model_on_the_device_gives_the_seeds_and_gradients_of_the_plain_one(data, kind, options):
+def test_a_trimmed_model_on_the_device_gives_the_outputs_and_gradients_of_the_plain_model(data, kind, options):
     plain = kind(data.num_features, 16, 2, 6, **options).to(CUDA).double()
     trimmed = salientpp.nn.trim(copy.deepcopy(plain))
     for batch in make(data, input_nodes=data.train_mask, device=CUDA):

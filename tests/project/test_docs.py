@@ -61,7 +61,7 @@ def blocks_of(text: str) -> Iterator[Block]:
             code = "\n".join(line[1:] for line in code.splitlines() if line[:1] != "-")
         for asked in how:
             if not re.fullmatch(r"not run: .+|reading .+ as .+|first salientpp .+|on \d ranks|is \w+\.py", asked):
-                raise ValueError(f"docs-test: what does {asked!r} mean?")
+                raise ValueError(f"docs-test: expected words that the docstring of tests/project/test_docs.py lists, got {asked!r}")
         block = Block(match["language"], code, text.count("\n", 0, match.start("code")) + 1, how)
         for pair in block.said("reading"):
             old, new = pair.split(" as ")
@@ -160,7 +160,7 @@ def run_page(page: Path) -> int:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_a_page_shows_runs(page, tmp_path, monkeypatch):
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     print(run_page(page), "blocks")
 
@@ -177,7 +177,7 @@ def test_the_script_for_ranks_trains_on_features_stored_as_float16(tmp_path, mon
     torchrun(["torchrun", "--nproc-per-node", "2", "train.py"])
 
 
-def test_a_page_that_is_wrong_fails(tmp_path, monkeypatch):
+def test_a_wrong_page_fails(tmp_path, monkeypatch):
     page = tmp_path / "page.md"
     for number, (text, error, words) in enumerate(
         [
@@ -188,7 +188,7 @@ def test_a_page_that_is_wrong_fails(tmp_path, monkeypatch):
             ("```bash\ntorchrun --nproc-per-node 1 nowhere.py\n```\n", AssertionError, "nowhere.py"),
             ("```bash\nsrun true\n```\n", ValueError, "page.md, line 2: no test can run 'srun'"),
             ("<!-- docs-test: reading 5 as 3 -->\n```python\n4\n```\n", ValueError, "has no '5'"),
-            ("<!-- docs-test: skip -->\n```python\n4\n```\n", ValueError, "what does 'skip' mean"),
+            ("<!-- docs-test: skip -->\n```python\n4\n```\n", ValueError, "got 'skip'"),
             ("<!-- docs-test: not run: needs a GPU -->\n```python\nx = (\n```\n", SyntaxError, None),
         ]
     ):

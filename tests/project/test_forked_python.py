@@ -1,4 +1,4 @@
-"""Laws of the interpreters that tests fork: a script in one does what it does in a fresh one, and none outlives who asked for it."""
+"""Laws of the interpreters that tests fork: a script behaves as in a fresh interpreter, and ends with its caller."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_module_runs_as_in_a_fresh_interpreter(tmp_path):
         )
 
 
-def test_what_is_slow_to_import_is_there():
+def test_slow_imports_are_already_done():
     code = "import sys; print('preloaded' in sys.modules, 'salientpp.loader.node_loader' in sys.modules)"
     assert ended(python(), "-c", code)[:2] == (0, "True True\n")
     assert distributed.run(_preloaded, 1) == [True]
@@ -87,7 +87,7 @@ def _preloaded(rank: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_signal_to_who_asked_ends_the_script(number):
+def test_a_signal_to_the_caller_ends_the_script(number):
     code = "import os, time; print(os.getpid(), flush=True); time.sleep(3600)"
     with subprocess.Popen(
         [python(), "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -95,5 +95,5 @@ def test_a_signal_to_who_asked_ends_the_script(number):
         pid = int(asking.stdout.readline())
         asking.send_signal(number)
         assert asking.wait(HANG) == -number
-    while os.path.exists(f"/proc/{pid}"):  # a hang of the test, were it to stay
+    while os.path.exists(f"/proc/{pid}"):  # if the script survived, the test would hang here
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""What stands in the way of an installation is said in words: by setup.py before it compiles, by the package when it is first used."""
+"""Laws of installation: setup.py names what is missing before it compiles, and the package names it on first use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
 
 
 def run(*words: str | Path, path: Path | None = None, bare: bool = False) -> subprocess.CompletedProcess:
-    """A Python without site-packages (if ``bare``), which looks for modules in ``path`` first."""
+    """Runs a Python that looks for modules in ``path`` first, and has no site-packages if ``bare``."""
     before = [str(path)] if path else []
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*before, str(ROOT)])}
     flags = ["-S"] if bare else []
@@ -49,7 +49,7 @@ def module(folder: Path, name: str, text: str) -> None:
         ),
     ],
 )
-def test_what_is_needed_to_build_is_said_before_anything_is_compiled(tmp_path, setuptools, torch_, text):
+def test_setup_names_a_missing_requirement_before_it_compiles(tmp_path, setuptools, torch_, text):
     module(tmp_path, "setuptools", f"__version__ = {setuptools!r}\ndef setup(**_): raise SystemExit('went on')\n")
     if torch_ is not None:
         module(tmp_path, "torch", f"__version__ = {torch_!r}\n")
@@ -61,7 +61,7 @@ def test_what_is_needed_to_build_is_said_before_anything_is_compiled(tmp_path, s
 
 
 @pytest.mark.parametrize("flags, symbols", [("", False), ("-O2 -g -fno-omit-frame-pointer -fsanitize=address", True)])
-def test_only_who_asks_for_symbols_gets_them(tmp_path, monkeypatch, flags, symbols):
+def test_symbols_are_stripped_unless_cflags_ask_for_them(tmp_path, monkeypatch, flags, symbols):
     monkeypatch.setenv("CFLAGS", flags)
     module(tmp_path, "setuptools", "__version__ = '80.1'\ndef setup(ext_modules, **_): print(*ext_modules)\n")
     module(tmp_path, "torch", "__version__ = '2.10.0'\n")
@@ -77,7 +77,7 @@ def test_only_who_asks_for_symbols_gets_them(tmp_path, monkeypatch, flags, symbo
     "code",
     ["from salientpp import NeighborLoader", "import salientpp; salientpp.load", "import salientpp; salientpp.vip"],
 )
-def test_a_missing_torch_is_named_when_something_is_asked_for(code):
+def test_the_first_use_of_a_name_reports_a_missing_torch(code):
     done = run("-c", code, bare=True)
     assert "ImportError: salientpp needs torch >= 2.10, which is not installed: pip install torch" in done.stderr
 
@@ -94,7 +94,7 @@ def test_a_library_that_is_too_old_is_named_with_both_versions(tmp_path, name, v
     assert command.returncode == 2 and command.stderr.startswith(f"salientpp info: salientpp needs {name} >= {least}")
 
 
-def test_the_versions_that_are_needed_are_those_of_the_package():
+def test_the_versions_that_the_code_checks_equal_those_of_the_metadata():
     text = (ROOT / "pyproject.toml").read_text()
     for name, least in versions.NEEDED.items():
         assert f'"{name}>={".".join(map(str, least))}"' in text
@@ -103,8 +103,8 @@ def test_the_versions_that_are_needed_are_those_of_the_package():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the dynamic linker of Linux")
-def test_the_extension_takes_c_functions_alone_from_torchs_libraries(tmp_path):
-    """Names of C++ start with _Z. Those of libstdc++ come from libstdc++, not from the copies inside torch's libraries."""
+def test_the_extension_uses_only_c_functions_of_torchs_libraries(tmp_path):
+    """C++ names start with _Z. The extension takes those of libstdc++ from libstdc++, not from the copies in torch's libraries."""
     told = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -121,7 +121,7 @@ def test_the_extension_takes_c_functions_alone_from_torchs_libraries(tmp_path):
 
 
 def test_the_extension_carries_no_symbols_for_debugging():
-    """They are 19 of its 20 bytes. A build with CFLAGS="-g" has them."""
+    """Symbols would be 95 % of the extension. A build with CFLAGS="-g" has them."""
     assert ops  # it loads the extension
     (file,) = (ROOT / "salientpp").glob("_C*.so")
     if "-g" in os.environ.get("CFLAGS", "").split():

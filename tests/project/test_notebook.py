@@ -1,4 +1,4 @@
-"""Does the example notebook still run, from its first cell to its plot?"""
+"""Runs the example notebook from its first cell to its plot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOTEBOOK = Path(__file__).parents[2] / "examples" / "partition_to_plot.ipynb"
 def test_cells_run_in_order(tmp_path: Path) -> None:
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    # A smaller graph; the last cell's figure is looked at, since a plot without lines is drawn without complaint.
+    # The graph is smaller here. The last cell's figure is checked, because a plot without lines raises no error.
     assert "num_vertices=100000" in code[0]
     script = "\n\n".join(code).replace("num_vertices=100000", "num_vertices=5000")
     script += "\n\nlines = pyplot.gca().lines\nassert [len(line.get_xdata()) for line in lines] == [len(alphas)] * 3\n"

@@ -1,4 +1,4 @@
-"""Laws of threads that compute a little ahead of their caller."""
+"""Laws of threads that compute a few items ahead of their caller."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_results_come_in_the_order_of_the_items():
     assert list(in_order(lambda i: i * i, range(100), "squares")) == [i * i for i in range(100)]
 
 
-def test_no_more_is_computed_ahead_than_threads_need():
+def test_threads_compute_only_a_few_items_ahead():
     taken = []
 
     def items():
@@ -34,8 +34,8 @@ def test_an_error_reaches_the_caller_at_its_item():
 
 
 @pytest.mark.parametrize("by", ["close", "garbage collector"])
-def test_whoever_stops_early_waits_for_no_thread(by):
-    """The collector may run in a thread that begins: `threading` then holds locks that the threads need to end."""
+def test_a_caller_that_stops_early_waits_for_no_thread(by):
+    """The garbage collector may run in a starting thread, while `threading` holds locks that threads need to end."""
     go_on = threading.Event()
 
     def stop():

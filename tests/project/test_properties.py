@@ -1,7 +1,8 @@
 """Laws for any input: a right answer or a typed error that names the argument; never a crash, never a wrong batch.
 
-Graphs, features, seeds, fanouts and broken arguments are drawn by hypothesis: the same few on every run, many new ones with
-``HYPOTHESIS_PROFILE=nightly``. What is right is said by tests/reference.py, and by features that know who they are.
+Graphs, features, seeds, fanouts and invalid arguments are drawn by hypothesis. Every run draws the same few, and
+``HYPOTHESIS_PROFILE=nightly`` draws many new ones. Answers are compared with tests/support/reference.py, and with
+features that identify their vertices.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from salientpp.sampling.schedule import batch_key
 from salientpp.vip.policies import cache_capacity, plan_cache
 
 INT64 = np.iinfo(np.int64)
-#: Sizes that are absurd, and none that a machine might try to allocate.
+#: Absurd sizes, all too large for a machine to try to allocate them.
 SIZES = [-1, 0, 1, 2, 31, 32, 33, 2**62, INT64.max, INT64.min]
 EXTREMES = [*SIZES, 3, 4, 5, 99, 100, 2**31 - 1, 2**31]
 DTYPES = [
@@ -58,17 +59,17 @@ few_fanouts = st.lists(st.sampled_from([-1, 0, 1, 2, 3, 7]), min_size=1, max_siz
 
 
 def few(examples: int):
-    """Of slow examples the profile's number over 60 / ``examples``."""
+    """Settings with fewer examples: ``examples`` of them where the profile has 60, otherwise in proportion."""
     return settings(max_examples=max(1, settings.default.max_examples * examples // 60))
 
 
 @st.composite
 def edge_lists(draw, least: int = 0, most: int = 20) -> tuple[Tensor, int]:
-    """``edge_index`` int64 [2, E] and N; from nothing at all to stars, with self-loops, repeated edges, lone vertices."""
+    """``edge_index`` int64 [2, E] and N: from an empty graph to stars, with self-loops, repeated edges and lone vertices."""
     num_vertices = draw(st.integers(least, most))
     if num_vertices == 0:
         return torch.empty(2, 0, dtype=torch.int64), 0
-    busy = draw(st.integers(1, num_vertices))  # vertices from here on are isolated
+    busy = draw(st.integers(1, num_vertices))  # vertices from this number on are isolated
     num_edges = draw(st.integers(0, 50))
     edge_index = draw(arrays(np.int64, (2, num_edges), elements=st.integers(0, busy - 1)))
     match draw(st.sampled_from(["any", "any", "into 0", "out of 0", "loops"])):
@@ -90,7 +91,7 @@ def graphs(draw, least: int = 0) -> Graph:
 
 
 def ids_below(num_vertices: int, most: int = 12):
-    """int64 ids, repeats among them, maybe none."""
+    """Lists of int64 ids, with repeats, possibly empty."""
     if num_vertices == 0:
         return st.just(torch.empty(0, dtype=torch.int64))
     return st.lists(st.integers(0, num_vertices - 1), max_size=most).map(
@@ -100,7 +101,7 @@ def ids_below(num_vertices: int, most: int = 12):
 
 @st.composite
 def rows(draw, num_rows: int) -> Tensor:
-    """Features of any dtype and layout in memory, with random bits: NaNs, infinities and negative zeros among them."""
+    """Features of any dtype and memory layout with random bits, including NaNs, infinities and negative zeros."""
     dtype, width = draw(st.sampled_from(DTYPES)), draw(st.sampled_from([0, 1, 2, 3, 16, 64]))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     size = torch.empty(0, dtype=dtype).element_size()
@@ -130,17 +131,17 @@ def read_only(tensor: Tensor) -> Tensor:
     array = tensor.numpy().copy()
     array.flags.writeable = False
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that it cannot keep anyone from writing
+        warnings.simplefilter("ignore")  # torch warns that it does not support read-only arrays
         return torch.from_numpy(array)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """NaNs too must be the same."""
+    """True if all bits are the same, those of NaNs included."""
     return (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(bits(a), bits(b))
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """uint8, a copy in one piece."""
+    """Contiguous uint8 copy of the bytes."""
     return tensor.resolve_conj().flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
@@ -171,8 +172,8 @@ def test_any_edge_list_becomes_the_graph_of_the_reference(edges, dtype, form):
 
 
 @given(st.data())
-def test_arrays_that_are_no_graph_are_refused_and_all_others_kept(data):
-    """Any small arrays: a graph of exactly these, or a ValueError that names one of them."""
+def test_invalid_graph_arrays_are_refused_and_valid_ones_kept(data):
+    """Small random arrays give either a graph of exactly these arrays, or a ValueError that names one of them."""
     values = st.one_of(st.integers(-1, 6), st.sampled_from(EXTREMES))
     indptr = torch.tensor(
         data.draw(st.one_of(st.lists(values, max_size=6), st.lists(st.integers(0, 4), max_size=5).map(sorted))),
@@ -196,7 +197,7 @@ def test_arrays_that_are_no_graph_are_refused_and_all_others_kept(data):
 
 
 @pytest.mark.parametrize("num_vertices", [2**45, 2**62, 2**63 - 2, 2**63 - 1, 2**63, 2.5, "3", -1, float("nan")])
-def test_a_number_of_vertices_that_cannot_be_is_refused_in_words(num_vertices):
+def test_an_impossible_number_of_vertices_is_refused_with_an_error(num_vertices):
     with pytest.raises((ValueError, TypeError), match="num_vertices|vertices"):
         Graph.from_edge_index(torch.tensor([[0, 1], [1, 2]]), num_vertices)
 
@@ -205,22 +206,20 @@ def test_a_number_of_vertices_that_cannot_be_is_refused_in_words(num_vertices):
 
 
 def assert_obeys_the_hops(graph: Graph, out, seeds: Tensor, fanouts: list[int], replace: bool) -> None:
-    """Everything that makes a sample right but the choice itself."""
+    """Checks everything that a valid sample must satisfy, except the random choice itself."""
     n_id, num_nodes, num_edges = out.node, out.num_sampled_nodes, out.num_sampled_edges
     assert torch.equal(n_id[: seeds.numel()], seeds)
     found = n_id[seeds.numel() :]
-    assert found.unique().numel() == found.numel() and not torch.isin(found, seeds).any(), (
-        "no vertex twice but repeated seeds"
-    )
+    assert found.unique().numel() == found.numel() and not torch.isin(found, seeds).any(), "only seeds may be repeated"
     assert sum(num_nodes) == n_id.numel() and sum(num_edges) == out.row.numel() == out.col.numel() == out.edge.numel()
     assert len(num_nodes) == len(fanouts) + 1 and num_nodes[0] == seeds.numel()
     numbers = torch.arange(graph.num_edges) if graph.edge_id is None else graph.edge_id
     where = torch.empty_like(numbers)
     where[numbers] = torch.arange(graph.num_edges)
     at = where[out.edge]
-    assert torch.equal(graph.indices[at].long(), n_id[out.row]), "an edge's source"
+    assert torch.equal(graph.indices[at].long(), n_id[out.row]), "wrong source of an edge"
     assert bool(((at >= graph.indptr[n_id[out.col]]) & (at < graph.indptr[n_id[out.col] + 1])).all()), (
-        "an edge's target"
+        "wrong target of an edge"
     )
     degree = graph.in_degree()[n_id].tolist()
     drawn = torch.bincount(out.col, minlength=n_id.numel()).tolist()
@@ -232,14 +231,14 @@ def assert_obeys_the_hops(graph: Graph, out, seeds: Tensor, fanouts: list[int], 
             assert drawn[i] == (d if fanout == -1 else min(d, fanout) if not replace else fanout if d else 0)
         hop_edges = slice(edges_before, edges_before + num_edges[hop])
         assert bool(((out.col[hop_edges] >= begin) & (out.col[hop_edges] < end)).all()), (
-            "a hop expands what the last one found"
+            "a hop expands only vertices that the last hop found"
         )
         assert set(range(end, end + num_nodes[hop + 1])) <= set(out.row[hop_edges].tolist()), (
-            "what a hop finds, it drew"
+            "a hop finds only vertices that it drew"
         )
         if not replace or fanout == -1:
             pairs = torch.stack([out.col[hop_edges], at[hop_edges]])
-            assert pairs.unique(dim=1).size(1) == pairs.size(1), "distinct edges without replacement"
+            assert pairs.unique(dim=1).size(1) == pairs.size(1), "without replacement edges are distinct"
         begin, edges_before = end, edges_before + num_edges[hop]
     assert not any(drawn[begin:])
 
@@ -258,7 +257,7 @@ def test_any_sample_obeys_the_hops_and_equals_the_reference(graph, data, fanouts
     assert (out.node.tolist(), [out.row.tolist(), out.col.tolist()], out.edge.tolist()) == expected[:3]
     assert (out.num_sampled_nodes, out.num_sampled_edges) == expected[3:]
     vertices = ops.sample_vertices(graph.indptr, graph.indices, seeds, fanouts, key, replace)
-    assert vertices.tolist() == expected[0], "the same draws without their edges"
+    assert vertices.tolist() == expected[0], "without edges, the draws are the same"
 
 
 STAR_LEAVES = 10**6
@@ -266,7 +265,7 @@ STAR_LEAVES = 10**6
 
 @pytest.fixture(scope="module")
 def star(tmp_path_factory) -> Graph:
-    """A million leaves into vertex 0, in read-only memory maps."""
+    """Star of a million leaves with edges into vertex 0, in read-only memory maps."""
     folder = tmp_path_factory.mktemp("star")
     np.save(folder / "indptr.npy", np.concatenate([[0], np.full(STAR_LEAVES + 1, STAR_LEAVES)]))
     np.save(folder / "indices.npy", np.arange(1, STAR_LEAVES + 1, dtype=np.int32))
@@ -279,13 +278,13 @@ def star(tmp_path_factory) -> Graph:
 
 @pytest.mark.parametrize("budget", [ops.MAP_BUDGET_BYTES, 0], ids=["stamp_map", "hash_map"])
 @pytest.mark.parametrize("fanout", [-1, 1, 48, 49, 1000, STAR_LEAVES - 1, STAR_LEAVES, STAR_LEAVES + 1, 2**31 - 1])
-def test_a_star_of_a_million_leaves(star, fanout, budget):
+def test_samples_of_a_star_of_a_million_leaves_are_right(star, fanout, budget):
     seeds = torch.tensor([0, 7, 0])
     n_id, edge_index, e_id, num_nodes, num_edges = ops.sample_neighbors(
         star.indptr, star.indices, None, seeds, [fanout, fanout], 3, map_budget_bytes=budget
     )
     drawn = STAR_LEAVES if fanout == -1 else min(fanout, STAR_LEAVES)
-    assert num_edges.tolist() == [2 * drawn, 0], "a repeated seed draws again, and the same"
+    assert num_edges.tolist() == [2 * drawn, 0], "a repeated seed draws the same edges again"
     first, second = edge_index[:, :drawn], edge_index[:, drawn:]
     assert bool((first[1] == 0).all()) and bool((second[1] == 2).all()) and torch.equal(first[0], second[0])
     assert e_id[:drawn].unique().numel() == drawn
@@ -293,21 +292,21 @@ def test_a_star_of_a_million_leaves(star, fanout, budget):
     assert n_id[3:].unique().numel() == n_id.numel() - 3 == num_nodes[1] == drawn - int((n_id[first[0]] == 7).any())
 
 
-def test_a_star_of_a_million_leaves_with_replacement_and_backwards(star):
+def test_samples_of_a_star_with_replacement_or_reversed_edges_are_right(star):
     out = Sampler(star, [3 * STAR_LEAVES, -1], replace=True).sample(torch.tensor([0]), 1)
     assert out.num_sampled_edges == [3 * STAR_LEAVES, 0]
-    # Each leaf is missed with probability 1 / e^3 = 0.0498, nearly independently: 950 213 are found, give or take 200.
+    # Each leaf is missed with probability 1 / e^3 = 0.0498, nearly independently: about 950 213 +- 200 are found.
     assert abs(out.num_sampled_nodes[1] - STAR_LEAVES * (1 - math.exp(-3))) < 2000
     out = Sampler(star.transpose(), [2, 2]).sample(torch.arange(STAR_LEAVES + 1), 1)
     assert out.num_sampled_nodes == [STAR_LEAVES + 1, 0, 0] and out.num_sampled_edges == [STAR_LEAVES, 0]
 
 
-def test_inclusion_in_a_star_of_a_million_leaves(star):
+def test_inclusion_probabilities_of_a_star_of_a_million_leaves_are_right(star):
     for expand in ("frontier", "hop"):
         vip = salientpp.inclusion_probability(star, torch.tensor([0]), [5, 5], 1, expand=expand)
         torch.testing.assert_close(vip[1:], torch.full((STAR_LEAVES,), 5 / STAR_LEAVES), rtol=1e-6, atol=0)
         assert vip[0] == 0
-    # Every leaf is a seed and lists 0, so 0 is found by at least one of B = 1000 with 1 - (1 - 1e-3)^1e6 = 1.
+    # Every leaf is a seed and draws vertex 0: one of B = 1000 finds it with probability 1 - (1 - 1e-3)^1e6 = 1.
     vip = salientpp.inclusion_probability(star.transpose(), torch.arange(1, STAR_LEAVES + 1), [1], 1000)
     assert vip[0] == 1 and not vip[1:].any()
 
@@ -327,7 +326,7 @@ def test_inclusion_in_a_star_of_a_million_leaves(star):
 def test_inclusion_probabilities_of_any_graph_equal_the_reference(
     graph, data, fanouts, batch_size, expand, include_seeds, replace
 ):
-    # A repeated seed counts once in the formula's sets, so each set is without repeats.
+    # In the formula, seeds are a set, so repeats are removed.
     seed_sets = data.draw(st.lists(ids_below(graph.num_vertices).map(Tensor.unique), max_size=10))
     got = salientpp.inclusion_probability(
         graph, seed_sets, fanouts, batch_size, expand=expand, include_seeds=include_seeds, replace=replace
@@ -362,7 +361,7 @@ def test_seeds_of_any_kind_give_probabilities_or_a_typed_error_that_names_them(d
 @pytest.mark.parametrize(
     "batch_size", [0, -1, 2.5, "3", None, float("nan"), float("inf"), True, 2**63, 2**70, -(2**70)]
 )
-def test_a_batch_size_that_is_none_is_refused_by_name(tmp_path, batch_size):
+def test_an_invalid_batch_size_is_refused_by_name(tmp_path, batch_size):
     graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 2]]), 3)
     with pytest.raises((ValueError, TypeError), match="batch_size must be"):
         salientpp.inclusion_probability(graph, torch.tensor([0]), [2], batch_size)
@@ -374,7 +373,7 @@ def test_a_batch_size_that_is_none_is_refused_by_name(tmp_path, batch_size):
 
 
 @pytest.mark.parametrize("fanout", [-2, 2.5, "3", None, float("nan"), float("inf"), True, 2**31, 2**70, 1e300, [2]])
-def test_a_fanout_that_is_none_is_refused_by_name_wherever_it_is_given(tmp_path, fanout):
+def test_an_invalid_fanout_is_refused_by_name_everywhere(tmp_path, fanout):
     data = Data(edge_index=torch.tensor([[0, 1], [1, 2]]), num_nodes=3)
     for use in (
         lambda fanouts: salientpp.inclusion_probability(Graph.from_data(data), torch.tensor([0]), fanouts, 1),
@@ -417,11 +416,11 @@ def test_any_cache_plan_equals_the_reference(data, sizes, alpha):
 
 @st.composite
 def whole_data(draw, least: int = 0) -> Data:
-    """A ``Data`` with rows of any dtype and layout on vertices and edges; ``who[v] = v`` and ``which[e] = e``."""
+    """A ``Data`` with vertex and edge rows of any dtype and layout; ``who[v] = v`` and ``which[e] = e``."""
     edge_index, num_vertices = draw(edge_lists(least))
     data = Data(edge_index=edge_index, num_nodes=num_vertices, who=torch.arange(num_vertices))
     data.which_edge_attr = torch.arange(edge_index.size(1))
-    # On a graph of as many edges as vertices PyG cannot tell which an attribute belongs to, but by its name.
+    # If N = E, PyG can tell only by an attribute's name whether it belongs to vertices or edges.
     data.x = draw(rows(num_vertices))
     data.edge_attr = draw(rows(edge_index.size(1)))
     return data
@@ -512,9 +511,11 @@ def test_no_tree_sees_a_vertex_of_a_later_time(data, fanouts, strategy):
         clock = time[batch.n_id[: batch.batch_size]]
         assert bool((time[batch.n_id] <= clock[batch.batch]).all())
         pairs = torch.stack([batch.batch, batch.n_id])
-        assert pairs.unique(dim=1).size(1) == pairs.size(1), "a tree holds a vertex once"
+        assert pairs.unique(dim=1).size(1) == pairs.size(1), "a vertex is at most once in a tree"
         assert torch.equal(whole.edge_index[:, batch.e_id], batch.n_id[batch.edge_index])
-        assert torch.equal(batch.batch[batch.edge_index[0]], batch.batch[batch.edge_index[1]]), "no edge between trees"
+        assert torch.equal(batch.batch[batch.edge_index[0]], batch.batch[batch.edge_index[1]]), (
+            "an edge joins two trees"
+        )
         for i in range(batch.batch_size):
             lists = graph.indices[graph.indptr[batch.n_id[i]] : graph.indptr[batch.n_id[i] + 1]].long()
             seen = int((time[lists] <= clock[i]).sum())
@@ -524,7 +525,7 @@ def test_no_tree_sees_a_vertex_of_a_later_time(data, fanouts, strategy):
 
 
 def sampler_output(batch: Data):
-    """A batch seen as its sample."""
+    """The batch in the form of a sampler's output."""
     from torch_geometric.sampler import SamplerOutput
 
     row, col = batch.edge_index
@@ -543,7 +544,7 @@ def sampler_output(batch: Data):
 
 @few(20)
 @given(st.data())
-def test_any_graph_comes_back_from_its_directory(tmp_path, data):
+def test_any_graph_can_be_read_back_from_its_directory(tmp_path, data):
     whole = data.draw(whole_data(least=1))
     del whole.which_edge_attr
     whole.number = torch.arange(whole.num_nodes)
@@ -571,7 +572,7 @@ def test_any_graph_comes_back_from_its_directory(tmp_path, data):
     part = salientpp.load(root, verify="full")
     original = all_original_ids(part)
     assert same_bits(torch.cat([part.node_rows(p)["x"] for p in range(num_parts)]), features["x"][original])
-    # assert_nothing_is_lost knows the edges by their numbers.
+    # assert_nothing_is_lost identifies edges by their numbers.
     number = part.edge_rows()["edge_attr"]
     assert number.dtype == features["edge_attr"].dtype
     del whole.x, whole.edge_attr
@@ -581,7 +582,7 @@ def test_any_graph_comes_back_from_its_directory(tmp_path, data):
 
 
 def _who_they_are(rank: int, root: str, cases: list[dict]) -> list[list]:
-    """Checks law 1 on this rank for every case, and says which batches there were."""
+    """Checks law 1 on this rank for every case; returns the batches."""
     batches = []
     for options in cases:
         part = salientpp.load(root)
@@ -600,7 +601,7 @@ def _who_they_are(rank: int, root: str, cases: list[dict]) -> list[list]:
 
 @few(3)
 @given(st.data())
-def test_on_any_number_of_ranks_features_know_who_they_are_and_caches_change_nothing(tmp_path, data):
+def test_on_any_number_of_ranks_rows_belong_to_their_vertices_and_caches_change_no_batch(tmp_path, data):
     edge_index, num_vertices = data.draw(edge_lists(least=4, most=40))
     num_parts = data.draw(st.integers(1, 4))
     whole = Data(
@@ -661,7 +662,7 @@ def test_the_analysis_of_any_small_graph_counts_what_batches_read(data):
         rows_by_policy.setdefault(volume.policy, []).append(volume.remote_rows_per_epoch)
     for policy, counts in rows_by_policy.items():
         assert counts == sorted(counts, reverse=True), policy
-        assert counts[0] == next(iter(rows_by_policy.values()))[0], "without a cache all are equal"
+        assert counts[0] == next(iter(rows_by_policy.values()))[0], "without a cache all policies fetch the same"
     assert rows_by_policy["random"][-1] == 0, "a cache of everything fetches nothing"
     if num_parts == 1:
         assert not any(map(any, rows_by_policy.values()))
@@ -672,7 +673,7 @@ def test_the_analysis_of_any_small_graph_counts_what_batches_read(data):
 
 @st.composite
 def hostile(draw, value):
-    """Something near ``value`` that is wrong in one way, or right in an unusual form."""
+    """A value close to ``value`` that is wrong in one way, or right in an unusual form."""
     if isinstance(value, Tensor):
         kind = draw(st.sampled_from([
             "dtype", "shorter", "longer", "empty", "strided", "expanded", "row", "scalar", "meta", "sparse", "read-only", "extreme", "extreme",
@@ -729,7 +730,7 @@ def hostile(draw, value):
 
 
 def outcome(call):
-    """(result, None) or (None, error); an error of another kind is a failure."""
+    """(result, None) or (None, error); an unexpected type of error fails the test."""
     try:
         return call(), None
     except (ValueError, TypeError, RuntimeError, MemoryError) as error:
@@ -764,8 +765,8 @@ def equal(a, b) -> bool:
 @pytest.mark.parametrize("name", sorted(CASES))
 @settings(max_examples=3 * settings.default.max_examples)
 @given(st.data())
-def test_an_operator_answers_or_names_the_argument_and_leaves_the_rest_alone(name, data):
-    """One argument or two are spoiled. What reads or writes beside its arrays shows where sanitizers watch (make sanitize)."""
+def test_an_operator_answers_or_names_the_wrong_argument_and_changes_no_input(name, data):
+    """Makes one or two arguments invalid. Sanitizers (make sanitize) detect reads and writes outside the arrays."""
     arguments = list(data.draw(st.sampled_from(CASES[name]))())
     schema = getattr(torch.ops.salientpp, name).default._schema
     written = [argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments]
@@ -817,7 +818,7 @@ def test_the_tier_of_any_id_equals_the_reference(data, sizes):
 
 
 @given(st.data())
-def test_what_is_left_to_fetch_is_what_is_not_found(data):
+def test_rows_to_fetch_are_those_not_found_in_other_tiers(data):
     num_vertices, size = data.draw(st.integers(1, 60)), data.draw(st.integers(0, 40))
     cuts = sorted(data.draw(st.lists(st.integers(0, num_vertices), max_size=40)))
     offsets = torch.tensor([0, *cuts, num_vertices])
@@ -837,6 +838,6 @@ def test_any_permutation_equals_the_reference(size, key):
     assert ops.permutation(size, key).tolist() == reference.permutation(size, key)
 
 
-def test_the_key_of_a_batch_is_a_signed_word_for_any_fields():
+def test_a_batch_key_is_a_signed_64_bit_integer_for_any_fields():
     for fields in [(0, 0, 0, 0), (2**70, -1, 3, 4), (-(2**70), 2**63, 0, 2**64)]:
         assert INT64.min <= batch_key(*fields) <= INT64.max

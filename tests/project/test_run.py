@@ -1,4 +1,7 @@
-"""Laws of `make test`: a failed test runs once more, alone; one that then passes is named as flaky, and more than two of them fail the run."""
+"""Laws of `make test`: a failed test runs once more, alone.
+
+If it then passes, it is named as flaky. More than two flaky tests fail the run.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from tests.run import MOST_FAILED
 
 ROOT = Path(__file__).parents[2]
 
-#: Flaky tests fail in the first process that runs them.
+#: Flaky tests fail only in the first process that runs them.
 TESTS = """
 import pathlib, pytest
 
@@ -35,7 +38,7 @@ def test_sound():
 
 
 def ended(folder: Path, flaky: int, failing: int, *arguments: str, tests: str = TESTS) -> tuple[int, list[str]]:
-    """Exit code and the lines after the last of pytest's own."""
+    """Exit code, and the lines that follow pytest's own output."""
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_them.py").write_text(tests.replace("FLAKY", str(flaky)).replace("FAILING", str(failing)))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -59,7 +62,7 @@ def test_up_to_two_flaky_tests_are_named_and_pass(tmp_path, arguments):
     ]
 
 
-def test_a_test_that_stands_still_once_is_ended_and_named(tmp_path):
+def test_a_test_that_hangs_once_is_ended_and_named(tmp_path):
     hanging = "import time, pathlib\ndef test_it():\n    file = pathlib.Path('seen')\n    if not file.exists():\n        file.touch()\n        time.sleep(600)"
     limits = ("-o", "faulthandler_timeout=3", "-o", "faulthandler_exit_on_timeout=true")
     assert ended(tmp_path, 0, 0, "-p", "xdist", "-n", "2", *limits, tests=hanging) == (
@@ -83,10 +86,10 @@ def test_a_test_that_fails_twice_fails_the_run_and_flaky_ones_are_named_beside_i
     assert (tmp_path / "times").read_text() == "xx"
 
 
-def test_many_failures_are_no_chance_and_do_not_run_again(tmp_path):
+def test_many_failures_do_not_run_again(tmp_path):
     assert ended(tmp_path, 0, MOST_FAILED + 1) == (1, [])
     assert len((tmp_path / "times").read_text()) == MOST_FAILED + 1
 
 
-def test_what_cannot_be_collected_fails_the_run(tmp_path):
+def test_a_file_that_cannot_be_collected_fails_the_run(tmp_path):
     assert ended(tmp_path, 0, 0, tests="import no_such_module") == (2, [])

@@ -1,8 +1,8 @@
-// What ThreadSanitizer runs instead of libtorch's parallel_for: the same contract on plain threads.
+// Replacement of libtorch's parallel_for under ThreadSanitizer: the same contract on plain threads.
 //
-// libtorch's threads are those of an OpenMP library that was not compiled with the sanitizer, so it sees neither how they
-// are started nor how they are waited for, and takes every use of the caller's variables for a race. Preloaded, these
-// functions take the place of libtorch's, and only the races that are really there remain. Four threads on any machine.
+// libtorch uses an OpenMP library that was not compiled with the sanitizer. The sanitizer does not see how this library
+// starts its threads and waits for them, and reports every use of the caller's variables as a race. These functions are
+// preloaded instead of libtorch's, so only real races are reported. They run four threads on any machine.
 #include <algorithm>
 #include <cstdint>
 #include <thread>

@@ -1,4 +1,4 @@
-"""A SLURM for the tests of this folder; they skip where none can be started, unless FAIL_WITHOUT_SLURM is set."""
+"""SLURM for the tests of this folder. If none can be started, they skip, or fail if FAIL_WITHOUT_SLURM is set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def slurm() -> Iterator[Cluster]:
     if reason is not None:
         assert not os.environ.get("FAIL_WITHOUT_SLURM"), f"FAIL_WITHOUT_SLURM is set, but {reason}"
         pytest.skip(reason)
-    # Not pytest's own folders: the paths of sockets must be short.
+    # pytest's own folders have longer names, and paths of sockets must be short.
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     try:
         with cluster(folder) as made:

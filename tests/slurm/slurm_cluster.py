@@ -1,7 +1,7 @@
-"""How do tests get a SLURM? Two nodes on this machine: munged, slurmctld and two slurmd, in a folder of their own.
+"""Starts SLURM for tests: two nodes on this machine, with munged, slurmctld and two slurmd in their own folder.
 
-Nothing is shared with a SLURM that may be installed here: own key, socket, ports and state. Daemons run in the foreground as
-children of the tests, so that they can be stopped by their process ids, and with them whatever they started.
+It shares nothing with an installed SLURM: key, socket, ports and state are its own. Daemons run in the foreground as
+children of the tests, so the tests can stop them, and the processes that they started, by process id.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from distributed import HANG
 NODES = ("n1", "n2")
 COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol", "setpriv", "shellcheck")
 
-#: Nodes claim more CPUs than the machine has (config_overrides), and a GPU each that nobody can use: only their numbers matter here.
-#: A requeued job may not start again before the credential of its first run has expired, hence the few seconds.
+#: Nodes claim more CPUs than the machine has (config_overrides), and one unusable GPU each: only the numbers matter here.
+#: A requeued job may start again only after the credential of its first run has expired, hence the short expiry.
 CONFIGURATION = """
 ClusterName=salientpp
 SlurmctldHost={host}(127.0.0.1)
@@ -57,13 +57,13 @@ PartitionName=main Nodes=n1,n2 Default=YES MaxTime=60 OverTimeLimit=0 State=UP
 
 
 def why_not() -> str | None:
-    """Why no cluster can be started here; None if it can."""
+    """Reason that no cluster can be started here; None if one can."""
     missing = [command for command in COMMANDS if find(command) is None]
     if missing:
         packages = "slurmctld slurmd slurm-client munge shellcheck"
-        return f"SLURM, or what its tests need, is not installed here ({', '.join(missing)} missing); on Debian: apt-get install {packages}"
+        return f"SLURM or other requirements of its tests are missing: {', '.join(missing)}; on Debian: apt-get install {packages}"
     if os.geteuid() != 0:
-        return "the daemons of SLURM start jobs as their owners, which takes root"
+        return "the daemons of SLURM start jobs as their owners, which needs root"
     return None
 
 
@@ -73,7 +73,7 @@ def find(command: str) -> str | None:
 
 @dataclass
 class Job:
-    """A job that has ended: its state, its exit code and what it wrote."""
+    """A job that has ended: its state, its facts and its log."""
 
     id: str
     state: str
@@ -83,7 +83,7 @@ class Job:
 
 @dataclass
 class Cluster:
-    """A running SLURM; ``environment`` is what its commands need."""
+    """A running SLURM; its commands need ``environment``."""
 
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Cluster:
         environment: dict[str, str] | None = None,
         seconds: float = HANG,
     ) -> str:
-        """stdout of one of SLURM's commands, or of a script that calls them."""
+        """Output of one of SLURM's commands, or of a script that calls them."""
         done = subprocess.run(
             [str(word) for word in command],
             cwd=cwd or self.folder,
@@ -108,12 +108,12 @@ class Cluster:
         return done.stdout
 
     def facts(self, job: str) -> dict[str, str]:
-        """What scontrol knows about a job."""
+        """Fields that scontrol shows for a job."""
         words = self.run("scontrol", "--oneliner", "show", "job", job).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def wait(self, job: str, log: Path | None = None, seconds: float = HANG) -> Job:
-        """The job, ended. One that does not is cancelled and fails the test."""
+        """Waits until the job has ended; if it does not, cancels it and fails the test."""
         deadline = time.monotonic() + seconds
         while True:
             facts = self.facts(job)
@@ -130,7 +130,7 @@ class Cluster:
         return path.read_text() if path.exists() else f"({path} was not written)"
 
     def wait_for(self, text: str, log: Path, seconds: float = HANG) -> None:
-        """Return when the file has the text."""
+        """Returns once the file contains the text."""
         deadline = time.monotonic() + seconds
         while not (log.exists() and text in log.read_text()):
             assert time.monotonic() < deadline, (
@@ -141,7 +141,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(folder: Path) -> Iterator[Cluster]:
-    """Start it, wait until both nodes are idle, and stop all of it whatever happens."""
+    """Starts a cluster, waits until both nodes are idle, and stops it in the end, also after an error."""
     for name in ("state", "tmp", *(f"spool-{node}" for node in NODES)):
         (folder / name).mkdir()
     key = folder / "munge.key"
@@ -153,7 +153,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
     )
     (folder / "gres.conf").write_text("NodeName=n1,n2 Name=gpu File=/dev/null\n")
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    # Of a SLURM that the tests themselves may run under, nothing must be seen.
+    # The tests may themselves run under SLURM, whose variables must not be seen here.
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH", "SRUN"))
     }
@@ -176,7 +176,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
     daemons: list[subprocess.Popen] = []
     try:
         for command in commands:
-            # Should the tests be killed, the kernel ends what they started.
+            # If the tests are killed, the kernel ends the daemons.
             words = ["setpriv", "--pdeathsig=TERM", find(command[0]), *map(str, command[1:])]
             with (folder / f"daemon-{len(daemons)}.out").open("wb") as out:
                 daemons.append(
@@ -236,7 +236,7 @@ def _stop(daemons: list[subprocess.Popen], made: Cluster) -> None:
         except subprocess.TimeoutExpired:
             daemon.kill()
             daemon.wait()
-    # Steps detach from the daemon that started them; they are known by the cluster's configuration in their environment.
+    # Steps detach from the daemon that started them; the cluster's configuration in their environment identifies them.
     mark = f"SLURM_CONF={made.environment['SLURM_CONF']}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -245,7 +245,7 @@ def _stop(daemons: list[subprocess.Popen], made: Cluster) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that are free now; all are held until the last is known, so that they differ."""
+    """Ports that are free now; all sockets stay open until the last port is known, so that the ports differ."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for held in sockets:

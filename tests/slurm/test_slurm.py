@@ -1,6 +1,6 @@
-"""Laws of running under SLURM, on a real one: what `salientpp slurm` prints runs unedited, and a job that was stopped goes on bit for bit.
+"""Laws of running under a real SLURM: scripts of `salientpp slurm` run unedited, and a stopped job resumes bit for bit.
 
-Ranks are gloo processes on loopback, two or four on the two nodes that are this machine.
+Ranks are gloo processes on loopback, two or four on two nodes that are both this machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TRAIN_FULL = ROOT / "examples" / "train_full.py"
 WORKLOAD = ["--num-neighbors", "5,3", "--batch-size", "8"]
 EPOCHS = 30
 
-#: Jobs inherit it from sbatch: gloo on loopback, and the package under test.
+#: Variables that jobs inherit from sbatch: gloo on loopback, and the package under test.
 ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
     "OMP_NUM_THREADS": "1",
@@ -49,14 +49,14 @@ def datasets(slurm: Cluster) -> Path:
 
 @pytest.fixture
 def folder(slurm: Cluster, request: pytest.FixtureRequest) -> Path:
-    """Where a test submits its jobs."""
+    """Folder from which a test submits its jobs."""
     made = slurm.folder / re.sub(r"\W+", "-", request.node.name)
     made.mkdir()
     return made
 
 
 def make_script(capsys: pytest.CaptureFixture, file: Path, *arguments: object) -> Path:
-    """What `salientpp slurm` prints, read by bash and shellcheck and otherwise as it is."""
+    """Writes the script that `salientpp slurm` prints, and has bash and shellcheck check it."""
     capsys.readouterr()
     assert cli.main(["slurm", *map(str, arguments)]) == 0
     file.write_text(capsys.readouterr().out)
@@ -74,7 +74,7 @@ def run(slurm: Cluster, script: Path, **environment: str) -> Job:
 
 
 def epochs_of(log: str) -> list[str]:
-    """The line of each epoch, without the rank's tag and the seconds."""
+    """Line of each epoch, without the rank's tag and the seconds."""
     return [re.sub(r" seconds=.*", "", line) for line in re.findall(r"^0: (epoch=.*)$", log, re.MULTILINE)]
 
 
@@ -82,7 +82,7 @@ def epochs_of(log: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("launcher", "parts", "per_part"), [("srun", 4, 1), ("torchrun", 2, 2)])
-def test_a_script_trains_unedited_and_its_ranks_stage_at_once(
+def test_a_script_runs_unedited_and_its_ranks_copy_their_parts_at_once(
     slurm, datasets, folder, capsys, launcher, parts, per_part
 ):
     script = make_script(
@@ -119,20 +119,20 @@ def test_a_script_trains_unedited_and_its_ranks_stage_at_once(
         assert re.search(rf"^{rank}: rank={rank} of=4 .* starts at epoch=0 batch=0$", job.log, re.MULTILINE), job.log
     assert [line.partition(" ")[0] for line in epochs_of(job.log)] == ["epoch=0", "epoch=1"]
     assert re.search(r"^0: test=0\.\d+$", job.log, re.MULTILINE)
-    assert "batch/s" not in job.log and "%|" not in job.log, "a progress bar in a file"
+    assert "batch/s" not in job.log and "%|" not in job.log, "the log contains a progress bar"
     copy = folder / "local" / f"parts-{parts}"
     assert json.loads((copy / "parts.json").read_text()) == {"parts": list(range(parts))}
     salientpp.load(copy, part_id=0, verify="full")
-    assert not list(folder.glob(".salientpp-*")), "the file in which rank 0 publishes its address is gone"
+    assert not list(folder.glob(".salientpp-*")), "the file in which rank 0 publishes its address must be removed"
 
 
-def test_the_whole_graph_is_trained_on_as_by_one_process(slurm, datasets, folder, capsys):
+def test_full_graph_training_equals_one_process(slurm, datasets, folder, capsys):
     options = ["--parts", 4, "--ranks-per-node", 2, "--cpus-per-task", 1, "--time", 5]
     script = make_script(capsys, folder / "full.sbatch", *options, "--", TRAIN_FULL, datasets / "parts-4", "state.pt")
     job = run(slurm, script)
     assert job.state == "COMPLETED", job.log
     alone = slurm.run(sys.executable, TRAIN_FULL, datasets / "parts-4", "alone.pt", cwd=folder, environment=ENVIRONMENT)
-    # Rounding grows from step to step, and Adam does not mind how small a gradient is.
+    # Rounding errors grow from step to step, and Adam scales up even small gradients.
     pattern = r"(?:0: )?epochs 0 to 20: loss ([\d.]+), validation ([\d.]+)%"
     (found,), (expected,) = (re.findall(rf"^{pattern}$", log, re.MULTILINE) for log in (job.log, alone))
     assert float(found[0]) == pytest.approx(float(expected[0]), abs=0.01), job.log
@@ -140,7 +140,7 @@ def test_the_whole_graph_is_trained_on_as_by_one_process(slurm, datasets, folder
     assert [torch.load(folder / name)["epoch"] for name in ("state.pt", "alone.pt")] == [20, 20]
 
 
-def test_each_host_stages_its_own_parts(slurm, datasets, folder):
+def test_each_host_copies_its_own_parts(slurm, datasets, folder):
     command = f'{sys.executable} -m salientpp.cli copy-to-disk {datasets}/parts-4 --to "$PWD/$SLURMD_NODENAME"'
     out = slurm.run(
         "srun", "--nodes=2", "--ntasks-per-node=2", "bash", "-c", command, cwd=folder, environment=ENVIRONMENT
@@ -190,7 +190,7 @@ def test_a_chain_partitions_and_then_trains(slurm, folder, capsys):
     assert (partitioning.state, training.state) == ("COMPLETED", "COMPLETED"), partitioning.log + training.log
     assert training.facts["StartTime"] >= partitioning.facts["EndTime"]
     assert len(epochs_of(training.log)) == 1
-    # The directory is there: no second job to write it.
+    # The directory exists, so no second job writes it.
     again = re.findall(r"job (\d+)", slurm.run("bash", script.name, cwd=folder, environment=ENVIRONMENT))
     assert len(again) == 1
     slurm.run("scancel", *again)
@@ -214,7 +214,7 @@ def test_a_chain_ends_when_partitioning_fails(slurm, folder, capsys):
     )
     first, second = re.findall(r"job (\d+)", slurm.run("bash", script.name, cwd=folder, environment=ENVIRONMENT))
     assert slurm.wait(first).state == "FAILED"
-    assert slurm.wait(second).state == "CANCELLED", "rather than wait for ever"
+    assert slurm.wait(second).state == "CANCELLED", "the second job must not wait forever"
 
 
 # --- preemption -------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def train_script(capsys: pytest.CaptureFixture, folder: Path, datasets: Path, la
 
 @pytest.fixture(scope="module")
 def uninterrupted(slurm, datasets) -> tuple[list[str], dict]:
-    """The epochs of a run that nobody disturbs, and its last checkpoint; by torchrun on this machine, without SLURM."""
+    """Epochs and last checkpoint of a run without interruption, by torchrun on this machine without SLURM."""
     folder = slurm.folder / "uninterrupted"
     folder.mkdir()
     command = [
@@ -271,11 +271,11 @@ def read_checkpoint(folder: Path) -> dict:
 @pytest.mark.parametrize(
     ("launcher", "how"), [("srun", "signal"), ("torchrun", "signal"), ("srun", "scontrol requeue")]
 )
-def test_a_job_that_was_stopped_goes_on_bit_for_bit(slurm, datasets, folder, capsys, uninterrupted, launcher, how):
+def test_a_stopped_job_resumes_bit_for_bit(slurm, datasets, folder, capsys, uninterrupted, launcher, how):
     job = submit(slurm, train_script(capsys, folder, datasets, launcher))
     log = Path(slurm.facts(job)["StdOut"])
     slurm.wait_for("epoch=1 loss", log)
-    # What SLURM does for --signal, and what an administrator does. The second gives no time to save.
+    # SLURM sends the signal for --signal; an administrator requeues, which gives the job no time to save.
     slurm.run(*(["scancel", "--signal=USR1", job] if how == "signal" else ["scontrol", "requeue", job]))
     done = slurm.wait(job)
     assert done.state == "COMPLETED" and done.facts["Restarts"] == "1", done.log
@@ -293,7 +293,7 @@ def test_a_job_that_was_stopped_goes_on_bit_for_bit(slurm, datasets, folder, cap
     resumed = read_checkpoint(folder)
     assert resumed["model"].keys() == checkpoint["model"].keys()
     for name, value in checkpoint["model"].items():
-        assert torch.equal(resumed["model"][name], value), f"{name} differs from the run that was not stopped"
+        assert torch.equal(resumed["model"][name], value), f"{name} differs from the uninterrupted run"
     assert [rank["loader"] for rank in resumed["ranks"]] == [rank["loader"] for rank in checkpoint["ranks"]]
 
 
@@ -318,11 +318,11 @@ preemption.requeue()
 
 @pytest.fixture(scope="module", autouse=True)
 def waiting_job(slurm: Cluster) -> str:
-    """A job that waits for its time to run out. Submitted before the first test, since that takes minutes, and it needs next to no CPU."""
+    """A job that waits for its time limit. It is submitted first, because it takes minutes and almost no CPU."""
     folder = slurm.folder / "waits"
     folder.mkdir()
     (folder / "waits.py").write_text(WAITS)
-    # SLURM looks every 30 s for jobs to be warned: the signal comes 85 s after the start at the earliest, when the ranks have long begun to wait.
+    # SLURM checks every 30 s which jobs to signal. The signal comes at least 85 s after the start, when the ranks wait.
     options = [
         "--parts",
         "2",
@@ -382,7 +382,7 @@ def test_a_rank_that_dies_ends_the_job_at_once_and_is_named(slurm, datasets, fol
     assert job.facts["Restarts"] == "0"
 
 
-def test_a_wrong_network_interface_is_a_hint_in_the_error(slurm, folder, capsys):
+def test_the_error_names_a_wrong_network_interface(slurm, folder, capsys):
     (folder / "meets.py").write_text("import salientpp\nsalientpp.init_process_group()\n")
     script = make_script(
         capsys, folder / "meets.sbatch", "--parts", 2, "--cpus-per-task", 1, "--time", 5, "--", "meets.py"
@@ -394,7 +394,7 @@ def test_a_wrong_network_interface_is_a_hint_in_the_error(slurm, folder, capsys)
     ), job.log
 
 
-def test_python_without_srun_is_told_that_it_is_no_rank(slurm, folder):
+def test_a_process_without_srun_learns_that_it_is_not_a_rank(slurm, folder):
     script = folder / "alone.sbatch"
     script.write_text(
         f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks=2\n{sys.executable} -c 'import salientpp; salientpp.init_process_group()'\n"
@@ -410,7 +410,7 @@ def test_python_without_srun_is_told_that_it_is_no_rank(slurm, folder):
 # --- from Python ------------------------------------------------------------------------------------------
 
 
-def test_submitit_starts_ranks_that_find_each_other(slurm, datasets, folder):
+def test_ranks_started_by_submitit_connect(slurm, datasets, folder):
     pytest.importorskip("submitit", reason="submitit is not installed; pip install salientpp[submitit]")
     program = textwrap.dedent(f"""
         import submitit
@@ -431,14 +431,14 @@ def test_submitit_starts_ranks_that_find_each_other(slurm, datasets, folder):
     """)
     (folder / "launch.py").write_text(program)
     out = slurm.run(sys.executable, "launch.py", cwd=folder, environment=ENVIRONMENT)
-    # submitit complains on stdout that there is no accounting.
+    # submitit prints a warning to stdout that accounting is missing.
     assert out.splitlines()[-1] == "SlurmJob [(0, True), (1, True)]"
 
 
-# --- last, since it takes longest -------------------------------------------------------------------------
+# --- last, because it takes longest -----------------------------------------------------------------------
 
 
-def test_slurm_itself_sends_the_signal_before_the_time_is_up(slurm, waiting_job):
+def test_slurm_sends_the_signal_before_the_time_limit(slurm, waiting_job):
     job = slurm.wait(waiting_job)
     assert job.state == "COMPLETED", job.log
     counts = re.findall(r"^(\d): steps=(\d+)$", job.log, re.MULTILINE)
@@ -449,7 +449,7 @@ def test_slurm_itself_sends_the_signal_before_the_time_is_up(slurm, waiting_job)
 # --- a lost host ------------------------------------------------------------------------------------------
 
 
-def test_a_job_whose_host_fails_goes_on_with_those_that_are_left(slurm, datasets, folder, capsys):
+def test_a_job_whose_host_fails_continues_on_the_remaining_hosts(slurm, datasets, folder, capsys):
     elastic = [ROOT / "examples" / "train_elastic.py", datasets / "parts-2", *WORKLOAD, "--epochs", 12, "--every", 10]
     whole = folder / "whole.pt"
     out = slurm.run(sys.executable, *elastic, "--checkpoint", whole, environment=ENVIRONMENT)
@@ -461,11 +461,11 @@ def test_a_job_whose_host_fails_goes_on_with_those_that_are_left(slurm, datasets
     slurm.wait_for("epoch 2:", log)
     try:
         slurm.run("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=lost")
-        assert slurm.facts(job)["Restarts"] == "1", "it waits for as many hosts as it had"
+        assert slurm.facts(job)["Restarts"] == "1", "the requeued job waits for its old number of hosts"
         slurm.run("scontrol", "update", f"JobId={job}", "NumNodes=1", "NumTasks=1")
         done = slurm.wait(job)
     finally:
-        # Its daemon lives, so SLURM may have taken it back by now.
+        # The node's daemon still runs, so SLURM may already have taken the node back.
         if "DOWN" in slurm.run("scontrol", "--oneliner", "show", "node", "n2"):
             slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
     assert done.state == "COMPLETED" and done.facts["Restarts"] == "1", done.log

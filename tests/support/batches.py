@@ -1,4 +1,7 @@
-"""Loaders on data that know who they are, put together as for a device on request, and the comparison of their batches."""
+"""Loaders on identity features, and comparisons of their batches.
+
+:func:`packed` makes a loader on the CPU put batches together as for a device.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import salientpp
 from salientpp import NeighborLoader
 from salientpp.store.fetch import InPlace, Packed
 
-N = 250  # bfloat16 and uint8 still tell 250 ids apart
+N = 250  # bfloat16 and uint8 can still represent 250 different ids
 DTYPES = [
     torch.bfloat16,
     torch.float16,
@@ -27,7 +30,7 @@ DTYPES = [
 
 
 def identity(dtype: torch.dtype) -> Tensor:
-    """[N, 3] that tells vertices apart as well as the dtype can: all of them, or even from odd."""
+    """Features [N, 3] that identify each vertex; in bool, only whether its id is odd."""
     return (
         identity_features(N, dtype=torch.int64).remainder(2).bool()
         if dtype == torch.bool
@@ -49,7 +52,7 @@ def make(data: Data | salientpp.PartitionedGraph, **options: Any) -> NeighborLoa
 
 
 def differences(a: Data, b: Data) -> list[str]:
-    """Names of the attributes in which two batches differ: in presence, type, dtype or value."""
+    """Names of the attributes whose presence, type, dtype or value differs between two batches."""
     names = sorted({*a.keys(), *b.keys()})
 
     def same(x: Any, y: Any) -> bool:
@@ -67,7 +70,10 @@ def assert_same_batches(a: list[Data], b: list[Data]) -> None:
 
 
 def packed(loader: NeighborLoader, serves: bool = False) -> NeighborLoader:
-    """Let a loader on the CPU put its batches together as for a device; with ``serves`` the rows for other ranks too."""
+    """Makes a loader on the CPU put its batches together as for a device.
+
+    With ``serves``, rows for other ranks are packed too.
+    """
     loader.engine.producer.fetch.own = Packed(loader.device)
     loader.engine.producer.fetch.served = Packed(loader.device, decodes=False) if serves else InPlace(decodes=False)
     return loader

@@ -9,7 +9,7 @@ from salientpp import cli
 
 @pytest.fixture(autouse=True)
 def wide_terminal(monkeypatch):
-    """So that no line is broken where a test looks for words."""
+    """Keeps the command from breaking lines in which a test looks for words."""
     monkeypatch.setenv("COLUMNS", "300")
 
 
@@ -22,7 +22,7 @@ def run(capsys, *arguments: object) -> tuple[int, str, str]:
 
 
 def mistake(capsys, *arguments: object) -> str:
-    """The one line on stderr after the steps, which end in 's  <step>'."""
+    """The single line on stderr that is not a step. Lines of steps end in 's  <step>'."""
     code, out, err = run(capsys, *arguments)
     assert code == 2 and out == ""
     said = [line for line in err.splitlines() if not line[:9].endswith(" s")]

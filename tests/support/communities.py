@@ -14,7 +14,7 @@ from salientpp.graph.csc import Graph
 
 
 def make_communities(num_communities: int, size: int, inside: int, across: int, seed: int) -> tuple[Graph, Tensor]:
-    """Undirected, each edge stored both ways; vertex v is in community ``v % num_communities``."""
+    """Undirected graph with each edge stored in both directions; vertex v is in community ``v % num_communities``."""
     rng = np.random.default_rng(seed)
     num_vertices = num_communities * size
     member = rng.integers(0, size, (2, inside)) * num_communities + rng.integers(0, num_communities, inside)
@@ -24,7 +24,7 @@ def make_communities(num_communities: int, size: int, inside: int, across: int, 
 
 
 def make_skewed(seed: int) -> tuple[Graph, dict[str, Tensor]]:
-    """Directed, power-law degrees, 16 communities; the training seeds are all in one of them."""
+    """Directed graph with power-law degrees and 16 communities; all training seeds are in one community."""
     rng = np.random.default_rng(seed)
     num_vertices, num_edges, num_communities = 8000, 80_000, 16
     pull = rng.pareto(1.5, num_vertices) + 1
@@ -38,7 +38,7 @@ def make_skewed(seed: int) -> tuple[Graph, dict[str, Tensor]]:
 
 
 def count_cut(graph: Graph, assignment: Tensor) -> int:
-    """Slowly, edge by edge."""
+    """Number of edges between parts, counted edge by edge."""
     part, indptr = assignment.tolist(), graph.indptr.tolist()
     indices = graph.indices.tolist()
     return sum(part[indices[e]] != part[v] for v in range(graph.num_vertices) for e in range(indptr[v], indptr[v + 1]))
@@ -49,7 +49,7 @@ CLASSES, WIDTH = 4, 16
 
 @functools.cache
 def _made() -> Data:
-    """Four communities whose features tell them apart, though not well."""
+    """Four communities whose features only partly separate them."""
     generator = torch.Generator().manual_seed(0)
     n, e = 1200, 9000
     y = torch.arange(n) % CLASSES

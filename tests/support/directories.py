@@ -1,4 +1,4 @@
-"""What tests of the dataset directory share: its contents, edits of its manifest, and the check that it lost nothing."""
+"""Helpers for tests of dataset directories: contents, edits of the manifest, and the check that nothing is lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def all_original_ids(part: salientpp.PartitionedGraph) -> Tensor:
 
 
 def in_user_order(part: salientpp.PartitionedGraph, name: str) -> Tensor:
-    """The rows of all parts, put where the user had them."""
+    """The rows of all parts, in the user's order of vertices."""
     rows = torch.cat([part.node_rows(p)[name] for p in range(part.num_parts)])
     restored = torch.empty_like(rows)
     restored[all_original_ids(part)] = rows
@@ -39,12 +39,12 @@ def in_user_order(part: salientpp.PartitionedGraph, name: str) -> Tensor:
 
 
 def assert_nothing_is_lost(data: Data, part: salientpp.PartitionedGraph, splits: Mapping[str, Tensor]) -> None:
-    """``splits``: name -> ascending original ids."""
+    """Checks that a directory holds all of ``data``; ``splits`` maps a name to ascending original ids."""
     N, E, K = data.num_nodes, data.num_edges, part.num_parts
     assert part.num_vertices == N
     original = all_original_ids(part)
     assert torch.equal(original.sort().values, torch.arange(N)), "every vertex is there once"
-    # Ranges of the parts follow one another and cover everything.
+    # The parts' ranges are consecutive and cover all vertices.
     ranges = [part.book.range_of(p) for p in range(K)]
     assert [begin for begin, _ in ranges] == [0, *(end for _, end in ranges)][:-1] and ranges[-1][1] == N
 
@@ -82,7 +82,7 @@ def mask_splits(data: Data) -> dict[str, Tensor]:
 
 
 def edit_manifest(root: Path, change, *, checksum: bool) -> None:
-    """Apply ``change`` to the parsed manifest; with ``checksum`` make the checksum fit, as a careful forger would."""
+    """Applies ``change`` to the parsed manifest; with ``checksum``, also updates the manifest's own checksum."""
     path = root / "manifest.json"
     manifest = json.loads(path.read_text())
     change(manifest)
@@ -93,7 +93,7 @@ def edit_manifest(root: Path, change, *, checksum: bool) -> None:
 
 
 def forge_checksums(root: Path, name: str) -> None:
-    """Let the manifest state what file ``name`` is now, in all but dtype and shape."""
+    """Makes the manifest describe the current bytes of file ``name``; dtype and shape stay."""
     path = root / name
     change = {"bytes": path.stat().st_size, "sha256": files.sha256_of(path), "quick": files.quick_checksum(path)}
     edit_manifest(root, lambda manifest: manifest["files"][name].update(change), checksum=True)

@@ -1,11 +1,12 @@
-"""How do tests run several ranks? Real processes, gloo on the loopback interface, and a time-out that only a hang reaches.
+"""Runs several ranks in a test: real processes, gloo on the loopback interface, and a time-out that only a hang reaches.
 
 ``run(function, world_size, ...)`` starts ``function(rank, *args)`` in fresh processes whose default process group is
-initialised, and returns what each rank returned. Processes are forked from a server that has imported torch once, so a
+initialised, and returns each rank's result. Processes are forked from a server that has imported torch once, so a
 run costs a fraction of a second.
 
-Time is short on a busy machine and no test is about how fast it is. So whatever is still running after ``HANG`` seconds hangs, and a wait that must
-end for another reason than its time-out gets ``NEVER`` seconds: were it to wait them out, the test would be declared hung first.
+A busy machine can be slow, and no test is about speed. So a rank that still runs after ``HANG`` seconds counts as hung.
+A wait that must end for another reason than its time-out gets ``NEVER`` seconds. If it does not end,
+the test counts as hung long before.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from typing import Any
 
 import torch.distributed as dist
 
-#: Seconds after which a test calls it a hang, and a time-out that no test lives to see.
+#: Seconds after which a rank counts as hung, and a time-out that no test reaches.
 HANG = 300.0
 NEVER = 3600.0
 
-#: Under a load of 12 on two cores torch's own first connections between ranks were closed once in some thousand starts, before
-#: anything of ours had run. Such ranks start anew, so often in all.
+#: Number of attempts to connect the ranks. Under a load of 12 on two cores, torch's own first connections between ranks
+#: were closed about once in a thousand starts, before any code of this package had run.
 _MEETINGS = 3
 _NOT_MET = "NotMet"
 
 
 @dataclass(frozen=True)
 class Failed:
-    """What a rank raised, or that it did not answer."""
+    """The exception of a rank, or the fact that the rank did not answer."""
 
     kind: str
     text: str
@@ -46,10 +47,10 @@ class Failed:
 
 
 def forks() -> multiprocessing.context.ForkServerContext:
-    """Starts processes by forks of a server that has imported what is slow to import; the server runs from the first call on."""
+    """Context that forks processes from a server with slow imports done; the first call starts the server."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["preloaded", "graphs", "distributed"])
-    before = os.environ.get("PYTHONPATH")  # until Python 3.13 the server is not told where these are
+    before = os.environ.get("PYTHONPATH")  # before Python 3.13 the server does not receive sys.path
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.path.dirname(__file__), before]))
     try:
         multiprocessing.forkserver.ensure_running()
@@ -69,19 +70,23 @@ def run(
     group_seconds: float = NEVER,
     rank_0_hosts: bool = False,
 ) -> list[Any]:
-    """Results of all ranks; with ``may_fail`` a rank that raised gives a :class:`Failed` instead of failing the test.
+    """Results of all ranks.
 
-    A rank that has not ended after ``seconds`` is killed and fails the test in any case: nothing may hang.
-
-    ``group_seconds`` is the time-out of the default group.
-
-    With ``rank_0_hosts`` the key-value store lives in rank 0, as without torchrun, and dies with it; else in the calling process.
+    Args:
+        function: called as ``function(rank, *args)`` on every rank.
+        world_size: number of ranks.
+        args: further arguments of the function.
+        seconds: time after which a rank that has not ended is killed and the test fails.
+        may_fail: return a :class:`Failed` for a rank that raised, instead of failing the test.
+        group_seconds: time-out of the default process group.
+        rank_0_hosts: keep the key-value store in rank 0, as without torchrun, so that it dies with rank 0. Otherwise it
+            is in the calling process.
     """
     for _ in range(_MEETINGS):
         results = _start(function, world_size, args, seconds, group_seconds, rank_0_hosts)
         if not any(isinstance(result, Failed) and result.kind == _NOT_MET for result in results):
             break
-        print(f"ranks start anew: {results}")
+        print(f"restarting ranks that could not connect: {results}")
     hung = [result for result in results if isinstance(result, Failed) and result.kind == "Hang"]
     failed = [result for result in results if isinstance(result, Failed)]
     if hung or (failed and not may_fail):
@@ -122,7 +127,7 @@ def _start(
                 processes[rank].join(5)
                 results[rank] = Failed("Died", f"rank {rank} ended with exit code {processes[rank].exitcode}")
             if isinstance(results[rank], Failed) and results[rank].kind == _NOT_MET:
-                waiting, deadline = {}, 0.0  # the others wait for it, and none has begun
+                waiting, deadline = {}, 0.0  # the other ranks wait for this one; none has called the function
                 break
     for rank, process in enumerate(processes):
         process.join(max(0.1, deadline - time.monotonic()))
@@ -138,7 +143,7 @@ def _main(
     pipe: Any, function: Callable, rank: int, world_size: int, port: int, group_seconds: float, hosts: bool, args: tuple
 ) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    # A shell starts what runs in the background with Ctrl-C ignored, and Python leaves it so.
+    # A shell starts background processes with Ctrl-C ignored, and Python keeps that setting.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     import torch
 
@@ -161,6 +166,6 @@ def _main(
         result = Failed(type(error).__name__, f"{error}\n{traceback.format_exc()}")
     pipe.send(result)
     pipe.close()
-    # The process ends as a user's script would, without being killed.
+    # The process exits as a user's script would, without being killed.
     if dist.is_initialized():
         dist.destroy_process_group()

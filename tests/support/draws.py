@@ -1,4 +1,4 @@
-"""Graphs for laws of draws, and the comparison of draws."""
+"""Graphs for tests of the laws of draws, and comparisons of draws."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def same(a, b) -> bool:
 def random_graph(
     seed: int, num_vertices: int | None = None, num_edges: int | None = None
 ) -> tuple[torch.Tensor, Graph]:
-    """Skewed degrees, self-loops, repeated edges, isolated vertices; edges in no order."""
+    """Graph with skewed degrees, self-loops, repeated edges, isolated vertices, and edges in random order."""
     generator = np.random.default_rng(seed)
     num_vertices = num_vertices or int(generator.integers(5, 80))
     num_edges = num_edges or int(generator.integers(1, 500))
@@ -39,7 +39,7 @@ def random_seeds(seed: int, num_vertices: int, repeats: bool) -> torch.Tensor:
 
 
 def many_stars(degree: int, copies: int) -> Graph:
-    """Centre c draws from ``degree`` leaves of its own; edges of one centre are consecutive."""
+    """Graph of ``copies`` stars whose centres each have ``degree`` leaves; edges of one centre are consecutive."""
     centre = torch.arange(copies).repeat_interleave(degree)
     leaf = copies + torch.arange(copies * degree)
     return Graph.from_edge_index(torch.stack([leaf, centre]), copies * (degree + 1), is_sorted=True)

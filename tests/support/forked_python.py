@@ -1,13 +1,16 @@
-"""How do tests run whole scripts, without a wait of seconds for each to import torch and PyG? In forks of an interpreter that has done so.
+"""Runs whole scripts in tests without waiting seconds for each to import torch and PyG.
 
-``python()`` is the path of an executable that stands for ``sys.executable``: ``[python(), "script.py", ...]``, also with ``-u``, ``-c`` and ``-m``.
-It asks a server, of which each process of pytest starts one, for a fork. The fork takes the caller's arguments, environment, folder and files 0 to 2,
-runs the script as ``__main__`` and ends as every interpreter does: threads, ``atexit``, what ``__main__`` still holds, exit code. The caller ends with its
-exit code or signal, passes SIGTERM and SIGINT on, and if it is killed, so is the script.
+``python()`` is the path of an executable that replaces ``sys.executable``: ``[python(), "script.py", ...]``, also with
+``-u``, ``-c`` and ``-m``. Each pytest process starts one server that has done the imports, and the executable asks
+it for a fork. The fork takes the caller's arguments, environment, working directory and files 0 to 2, and runs the
+script as ``__main__``. It ends as every interpreter does: threads, ``atexit``, objects held by ``__main__``, exit code.
+The caller ends with the fork's exit code or signal, and passes SIGTERM and SIGINT on. If the caller is killed, so is the
+script.
 
-What a fork cannot show needs ``sys.executable``: how the interpreter starts, what an import does, variables that C libraries read when they are loaded, how
-much memory is in use. No thread may run where it forks, so the server starts none, and ``OMP_NUM_THREADS`` is applied to torch afterwards. Nor does it know
-``-W`` and ``PYTHONWARNINGS``, give ``__main__`` a ``__loader__``, or print the traceback of a script that cannot be compiled in as few lines.
+Some tests need ``sys.executable``: how the interpreter starts, the effects of an import, variables that C libraries read
+when they are loaded, and memory use. A process with threads must not fork, so the server starts none, and
+``OMP_NUM_THREADS`` is applied to torch after the fork. The server does not support ``-W`` and ``PYTHONWARNINGS``, and
+gives ``__main__`` no ``__loader__``. Its traceback of a script that does not compile has more lines.
 """
 
 from __future__ import annotations
@@ -23,17 +26,17 @@ PASSED_ON = (signal.SIGTERM, signal.SIGINT)
 PR_SET_PDEATHSIG = 1
 
 
-# --- the process that wants a script to run ------------------------------------------------------------------
+# --- the process that asks for a script ------------------------------------------------------------------------
 
 
 def python() -> str:
-    """The path of the executable; starts the server when it is first asked for."""
+    """Path of the executable; the first call starts the server."""
     if not _started:
         _started.extend(_start())
     return os.path.join(_started[0].name, "python")
 
 
-_started: list = []  # the folder of the executable, which is removed with it, and the server
+_started: list = []  # the temporary folder of the executable, and the server
 
 
 def _start() -> tuple:
@@ -43,7 +46,7 @@ def _start() -> tuple:
     from pathlib import Path
 
     folder = tempfile.TemporaryDirectory(prefix="forked-python-")
-    name = f"\0{folder.name}"  # of a socket that has no file
+    name = f"\0{folder.name}"  # an abstract socket, which has no file
     file = Path(folder.name) / "python"
     here = Path(__file__).parent
     file.write_text(
@@ -67,8 +70,8 @@ def _start() -> tuple:
 
 
 def ask(name: str, arguments: list[str]) -> None:
-    """What the executable does: has the server run the script, and ends as that does."""
-    # A signal waits until there is a script to pass it to: the script may run, and show itself, before its number is known here.
+    """Main function of the executable: has the server run the script, and ends as the script does."""
+    # Signals are blocked until the script's process id is known here. The script may run and print before that.
     signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(name)
@@ -91,7 +94,10 @@ def ask(name: str, arguments: list[str]) -> None:
 
 
 def serve(listener: socket.socket) -> list[str]:
-    """Forks for each that asks. Returns in the forks only, in place of a new interpreter, with what stands behind ``python`` on the command line."""
+    """Forks for each request.
+
+    Returns only in the forks, which act as new interpreters, and gives them the arguments that follow ``python``.
+    """
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, _bury)
@@ -128,7 +134,7 @@ def _bury(*_: object) -> None:
 
 
 def _wait(pid: int, connection: socket.socket) -> None:
-    """Tells who asked for the script which process it is and how it ended; ends it if nobody listens any more."""
+    """Sends the caller the process id and the exit code of the script; kills the script if the caller is gone."""
     import select
 
     end = os.pidfd_open(pid)
@@ -149,7 +155,7 @@ def _die_with_parent() -> None:
 
 
 def run(arguments: list[str], installed: list[str]) -> None:
-    """What the interpreter does with its command line, in the namespace of ``__main__``."""
+    """Does what the interpreter does with its command line, in the namespace of ``__main__``."""
     import builtins
     import runpy
     import types
@@ -175,7 +181,7 @@ def run(arguments: list[str], installed: list[str]) -> None:
         sys.argv = arguments
         with open(arguments[0], "rb") as script:
             code, file = compile(script.read(), arguments[0], "exec"), {"__file__": arguments[0]}
-    # A new module: the collector, which has been told to leave older objects alone, must find at the end what the script holds.
+    # The collector ignores older objects and must find at exit what the script holds, so the module is a new one.
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     namespace = main.__dict__
     namespace.update(__builtins__=builtins, **file)
@@ -188,7 +194,7 @@ if __name__ == "__main__":
     import preloaded  # noqa: F401
 
     threads = {Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")}
-    if len(threads - {"jemalloc_bg_thd"}) > 1:  # pyarrow's, which stops for a fork
-        raise RuntimeError(f"expected no thread besides the main one where scripts are forked, got {threads}")
+    if len(threads - {"jemalloc_bg_thd"}) > 1:  # this thread is pyarrow's and stops for a fork
+        raise RuntimeError(f"expected only the main thread in the process that forks scripts, got {threads}")
     own = len(os.environ["PYTHONPATH"].split(os.pathsep))
     run(serve(socket.socket(fileno=int(sys.argv[1]))), sys.path[1 + own :])

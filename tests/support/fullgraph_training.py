@@ -1,4 +1,4 @@
-"""A network and its training on the graph as a whole, alone and by ranks."""
+"""A network and its training on the whole graph, in one process and on several ranks."""
 
 from __future__ import annotations
 

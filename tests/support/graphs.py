@@ -1,4 +1,4 @@
-"""Small graphs whose answers can be worked out, and features that know who they are."""
+"""Small graphs whose answers can be worked out by hand, and features that identify their vertices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def random_data(
     dtype: torch.dtype = torch.float32,
     edge_attributes: bool = False,
 ) -> Data:
-    """A graph with skewed degrees, identity features, ``y[v] = v mod 7`` and random splits."""
+    """Graph with skewed degrees, identity features, ``y[v] = v mod 7`` and random splits."""
     generator = torch.Generator().manual_seed(seed)
     # Squaring makes low ids popular, so degrees are skewed.
     source = (torch.rand(num_edges, generator=generator).square() * num_vertices).long()
@@ -47,7 +47,7 @@ def random_data(
     return data
 
 
-#: Four relations: both ways between two types, inside one type, and from a type that nothing leads to.
+#: Four relations: both directions between two types, one inside a type, and one from a type that is never a target.
 RELATIONS = [
     ("paper", "by", "author"),
     ("author", "writes", "paper"),
@@ -57,10 +57,10 @@ RELATIONS = [
 
 
 def random_hetero(num_edges: int = 300, *, seed: int = 0, **sizes: int) -> HeteroData:
-    """Three types with skewed degrees, repeated edges, self-loops and isolated vertices; edges in no order.
+    """Graph of three types with skewed degrees, repeated edges, self-loops, isolated vertices, and edges in random order.
 
-    Vertices know their type and who they are, ``x[v] = (type, v)``, edges theirs, ``edge_attr[e] = (relation, e)``. Times are few whole
-    numbers with many ties; weights are skewed, and some are zero.
+    Features identify vertices and edges: ``x[v] = (type, v)`` and ``edge_attr[e] = (relation, e)``. Times are integers
+    with many ties. Weights are skewed, and some are zero.
     """
     generator = np.random.default_rng(seed)
     sizes = {"paper": 60, "author": 35, "venue": 6, **sizes}
@@ -79,7 +79,7 @@ def random_hetero(num_edges: int = 300, *, seed: int = 0, **sizes: int) -> Heter
         store.edge_attr = torch.stack([torch.full((num_edges,), number), torch.arange(num_edges)], 1).float()
         store.edge_time = torch.from_numpy(generator.integers(10, size=num_edges))
         chosen, weight = generator.random((2, num_edges))
-        # Products are the same on every processor, and numpy's powers are not.
+        # Products are the same on every processor; numpy's powers are not.
         store.weight = torch.from_numpy(np.where(chosen < 0.1, 0.0, weight * weight * weight))
     return data
 
@@ -107,8 +107,11 @@ def real_data(name: str) -> Data:
 
 
 def real_packages() -> HeteroData:
-    """The archive of Debian from the folder in ``SALIENTPP_TEST_DATA``: binary packages with sections as classes, source packages, and their
-    maintainers, who have no features; each relation and its reverse."""
+    """The archive of Debian from the folder in ``SALIENTPP_TEST_DATA``.
+
+    It has binary packages with sections as classes, source packages, and maintainers, who have no features. Each relation
+    comes with its reverse.
+    """
     with np.load(real_graph("debian_full"), allow_pickle=False) as arrays:
         type_of, kind_of, x, y, ends = (
             torch.from_numpy(arrays[name]) for name in ("node_type", "edge_type", "x", "y", "edge_index")

@@ -1,6 +1,6 @@
-"""What does work leave behind that is killed at some point?
+"""Runs work in a process that is killed at a chosen call, to check what it leaves behind.
 
-For scripts that have computed nothing yet with torch, so that they have no threads and may fork.
+Only for scripts that have not yet computed with torch: they have no threads and may fork.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def killed_at(owner: Any, name: str, number: int, after: bool, work: Callable[[], Any]) -> None:
-    """Do the work in a fork that is killed by SIGKILL before or ``after`` the so many-th call of ``owner.name``, and check that it was."""
+    """Does the work in a fork, which SIGKILL ends before or ``after`` call ``number`` of ``owner.name``; checks that it did."""
     pid = os.fork()
     if not pid:
         _die_at(owner, name, number, after)

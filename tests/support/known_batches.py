@@ -1,4 +1,4 @@
-"""Random batches for caches that know their next batches."""
+"""Random batches for caches that know the next batches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from salientpp.ways.lookahead.shape import Shape
 
 
 def random_batches(number: int, num_ids: int, seed: int) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Batches by random probabilities, each in a random order, and these probabilities."""
+    """Batches drawn with random probabilities, each in random order, and these probabilities."""
     draw = torch.Generator().manual_seed(seed)
     prior = torch.rand(num_ids, generator=draw) ** 4
     prior[torch.rand(num_ids, generator=draw) < 0.05] = 0.0

@@ -1,4 +1,4 @@
-"""Values that an option of a number must refuse or understand."""
+"""Values that a numeric option must reject or handle correctly."""
 
 from __future__ import annotations
 

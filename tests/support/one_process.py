@@ -1,4 +1,4 @@
-"""What one process draws from the whole graph, to compare with the batches of ranks."""
+"""Batches that one process draws from the whole graph, to compare with those of ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FANOUTS, BATCH = [4, 3, 2], 8
 
 
 def whole(part: salientpp.PartitionedGraph) -> Data | HeteroData:
-    """Everything that the directory holds, under its ids, as one process would have it."""
+    """All content of the directory in one graph, with the directory's ids."""
     data: Any = HeteroData() if part.is_hetero else Data()
     rows = [part.rows(part_id) for part_id in range(part.num_parts)]
     for type_ in part.node_types:
@@ -44,7 +44,7 @@ def store_of(batch: Any, type_: Any) -> Any:
 
 
 def check_batches(loader: Any, one: NeighborSampler, data: Any, draw: str, **given: Any) -> int:
-    """Compare an epoch with what ``one`` draws from ``data`` for the same keys; gives the number of remote rows."""
+    """Compares an epoch with what ``one`` draws from ``data`` for the same keys; returns the number of remote rows."""
     epoch, number, remote = loader.state_dict()["epoch"], 0, 0
     expected_positions = loader.engine.basis.epochs.positions(epoch)
     begin_end = {
@@ -74,7 +74,7 @@ def check_batches(loader: Any, one: NeighborSampler, data: Any, draw: str, **giv
             store, edge = store_of(batch, type_), by_type(mfg.edge)[type_]
             assert torch.equal(store.edge_index, torch.stack([row, by_type(mfg.col)[type_]]))
             for name, values in {"e_id": None, **loader.data.edge_rows_by_type()[type_]}.items():
-                if edge is None:  # of a relation without a reverse, in bidirectional subgraphs
+                if edge is None:  # bidirectional subgraphs: a relation without a reverse
                     assert name not in store
                 else:
                     assert torch.equal(store[name], edge if values is None else values[edge])
@@ -107,7 +107,7 @@ def homogeneous() -> Data:
 
 
 def typed_data(seed: int = 0) -> HeteroData:
-    """Authors are wide, venues have no rows of their own and papers have labels; every type has seeds."""
+    """Graph in which authors have wide rows, venues have no rows and papers have labels; every type has seeds."""
     data = random_hetero(seed=seed)
     data["author"].x = torch.cat([data["author"].x, data["author"].x, data["author"].x], 1)
     del data["venue"].x

@@ -1,4 +1,4 @@
-"""For each operator, a call that is right and calls that it refuses; rows with any bits, and their comparison bit by bit."""
+"""Calls of each operator: one that is right, and calls that it must refuse. Also random rows and bitwise comparison."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ BIG_OUT = BIG.transpose()
 
 
 def slots() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of a cache with two rows of nine, in three slots."""
+    """State of a cache of three slots that holds two rows of nine."""
     made = torch.empty(3, dtype=torch.int32), torch.empty(3, dtype=torch.int16), torch.empty(5, dtype=torch.int16)
     ops.fill_slots(long(5, 2), torch.full((9,), 0.5), *made)
     return made
 
 
-# Arguments are made anew for each use: opcheck may write to them.
+# Each use makes its own arguments, because opcheck may write to them.
 CASES = {
     "csc_from_coo": [
         lambda: (long(0, 1, 2), long(1, 1, 0), 3),
@@ -384,7 +384,7 @@ CASES = {
 
 
 def rows_of(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """Random rows; every bit pattern may come, so a row that was converted on its way would show."""
+    """Random rows; all bit patterns can occur, so a conversion on the way would be noticed."""
     generator = torch.Generator().manual_seed(seed)
     if dtype == torch.bool:
         return torch.rand(shape, generator=generator) < 0.5
@@ -393,7 +393,7 @@ def rows_of(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torch.Tens
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """NaNs too must be the same."""
+    """True if all bits are the same, those of NaNs included."""
     return (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(
         a.flatten().view(torch.uint8), b.flatten().view(torch.uint8)
     )

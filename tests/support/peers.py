@@ -1,7 +1,8 @@
-"""What do some tests need that a machine need not have? PyG's sampling libraries, and real graphs: such tests skip, or fail where these are promised.
+"""Optional requirements of tests: PyG's sampling libraries, and real graphs.
 
-``SALIENTPP_PEER_WHEELS`` names a folder with wheels of pyg-lib, torch_sparse and torch_scatter, which ``make test`` installs;
-``SALIENTPP_TEST_DATA`` one with real graphs. Where a variable is set, what it promises and is not there is a failure.
+``SALIENTPP_PEER_WHEELS`` names a folder with wheels of pyg-lib, torch_sparse and torch_scatter, which ``make test``
+installs. ``SALIENTPP_TEST_DATA`` names a folder with real graphs. A test whose requirement is missing is skipped if the
+variable is unset, and fails if it is set.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from types import ModuleType
 import pytest
 import torch_geometric.typing
 
-#: What PyG can sample with, and the module that it needs for that.
+#: PyG's sampling backends, and the module that each needs.
 BACKENDS = {"pyg-lib": "pyg_lib", "torch-sparse": "torch_sparse"}
 
 
 def peer(name: str) -> ModuleType:
-    """An optional module that tests compare with; without it the test skips, or fails where ``SALIENTPP_PEER_WHEELS`` promises it."""
+    """An optional module that tests compare with.
+
+    If it is missing, the test is skipped, or fails if ``SALIENTPP_PEER_WHEELS`` is set.
+    """
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -32,7 +36,7 @@ def peer(name: str) -> ModuleType:
 
 @contextlib.contextmanager
 def sampling_with(backend: str) -> Iterator[None]:
-    """PyG's samplers draw with this library (a key of ``BACKENDS``), whatever else is installed."""
+    """Makes PyG's samplers use this library (a key of ``BACKENDS``), whatever else is installed."""
     peer(BACKENDS[backend])
     before = torch_geometric.typing.WITH_PYG_LIB
     torch_geometric.typing.WITH_PYG_LIB = backend == "pyg-lib"
@@ -43,11 +47,11 @@ def sampling_with(backend: str) -> Iterator[None]:
 
 
 def real_graph(name: str) -> Path:
-    """The file of a real graph; without it the test skips, or fails where ``SALIENTPP_TEST_DATA`` is set."""
+    """File of a real graph; if it is missing, the test is skipped, or fails if ``SALIENTPP_TEST_DATA`` is set."""
     folder = os.environ.get("SALIENTPP_TEST_DATA")
     if not folder:
-        pytest.skip("SALIENTPP_TEST_DATA does not name a folder of real graphs")
+        pytest.skip("SALIENTPP_TEST_DATA does not name a folder with real graphs")
     file = Path(folder) / f"{name}.npz"
     if not file.is_file():
-        pytest.fail(f"SALIENTPP_TEST_DATA is {folder}, which has no {name}.npz", pytrace=False)
+        pytest.fail(f"SALIENTPP_TEST_DATA is {folder}, but this folder has no {name}.npz", pytrace=False)
     return file

@@ -1,6 +1,7 @@
-"""What have the servers imported from which tests fork ranks and scripts? All that takes long: torch, PyG, the package, and what test files import.
+"""Slow imports of the servers from which tests fork ranks and scripts: torch, PyG, the package, and imports of tests.
 
-A fork inherits it. What is there by then is also taken out of what the garbage collector looks at, which costs a rank or a script more than its own work.
+A fork inherits the modules. They are also frozen, so that the garbage collector does not visit them: this visit takes
+longer than the work of most ranks and scripts.
 """
 
 # ruff: noqa: F401
@@ -27,6 +28,6 @@ import salientpp.loader.node_loader
 import salientpp.store.directory.writer
 
 for name in salientpp.__all__:
-    getattr(salientpp, name)  # imported when they are asked for
+    getattr(salientpp, name)  # the package imports names on first use
 gc.collect()
 gc.freeze()

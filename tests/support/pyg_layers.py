@@ -1,7 +1,8 @@
 """PyG's message-passing layers, each with the tensors that it is called with; tests compare all of them.
 
-``CASES[name].make(i, o).double()`` is a layer from rows of ``i`` columns to rows of ``o``, both multiples of six, or of ``i`` again where ``keeps_width``.
-``CASES[name].call(layer, x, data)`` calls it on a graph that has the columns of :func:`with_columns`, or on a batch of one.
+``CASES[name].make(i, o).double()`` is a layer from ``i`` to ``o`` columns, both multiples of six; with ``keeps_width`` the
+output has ``i`` columns. ``CASES[name].call(layer, x, data)`` calls the layer on a graph that has the columns of
+:func:`with_columns`, or on a batch of such a graph.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ D, R = EDGE_COLUMNS, EDGE_TYPES
 
 
 def with_columns(edge_index: Tensor, num_vertices: int, width: int, draw: torch.Generator) -> Data:
-    """A graph with all that the layers take: float64 x, x_0 [n, width], pos, normal [n, 3], edge_attr [e, D], positive edge_weight [e], and types."""
+    """A graph with all tensors that the layers take.
+
+    These are float64 x and x_0 [n, width], pos and normal [n, 3], edge_attr [e, D], positive edge_weight [e], and types.
+    """
     number = edge_index.size(1)
     normal = torch.randn(num_vertices, 3, generator=draw).double()
     return Data(
@@ -41,12 +45,12 @@ class Case:
     """A layer and how it is called.
 
     Attributes:
-        make: (columns of its input, columns of its output) -> layer.
+        make: function from the columns of the input and of the output to a layer.
         rows: names of arguments with a row for each vertex, beside ``x``.
         edges: names of arguments with a row for each edge.
-        hops: edges that lie between an output row and the furthest row that it depends on.
+        hops: number of edges between an output row and the furthest row that it depends on.
         keeps_width: the output has as many columns as the input.
-        signed: takes two lists of edges, of type 0 and of the others, in the place of one.
+        signed: takes two lists of edges instead of one: those of type 0 and the others.
         stacked: takes several rows for each vertex, [n, 2, columns].
     """
 
@@ -87,7 +91,7 @@ def _pna(i: int, o: int) -> nn.Module:
 
 W, A, T = ("edge_weight",), ("edge_attr",), ("edge_type",)
 
-#: Name -> case; a layer stands here once for each way that it has of looking at other vertices. The first word is its class.
+#: Name -> case. A layer has one case for each way in which it uses other vertices. The first word is the layer's class.
 CASES: dict[str, Case] = {
     "AGNNConv": Case(lambda i, o: pyg.AGNNConv(), keeps_width=True),
     "ARMAConv": Case(lambda i, o: pyg.ARMAConv(i, o, num_stacks=2, num_layers=2), edges=W, hops=2),

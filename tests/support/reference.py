@@ -1,7 +1,7 @@
-"""Slow and obvious: what the kernels must compute, written down a second time in plain Python and numpy.
+"""Slow and simple references, in plain Python and numpy, for what the kernels compute.
 
-Nothing here imports salientpp, so a mistake there cannot hide here. The second half holds the chi-square tests that
-say whether random choices are uniform; all of them return a p-value, and callers refuse one below ``FALSE_ALARM``.
+Nothing here imports salientpp, so a mistake of the package cannot repeat itself here. The second half holds the
+chi-square tests of random choices. Each returns a p-value, and callers reject p-values below ``FALSE_ALARM``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-#: A right sampler fails one test in a million seeds; the seeds are fixed, so a test that passes goes on passing.
+#: A correct sampler fails a test for one seed in a million; seeds are fixed, so a test that passes keeps passing.
 FALSE_ALARM = 1e-6
 
 _MASK = 2**64 - 1
@@ -29,14 +29,14 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def narrow_row(row: np.ndarray, format: str) -> bytes:
-    """A row of float32 [D] encoded: scale and offset of every block, codes, zeros up to a multiple of 4 bytes."""
+    """Encodes a float32 row [D]: scale and offset of every block, codes, then zeros up to a multiple of 4 bytes."""
     f = np.float32
     kind, _, block = format.partition("/")
     if kind == "fp16":
         data = row.astype(np.float16).tobytes()
     elif kind == "bf16":
         bits = [int(bits) for bits in row.view(np.uint32)]
-        # The nearest of the upper halves, ties to the even one.
+        # Rounds to the nearest value of the upper 16 bits, ties to even.
         data = b"".join(((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).to_bytes(2, "little") for bits in bits)
     elif kind == "fp8":
         largest = max([abs(value) for value in row], default=f(0))
@@ -61,17 +61,17 @@ def narrow_row(row: np.ndarray, format: str) -> bytes:
     return data + bytes(-len(data) % 4)
 
 
-#: The values of 8-bit floats (e4m3) by code, without the sign.
+#: Values of 8-bit floats (e4m3) by code, without the sign.
 FLOAT8 = [(code % 8) * 2.0**-9 if code < 8 else (1 + code % 8 / 8) * 2.0 ** (code // 8 - 7) for code in range(127)]
 
 
 def _nearest8(value: float) -> int:
-    """The code of the nearest, of two the even one."""
+    """Code of the nearest value, ties to the even code."""
     return min(range(127), key=lambda code: (abs(FLOAT8[code] - value), code % 2))
 
 
 def wide_row(data: bytes, num_columns: int, format: str) -> np.ndarray:
-    """float32 [D] of an encoded row."""
+    """Decodes a row to float32 [D]."""
     f = np.float32
     kind, _, block = format.partition("/")
     if kind == "fp16":
@@ -101,12 +101,12 @@ def mix64(z: int) -> int:
 
 
 def join_key(key: int, field: int) -> int:
-    """One more field for a key, as unsigned 64-bit integers."""
+    """Joins one more field to a key; both are unsigned 64-bit integers."""
     return mix64(mix64((key + _GOLDEN) & _MASK) ^ ((field * 0xD1342543DE82EF95 + _GOLDEN) & _MASK))
 
 
 class Stream:
-    """splitmix64, and Lemire's bounded integers with the rejection that makes them exactly uniform."""
+    """splitmix64, with Lemire's bounded integers, whose rejection makes them exactly uniform."""
 
     def __init__(self, key: int) -> None:
         self.state = key & _MASK
@@ -118,13 +118,13 @@ class Stream:
     def below(self, bound: int) -> int:
         while True:
             product = self.next() * bound
-            # Of the 2**64 values, the first 2**64 mod bound (counted by their low halves) have no full share.
+            # 2**64 is no multiple of bound: rejecting 2**64 mod bound values (counted by low halves) keeps this uniform.
             if (product & _MASK) >= 2**64 % bound:
                 return product >> 64
 
 
 def permutation(size: int, key: int) -> list[int]:
-    """Fisher and Yates, from the end."""
+    """Random permutation by Fisher and Yates, from the end."""
     order = list(range(size))
     stream = Stream(mix64(key & _MASK))
     for i in reversed(range(1, size)):
@@ -153,7 +153,7 @@ def edges_of(indptr: Sequence[int], indices: Sequence[int]) -> list[tuple[int, i
 
 
 def draw_positions(stream: Stream, degree: int, fanout: int, replace: bool) -> list[int]:
-    """Which places of a neighbour list a vertex draws: Floyd's algorithm, whose j-th draw is from [0, j] inclusive."""
+    """Places of a neighbour list that a vertex draws, by Floyd's algorithm: draw j is uniform in [0, j], inclusive."""
     if degree == 0:
         return []
     if fanout < 0:
@@ -175,7 +175,10 @@ def shared_key(batch_key: int, source_type: int = 0) -> int:
 
 
 def draw_shared(key: int, ids: Sequence[int], fanout: int) -> list[int] | None:
-    """Places in a list of neighbours: the smallest numbers, of which parallel edges have one each; None where the vertex draws by itself."""
+    """Places of the neighbours with the smallest numbers; parallel edges have different numbers.
+
+    None if the vertex draws by itself.
+    """
     if not 0 < fanout < len(ids) <= 1000:
         return None
     numbers, seen = [], Counter()
@@ -200,7 +203,7 @@ def sample_neighbors(
     n_id = list(seeds)
     local: dict[int, int] = {}
     for i, v in enumerate(n_id):
-        local.setdefault(v, i)  # a repeated seed is known under its first place
+        local.setdefault(v, i)  # a repeated seed keeps its first place
     row, col, e_id, num_edges = [], [], [], []
     num_nodes = [len(n_id)]
     found_before = range(len(n_id))
@@ -232,7 +235,7 @@ def sample_neighbors(
 
 
 def uniform(stream: Stream) -> float:
-    """A midpoint of one of 2**52 equal parts of (0, 1)."""
+    """Midpoint of one of 2**52 equal parts of (0, 1)."""
     return ((stream.next() >> 12) + 0.5) * 2.0**-52
 
 
@@ -247,7 +250,7 @@ def draw_weighted(stream: Stream, weights: Sequence[float], count: int, replace:
         return [min(bisect.bisect_right(sums, uniform(stream) * sums[-1]), last) for _ in range(count)]
     if count == degree:
         return list(range(degree))
-    # Those without weight arrive after all others, among themselves as if they weighed the same.
+    # Edges with weight 0 arrive after all others; among themselves they have equal chances.
     arrivals = (
         [(w == 0.0, -math.log(uniform(stream)) / (w or 1.0), place) for place, w in enumerate(weights)] if count else []
     )
@@ -256,7 +259,7 @@ def draw_weighted(stream: Stream, weights: Sequence[float], count: int, replace:
 
 @dataclass
 class Relation:
-    """The edges from one type to another: in-lists of the target's vertices, of ids of the source's."""
+    """Edges from one type to another: for each target vertex, the ids of its sources."""
 
     source: int
     target: int
@@ -268,7 +271,7 @@ class Relation:
 
 
 def visible(relation: Relation, v: int, node_time: Sequence[int] | None, now: int | None) -> list[int]:
-    """Positions in v's list that a tree of time ``now`` may see, looked at one by one."""
+    """Positions in v's list that a tree of time ``now`` may see, checked one by one."""
     places = range(relation.indptr[v], relation.indptr[v + 1])
     if now is None:
         return list(places)
@@ -363,9 +366,9 @@ def sample_typed_neighbors(
 
 
 def successive_sampling(weights: Sequence[float], count: int) -> dict[tuple[int, ...], float]:
-    """The probability of every subset of ``count`` places, if one after the other is drawn with a chance proportional to its weight.
+    """Probability of every subset of ``count`` places, drawn one after the other with chances proportional to weights.
 
-    Zeros are drawn after all others, each with the same chance.
+    Places of weight 0 are drawn after all others, each with the same chance.
     """
     chances: dict[tuple[int, ...], float] = {}
     for order in itertools.permutations(range(len(weights)), count):
@@ -396,7 +399,7 @@ def inclusion_probability(
     replace: bool = False,
     number: type = float,
 ) -> list:
-    """Section 6 of the architecture, letter by letter; ``number=Fraction`` computes without rounding."""
+    """The recurrence of the VIP analysis, term by term; ``number=Fraction`` computes without rounding."""
     one, zero = number(1), number(0)
     num_vertices = len(indptr) - 1
     degree = [int(indptr[v + 1] - indptr[v]) for v in range(num_vertices)]
@@ -450,7 +453,7 @@ def typed_inclusion_probability(
     include_seeds: bool = False,
     replace: bool = False,
 ) -> list[list[float]]:
-    """The same over several types, whose draws are uniform, or weighted with replacement; ``start`` is p_0 per type."""
+    """The same for several types, with uniform draws or weighted draws with replacement; ``start`` is p_0 per type."""
 
     def chance(relation: Relation, e: int, places: range, fanout: int) -> float:
         if fanout in (0, -1):
@@ -480,7 +483,7 @@ def typed_inclusion_probability(
 
 
 def exact_inclusion_probability(*args, **options) -> list[Fraction]:
-    """The same as exact fractions; for a dozen vertices and two or three hops."""
+    """The same as exact fractions; feasible for a dozen vertices and two or three hops."""
     return inclusion_probability(*args, **options, number=Fraction)
 
 
@@ -509,17 +512,17 @@ def look_up(
 
 
 def plan_cache(scores: Sequence[float], begin: int, end: int, capacity: int) -> list[int]:
-    """The ``capacity`` highest positive scores outside [begin, end), lower ids first among equals; ascending."""
+    """The ``capacity`` highest positive scores outside [begin, end), ties to lower ids; ascending ids."""
     remote = [v for v in range(len(scores)) if not begin <= v < end and scores[v] > 0]
     remote.sort(key=lambda v: (-scores[v], v))
     return sorted(remote[:capacity])
 
 
-# --- is it uniform? ---------------------------------------------------------------------------------------
+# --- tests of uniformity ----------------------------------------------------------------------------------
 
 
 def p_of_equal_counts(outcomes: Iterable, num_cells: int) -> float:
-    """Pearson's chi-square that all ``num_cells`` outcomes are equally likely; one that never came counts as zero."""
+    """Pearson's chi-square for equally likely outcomes; of ``num_cells``, an outcome that never came counts as zero."""
     counts = sorted(Counter(outcomes).values(), reverse=True)
     assert len(counts) <= num_cells, f"{len(counts)} different outcomes, at most {num_cells} are possible"
     counts += [0] * (num_cells - len(counts))
@@ -530,13 +533,16 @@ def p_of_equal_counts(outcomes: Iterable, num_cells: int) -> float:
 
 
 def p_of_chances(outcomes: Iterable, chances: Mapping) -> float:
-    """Pearson's chi-square that outcomes come with these chances; what has none must not come, and rare ones share a cell."""
+    """Pearson's chi-square for outcomes with these chances.
+
+    Outcomes of chance 0 must not come, and rare ones share a cell.
+    """
     counts = Counter(outcomes)
     total = sum(counts.values())
     assert abs(sum(chances.values()) - 1.0) < 1e-9
     impossible = [outcome for outcome in counts if chances.get(outcome, 0.0) == 0.0]
-    assert not impossible, f"{impossible[:3]} cannot come"
-    # Rarest first: cells that are too rare join the next one.
+    assert not impossible, f"outcomes of chance 0 came: {impossible[:3]}"
+    # Rarest first: a cell that is too rare is joined with the next one.
     observed, expected = [0], [0.0]
     for outcome in sorted(chances, key=chances.__getitem__):
         if expected[-1] >= 10:
@@ -544,12 +550,12 @@ def p_of_chances(outcomes: Iterable, chances: Mapping) -> float:
             expected.append(0.0)
         observed[-1] += counts[outcome]
         expected[-1] += chances[outcome] * total
-    assert len(observed) > 1, "nothing is left to chance"
+    assert len(observed) > 1, "a single cell has nothing to test"
     return float(stats.chisquare(observed, expected).pvalue)
 
 
 def p_of_equal_inclusion(counts: np.ndarray, num_draws: int, fanout: int) -> float:
-    """That each of ``len(counts)`` neighbours is equally likely to be among the ``fanout`` distinct ones of a draw.
+    """Tests that each of ``len(counts)`` neighbours is equally likely among the ``fanout`` distinct ones of a draw.
 
     Inclusions of one draw exclude each other, which shrinks Pearson's sum by (d - f) / (d - 1).
     """
@@ -561,11 +567,14 @@ def p_of_equal_inclusion(counts: np.ndarray, num_draws: int, fanout: int) -> flo
 
 
 def p_of_hypergeometric(hits: np.ndarray, degree: int, fanout: int, marked: int) -> float:
-    """That ``hits`` (how many of ``marked`` given neighbours each draw took) is hypergeometric, as for uniform subsets."""
+    """Tests that ``hits`` is hypergeometric, as for uniform subsets.
+
+    ``hits`` has, for each draw, the number of the ``marked`` given neighbours in it.
+    """
     support = np.arange(fanout + 1)
     expected = stats.hypergeom.pmf(support, degree, marked, fanout) * len(hits)
     counts = np.bincount(hits, minlength=fanout + 1).astype(float)
-    # Rare values share a cell with their neighbour towards the middle.
+    # A rare value shares a cell with its neighbour towards the middle.
     keep = np.flatnonzero(expected >= 10)
     low, high = keep[0], keep[-1]
     merge = lambda a: np.concatenate([[a[: low + 1].sum()], a[low + 1 : high], [a[high:].sum()]])  # noqa: E731
@@ -573,14 +582,17 @@ def p_of_hypergeometric(hits: np.ndarray, degree: int, fanout: int, marked: int)
 
 
 class LookaheadReference:
-    """What a cache that knows the next batches keeps, with lists and loops; see :mod:`salientpp.ways.lookahead.planner`."""
+    """Cache that knows the next batches, with lists and loops; see :mod:`salientpp.ways.lookahead.planner`."""
 
     def __init__(self, window: int, slots: int, prior: Any, members: Any) -> None:
         self.window, self.prior = window, prior.tolist()
         self.ids = [*members.tolist(), *[-1] * (slots - members.numel())]
 
     def _level(self, v: int) -> int:
-        """16 to a factor of two, linear between powers of two; the last is for those that are never expected."""
+        """Level of a vertex's expectation: 16 levels per factor of two, linear between powers of two.
+
+        The last level is for vertices that are never expected.
+        """
         p = self.prior[v]
         if p <= 0:
             return 1023
@@ -588,7 +600,7 @@ class LookaheadReference:
         return max(0, min(1022, math.floor(16 * (-(2 * mantissa - 1) - (exponent - 1)))))
 
     def plan(self, ids: list[int], known: list[set[int]]) -> tuple[list[tuple[int, int]], list[int], dict[int, int]]:
-        """Hits as (place, slot), fetched places, and which of the fetched rows enter which slots."""
+        """Hits as (place, slot), fetched places, and the slot that each admitted row enters."""
 
         def rank(v: int) -> tuple[int, int]:
             if v < 0:
@@ -598,7 +610,7 @@ class LookaheadReference:
         at = {v: slot for slot, v in enumerate(self.ids) if v >= 0}
         hits = [(place, at[v]) for place, v in enumerate(ids) if v in at]
         fetched = [place for place, v in enumerate(ids) if v not in at]
-        # Whoever comes first stays: by rank; of equals those that are there, the higher slot first, and then the lower id.
+        # Order in which rows stay in the cache: by rank; among equals, held rows before new ones, higher slots first, then lower ids.
         there = [(rank(v), 0, -slot, slot) for slot, v in enumerate(self.ids)]
         arrived = [(rank(ids[place]), 1, ids[place], row) for row, place in enumerate(fetched)]
         stay = sorted(there + arrived)[: len(self.ids)]
@@ -619,7 +631,7 @@ def fewest_bytes(
     id_bytes: int,
     source_bytes: int,
 ) -> int:
-    """What the cheapest choice of rows and sums takes, by trying all sets of rows; see :mod:`salientpp.ways.sums.plan`."""
+    """Bytes of the cheapest choice of rows and sums, found by trying all sets of rows; see :mod:`salientpp.ways.sums.plan`."""
     edges = [(s - first, (c, owner[s - first])) for s, c in zip(row, col) if s >= first and owner[s - first] >= 0]
     sources = sorted({s for s, _ in edges})
     return min(
@@ -632,7 +644,7 @@ def fewest_bytes(
 def bytes_of_choice(
     edges: Sequence[tuple[int, Any]], sent: set[int], row_bytes: int, id_bytes: int, source_bytes: int
 ) -> int:
-    """With the rows of these sources sent, and of all other edges (source, group) the sums."""
+    """Bytes if the rows of ``sent`` are sent, and sums per (source, group) for all other edges."""
     summed = [(s, group) for s, group in edges if s not in sent]
     answers = len(sent) + len({group for _, group in summed})
     return (row_bytes + id_bytes) * answers + source_bytes * len(summed)

@@ -1,4 +1,4 @@
-"""Samples of a graph without a loader: a topology and how to draw from it, as one object."""
+"""Samplers without a loader: each joins a topology and the options of its draws."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from salientpp.sampling.topology import DrawOptions
 
 @dataclass(frozen=True, eq=False)
 class Sampler:
-    """Draws from a graph of one type of vertices, with the fanouts of its one type of edges."""
+    """Draws from a graph with one vertex type and one edge type; ``fanouts`` has one entry per hop."""
 
     graph: Graph
     fanouts: Sequence[int]
@@ -30,7 +30,7 @@ class Sampler:
 
 @dataclass(frozen=True, eq=False)
 class TypedSampler:
-    """Draws from a graph with types, with fanouts per relation."""
+    """Draws from a graph with several types; ``fanouts`` has one list per relation."""
 
     graph: TypedGraph
     fanouts: Sequence[Sequence[int]]

@@ -1,4 +1,4 @@
-"""What the system says of the memory that ranks share."""
+"""Memory that ranks share, as /proc reports it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def mapping(field: str, process: int | str = "self") -> int:
-    """Bytes of a field of /proc/PID/smaps over the mappings of blocks."""
+    """Sum in bytes of a field of /proc/PID/smaps over all mappings of shared blocks."""
     total, is_block = 0, False
     for line in Path(f"/proc/{process}/smaps").read_text().splitlines():
         words = line.split()
@@ -19,7 +19,7 @@ def mapping(field: str, process: int | str = "self") -> int:
 
 
 def blocks_of(processes: list[int]) -> list[int]:
-    """Those of these processes that still have a block mapped or open."""
+    """Processes among those given that still have a block mapped or open."""
     found = []
     for process in processes:
         try:
@@ -27,5 +27,5 @@ def blocks_of(processes: list[int]) -> list[int]:
             if mapping("Size", process) or any("memfd:salientpp" in name for name in names):
                 found.append(process)
         except OSError:
-            pass  # it is gone
+            pass  # the process has ended
     return found

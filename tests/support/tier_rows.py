@@ -11,12 +11,12 @@ from salientpp.store.rows import TensorRows
 
 
 def some_of(generator, ids: np.ndarray, fraction: float) -> torch.Tensor:
-    """Ascending, distinct."""
+    """Random subset of ids, ascending and distinct."""
     return torch.from_numpy(ids[generator.random(len(ids)) < fraction].astype(np.int64))
 
 
 def random_case(seed: int, gpu_fraction: float, cache_fraction: float):
-    """A book with empty parts among others, a part, its device rows, its cached vertices, a batch with repeats."""
+    """A partition book with some empty parts, a part, its device rows and cached vertices, and a batch with repeats."""
     generator = np.random.default_rng(seed)
     num_parts = int(generator.integers(1, 7))
     num_vertices = int(generator.integers(1, 400))
@@ -39,5 +39,5 @@ def sources(**rows: torch.Tensor) -> dict[str, TensorRows]:
 
 
 def random_rows(generator: np.random.Generator, size: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Any bytes that make a value of the dtype."""
+    """Random rows of small values, valid in every dtype."""
     return torch.from_numpy(generator.integers(0, 100, size=(size, *shape))).to(dtype)

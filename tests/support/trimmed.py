@@ -1,4 +1,4 @@
-"""Compares a model of ``salientpp.nn.trim`` with the plain one, on the same batch."""
+"""Compares a model trimmed by ``salientpp.nn.trim`` with the plain model, on the same batch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ import salientpp
 
 WIDTH = 6
 FANOUTS = [4, 3, 2]
-#: What gradients are asked of, where a batch has it.
+#: Attributes of a batch whose gradients are compared, where present.
 LEARNT = ("x", "x_0", "pos", "edge_attr", "edge_weight")
 
 
 def graph(seed: int = 0, num_vertices: int = 300, num_edges: int = 700) -> Data:
-    """With repeated edges, self-loops and, at the end, isolated vertices; few edges, so that batches end before the graph does."""
+    """Graph with repeated edges, self-loops and, at the end, isolated vertices.
+
+    It has few edges, so that batches end before they reach the whole graph.
+    """
     print(f"seed {seed}")
     draw = torch.Generator().manual_seed(seed)
     ends = torch.randint(num_vertices - 20, (2, num_edges), generator=draw)
@@ -37,7 +40,7 @@ def graph(seed: int = 0, num_vertices: int = 300, num_edges: int = 700) -> Data:
 
 
 def seeds_of(data: Data) -> Tensor:
-    """Some, of which the last is isolated."""
+    """Seeds, the last of which is isolated."""
     return torch.cat([torch.arange(10, 22), torch.tensor([data.num_nodes - 1])])
 
 
@@ -54,14 +57,17 @@ def batch_of(data: Any, num_neighbors: Any = None, **options: Any) -> Any:
 
 
 def within(batch: Any, hops: int) -> int:
-    """Vertices of a batch within so many hops of the seeds."""
+    """Number of vertices of a batch within ``hops`` hops of the seeds."""
     counts = list(itertools.accumulate(map(int, batch.num_sampled_nodes)))
     return counts[min(hops, len(counts) - 1)]
 
 
 @dataclass
 class Step:
-    """What a step of training gave: seeds' rows, gradients and buffers by name, and the rows of each layer's output in the order of the calls."""
+    """Result of a training step.
+
+    It holds the seeds' rows, gradients and buffers by name, and the number of rows of each layer's output in call order.
+    """
 
     out: Tensor
     tensors: dict[str, Tensor | None]
@@ -85,7 +91,7 @@ def leaves(batch: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def step(model: torch.nn.Module, batch: Any, call: Call = call_x, seeds: int | None = None) -> Step:
-    """Forward and backward."""
+    """Runs a forward and a backward pass."""
     batch = copy.copy(batch)
     learnt = dict(leaves(batch))
     rows: list[Any] = []
@@ -107,7 +113,7 @@ def step(model: torch.nn.Module, batch: Any, call: Call = call_x, seeds: int | N
 
 
 def layers_of(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Layers of message passing that are no part of another one."""
+    """Message-passing layers that are not inside another one."""
     if isinstance(module, MessagePassing):
         yield module
     else:
@@ -124,10 +130,10 @@ def _rows(out: Any) -> Any:
 def compare(
     model: torch.nn.Module, batch: Any, call: Call = call_x, *, seeds: int | None = None, **options: Any
 ) -> tuple[Step, Step]:
-    """The steps of the plain model and of the trimmed one, whose seeds' rows, gradients and buffers are the same."""
+    """Steps of the plain and of the trimmed model; asserts that seeds' rows, gradients and buffers are the same."""
     plain, trimmed = model, salientpp.nn.trim(copy.deepcopy(model), **options)
     expected, got = step(plain, batch, call, seeds), step(trimmed, batch, call, seeds)
-    got.rows = got.rows[len(got.rows) - len(expected.rows) :]  # without those of the pass that finds the plan
+    got.rows = got.rows[len(got.rows) - len(expected.rows) :]  # drops the rows of the pass that finds the plan
     assert_same(expected, got)
     return expected, got
 
@@ -138,8 +144,8 @@ def assert_same(expected: Step, got: Step, tolerance: float = 1e-10) -> None:
     assert expected.tensors.keys() == got.tensors.keys()
     for name, value in expected.tensors.items():
         other = got.tensors[name]
-        if value is None or other is None:  # an optimizer leaves out what has no gradient
-            assert value is None and other is None, f"{name}: {value} and, trimmed, {other}"
+        if value is None or other is None:  # an optimizer skips parameters without a gradient
+            assert value is None and other is None, f"{name}: {value} in the plain model, {other} in the trimmed one"
         else:
             torch.testing.assert_close(other, value, msg=lambda text, name=name: f"{name}: {text}", **close)
 
