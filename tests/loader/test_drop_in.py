@@ -1147,7 +1147,7 @@ def test_samplers_are_refused_where_they_cannot_work(tmp_path):
     with pytest.raises(ValueError, match="sampler option is mutually exclusive with shuffle"):
         NeighborLoader(graph(), [2], TEN, sampler=[1, 2], shuffle=True)
     loader = NeighborLoader(graph(), [2], TEN, sampler=[1, 2])
-    with pytest.raises(ValueError, match="a loader with a sampler or batch_sampler of its own has no state"):
+    with pytest.raises(ValueError, match="a loader with a user's sampler or batch_sampler has no state"):
         loader.state_dict()
     part = salientpp.partition(random_data(60, 200), 1, tmp_path / "d", [3], 8)
     with pytest.raises(ValueError, match="sampler= is for a Data or HeteroData object"):
@@ -1401,7 +1401,7 @@ def test_a_wrong_argument_is_refused_in_words(loader, error, text):
     ("options", "text"),
     [
         ({"custom_cls": Citations}, "custom_cls is for a pair of FeatureStore and GraphStore"),
-        ({"neighbor_sampler": FirstNeighbours(graph())}, "neighbor_sampler= is for data in one process"),
+        ({"neighbor_sampler": FirstNeighbours(graph())}, "neighbor_sampler= of another class is for data in one process"),
         ({"sampler": [1, 2]}, "sampler= is for a Data or HeteroData object"),
         ({"batch_sampler": [[1, 2]]}, "batch_sampler= is for a Data or HeteroData object"),
     ],

@@ -354,7 +354,7 @@ def test_ranks_that_cannot_share_memory_after_all_say_so_and_go_on_apart(roots):
     for sizes, words, _, _ in distributed.run(under_torchrun, 4, roots[4], [2, 2], {"replication_factor": 0.2}, 3):
         assert sizes == () and len(words) == 1
         assert "the ranks of a host do not share its memory: rank 3: process " in words[0]
-        assert words[0].endswith("pass ranks_per_host=1 if that is meant")
+        assert words[0].endswith("pass ranks_per_host=1 if that is intended")
 
 
 def test_hosts_of_a_launcher_that_do_not_fit_the_parts_are_let_be_with_a_warning(roots):
@@ -404,9 +404,9 @@ def refused(rank: int, root: str, given: list[Any], options: list[dict]) -> str:
     ("given", "options", "words"),
     [
         ([3], [{}], r"ranks_per_host=3 does not fit 4 ranks; start a multiple of it, or pass a list"),
-        ([[1, 2]], [{}], r"ranks_per_host=\[1, 2\] must add up to the 4 ranks, and gives 3"),
-        ([0], [{}], r"ranks_per_host must be how many ranks each host has, .* got 0"),
-        ([2, 2, 2, "two"], [{}], r"ranks_per_host must be how many ranks each host has, .* got 'two'"),
+        ([[1, 2]], [{}], r"ranks_per_host=\[1, 2\] must add up to the 4 ranks, got a sum of 3"),
+        ([0], [{}], r"ranks_per_host must be the number of ranks on each host .* got 0"),
+        ([2, 2, 2, "two"], [{}], r"ranks_per_host must be the number of ranks on each host .* got 'two'"),
         ([2, 1], [{}], r"all ranks must have the same ranks_per_host, got 2 on rank 0 and 1 on rank 1"),
         ([2], [{}, {"replication_factor": 0.1}], r"all ranks must have the same replication_factor, got 0.0 on rank 0 and 0.1 on rank 1"),
     ],

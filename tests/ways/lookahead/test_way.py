@@ -385,7 +385,7 @@ def test_its_cache_is_its_own(root):
 
 def _own(rank: int, root: str) -> bool:
     loader = _loader(salientpp.load(root))
-    with pytest.raises(RuntimeError, match="rows of a cache that looks ahead change"):
+    with pytest.raises(RuntimeError, match="a cache that looks ahead cannot be shared"):
         loader.cache  # noqa: B018
     return True
 

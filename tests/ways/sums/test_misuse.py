@@ -236,7 +236,7 @@ NEVER_MERGED = "call salientpp.nn.merge_partial.model. on the whole model"
 ANOTHER_X = "was given another x"
 IN_PLACE = "x of a batch with sums .* in place"
 A_HOOK = "has a hook of PyG's"
-NOT_BY_ROW = "is not known to work on each row by itself"
+NOT_BY_ROW = "is not known to work on each row separately"
 EDGES_USED = "was called on the edge_index of a batch with sums"
 
 #: Its name, the model, how it is used, and what is said of it; None: seeds get what they get in the whole batch.

@@ -485,8 +485,8 @@ def one(root: str, loader: Any = NeighborLoader, **options: Any) -> Any:
         ({"subgraph_type": "bidirectional"}, "replaces edges of the last hop"),
         ({"disjoint": True}, "excludes disjoint trees and times"),
         ({"time_attr": "time"}, "excludes disjoint trees and times"),
-        ({"columns": ("x", "z")}, r"sums one attribute .*got columns=\['x', 'z'\]"),
-        ({"columns": ()}, r"sums one attribute .*got columns=\[\]"),
+        ({"columns": ("x", "z")}, r"sums exactly one attribute .*got columns=\['x', 'z'\]"),
+        ({"columns": ()}, r"sums exactly one attribute .*got columns=\[\]"),
         ({"columns": ("z",)}, "sums floating-point rows .* those of 'z' are int64"),
         ({"partial_weight": "no"}, "partial_weight must name an edge attribute of .*which has .*, w, .*; got 'no'"),
         (
@@ -516,7 +516,7 @@ def test_other_data_and_loaders_are_refused_in_words(tmp_path):
     hetero = random_hetero()
     hetero["paper"].train_mask = torch.ones(60, dtype=torch.bool)
     salientpp.partition(hetero, 1, tmp_path / "typed", [3], 8, seeds=("paper", "train"))
-    with pytest.raises(ValueError, match="is for graphs with one type of vertices"):
+    with pytest.raises(ValueError, match="needs a graph with one type of vertices"):
         one(str(tmp_path / "typed"), num_neighbors=[3], input_nodes=("paper", "train"))
     salientpp.partition(data, 1, tmp_path / "narrow", [3], 8, store_as={"x": "fp16"})
     with pytest.raises(ValueError, match="those of 'x' travel as fp16"):
