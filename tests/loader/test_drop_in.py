@@ -1376,8 +1376,8 @@ def without_features() -> HeteroData:
         (node(columns=("x", "y")), ValueError, "columns without sources of rows is for partitioned graphs"),
         (node(data=lambda: stores(graph()), weight_attr="w"), NotImplementedError, "weight_attr is for a Data or HeteroData"),
         (link(edge_label=TEN), ValueError, r"edge_label must have one entry per edge of edge_label_index, expected 20, got \[10\]"),
-        (link(edge_label_time=TEN), ValueError, "'time_attr' is not set but 'edge_label_time' is: temporal sampling needs both"),
-        (link(time_attr="y"), ValueError, "'edge_label_time' is not set but 'time_attr' is"),
+        (link(edge_label_time=TEN), ValueError, "'edge_label_time' is set but 'time_attr' is not: temporal sampling needs both"),
+        (link(time_attr="y"), ValueError, "'time_attr' is set but 'edge_label_time' is not"),
         (link(edge_label=torch.ones(20), neg_sampling="triplet"), ValueError, "edge_label needs to be undefined for 'triplet'"),
         (link(edge_label_index=torch.tensor([[0, 1], [2, 150]])), ValueError, r"edge_label_index\[1, 1\] must be in \[0, 150\), got 150"),
         (link(edge_label_index=TEN), ValueError, r"edge_label_index must be a tensor of shape \[2, M\], got \[10\]"),
@@ -1401,7 +1401,10 @@ def test_a_wrong_argument_is_refused_in_words(loader, error, text):
     ("options", "text"),
     [
         ({"custom_cls": Citations}, "custom_cls is for a pair of FeatureStore and GraphStore"),
-        ({"neighbor_sampler": FirstNeighbours(graph())}, "neighbor_sampler= of another class is for data in one process"),
+        (
+            {"neighbor_sampler": FirstNeighbours(graph())},
+            "neighbor_sampler= of another class is for data in one process",
+        ),
         ({"sampler": [1, 2]}, "sampler= is for a Data or HeteroData object"),
         ({"batch_sampler": [[1, 2]]}, "batch_sampler= is for a Data or HeteroData object"),
     ],

@@ -214,7 +214,7 @@ def test_several_ranks_refuse_hooks_in_words(tmp_path):
     salientpp.partition(graph(), 2, tmp_path / "parts", [3], 8)
     for text in distributed.run(on_rank, 2, tmp_path / "parts"):
         assert (
-            "Filters overrides filter_fn, which would not be called on several ranks" in text
+            "Filters overrides filter_fn, but several ranks make batches in stages" in text
             and "pass transform=" in text
         )
 

@@ -253,7 +253,7 @@ def test_numbers_of_rows_that_do_not_fit_are_an_error_in_words(batch):
     model = salientpp.nn.trim(Between(function).double())
     with pytest.raises(
         RuntimeError,
-        match=r"einsum of Between was given 13 and \d+ rows of one batch.*leave it out for this model",
+        match=r"einsum of Between was given 13 and \d+ rows of one batch.*do not use salientpp.nn.trim on this model",
     ):
         step(model, batch)
 
@@ -269,6 +269,6 @@ def test_a_model_that_calls_other_layers_in_a_later_batch_is_refused_in_words(da
     batches = list(loader(data, batch_size=5))
     step(model, batches[0])
     with pytest.raises(
-        RuntimeError, match=r"called layer 'second' where it called 'first' before.*leave salientpp.nn.trim out"
+        RuntimeError, match=r"called layer 'second', but 'first' at this place before.*do not use salientpp.nn.trim"
     ):
         step(model, batches[1])

@@ -283,7 +283,7 @@ def test_a_second_thread_is_refused_in_words(batch):
     assert (
         isinstance(second, RuntimeError)
         and "another thread runs it" in str(second)
-        and "give each thread a copy" in str(second)
+        and "give each thread its own copy" in str(second)
     )
     torch.testing.assert_close(first[:13], network()(batch.x, batch.edge_index)[:13], rtol=1e-10, atol=1e-10)
     begun.set(), done.set()

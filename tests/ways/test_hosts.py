@@ -403,7 +403,7 @@ def refused(rank: int, root: str, given: list[Any], options: list[dict]) -> str:
 @pytest.mark.parametrize(
     ("given", "options", "words"),
     [
-        ([3], [{}], r"ranks_per_host=3 does not fit 4 ranks; start a multiple of it, or pass a list"),
+        ([3], [{}], r"ranks_per_host=3 does not fit 4 ranks; start a multiple of 3, or pass a list"),
         ([[1, 2]], [{}], r"ranks_per_host=\[1, 2\] must add up to the 4 ranks, got a sum of 3"),
         ([0], [{}], r"ranks_per_host must be the number of ranks on each host .* got 0"),
         ([2, 2, 2, "two"], [{}], r"ranks_per_host must be the number of ranks on each host .* got 'two'"),

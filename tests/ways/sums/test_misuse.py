@@ -235,7 +235,7 @@ def all_rows(model: torch.nn.Module, batch: Any) -> Tensor:
 NEVER_MERGED = "call salientpp.nn.merge_partial.model. on the whole model"
 ANOTHER_X = "was given another x"
 IN_PLACE = "x of a batch with sums .* in place"
-A_HOOK = "has a hook of PyG's"
+A_HOOK = "has a PyG hook"
 NOT_BY_ROW = "is not known to work on each row separately"
 EDGES_USED = "was called on the edge_index of a batch with sums"
 
@@ -245,7 +245,7 @@ ROWS: list[tuple[str, Callable[[], torch.nn.Module], Forward, str | None]] = [
     ("never merged, SAGE", two, plainly, NEVER_MERGED),
     ("never merged, GAT", lambda: Layers(GATConv(WIDTH, HIDDEN), GATConv(HIDDEN, OUT)), plainly, NEVER_MERGED),
     ("never merged, PyG's model", lambda: GraphSAGE(WIDTH, HIDDEN, 2, OUT), plainly, NEVER_MERGED),
-    ("GAT first", lambda: Layers(GATConv(WIDTH, HIDDEN), Conv(HIDDEN, OUT)), merged, "weighs them by attention"),
+    ("GAT first", lambda: Layers(GATConv(WIDTH, HIDDEN), Conv(HIDDEN, OUT)), merged, "weights them by attention"),
     ("GAT second", lambda: Layers(Conv(WIDTH, HIDDEN), GATConv(HIDDEN, OUT)), merged, None),
     ("GCN second", lambda: Layers(Conv(WIDTH, HIDDEN), GCNConv(HIDDEN, OUT)), merged, EDGES_USED),
     ("GCN without norms", lambda: Layers(GCNConv(WIDTH, HIDDEN, normalize=False, aggr="mean"), GCNConv(HIDDEN, OUT, normalize=False)), merged, None),
@@ -258,11 +258,11 @@ ROWS: list[tuple[str, Callable[[], torch.nn.Module], Forward, str | None]] = [
     ("one of two layers", two, half_merged, NEVER_MERGED),
     ("a first layer by degree", lambda: Layers(ByDegree(), Conv(WIDTH, OUT)), merged, EDGES_USED),
     ("a second layer by degree", lambda: Layers(Conv(WIDTH, OUT), ByDegree()), merged, EDGES_USED),
-    ("a second layer's messages by degree", lambda: Layers(Conv(WIDTH, OUT), ByEdges()), merged, "ByEdges asks for edge_index"),
+    ("a second layer's messages by degree", lambda: Layers(Conv(WIDTH, OUT), ByEdges()), merged, "ByEdges reads edge_index"),
     ("a first layer's softmax", lambda: Layers(Attends(), Conv(WIDTH, OUT)), merged, EDGES_USED),
     ("a second layer's other flow", lambda: Layers(Conv(WIDTH, HIDDEN), OtherWay(HIDDEN, OUT)), merged, "flow='source_to_target'"),
-    ("three layers", lambda: Layers(Conv(WIDTH, HIDDEN), Conv(HIDDEN, HIDDEN), Conv(HIDDEN, OUT)), merged, "is layer 3 .* of 2 hops"),
-    ("three layers and jumps", lambda: GraphSAGE(WIDTH, HIDDEN, 3, OUT, jk="cat"), merged, "is layer 3 .* of 2 hops"),
+    ("three layers", lambda: Layers(Conv(WIDTH, HIDDEN), Conv(HIDDEN, HIDDEN), Conv(HIDDEN, OUT)), merged, "is layer 3 .* sums of 2 hops"),
+    ("three layers and jumps", lambda: GraphSAGE(WIDTH, HIDDEN, 3, OUT, jk="cat"), merged, "is layer 3 .* sums of 2 hops"),
     ("two layers and jumps", lambda: GraphSAGE(WIDTH, HIDDEN, 2, OUT, jk="max"), merged, None),
     ("one layer", lambda: Layers(Conv(WIDTH, OUT)), merged, None),
     ("a layer twice", Twice, merged, None),
@@ -301,7 +301,7 @@ ROWS: list[tuple[str, Callable[[], torch.nn.Module], Forward, str | None]] = [
     ("rows doubled as data", two, on(doubled), "of a batch with sums"),
     ("rows doubled by a view", two, in_place_of_view, ANOTHER_X),
     ("rows as an array", two, with_x(lambda x: torch.from_numpy(x.numpy() * 2)), "of a batch with sums"),
-    ("weights that are not in sums", lambda: Layers(GraphConv(WIDTH, OUT)), weighted, "was given edge_weight, and partial sums are without"),
+    ("weights that are not in sums", lambda: Layers(GraphConv(WIDTH, OUT)), weighted, "was given edge_weight, but the partial sums have no weights"),
     ("gradients of x", two, with_x(lambda x: x.requires_grad_()), "x that requires a gradient"),
     *((f"hook {kind}", two, hooked(kind), A_HOOK) for kind in (
         "message_forward", "message_forward_pre", "aggregate_forward", "aggregate_forward_pre", "propagate_forward", "propagate_forward_pre",

@@ -477,17 +477,17 @@ def one(root: str, loader: Any = NeighborLoader, **options: Any) -> Any:
     [
         ({"partial_aggregation": "median"}, "must be 'auto', 'sum', 'mean', 'max' or None, got 'median'"),
         ({"partial_aggregation": True}, "must be 'auto', 'sum', 'mean', 'max' or None, got True"),
-        ({"lookahead": 3}, "excludes lookahead=: a cache that looks ahead decides after"),
+        ({"lookahead": 3}, "excludes lookahead=: a cache that looks ahead chooses its rows after"),
         ({"pad": "bucket"}, "excludes pad="),
         ({"transform_sampler_output": lambda out: out}, "excludes transform_sampler_output="),
-        ({"send_as": {"x": "fp16"}}, "excludes send_as=: it sums rows as they are"),
+        ({"send_as": {"x": "fp16"}}, "excludes send_as=: sums are computed from rows as they are stored"),
         ({"subgraph_type": "induced"}, "replaces edges of the last hop .* subgraph_type='induced'"),
         ({"subgraph_type": "bidirectional"}, "replaces edges of the last hop"),
         ({"disjoint": True}, "excludes disjoint trees and times"),
         ({"time_attr": "time"}, "excludes disjoint trees and times"),
         ({"columns": ("x", "z")}, r"sums exactly one attribute .*got columns=\['x', 'z'\]"),
         ({"columns": ()}, r"sums exactly one attribute .*got columns=\[\]"),
-        ({"columns": ("z",)}, "sums floating-point rows .* those of 'z' are int64"),
+        ({"columns": ("z",)}, "sums floating-point rows .* the rows of 'z' are int64"),
         ({"partial_weight": "no"}, "partial_weight must name an edge attribute of .*which has .*, w, .*; got 'no'"),
         (
             {"partial_weight": "pairs"},
@@ -495,7 +495,7 @@ def one(root: str, loader: Any = NeighborLoader, **options: Any) -> Any:
         ),
         (
             {"partial_weight": "w", "partial_aggregation": None},
-            "partial_weight='w' is for sums of rows; pass partial_aggregation= too",
+            "partial_weight='w' applies only to sums of rows; pass partial_aggregation= too",
         ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -507,9 +507,9 @@ def test_what_cannot_be_is_refused_in_words(roots, options, error):
 
 def test_other_data_and_loaders_are_refused_in_words(tmp_path):
     data = random_data(100, 400)
-    with pytest.raises(ValueError, match="partial_aggregation='sum' is for a partitioned graph"):
+    with pytest.raises(ValueError, match="partial_aggregation='sum' applies only to a partitioned graph"):
         NeighborLoader(data, [3], data.train_mask, partial_aggregation="sum")
-    with pytest.raises(ValueError, match="is for a NeighborLoader; LinkNeighborLoader gives batches of edges"):
+    with pytest.raises(ValueError, match="is for a NeighborLoader; LinkNeighborLoader makes batches of edges"):
         LinkNeighborLoader(data, [3], partial_aggregation="sum")
     with pytest.raises(ValueError, match="partial_weight= is for a NeighborLoader"):
         LinkNeighborLoader(data, [3], partial_weight="w")
@@ -519,7 +519,7 @@ def test_other_data_and_loaders_are_refused_in_words(tmp_path):
     with pytest.raises(ValueError, match="needs a graph with one type of vertices"):
         one(str(tmp_path / "typed"), num_neighbors=[3], input_nodes=("paper", "train"))
     salientpp.partition(data, 1, tmp_path / "narrow", [3], 8, store_as={"x": "fp16"})
-    with pytest.raises(ValueError, match="those of 'x' travel as fp16"):
+    with pytest.raises(ValueError, match="the rows of 'x' travel as fp16"):
         one(str(tmp_path / "narrow"), num_neighbors=[3], input_nodes="train")
 
 
@@ -527,19 +527,19 @@ def test_other_data_and_loaders_are_refused_in_words(tmp_path):
     "make, error",
     [
         (lambda: torch.nn.Linear(3, 3), "takes a model with layers of PyG's MessagePassing, got Linear"),
-        (lambda: GATConv(WIDTH, 6), "GATConv weighs them by attention, so its messages are not known"),
-        (lambda: LEConv(WIDTH, 6), "LEConv has a message.. of its own"),
+        (lambda: GATConv(WIDTH, 6), "GATConv weights them by attention, so its messages are not known"),
+        (lambda: LEConv(WIDTH, 6), "LEConv has its own message.."),
         (lambda: SAGEConv(WIDTH, 6, project=True), "project=True sends relu"),
         (lambda: SAGEConv(WIDTH, 6, aggr="lstm"), "LSTMAggregation, which depends on the order of the messages"),
-        (lambda: SAGEConv(WIDTH, 6, aggr="std"), "StdAggregation, which needs squares"),
+        (lambda: SAGEConv(WIDTH, 6, aggr="std"), "StdAggregation, which needs sums of squares"),
         (
             lambda: SAGEConv(WIDTH, 6, aggr=["mean", "max"]),
-            "MultiAggregation, and one reduction cannot stand for several",
+            "MultiAggregation, and one reduction cannot replace several",
         ),
-        (lambda: SAGEConv(WIDTH, 6, aggr="softmax"), "SoftmaxAggregation, which weighs each message by all others"),
-        (lambda: SAGEConv(WIDTH, 6, aggr="min"), "MinAggregation, which is no plain sum, mean or maximum"),
+        (lambda: SAGEConv(WIDTH, 6, aggr="softmax"), "SoftmaxAggregation, which weights each message by all others"),
+        (lambda: SAGEConv(WIDTH, 6, aggr="min"), "MinAggregation, which is not a plain sum, mean or maximum"),
         (lambda: GCNConv(WIDTH, 6), "GCNConv normalises by the degrees of the batch"),
-        (lambda: GCNConv(WIDTH, 6, normalize=False, aggr="max"), "does not follow from that of x_j"),
+        (lambda: GCNConv(WIDTH, 6, normalize=False, aggr="max"), "does not follow from the maximum of x_j"),
         (lambda: SAGEConv(WIDTH, 6, flow="target_to_source"), "flow='source_to_target'"),
     ],
 )
@@ -563,16 +563,14 @@ def test_a_layer_that_would_be_wrong_without_a_word_says_so(roots):
     with pytest.raises(RuntimeError, match="mul_ was called on what came from the x of a batch with sums.* in place"):
         batch.x.mul_(2)
     batch = next(iter(one(roots[1], input_nodes="train", partial_aggregation="max")))
-    with pytest.raises(
-        ValueError, match="MeanAggregation, which goes on with partial_aggregation='sum' or 'mean', got 'max'"
-    ):
+    with pytest.raises(ValueError, match="MeanAggregation, which needs partial_aggregation='sum' or 'mean', got 'max'"):
         conv(batch.x, batch.edge_index)
     batch = next(iter(one(roots[1], input_nodes="train")))
     scaled, weighted = merge_partial(Scaled().double()), merge_partial(GraphConv(WIDTH, 6).double())
-    with pytest.raises(RuntimeError, match="Scaled merges sums of the batch's x, and was given another x"):
+    with pytest.raises(RuntimeError, match="Scaled merges sums of the batch's x, but was given another x"):
         scaled(batch.x, batch.edge_index)
     with pytest.raises(
-        ValueError, match="was given edge_weight, and partial sums are without weights; pass the loader"
+        ValueError, match="was given edge_weight, but the partial sums have no weights; pass their name to the loader"
     ):
         weighted(batch.x, batch.edge_index, torch.ones(batch.num_edges, dtype=torch.float64))
     weighted(batch.x, batch.edge_index)
@@ -584,12 +582,14 @@ def test_weights_that_are_not_those_in_the_sums_are_refused(roots):
     plain = merge_partial(SAGEConv(WIDTH, 6, aggr="sum").double())
     expected = conv(batch.x, batch.edge_index, batch.w)
     assert torch.equal(conv(batch.x, batch.edge_index, edge_weight=batch.w.view(-1, 1)), expected)
-    with pytest.raises(ValueError, match="GraphConv was given none of the edge_weight .*; pass batch.w, or leave"):
+    with pytest.raises(
+        ValueError, match="GraphConv was given no edge_weight, but .*; pass batch.w as edge_weight, or leave"
+    ):
         conv(batch.x, batch.edge_index)
-    with pytest.raises(ValueError, match="SAGEConv takes none of the edge_weight that rows in the sums"):
+    with pytest.raises(ValueError, match="SAGEConv takes no edge_weight, but rows in the sums"):
         plain(batch.x, batch.edge_index)
     for other in (batch.w * 2, batch.w.float(), batch.w[:-1], batch.w.plain()):
-        with pytest.raises(RuntimeError, match="the batch's w, and was given another edge_weight"):
+        with pytest.raises(RuntimeError, match="the batch's w, but was given another edge_weight"):
             conv(batch.x, batch.edge_index, other)
     moved = batch.clone()
     assert torch.equal(conv(moved.x, moved.edge_index, moved.w), expected)
@@ -597,5 +597,5 @@ def test_weights_that_are_not_those_in_the_sums_are_refused(roots):
         RuntimeError, match="mul_ was called on what came from the weights of a batch with sums.* in place"
     ):
         batch.w.mul_(2)
-    with pytest.raises(ValueError, match="requires a gradient, and none reaches the weights of edges"):
+    with pytest.raises(ValueError, match="requires a gradient, but weights of edges"):
         conv(batch.x, batch.edge_index, batch.w.requires_grad_())
