@@ -31,10 +31,8 @@ def trim(model: Model, norms: Norms = "all rows") -> Model:
 
     On a batch of one of this package's loaders, each message-passing layer computes only the rows that later layers need for the seeds. It computes them as
     products over the edges grouped by target. ``out[:batch_size]`` and all gradients equal those of the plain model up to rounding. ``out`` may have fewer
-    rows than the batch has vertices, but always has the rows of the seeds. On any other graph (the whole one, a batch of another loader, edges that a transform has changed) the
-    model runs as before.
-
-    The first batch of each mode (training, evaluation) is computed twice, first without gradients, to find the rows that each layer needs. Buffers and the
+    rows than the batch has vertices, but always has the rows of the seeds. On any other graph (the whole one, a batch of another loader, edges that a
+    transform has changed) the model runs as before.
     state of the random number generators are restored. Dropout draws other numbers than in the plain model, because it draws for fewer rows.
 
     Call it on the whole model that is given ``batch.x`` and ``batch.edge_index``, before or after the model is moved, copied, loaded or wrapped in

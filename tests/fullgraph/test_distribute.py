@@ -196,9 +196,9 @@ def test_a_step_moves_as_many_words_as_its_closed_form(layout):
 
 def test_a_layout_that_a_layer_cannot_have_is_refused_by_name():
     part = local(data_of(50))
-    with pytest.raises(ValueError, match=r"layout='1d' multiplies rows by a constant matrix, and GATConv \(convs.0\)"):
+    with pytest.raises(ValueError, match=r"layout='1d' multiplies rows by a constant matrix, but GATConv \(convs.0\)"):
         distribute(network("gat"), part, layout="1d")
-    with pytest.raises(ValueError, match=r"layout='2d' adds up products, and SAGEConv \(convs.0\) takes the maximum"):
+    with pytest.raises(ValueError, match=r"layout='2d' adds up products, but SAGEConv \(convs.0\) takes the maximum"):
         distribute(network("max"), part, layout="2d")
     with pytest.raises(ValueError, match="layout must be one of"):
         distribute(network("gcn"), part, layout="4d")
@@ -584,7 +584,7 @@ def too_many(rank: int, root: str) -> str:
 def test_each_rank_needs_a_part_of_its_own(tmp_path):
     salientpp.partition(data_of(50), 2, tmp_path / "parts", [5, 5], 16)
     for said in distributed.run(too_many, 4, str(tmp_path / "parts")):
-        assert "has 2 parts, and full-graph training gives each of the 4 ranks its own; start at most 2 ranks" in said
+        assert "has 2 parts, but full-graph training gives each of the 4 ranks its own; start at most 2 ranks" in said
 
 
 def test_a_loss_that_is_a_mean_already_is_refused():
@@ -595,5 +595,5 @@ def test_a_loss_that_is_a_mean_already_is_refused():
         _ = part.weights
     with pytest.raises(TypeError, match="data must be a PartitionedGraph"):
         local(data_of(50).edge_index)
-    with pytest.raises(TypeError, match="part must be what salientpp.fullgraph.local or salientpp.load gives"):
+    with pytest.raises(TypeError, match="part must come from salientpp.fullgraph.local or salientpp.load"):
         distribute(network("gcn"), data_of(50))

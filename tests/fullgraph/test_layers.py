@@ -125,7 +125,7 @@ def test_every_layer_of_pyg_is_compared_or_refused():
         (lambda: pyg.SAGEConv(F, H, "lstm"), "depends on the order of the edges"),
         (lambda: pyg.SAGEConv(F, H, flow="target_to_source"), "flow='target_to_source'"),
         (lambda: pyg.SuperGATConv(F, H), "it works in evaluation"),
-        (lambda: pyg.SumAggregation(), "SumAggregation looks at all vertices of the graph at once, as a layer"),
+        (lambda: pyg.SumAggregation(), "SumAggregation looks at all vertices of the graph at once if used outside"),
     ],
 )
 def test_what_looks_further_is_refused_by_name(make, words):

@@ -342,10 +342,10 @@ def test_wrong_plans_are_refused():
     model = distribute(network("sage"), part)
     with pytest.raises(ValueError, match="kind must be 'hybrid', 'fetch', 'cache' or 'recompute', got 'all'"):
         plan_for(model, kind="all")
-    with pytest.raises(ValueError, match="inner must be ids of vertices of other ranks, each once"):
+    with pytest.raises(ValueError, match="inner must be ids of vertices of other ranks, without repetition"):
         part.planned(torch.tensor([3]), torch.tensor([0]))
     flat = distribute(pyg.GCN(6, 8, 2, 7).double(), part, layout="1d")
-    with pytest.raises(ValueError, match="takes a model with layout='halo' and without a plan"):
+    with pytest.raises(ValueError, match="needs a model with layout='halo' and without a plan"):
         plan_for(flat)
 
 

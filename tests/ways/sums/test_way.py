@@ -526,7 +526,7 @@ def test_other_data_and_loaders_are_refused_in_words(tmp_path):
 @pytest.mark.parametrize(
     "make, error",
     [
-        (lambda: torch.nn.Linear(3, 3), "takes a model with layers of PyG's MessagePassing, got Linear"),
+        (lambda: torch.nn.Linear(3, 3), "needs a model with layers of PyG's MessagePassing, got Linear"),
         (lambda: GATConv(WIDTH, 6), "GATConv weights them by attention, so its messages are not known"),
         (lambda: LEConv(WIDTH, 6), "LEConv has its own message.."),
         (lambda: SAGEConv(WIDTH, 6, project=True), "project=True sends relu"),
