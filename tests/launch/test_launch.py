@@ -119,7 +119,7 @@ def test_torchrun_under_srun_and_variables_set_by_hand_are_taken_where_they_agre
         ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "4,9"}, "entry in SLURM_STEP_TASKS_PER_NODE must be at most 8, by SLURM_STEP_NUM_TASKS, got 9"),
         (
             {**ONE_PER_HOST, **TORCHRUN, "GROUP_WORLD_SIZE": "1"},
-            r"srun has started 2 tasks \(SLURM_NTASKS\), but the torchrun of this one has 1 in its group .* --nnodes 2",
+            r"srun has started 2 tasks \(SLURM_NTASKS\), but the torchrun of this task has 1 in its group .* --nnodes 2",
         ),
         (
             {**STEP, **without(TORCHRUN, "TORCHELASTIC_RUN_ID"), "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"},
@@ -397,7 +397,7 @@ def test_a_directory_that_is_not_shared_is_the_explanation(tmp_path):
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path):
     first = as_tasks(_meet_once, 1, tmp_path / "missing")
-    assert "LaunchError: rank 0 cannot publish its address" in first[0] and "pass a directory=" in first[0]
+    assert "LaunchError: rank 0 cannot publish its address" in first[0] and "pass a writable directory=" in first[0]
 
 
 @pytest.mark.parametrize("name", ["{}.writing", "{}"])
@@ -635,21 +635,21 @@ def test_a_chain_submits_both_jobs_and_only_the_training_where_the_directory_is(
         ({"gpus_per_node": -1}, "--gpus-per-node must be an integer from 0 to 2147483647, got -1"),
         ({"first": replace(FIRST, cpus=0)}, "--partition-cpus must be an integer from 1 to 2147483647, got 0"),
         ({"first": replace(FIRST, cpus=-4)}, "--partition-cpus must be an integer from 1 .*, got -4"),
-        ({"partition": "-x"}, "--partition must be a name without blanks, and not begin with -, got '-x'"),
+        ({"partition": "-x"}, "--partition must be a name without blanks and must not begin with -, got '-x'"),
         ({"python": " "}, "--python must not be empty"),
         ({"first": replace(FIRST, dataset="\t")}, "--dataset must not be empty"),
         ({"ranks_per_node": 3}, r"8 ranks \(8 parts, 1 per part\) do not fill hosts of 3"),
         ({"time": "2 hours"}, "--time must be minutes, H:MM:SS or D-HH:MM:SS"),
-        ({"partition": "a b"}, "--partition must be a name without blanks, and not begin with -, got 'a b'"),
+        ({"partition": "a b"}, "--partition must be a name without blanks and must not begin with -, got 'a b'"),
         ({"job_name": "a\nb"}, "--job-name must be a name without blanks"),
         ({"launcher": "mpirun"}, "--launcher must be srun or torchrun, got 'mpirun'"),
         (
             {"command": ["python", "train.py"]},
             "expected the training script and its arguments, as in .*, got python train.py",
         ),
-        ({"options": ["account"]}, "--sbatch takes an option of sbatch"),
+        ({"options": ["account"]}, "--sbatch needs an option of sbatch"),
         ({"command": ["--"]}, "expected the training script and its arguments, as in .*, got --"),
-        ({"options": ["--account=a\rb"]}, "--sbatch takes an option of sbatch"),
+        ({"options": ["--account=a\rb"]}, "--sbatch needs an option of sbatch"),
         ({"python": ""}, "--python must not be empty"),
         ({"time": "１２"}, "--time must be minutes"),
         ({"first": replace(FIRST, root="")}, "--root must not be empty"),

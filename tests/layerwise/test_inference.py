@@ -317,11 +317,11 @@ def test_compiled_models_run_as_they_are_written():
         (lambda: _basic(gnn.GraphSAGE, norm="layer_norm"), "holds LayerNorm, .* unless mode='node'"),
         (lambda: _basic(gnn.GraphSAGE, norm="instance_norm"), "holds InstanceNorm"),
         (lambda: [torch.nn.BatchNorm1d(WIDTH, track_running_stats=False), gnn.SAGEConv(WIDTH, 4)], r"layer 0 \(BatchNorm1d, SAGEConv\)"),
-        (lambda: [gnn.Sequential("x, e", [(gnn.GCNConv(WIDTH, 4), "x, e -> x")])], "holds GCNConv, which divides by degrees .*unless it stands"),
-        (lambda: gnn.Sequential("x, e", [(gnn.GraphConv(WIDTH, 4), "x, e -> x"), (gnn.GraphConv(4, 4), "x, e -> x")]), "give a list of its layers"),
+        (lambda: [gnn.Sequential("x, e", [(gnn.GCNConv(WIDTH, 4), "x, e -> x")])], "holds GCNConv, which divides by degrees .*unless it is itself"),
+        (lambda: gnn.Sequential("x, e", [(gnn.GraphConv(WIDTH, 4), "x, e -> x"), (gnn.GraphConv(4, 4), "x, e -> x")]), "pass a list of its layers"),
         (lambda: [lambda x, edge_index: F.dropout(x)], r"layer 0 \(<lambda>\) .*call eval\(\) first"),
         (lambda: [gnn.GCN2Conv(WIDTH, 0.1)], r"layer 0 \(GCN2Conv\) cannot be applied .*missing 1 required positional argument"),
-        (lambda: [lambda x, edge_index: x[:3]], "must give one row per vertex, expected 24, got 3"),
+        (lambda: [lambda x, edge_index: x[:3]], "must return one row per vertex, expected 24, got 3"),
         (lambda: [gnn.SAGEConv(WIDTH + 1, 4)], r"layer 0 \(SAGEConv\) cannot be applied to rows of torch.float32 \[6\]"),
         (lambda: torch.nn.Linear(WIDTH, 4), r"at least one layer that takes \(x, edge_index\), got none"),
         (lambda: [gnn.SAGEConv(WIDTH, 4), 3], "layers must be modules or functions, got int at place 1"),
@@ -340,14 +340,14 @@ class Doubled(gnn.GraphSAGE):
 
 
 def test_a_model_whose_forward_is_its_own_is_refused():
-    with pytest.raises(ValueError, match="(?s)Doubled.forward .*does not do what its layers do one after the other"):
+    with pytest.raises(ValueError, match="(?s)Doubled.forward .*does not just apply its layers in order"):
         salientpp.inference(made(lambda: _basic(Doubled)), graph())
 
 
 def test_wrong_arguments_are_refused_in_words():
     data, model = graph(), made(MODELS["GraphSAGE"][0])
     for error, words, options in [
-        (TypeError, "graphs of one type, got a HeteroData of several", {"data": random_hetero()}),
+        (TypeError, "graph with one type, got a HeteroData with several", {"data": random_hetero()}),
         (TypeError, "data must be", {"data": 3}),
         (TypeError, "model must be one of PyG's basic models", {"model": 3}),
         (ValueError, "inference begins with x", {"data": Data(edge_index=data.edge_index, num_nodes=300)}),
@@ -358,7 +358,7 @@ def test_wrong_arguments_are_refused_in_words():
         (ValueError, "edge_attr must be the name of an edge attribute, a tensor with 1570 rows, got 'y'", {"edge_attr": "y"}),
         (ValueError, "replication_factor must be >= 0", {"replication_factor": -1}),
         (ValueError, "device must be", {"device": "nowhere"}),
-        (ValueError, "the folder /dev/null/x cannot be made", {"out": "/dev/null/x"}),
+        (ValueError, "the folder /dev/null/x cannot be created", {"out": "/dev/null/x"}),
     ]:  # fmt: skip
         with pytest.raises(error, match=words):
             salientpp.inference(**{"model": model, "data": data, **options})
@@ -366,7 +366,7 @@ def test_wrong_arguments_are_refused_in_words():
 
 def test_a_partitioned_graph_of_several_types_is_refused(tmp_path):
     salientpp.partition(random_hetero(), 2, tmp_path / "parts", [2, 2], 8, split={"paper": {"train": torch.arange(60)}})
-    with pytest.raises(TypeError, match="graphs of one type, got a PartitionedGraph of several"):
+    with pytest.raises(TypeError, match="graph with one type, got a PartitionedGraph with several"):
         salientpp.inference(made(MODELS["GraphSAGE"][0]), salientpp.load(tmp_path / "parts", part_id=0))
 
 
