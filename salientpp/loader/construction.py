@@ -44,7 +44,7 @@ def connect(data: Any, kinds: tuple[type, ...], kinds_in_words: str, options: Op
     try:
         if not isinstance(data, kinds) and not is_remote(data):
             error = TypeError(f"data must be {kinds_in_words}, got {type(data).__name__}")
-            go_astray(error)  # valid data would tell which ranks make this loader, so they are unknown
+            go_astray(error)  # the data names the ranks of a loader, so without it they are unknown
         elif isinstance(data, PartitionedGraph):
             return Comm.create(options.process_group, timeout, device, error), device
         if error is not None:

@@ -101,7 +101,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
                 raise
         if self.worker_init_fn is not None:
             self.engine.producer.workers.initialise(self.worker_init_fn, anew=not self.persistent_workers)
-        self.engine.producer.workers.transform = self.transform_sampler_output  # the user may have set the attribute
+        self.engine.producer.workers.transform = self.transform_sampler_output  # the user may have changed it
         finish, by_hand = self._finish()
         with self.engine.lock:
             run = self.engine.run(place.epoch, place.resume, finish, by_hand)

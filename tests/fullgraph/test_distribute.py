@@ -60,7 +60,7 @@ def test_classes_are_counted_over_all_ranks(tmp_path, kind):
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_losses_and_scores_of_a_directory_are_those_of_one_process(tmp_path, world_size):
     data, names = data_of(), ["sage", "gat", "gcn"]
-    salientpp.partition(data, 4, tmp_path / "parts", [5, 5], 16)  # joined on fewer ranks
+    salientpp.partition(data, 4, tmp_path / "parts", [5, 5], 16)  # a rank joins several parts if there are fewer ranks
     found = distributed.run(curves, world_size, str(tmp_path / "parts"), names, 4)
     for name in names:
         model = network(name)
@@ -86,7 +86,7 @@ def test_loss_curves_of_real_graphs_are_those_of_one_process(tmp_path, name):
 
 
 def several_splits(rank: int) -> tuple[float, int]:
-    """Two graphs in one, one to train on and one to test on."""
+    """Trains on one of two graphs in a joined graph, and tests on the other."""
     data = data_of(60)
     both = Data(
         x=torch.cat([data.x, -data.x]),
@@ -107,7 +107,7 @@ def test_one_graph_may_be_trained_on_and_another_tested():
 
 
 def accumulated(rank: int) -> list[float]:
-    """Gradients of two losses, added up, and of their sum."""
+    """Returns gradients of two losses that are added up, and of the sum of the losses."""
     part, norms = local(data_of()), []
     for together in (True, False):
         model = distribute(network("gcn"), part)
@@ -176,7 +176,7 @@ def words(rank: int, layout: str) -> tuple[dict[str, int], dict[str, int]]:
     if layout == "halo":
         expected = {
             "forward": columns * route.num_received,
-            # The first layer's rows are given, so nothing goes back.
+            # The first layer's rows are given, so no gradient travels for them.
             "backward": (columns - WIDTH) * sum(route.send_counts),
         }
     else:
@@ -206,7 +206,7 @@ def test_a_layout_that_a_layer_cannot_have_is_refused_by_name():
 
 
 def chosen(rank: int, name: str, word: float) -> tuple[str, list[int]]:
-    """The layout that is chosen where a word takes ``word`` seconds, and the rows under 'cover' and 'halo'."""
+    """Returns the layout chosen if a word takes ``word`` seconds, and the rows under 'cover' and 'halo'."""
     part = local(data_of(200))
     with pytest.MonkeyPatch.context() as patch:
         constants = Constants(edge=1e-9, vertex=1e-9, word=word, exchange=1e-4)
@@ -225,7 +225,7 @@ def test_the_fastest_layout_may_be_a_cover(name, word, expected):
 
 
 def with_other_weights(rank: int) -> list[float]:
-    """Weights that differ at each step, under a layout that was chosen."""
+    """Trains with weights that differ at each step, under an automatically chosen layout."""
     data = data_of(50)
     part, alone = local(data), network("gcn")
     with pytest.MonkeyPatch.context() as patch:
@@ -245,7 +245,7 @@ def test_a_chosen_layout_takes_weights_that_change():
         assert max(off) < 1e-10
 
 
-# --- narrow numbers -----------------------------------------------------------------------------------------
+# --- 16-bit floats ------------------------------------------------------------------------------------------
 
 NARROW = {"autocast": torch.bfloat16, "bfloat16": torch.bfloat16, "half": torch.float16}
 
@@ -253,7 +253,7 @@ NARROW = {"autocast": torch.bfloat16, "bfloat16": torch.bfloat16, "half": torch.
 def step_in(
     mode: str, name: str, model: Any, whole: torch.nn.Module, g: Any, mean: Any
 ) -> tuple[Tensor, list[Tensor], Tensor]:
-    """The output, the gradients and the loss of a step, in narrow numbers unless ``mode`` is 'double'."""
+    """Returns the output, the gradients and the loss of a step, in 16-bit floats unless ``mode`` is 'double'."""
     dtype = {"autocast": torch.float32, "double": torch.float64}.get(mode, NARROW.get(mode))
     whole.to(dtype)
     with torch.autocast("cpu", torch.bfloat16, enabled=mode == "autocast"):
@@ -299,7 +299,7 @@ def narrow(rank: int, mode: str, names: list[str], layouts: list[str]) -> list[s
 def test_narrow_numbers_give_what_they_give_in_one_process(mode):
     layouts = ["halo", "cover", "1d", "1.5d", "grid:2x2", "2d", "auto"]
     names = ["gcn", "gin", "sage", "gat", "max", "appnp"]
-    if mode == "autocast":  # else a layer would get weighted rows, which are wider than its parameters
+    if mode == "autocast":  # in other modes a layer would get weighted rows, which are wider than its parameters
         names.append("weighted gcn")
     wrong = distributed.run(narrow, 4, mode, names, layouts)
     assert sum(wrong, []) == []
@@ -342,7 +342,7 @@ def test_training_goes_on_from_a_state_on_any_number_of_ranks_and_alone(tmp_path
 
 
 def averaged_alone(epochs: int) -> tuple[list[float], Tensor, Tensor]:
-    """Losses of a copy that is trained, and what averages of its parameters say; the second average is exponential."""
+    """Returns losses of a trained copy, and outputs of two averages of its parameters, the second exponential."""
     data, model = data_of(50), copy.deepcopy(network("sage"))
     averages = averages_of(model)
     losses = []
@@ -361,7 +361,7 @@ def averages_of(model: Any) -> list[Any]:
 def averaged(rank: int, epochs: int) -> tuple[list[float], bool, list[Tensor]]:
     part = local(data_of(50))
     first = distribute(network("sage"), part)
-    train(first, part, 1)  # so that it keeps products and gradients
+    train(first, part, 1)  # so that it stores products and gradients
     before = copy.deepcopy(first.state_dict())
     first.module.load_state_dict(network("sage").state_dict())
     model = copy.deepcopy(first)
@@ -373,7 +373,7 @@ def averaged(rank: int, epochs: int) -> tuple[list[float], bool, list[Tensor]]:
         for average in averages:
             average.update_parameters(model)
     same = all(torch.equal(value, before[name]) for name, value in first.state_dict().items())
-    # A state is that of an average of the plain model, and an average of a distributed one loads it.
+    # The state equals that of an average of the plain model, and an average of a distributed model loads it.
     state = averages[1].state_dict()
     AveragedModel(network("sage"), use_buffers=True).load_state_dict(state)
     averages[1] = AveragedModel(first, use_buffers=True)
@@ -507,7 +507,7 @@ def differing(rank: int, what: str) -> str:
 
 
 def other(data: Data, what: str) -> Data:
-    """Of the same sizes, but for one thing."""
+    """Returns data of the same sizes that differ in one thing."""
     if what == "edges":
         data.edge_index[0, 0] = (data.edge_index[0, 0] + 1) % 50
     elif what == "order of edges":

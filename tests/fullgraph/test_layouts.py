@@ -1,4 +1,4 @@
-"""Laws of layouts: each gives the product of one process, its adjoint, and moves as many words as its closed form says."""
+"""Laws of layouts: each gives the product of one process and its adjoint, and moves the words that its closed form says."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def graph() -> Data:
 
 
 def expected(data: Data, kind: str) -> tuple[Tensor, Tensor]:
-    """The product and the gradient of its sum with weights 0, 1, 2, ..."""
+    """Returns the product and the gradient of its sum with weights 0, 1, 2, ..."""
     x = data.x.clone().requires_grad_()
     source, target = data.edge_index
     rows = x[source] * (data.edge_weight[:, None] if kind == "weighted" else 1)
@@ -108,7 +108,7 @@ def test_closed_forms_are_those_of_the_paper_where_everything_divides():
         assert words("2d") == pytest.approx(n * f * (side - 1) / side**2 + conversion)
         for copies in (2, 4):
             if size % copies**2 == 0:
-                # n f / c come in stages, one of which is the group's own; the group's rows and sums are shared in it.
+                # n f / c words arrive in stages, one of which is the group's own; the group exchanges its rows and sums.
                 block = n * copies // size
                 staged = n // copies - block
                 assert words(f"1.5d:{copies}") == (staged + 2 * (copies - 1) * n // size) * f
@@ -119,7 +119,7 @@ def test_closed_forms_are_those_of_the_paper_where_everything_divides():
 
 @pytest.mark.parametrize("size", [4, 8])
 def test_every_entry_has_one_holder(size):
-    for name in LAYOUTS[size][2:]:  # 'halo' and 'cover' have no blocks
+    for name in LAYOUTS[size][2:]:  # without 'halo' and 'cover', which have no blocks
         form = Layout.of(name, size)
         for target in range(size):
             for source, holder in enumerate(form.holders(target)):
@@ -128,7 +128,7 @@ def test_every_entry_has_one_holder(size):
 
 
 def matching_by_hand(edges: list[tuple[int, int]]) -> int:
-    """How many edges share no end, at most, by trying all."""
+    """Returns the largest number of edges that share no end, by trying all choices."""
     if not edges:
         return 0
     (a, b), others = edges[0], edges[1:]

@@ -1,4 +1,4 @@
-"""Laws of plans: whatever is cached or recomputed, results are those of one process, words are as predicted, and no plan is cheaper."""
+"""Laws of plans: with any rows cached or recomputed, results equal those of one process, words are as predicted, and no plan is cheaper."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def counted(rank: int) -> list[tuple[dict[str, float], int, int]]:
         plan = plan_for(distribute(network("sage"), part), kind=kind, constants=CONSTANTS)
         graph = plan.apply()
         model = distribute(network("sage"), graph)
-        model(graph.x, graph.edge_index)  # which fetches what is cached
+        model(graph.x, graph.edge_index)  # fetches the rows to cache
         graph.ranks.received.clear()
         out = model(graph.x, graph.edge_index)
         loss_mean(F.cross_entropy(out, graph.y, reduction="none"), graph).backward()
@@ -67,7 +67,7 @@ def test_words_are_as_the_plan_predicts():
     for of_kind in zip(*per_rank):
         for summary, forward, _ in of_kind:
             assert summary["words"] == forward
-        # A gradient comes to the rank that the row came from.
+        # A gradient travels to the rank that the row came from.
         gone = sum(summary["words with gradients"] - summary["words"] for summary, _, _ in of_kind)
         assert gone == sum(backward for _, _, backward in of_kind)
     summaries = [summary for summary, _, _ in per_rank[0]]
@@ -76,7 +76,7 @@ def test_words_are_as_the_plan_predicts():
     assert all(summaries[3]["seconds"] <= each["seconds"] for each in summaries)
 
 
-# --- what steps take ----------------------------------------------------------------------------------------
+# --- times of steps -----------------------------------------------------------------------------------------
 
 
 def without_others(rank: int) -> bool:
@@ -104,14 +104,14 @@ def test_times_are_those_of_steps_whatever_else_a_round_does():
     rounds = [[seconds + turn for seconds in steps] for turn in (0, 3, 1, 2, 7)]
     times = times_of(rounds, vertices, edges, words)
     assert (times.vertex, times.edge, times.word, times.kept) == pytest.approx((vertex, edge, word, kept))
-    # What the model of costs says of the half that was timed is what it took.
+    # For the timed half, the cost model must predict the measured times.
     costs = Costs(widths, [False, True], _UNIT).timed(times, Constants(0.0, 0.0, 1.0, 0.0))
     saved = 1000 * (costs.fetch(0) - costs.vertex) - costs.constants.kept
     assert saved == pytest.approx(steps[0] - steps[2])
 
 
 def plans_timed(rank: int) -> list[tuple[int, list[int]]]:
-    """What ``step_times`` counts of each plan, and what a step under it moves."""
+    """Returns the words that ``step_times`` counts for each plan, and the words that a step under it moves."""
     found: list[tuple[int, list[int]]] = []
     part = local(data_of())
     base = distribute(network("sage"), part)
@@ -121,7 +121,7 @@ def plans_timed(rank: int) -> list[tuple[int, list[int]]]:
     for depths in (torch.zeros_like(half), torch.arange(half.numel()) % 2):
         graph = part.planned(half, depths)
         model = distribute(network("sage"), graph)
-        model(graph.x, graph.edge_index)  # which fetches what is cached
+        model(graph.x, graph.edge_index)  # fetches the rows to cache
         before = graph.ranks.received.copy()
         model(graph.x, graph.edge_index).sum().backward()
         moved = graph.ranks.received - before
@@ -196,7 +196,7 @@ def test_what_a_layer_keeps_of_another_graph_is_left_alone():
 
 
 def taken_of(rank: int, slow: list[str], budget: float | None) -> tuple[str, float]:
-    """Which plan is taken where steps under some take longer."""
+    """Returns the plan that is taken if steps under some plans are slow."""
     part = local(data_of())
     model = distribute(network("sage"), part)
 
@@ -227,7 +227,7 @@ def test_the_plan_whose_steps_are_fastest_is_taken_on_all_ranks(slow, budget, ex
 
 
 def small_problem(seed: int, remote: int, hops: int) -> Problem:
-    """Few vertices of others, and constants between which each plan may win."""
+    """Makes a problem with few vertices of other ranks, and constants under which each plan may win."""
     draw = torch.Generator().manual_seed(seed)
     number = remote + 4
     edges = int(torch.randint(2 * number, 4 * number, (), generator=draw))
@@ -260,7 +260,10 @@ def test_no_plan_of_all_costs_less(seed, remote, hops):
 
 
 def of_some(problem: Problem, vertices: range) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
-    """Of each choice for some candidates: seconds to keep them; per hop, as bits, the candidates whose rows these need, and those of them that are here."""
+    """Describes every choice for some candidates.
+
+    Returns the seconds to keep them, and per hop, as bits, the candidates whose rows they need, and those of them that are here.
+    """
     costs, hops = problem.costs, problem.costs.num_hops
     depths = np.array([*itertools.product(range(-1, hops), repeat=len(vertices))])
     seconds = np.zeros(len(depths))
@@ -276,7 +279,7 @@ def of_some(problem: Problem, vertices: range) -> tuple[np.ndarray, list[np.ndar
 
 
 def least_of_all(problem: Problem) -> float:
-    """Seconds of the best plan, by a look at each."""
+    """Returns the seconds of the best plan, by trying every plan."""
     number, costs = problem.candidates.numel(), problem.costs
     (seconds, needed, here), others = (
         of_some(problem, span) for span in (range(number // 2), range(number // 2, number))
@@ -289,7 +292,7 @@ def least_of_all(problem: Problem) -> float:
         for hop in range(costs.num_hops):
             fetched = (named | needed[hop][at] | others[1][hop]) & ~(here[hop][at] | others[2][hop])
             total = total + ones[fetched] * costs.fetch(hop)
-        keeps_any = (at > 0) | (np.arange(len(others[0])) > 0)  # the first choice of each half is to fetch
+        keeps_any = (at > 0) | (np.arange(len(others[0])) > 0)  # the first choice of each half fetches everything
         least = min(least, float((total + keeps_any * costs.constants.kept).min()))
     return least
 
@@ -317,7 +320,7 @@ def test_a_plan_keeps_to_its_budget_and_is_no_worse_than_the_pure_plans_that_do(
 
 
 def test_what_two_recomputed_vertices_share_is_paid_once():
-    # 0 <- 1, 0 <- 2, 1 <- 3, 2 <- 3: to recompute 1 and 2 takes the row of 3 once.
+    # Edges 0 <- 1, 0 <- 2, 1 <- 3, 2 <- 3: recomputing 1 and 2 needs the row of 3 once.
     graph = Graph.from_edge_index(torch.tensor([[1, 2, 3, 3], [0, 0, 1, 2]]), 4)
     problem = Problem.of(graph, 0, 1, Costs([5, 7], [False, True], Constants(0.0, 0.0, 1.0, 0.0)))
     seconds = lambda *depths: float(problem.seconds(torch.tensor(depths)))  # noqa: E731

@@ -1,6 +1,6 @@
-"""Laws of starting: who a process is, how ranks meet, how they stop together, and what a batch script says.
+"""Laws of starting: the identity of a process, the meeting of ranks, their common stop, and batch scripts.
 
-SLURM itself is played by environment variables and small scripts; tests/slurm has the real one.
+Environment variables and small scripts stand for SLURM; tests/slurm has the real one.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def without(environ: dict[str, str], *names: str) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in names}
 
 
-# --- who is this process? ---------------------------------------------------------------------------------
+# --- identity of this process -----------------------------------------------------------------------------
 
 
 def test_a_rank_is_the_same_to_torchrun_and_to_srun():
@@ -205,13 +205,13 @@ def test_tasks_of_each_host():
     assert tasks_per_host("3") == [3]
 
 
-# --- how do ranks meet? -----------------------------------------------------------------------------------
+# --- meeting of ranks -------------------------------------------------------------------------------------
 
 
 def as_tasks(
     function: Callable[..., Any], size: int, directory: Path, seconds: float = HANG, **environ: str
 ) -> list[Any]:
-    """What ``function()`` returns, or the text that it raises, in tasks that srun might have started."""
+    """Returns the result of ``function()``, or the text of its error, in tasks as srun might start them."""
     context = distributed.forks()
     pipes, processes = [], []
     for rank in range(size):
@@ -318,7 +318,7 @@ def _meet_once():
 
 
 def _listening() -> set[str]:
-    """The addresses at which sockets of this process listen, as the kernel writes them."""
+    """Returns the addresses at which sockets of this process listen, in the kernel's format."""
     mine = set()
     for entry in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -351,7 +351,7 @@ def test_the_port_at_which_tasks_of_one_host_meet_is_open_on_loopback_alone(tmp_
         (None, "host", None, ("0" * 8, "host")),
         (None, "host", "192.0.2.1", ("0" * 8, "host")),  # no address of this host
         ("nosuch0", "host", "192.0.2.1", ("0" * 8, "host")),
-        # How Python reads a name that is not UTF-8.
+        # Python's form of a name that is not UTF-8.
         ("lo\udcff", "host", "192.0.2.1", ("0" * 8, "host")),
     ],
 )
@@ -426,13 +426,13 @@ def test_a_process_of_its_own_gets_no_group(monkeypatch):
     for name in list(os.environ):
         if name.startswith("SLURM") or name in TORCHRUN:
             monkeypatch.delenv(name)
-    assert salientpp.NeighborLoader  # PyG's import sets a variable of torch's
+    assert salientpp.NeighborLoader  # importing PyG sets a variable of torch's
     before = dict(os.environ)
     assert salientpp.init_process_group() == Launch("none")
     assert not dist.is_initialized() and dict(os.environ) == before
 
 
-# --- how do ranks stop together? --------------------------------------------------------------------------
+# --- common stop of ranks ---------------------------------------------------------------------------------
 
 
 def test_handlers_are_there_only_inside_and_alone_a_process_stops_at_once():
@@ -454,7 +454,7 @@ def _stop_at(rank, signalled, number):
         while not preemption.should_stop():
             steps += 1
             assert steps < 100
-            time.sleep(0.002 * rank)  # ranks are at different points when the signal comes
+            time.sleep(0.002 * rank)  # ranks are at different points when the signal arrives
             if steps == signalled.get(rank):
                 os.kill(os.getpid(), number)
     return steps, int(preemption.stop_signal)
@@ -501,7 +501,7 @@ def _requeue(rank, folder, number):
 
 
 def fake_scontrol(folder: Path, ending: str) -> Path:
-    """A command that writes down how it was called and which ranks had saved."""
+    """Makes a command that records its arguments and the ranks that had saved."""
     command = folder / "scontrol"
     command.write_text(f'#!/bin/bash\ncd {folder}\necho "$@" saved-* >> calls\n{ending}\n')
     command.chmod(0o755)
@@ -530,7 +530,7 @@ def test_without_slurm_there_is_nothing_to_requeue(monkeypatch):
     assert salientpp.Preemption().requeue() is False
 
 
-# --- what does a batch script say? ------------------------------------------------------------------------
+# --- batch scripts ----------------------------------------------------------------------------------------
 
 COMMAND = ["train.py", "my parts", "--title", "it's $5 & more", "--epochs", "3"]
 BATCH = Batch(
@@ -569,12 +569,12 @@ def test_scripts_ask_for_what_was_given_and_read_well(tmp_path, launcher, first,
     file = tmp_path / "script"
     file.write_text(text)
     subprocess.run(["bash", "-n", file], check=True)
-    if shutil.which("shellcheck"):  # the tests of tests/slurm insist on it
+    if shutil.which("shellcheck"):  # the tests of tests/slurm require it
         subprocess.run(["shellcheck", file], check=True)
 
 
 def run_script(tmp_path: Path, batch: Batch, **environ: str) -> dict[str, list[list[str]]]:
-    """Run a script with commands that only write down how they were called; the calls by command."""
+    """Runs a script with commands that only record their arguments. Returns the calls by command."""
     for name, says in (("srun", ""), ("sbatch", "7;big")):
         command = tmp_path / name
         command.write_text(f'#!/bin/bash\nprintf "%s\\0" "$@" "" >> {tmp_path}/{name}.calls\necho "{says}"\n')
@@ -596,7 +596,7 @@ def run_script(tmp_path: Path, batch: Batch, **environ: str) -> dict[str, list[l
     return calls
 
 
-@pytest.mark.parametrize("hosts", [4, 3])  # as asked for, and requeued with fewer
+@pytest.mark.parametrize("hosts", [4, 3])  # as requested, and requeued with fewer
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_arguments_of_the_training_arrive_as_they_were(tmp_path, launcher, hosts):
     calls = run_script(tmp_path, replace(BATCH, launcher=launcher), SLURM_JOB_ID="12", SLURM_NNODES=str(hosts))
@@ -711,11 +711,11 @@ def test_dashes_alone_are_no_value(capsys, option):
     assert end.value.code == 2 and f"argument {option}: expected a value, got '--'" in capsys.readouterr().err
 
 
-# --- a store that knows earlier starts --------------------------------------------------------------------
+# --- a store with keys of earlier starts -------------------------------------------------------------------
 
 
 def _together(ranks: dict[int, float], world_size: int, port: int, seconds: float = NEVER) -> dict[int, str]:
-    """What ranks that come after so many seconds find: the prefix of their start, or the error."""
+    """Returns the prefix of the start, or the error, for ranks that come after the given seconds."""
     found = {}
 
     def come(rank: int, delay: float) -> None:
@@ -742,7 +742,7 @@ def test_ranks_meet_those_of_their_own_start_whoever_comes_first():
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for world_size, late in [(3, None), (3, 0), (3, 1), (2, 1), (2, 0), (4, 3), (1, None)]:
         delays = {rank: 0.4 if rank == late else 0.0 for rank in range(world_size)}
-        # Keys of the starts before are still there, and none of them is seen.
+        # Keys of earlier starts are still there, but no rank reads them.
         assert _together(delays, world_size, server.port) == dict.fromkeys(range(world_size), "True")
 
 

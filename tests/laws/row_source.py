@@ -1,6 +1,6 @@
-"""What must every source of rows do?
+"""Laws of every source of rows.
 
-The test of a source subclasses :class:`RowSourceLaws` and gives ``expected``, the rows as a tensor, and ``source``, a source of them.
+The test of a source subclasses :class:`RowSourceLaws` and provides ``expected``, the rows as a tensor, and ``source``, a source of these rows.
 """
 
 from __future__ import annotations

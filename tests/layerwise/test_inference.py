@@ -1,4 +1,4 @@
-"""Laws of layer-wise inference: what it gives is what the model gives on the whole graph, whoever computes it."""
+"""Laws of layer-wise inference: the result equals the model's on the whole graph, on any ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WIDTH, CLASSES = 6, 5
 
 
 def graph(dtype: torch.dtype = torch.float32) -> Data:
-    """Directed, with skewed degrees, self-loops, repeated edges, isolated vertices, weights and attributes of edges."""
+    """Makes a directed graph with skewed degrees, self-loops, repeated edges, isolated vertices, and weights and attributes of edges."""
     data = random_data(num_vertices=300, num_edges=1500, directed=True)
     generator = torch.Generator().manual_seed(1)
     loops = torch.arange(40)
@@ -51,7 +51,7 @@ def _basic(kind: type, layers: int = 3, **options: Any) -> torch.nn.Module:
     return kind(WIDTH, 8, layers, CLASSES, **options)
 
 
-#: name -> makes a model, and what the edges give it
+#: name -> function that makes a model, and its edge attributes
 MODELS: dict[str, tuple[Any, dict[str, str]]] = {
     "GraphSAGE": (lambda: _basic(gnn.GraphSAGE), {}),
     "GraphSAGE, max, act first": (lambda: _basic(gnn.GraphSAGE, aggr="max", norm="batch_norm", act_first=True), {}),
@@ -82,7 +82,7 @@ MODELS: dict[str, tuple[Any, dict[str, str]]] = {
 
 
 class Block(torch.nn.Module):
-    """A layer of a user's own."""
+    """User's own layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def apply_layers(model: list[Any], data: Data) -> Tensor:
 
 
 def made(make: Any, dtype: torch.dtype = torch.float32) -> Any:
-    """A model with statistics of its own in its norms; in training mode."""
+    """Makes a model whose norms have statistics; in training mode."""
     torch.manual_seed(0)
     model = make()
     for module in model if isinstance(model, list) else [model]:
@@ -121,7 +121,7 @@ def made(make: Any, dtype: torch.dtype = torch.float32) -> Any:
 
 @torch.no_grad()
 def whole(model: Any, data: Data, names: dict[str, str]) -> Tensor:
-    model = copy.deepcopy(model)  # a layer may keep what it computes
+    model = copy.deepcopy(model)  # a layer may cache results
     for module in model if isinstance(model, list) else [model]:
         if isinstance(module, torch.nn.Module):
             module.eval()
@@ -164,7 +164,7 @@ def test_the_model_is_as_it_was_afterwards():
             if isinstance(item, torch.nn.Module)
             for part in item.modules()
         ]
-        modules[-1].eval()  # one of them is in another mode
+        modules[-1].eval()  # one module has another mode
         before = [
             (part.training, dict(vars(part)), {k: v.clone() for k, v in part.state_dict().items()}) for part in modules
         ]
@@ -195,7 +195,7 @@ def test_batches_are_bounded_by_vertices_and_by_edges():
     for options in ({"batch_size": 50}, {"batch_edges": 64}, {"batch_size": 10, "batch_edges": 64}, {}):
         seen.clear()
         several[str(options)] = salientpp.inference(model, data, **options)
-        batches = seen[7:]  # those of the trial come first
+        batches = seen[7:]  # the first calls belong to the trial
         largest = int(degree(data.edge_index[1]).max())
         assert sum(edges for _, edges in batches) == data.num_edges
         assert all(targets <= options.get("batch_size", 1024) for targets, _ in batches)
@@ -243,7 +243,7 @@ def test_ids_as_features():
 
 
 def sparse_graph() -> Data:
-    """Most vertices have no in-neighbours, or one: the first two, the last twenty, and some between."""
+    """Makes a graph in which most vertices have no or one in-neighbour: the first two, the last twenty, and some between."""
     generator = torch.Generator().manual_seed(2)
     source, target = torch.randint(40, (2, 30), generator=generator)
     target = target % 18 + 2
@@ -333,7 +333,7 @@ def test_what_needs_more_than_one_hop_is_refused_by_name(make, words):
 
 
 class Doubled(gnn.GraphSAGE):
-    """Does something between its layers that the layers do not know of."""
+    """Model with an operation between its layers that is in none of the layers."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return 2 * super().forward(x, edge_index)
@@ -400,12 +400,12 @@ def _partition(root: Path, num_parts: int, **options: Any) -> str:
 
 
 def _own(part: salientpp.PartitionedGraph) -> Tensor:
-    """The numbers that the vertices of this rank's part have in the user's data."""
+    """Returns the ids of this rank's vertices in the user's data."""
     return part.original_id(part.split("all"))
 
 
 def _infer(model: Any, part: salientpp.PartitionedGraph, **options: Any) -> tuple[Tensor, Inference]:
-    """The rows, and the call."""
+    """Returns the rows, and the call."""
     calls = []
     run = Inference.run
 
@@ -476,7 +476,7 @@ def test_a_layer_fetches_the_remote_in_neighbours_of_its_batches_and_no_other_ro
             needed.append({*sources, *range(first, last)})
         outside = [{v for v in of_batch if not begin <= v < end} for of_batch in needed]
         times = {v: sum(v in of_batch for of_batch in outside) for v in set().union(*outside)}
-        # What several batches need is worth a place; of equals the lower id.
+        # Rows that several batches need are worth caching; among equals the lower id.
         ranked = sorted((v for v in times if times[v] > 1), key=lambda v: (-times[v], v))
         for alpha, (rows, batches) in counted.items():
             hits = sum(times[v] for v in ranked[: int(alpha * part.num_vertices / 2)])
@@ -506,7 +506,7 @@ def test_parts_may_differ_in_size_and_be_empty(tmp_path, sizes):
 
 
 def _fail(rank: int, root: str, out: str) -> dict[str, str]:
-    """What each of several mistakes of rank 1 says; after each inference works."""
+    """Returns the error for each of several mistakes of rank 1. After each, inference works."""
     part, expected = salientpp.load(root), whole(made(MODELS["GraphSAGE"][0]), graph(), {})
     said = {}
     for how in MISTAKES:
@@ -523,7 +523,7 @@ def _fail(rank: int, root: str, out: str) -> dict[str, str]:
         elif rank == 1 and how == "argument":
             options["batch_size"] = 40
         elif rank == 1 and how == "layer":
-            model.convs[1].register_forward_hook(_fail_at(10))  # 8 calls are the trial's
+            model.convs[1].register_forward_hook(_fail_at(10))  # the trial makes 8 calls
         with pytest.MonkeyPatch.context() as patch:
             if rank == 1 and how == "file":
                 patch.setattr("salientpp.layerwise.inference.write_whole", _no_space)
@@ -551,7 +551,7 @@ def _no_space(path: Path, write: Any) -> None:
     raise OSError(f"{path} cannot be written (No space left on device)")
 
 
-#: What rank 1 does -> what ranks 0 and 1 say.
+#: Mistake of rank 1 -> errors of ranks 0 and 1.
 MISTAKES = {
     "model": (
         r"ValueError: rank 1 could not make its loader: ValueError: layer 0 \(APPNP\) ",
@@ -580,7 +580,7 @@ def _in_groups(rank: int, root: str) -> float:
     groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     group, worst = groups[rank % 2], 0.0
     part = salientpp.load(root, process_group=group)
-    for name in [["GAT"], ["GraphSAGE", "GIN", "GCN"]][rank % 2]:  # each at its own pace
+    for name in [["GAT"], ["GraphSAGE", "GIN", "GCN"]][rank % 2]:  # groups run at different speeds
         model = made(MODELS[name][0])
         got = salientpp.inference(model, part, process_group=group, batch_size=50)
         worst = max(worst, float((got - whole(model, graph(), {})[_own(part)]).abs().max()))
@@ -593,7 +593,7 @@ def test_groups_of_some_ranks_infer_by_themselves(tmp_path):
 
 
 def _watch(rank: int, root: str) -> tuple[int, int, str]:
-    """The largest number of rows of any tensor on the way, and what the progress bar shows."""
+    """Returns the largest number of rows of any tensor during inference, and the text of the progress bar."""
     import contextlib
     import io
 
@@ -623,7 +623,7 @@ def test_no_rank_holds_the_rows_of_all_vertices_and_rank_0_shows_progress(tmp_pa
     assert "inference: 100%" in first[2] and second[2] == ""
 
 
-# --- PyG's own way, on our loaders ------------------------------------------------------------------------
+# --- PyG's own inference, on our loaders ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cache", [False, True])
@@ -641,14 +641,14 @@ def test_models_of_pyg_infer_over_our_loaders_as_over_pygs(name, cache, capsys):
         found.append(model.inference_per_layer(0, batch.x, batch.edge_index, batch.batch_size))
     assert (found[0] - found[2]).abs().max() < 1e-6 and (found[1] - found[3]).abs().max() < 1e-6
     if "GCN" in name:
-        # PyG's own counts the degrees of the sources in the batch. Ours is the whole graph's.
+        # PyG's inference counts the degrees of the sources in the batch. Ours counts them in the whole graph.
         assert (found[0] - whole(model, data, {})).abs().max() > 1e-2
     else:
         assert (found[2] - whole(model, data, {})).abs().max() < 1e-5
 
 
 def test_models_of_pyg_say_what_is_wrong_with_a_loader_of_ours():
-    """Those are PyG's assertions; the same ones fail as on PyG's loaders."""
+    """The errors are PyG's assertions; the same ones fail on PyG's loaders."""
     data, model = graph(), made(MODELS["GraphSAGE"][0]).eval()
     with pytest.raises(AssertionError):
         model.inference(salientpp.NeighborLoader(data, [-1, -1]))

@@ -1,4 +1,4 @@
-"""Laws of copies: what can be copied or pickled goes on as the original would, and what cannot says so."""
+"""Laws of copies: a copied or pickled object continues as the original would, and an object that cannot be copied says so."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_what_a_loader_is_made_of_can_be_copied(tmp_path, copied):
     assert len(copied(cache)) == len(cache)
     part = salientpp.partition(data, 2, tmp_path / "parts", [4, 3], 8)
     part = salientpp.load(tmp_path / "parts", part_id=1)
-    part.graph.num_edges, part.node_rows()  # open, and not carried along
+    part.graph.num_edges, part.node_rows()  # opens files, which must not be copied along
     assert len(pickle.dumps(part)) < 20_000 < part.graph.nbytes
     other = copied(part)
     assert (other.root, other.part_id, other.fingerprint) == (part.root, 1, part.fingerprint)
@@ -178,7 +178,7 @@ def test_a_rank_cannot_copy_its_loader_and_says_so(tmp_path):
 
 
 def random_copies(number: int, seed: int) -> None:
-    """Copies of copies at random points of an epoch: each goes on as the one that it was made of."""
+    """Makes copies of copies at random points of an epoch. Each continues as the one that it was made from."""
     for case in range(number):
         rng = random.Random(f"{seed} {case}")
         kind = rng.choice([*LOADERS])
@@ -189,7 +189,7 @@ def random_copies(number: int, seed: int) -> None:
             given = sum(1 for _ in epoch)
             other = rng.choice([copy.deepcopy, pickled])(loader)
             assert other.state_dict() == loader.state_dict(), what
-            if rng.random() < 0.3:  # a state says where in the epoch it was
+            if rng.random() < 0.3:  # a state holds the position in the epoch
                 other.load_state_dict(loader.state_dict())
                 loader.load_state_dict(loader.state_dict())
             assert all(same_batch(a, b) for a, b in zip(other, loader, strict=True)), (what, given)

@@ -1,7 +1,7 @@
-"""Laws of the drop-in promise: what PyG's loaders do with these arguments, ours do.
+"""Laws of the drop-in promise: given the same arguments, our loaders do what PyG's loaders do.
 
-Every scenario runs over our classes, and over PyG's with each library that they sample with, pyg-lib and torch-sparse; all must satisfy the same
-recorded facts. Times, trees and weights are held to PyG's own code around the sampler, and to laws that need no peer.
+Every scenario runs over our classes, and over PyG's with each library that they sample with, pyg-lib and torch-sparse. All must satisfy the same
+recorded facts. Times, trees and weights are compared with PyG's own code around the sampler, and checked by laws that need no peer.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FORWARD_AND_BACK = [("paper", "to", "author"), ("author", "rev_to", "paper"), ("
 
 
 def graph(**changes: Any) -> Data:
-    """150 vertices, sparse enough for two whole hops to stay small; edges and vertices know who they are."""
+    """Makes 150 vertices, sparse enough for two whole hops to stay small. The rows of edges and vertices are their ids."""
     data = random_data(150, 260, seed=2, directed=True, edge_attributes=True)
     data.edge_weight = torch.arange(data.num_edges).double()
     return data.update(changes)
@@ -69,7 +69,7 @@ def hetero() -> HeteroData:
 
 @functools.cache
 def there_and_back() -> HeteroData:
-    """A relation with its reverse, and one inside a type."""
+    """Makes a relation with its reverse, and one inside a type."""
     data, base = HeteroData(), random_hetero(100, seed=4)
     for name in ("paper", "author"):
         data[name].x = base[name].x
@@ -81,7 +81,7 @@ def there_and_back() -> HeteroData:
 
 
 def stores(data: Data | HeteroData) -> tuple[MyFeatureStore, MyGraphStore]:
-    """The same graph behind PyG's interfaces, with features ``x``."""
+    """Puts the same graph behind PyG's interfaces, with features ``x``."""
     features, topology = MyFeatureStore(), MyGraphStore()
     if isinstance(data, Data):
         features.put_tensor(data.x, group_name=None, attr_name="x", index=None)
@@ -111,14 +111,14 @@ PYGS = SimpleNamespace(
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A library that PyG samples with, while the test runs."""
+    """A library that PyG samples with during the test."""
     with sampling_with(request.param):
         yield request.param
 
 
 @pytest.fixture(params=["salientpp", *BACKENDS])
 def side(request: pytest.FixtureRequest) -> Iterator[SimpleNamespace]:
-    """Our classes, and PyG's over each of its libraries."""
+    """Our classes, and PyG's with each of its libraries."""
     if request.param == "salientpp":
         yield OURS
         return
@@ -126,20 +126,20 @@ def side(request: pytest.FixtureRequest) -> Iterator[SimpleNamespace]:
         yield SimpleNamespace(**{**vars(PYGS), "name": request.param})
 
 
-# --- scenarios: the same facts on both sides ---------------------------------------------------------------
+# --- scenarios: the same facts for both --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A loader, and what must be true of its batches.
+    """A loader, and facts about its batches.
 
     Attributes:
-        make: of either side's classes, a loader.
-        data: what it reads; batches hold its attributes, and ids.
-        added: per store (None: of a Data), the names beside those and ``n_id``, ``e_id``.
-        lost: the edge stores whose attributes and ids are not there.
-        turned: an edge may stand the other way round.
-        fails: with which library PyG cannot do it, and why.
+        make: makes a loader of either side's classes.
+        data: the loader's data; batches hold its attributes, and ids.
+        added: per store (None: a Data), further names beside those and ``n_id``, ``e_id``.
+        lost: the edge stores whose attributes and ids are missing.
+        turned: True if an edge may have the other direction.
+        fails: libraries with which PyG cannot do it, and the reasons.
     """
 
     make: Callable[[SimpleNamespace], torch.utils.data.DataLoader]
@@ -151,7 +151,7 @@ class Scenario:
 
 
 def node(**options: Any) -> Callable:
-    """Seeds 0 .. 19 of a ``Data``, in batches of 8, with two whole hops."""
+    """Makes a loader with seeds 0 .. 19 of a ``Data``, in batches of 8, with two whole hops."""
     data = options.pop("data", graph)
     options = {"num_neighbors": [-1, -1], "input_nodes": torch.arange(20), "batch_size": 8, **options}
     return lambda side: side.NeighborLoader(data(), **options)
@@ -279,7 +279,7 @@ SCENARIOS = {
     ),
 }  # fmt: skip
 
-#: Vertices and edges in all batches of a scenario, where nothing is left to chance.
+#: Numbers of vertices and edges in all batches of those scenarios that draw nothing at random.
 TOTALS = {
     "ids": (77, 76), "mask": (77, 76), "list": (19, 15), "all": (318, 458), "int32 ids": (77, 76), "one hop": (46, 35),
     "replace": (77, 76), "bidirectional": (77, 151), "induced": (77, 90), "induced, no hops beyond the first": (46, 43),
@@ -308,7 +308,7 @@ COUNTS = {"num_sampled_nodes", "num_sampled_edges"}  # torch-sparse does not giv
 
 
 def expect_failure(request: pytest.FixtureRequest, scenario: Scenario, name: str) -> None:
-    """What the other side cannot do must fail; should it be mended there, the test says so."""
+    """Marks scenarios that the other side cannot do as expected failures. If the other side is repaired, the test reports it."""
     if name in scenario.fails:
         request.applymarker(pytest.mark.xfail(strict=True, reason=f"{name} {scenario.fails[name]}"))
 
@@ -318,7 +318,7 @@ def key_of(store: Any) -> Any:
 
 
 def ids_of_ends(batch: Data | HeteroData, key: Any) -> tuple[Tensor, Tensor]:
-    """``n_id`` of the vertices that edges of this type come from and lead to."""
+    """Returns ``n_id`` of the sources and targets of the edges of this type."""
     return (batch.n_id, batch.n_id) if key is None else (batch[key[0]].n_id, batch[key[2]].n_id)
 
 
@@ -350,7 +350,7 @@ def test_batches_hold_what_the_data_holds_for_what_was_sampled(request, name, si
                 ids = store.n_id if whole.is_node_attr(attribute) else store.e_id
                 assert store[attribute].dtype == whole[attribute].dtype
                 assert torch.equal(store[attribute], whole[attribute][ids]), attribute
-            # Over pyg-lib PyG numbers vertices in the dtype of the edges; ours are int64 always.
+            # With pyg-lib, PyG numbers vertices in the dtype of the edges; ours are always int64.
             narrowed = (name, side.name) == ("int32 edges", "pyg-lib")
             for attribute, dtype in BOOKS.items():
                 if attribute in store:
@@ -372,7 +372,7 @@ def test_batches_hold_what_the_data_holds_for_what_was_sampled(request, name, si
 
 
 def canonical(batch: Data | HeteroData) -> dict:
-    """What was sampled, by ids of the data, whatever the order."""
+    """Returns the sample in terms of ids of the data, independent of its order."""
     out = {}
     for store in batch.stores:
         key = key_of(store)
@@ -398,14 +398,14 @@ def canonical(batch: Data | HeteroData) -> dict:
 
 @pytest.mark.parametrize("name", TOTALS)
 def test_with_all_neighbours_batches_are_pygs(request, name, backend):
-    """Nothing is left to chance: the same vertices, edges, seeds and labels, batch by batch."""
+    """Without random choices, vertices, edges, seeds and labels are equal, batch by batch."""
     expect_failure(request, SCENARIOS[name], backend)
     ours, theirs = (list(map(canonical, SCENARIOS[name].make(side))) for side in (OURS, PYGS))
     assert ours == theirs
 
 
 def test_with_replacement_neighbours_come_as_often_as_pygs(backend):
-    """Uniform on both sides. (Without replacement torch_sparse's draws are not.)"""
+    """Draws are uniform on both sides. (Without replacement, those of torch_sparse are not.)"""
     data = Data(edge_index=star(6), num_nodes=7)
     counts = []
     for side in (OURS, PYGS):
@@ -416,7 +416,7 @@ def test_with_replacement_neighbours_come_as_often_as_pygs(backend):
 
 
 def test_a_sparse_adj_t_gives_pygs_batches(backend):
-    peer("torch_sparse")  # it makes adj_t, whatever samples
+    peer("torch_sparse")  # needed to make adj_t
     from torch_geometric.transforms import ToSparseTensor
 
     plain = there_and_back().clone()
@@ -439,7 +439,7 @@ def test_a_sparse_adj_t_gives_pygs_batches(backend):
                 assert dense[0] == dense[1]
 
 
-# --- the same sample, in PyG's hands -----------------------------------------------------------------------
+# --- the same sample, built by PyG -------------------------------------------------------------------------
 
 
 def as_plain(value: Any) -> Any:
@@ -449,7 +449,7 @@ def as_plain(value: Any) -> Any:
 
 
 def assert_batches_are_pygs(loader_class: type, data: Any, *args: Any, **options: Any) -> list:
-    """Every batch is what PyG makes of the same sample."""
+    """Checks that every batch equals PyG's batch of the same sample."""
     samples = []
 
     def keep(sampled: Any) -> Any:
@@ -550,7 +550,7 @@ def test_stores_are_read_whole_and_give_their_features(side, kind):
             assert torch.equal(store.x, whole.x[store.n_id]) and store.num_nodes == len(store.n_id)
 
 
-#: How a feature store may name the group of the edges of a graph of one type.
+#: Names that a feature store may use for the group of edges of a graph with one type.
 EDGE_GROUPS = [None, (None, None)]
 
 
@@ -657,7 +657,7 @@ def test_custom_cls_is_the_class_of_batches_from_stores():
         NeighborLoader(graph(), [2], TEN, custom_cls=Citations)
 
 
-# --- features know who they are, whatever the threads and tiers ---------------------------------------------
+# --- features identify their vertices, for all threads and tiers --------------------------------------------
 
 
 def differences(a: Data | HeteroData, b: Data | HeteroData) -> list[str]:
@@ -864,7 +864,7 @@ def test_edges_with_times_see_no_newer_vertices_and_no_newer_negatives(edge_type
         else:
             assert torch.equal(ends[0].seed_time, times) and torch.equal(ends[1].seed_time, times)
             assert bool((ends[1].time[ends[1].dst_neg_index] <= times[:, None]).all())
-        for store in batch.node_stores:  # a tree's vertices are not newer than its edge
+        for store in batch.node_stores:  # vertices of a tree are not newer than its edge
             assert bool((store.time <= times[store.batch]).all())
 
 
@@ -882,7 +882,7 @@ def test_a_neighbour_of_greater_weight_comes_more_often():
     assert p_of_chances(drawn.elements(), {0: 0.1, 1: 0.0, 2: 0.3, 3: 0.6}) > FALSE_ALARM
 
 
-# --- samplers in other hands --------------------------------------------------------------------------------
+# --- our sampler in other libraries -------------------------------------------------------------------------
 
 
 def test_pygs_loaders_draw_with_our_sampler_in_worker_processes():
@@ -965,7 +965,7 @@ def test_fanouts_of_edge_types_that_pyg_takes_for_one_are_refused_in_words():
 
 
 def only_edges(declared: bool) -> HeteroData:
-    """``b`` has no attributes, and 7 vertices by its edges."""
+    """Makes a graph in which ``b`` has no attributes, and 7 vertices by its edges."""
     data = HeteroData()
     data["a"].x = torch.arange(6.0).view(3, 2)
     if declared:
@@ -987,7 +987,7 @@ def test_a_type_that_has_only_edges_is_as_large_as_these_say(declared, seeds, tm
     ):
         loader = NeighborLoader(data, [-1, -1], (seeds, torch.arange(3)), batch_size=3)
     assert "b" in data.node_types if declared else data.node_types == ["a"], "the user's object stays as it is"
-    if declared:  # else PyG's libraries do not find the type
+    if declared:  # otherwise PyG's libraries do not find the type
         theirs = torch_geometric.loader.NeighborLoader(data, [-1, -1], (seeds, torch.arange(3)), batch_size=3)
         assert canonical(next(iter(loader))) == canonical(next(iter(theirs)))
     with pytest.warns(UserWarning, match="taken to have 7"):
@@ -1061,7 +1061,7 @@ def test_lightnings_data_module_takes_our_sampler():
 
 
 class FirstNeighbours(BaseSampler):
-    """A sampler of the user's own: of every seed the first edge into it, numbered in an order of its own."""
+    """User's own sampler: for every seed it draws the first edge into it, numbered in its own order."""
 
     def __init__(self, data: Data) -> None:
         self.data = data
@@ -1160,7 +1160,7 @@ def test_worker_init_fn_is_called_once_in_every_thread_and_epoch(persistent):
     gate = threading.Barrier(3)
 
     def greet(number: int) -> None:
-        gate.wait(timeout=HANG)  # all three threads must come
+        gate.wait(timeout=HANG)  # passes only when all three threads have come
         calls.append((number, threading.current_thread().name))
 
     loader = NeighborLoader(
@@ -1324,7 +1324,7 @@ def test_statistics_and_memory_add_up_over_types(device_rows):
     assert stats_.batches == 3 and stats_.rows == stats_.rows_device + stats_.rows_host == rows
     assert (stats_.rows_device > 0) == (device_rows > 0) and (stats_.rows_host > 0) == (device_rows < 1)
     memory = loader.memory()
-    row_bytes = 2 * 4 + 8  # x and time
+    row_bytes = 2 * 4 + 8  # bytes of x and time
     assert memory["host"] == row_bytes * data.num_nodes and memory["cache"] == 0
     assert memory["device"] >= row_bytes * sum(int(device_rows * data[name].num_nodes) for name in data.node_types)
     assert memory["graph"] == NeighborSampler(data, [1]).nbytes > 0
@@ -1447,7 +1447,7 @@ TABLES = {
 
 
 def arguments_of(class_: type) -> dict[str, str]:
-    """Names with their defaults as source text, in order; those without have an empty one."""
+    """Returns names with their defaults as source text, in order; the default is empty if there is none."""
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     parameters = [p for p in list(inspect.signature(class_.__init__).parameters.values())[1:] if p.kind not in kinds]
     return {p.name: "" if p.default is p.empty else repr(p.default) for p in parameters}

@@ -1,4 +1,4 @@
-"""Classes that override what PyG's loaders are made of (``collate_fn``, ``filter_fn``, ``_get_iterator``) are asked, and see what they see in PyG's."""
+"""Laws of hooks: subclasses that override ``collate_fn``, ``filter_fn`` or ``_get_iterator`` are called with the same values as in PyG's loaders."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def typed() -> HeteroData:
 
 
 class Filters(NeighborLoader):
-    """Changes what was sampled, and then the batch."""
+    """Changes the sampler's output, and then the batch."""
 
     def filter_fn(self, out):
         assert isinstance(out, (SamplerOutput, HeteroSamplerOutput))
@@ -57,7 +57,7 @@ class Both(Filters):
 
 
 class LikePyGs(NeighborLoader):
-    """The hooks of PyG's loader, written anew over its parts."""
+    """Hooks of PyG's loader, written again with its parts."""
 
     def collate_fn(self, index):
         out = self.node_sampler.sample_from_nodes(self.input_data[index])

@@ -1,6 +1,6 @@
-"""Laws of the loader on one rank: what a batch carries, when it is the same, how an epoch runs and ends.
+"""Laws of the loader on one rank: contents of a batch, when batches are equal, and how an epoch runs and ends.
 
-Features know who they are, and PyG's own ``NodeLoader.filter_fn`` says what a batch must carry. Laws of several ranks
+Rows identify their vertices, and PyG's own ``NodeLoader.filter_fn`` defines the contents of a batch. Laws of several ranks
 are in tests/loader/test_ranks.py.
 """
 
@@ -36,7 +36,7 @@ from salientpp.datasets import synthetic
 from salientpp.engine.pipeline import StageError
 from salientpp.store.cache import FeatureCache
 
-# torch counts worker processes; ours are threads.
+# torch warns about worker processes, but ours are threads.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
@@ -60,7 +60,7 @@ def typed(tmp_path_factory) -> tuple[HeteroData, salientpp.PartitionedGraph]:
     return data, salientpp.partition(data, 1, tmp_path_factory.mktemp("typed") / "d", [4, 3], 16)
 
 
-# --- law 1: features know who they are -------------------------------------------------------------------
+# --- law 1: features identify their vertices -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
@@ -82,7 +82,7 @@ def test_features_know_who_they_are(data, part, device_rows, depth, num_workers)
 
 
 def test_a_batch_is_a_sample_of_the_graph(data):
-    """Seeds first; every edge exists, ends in a vertex of the hop before, and no vertex gets more than the fanout."""
+    """Seeds come first. Every edge exists and ends in a vertex of the hop before, and no vertex gets more than the fanout."""
     fanouts = [4, 3, 2]
     for batch in make(data, num_neighbors=fanouts):
         assert torch.equal(batch.n_id[: batch.batch_size], batch.input_id)
@@ -169,12 +169,12 @@ def test_without_shuffle_an_epoch_draws_anew_from_the_same_seeds(data):
 
 
 def test_batches_of_one_epoch_draw_independently():
-    """The same seed in 200 batches: all of its 40 neighbours turn up, none in more than its share."""
+    """The same seed occurs in 200 batches. All of its 40 neighbours are drawn, none much more often than the others."""
     data = Data(edge_index=star(40), num_nodes=41)
     loader = make(data, num_neighbors=[4], input_nodes=[0] * 200, batch_size=1, shuffle=False)
     print("seed 5")
     drawn = torch.bincount(torch.cat([batch.e_id for batch in loader]), minlength=40)
-    # 200 draws with chance 1/10: mean 20, standard deviation 4.2.
+    # 200 draws with probability 1/10: mean 20, standard deviation 4.2.
     assert int(drawn.sum()) == 800 and int(drawn.min()) > 3 and int(drawn.max()) < 40, drawn
 
 
@@ -205,11 +205,11 @@ def test_torch_seeds_the_loader_where_it_gets_no_seed(data):
     assert torch.equal(torch.get_rng_state(), state), "a given seed leaves torch's generator alone"
 
 
-# --- what a batch carries --------------------------------------------------------------------------------
+# --- contents of a batch ---------------------------------------------------------------------------------
 
 
 def pyg_batch(data: Data, sampled: SamplerOutput, input_id: Tensor) -> Data:
-    """What PyG makes of a sample."""
+    """Makes PyG's batch of a sample."""
     sampled.metadata = (input_id, None)
     loader = SimpleNamespace(
         data=data, transform=None, transform_sampler_output=None, node_sampler=SimpleNamespace(edge_permutation=None)
@@ -417,7 +417,7 @@ def test_the_transform_sees_the_finished_batch_and_its_result_is_given(data):
 
 
 def test_a_transform_may_return_anything_even_none(data):
-    """PyG hands it through. Only three batches are asked for: where None means "no batch yet", an epoch never ends."""
+    """PyG returns it unchanged. The test takes only three batches, because an epoch would never end if None meant "no batch yet"."""
     results = {0: "first", 1: None}
     calls = itertools.count()
     loader = make(data, transform=lambda batch: results.get(next(calls), "later"), depth=1)
@@ -465,7 +465,7 @@ class Boom(Exception):
 @pytest.mark.parametrize(("argument", "stage"), [("transform", "assemble"), ("transform_sampler_output", "sample")])
 def test_a_raising_transform_names_rank_batch_and_stage(data, argument, stage, depth, num_workers):
     def raise_at_3(value: Any) -> Any:
-        # The seeds tell the batch; calls may come from several threads.
+        # The seeds identify the batch, because several threads may call this.
         ids = value.node if isinstance(value, SamplerOutput) else value.n_id
         if int(ids[0]) == 3 * 32:
             raise Boom("no luck")
@@ -515,7 +515,7 @@ def test_len_is_what_an_epoch_gives(data, batch_size, drop_last):
     assert len(loader) == len(sizes)
 
 
-#: What names no vertices, and what the error says of it.
+#: Wrong values of input_nodes, and the text of the error.
 NO_NODES = [
     ([None], "list (Could not infer dtype of NoneType)"),
     (print, "builtin_function_or_method ("),
@@ -681,7 +681,7 @@ def test_pygs_graphsage_trains_on_the_batches():
 
 
 def test_pygs_trimming_to_the_hop_changes_no_seed(data):
-    """It relies on vertices and edges being ordered by hop, and on their counts."""
+    """Trimming relies on vertices and edges being ordered by hop, and on their counts."""
     torch.manual_seed(1)
     model = GraphSAGE(3, 8, num_layers=3).eval()
     for batch in make(data, num_neighbors=[4, 3, 2]):
@@ -970,7 +970,7 @@ def test_a_profile_has_a_track_per_stage_and_worker_and_a_span_per_batch(data, t
     loader = make(data, num_workers=2)
     with loader.profile(tmp_path / "trace.json"):
         count = sum(1 for _ in loader)
-    for _ in loader:  # not traced
+    for _ in loader:  # outside the profile
         pass
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     tracks = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
@@ -982,7 +982,7 @@ def test_a_profile_has_a_track_per_stage_and_worker_and_a_span_per_batch(data, t
     assert {name for track, name in spans if track.startswith("worker: salientpp-sample")} == wanted
 
 
-# --- a peer, where it is installed ------------------------------------------------------------------------
+# --- comparison with a peer, if it is installed ------------------------------------------------------------
 
 
 def _pyg_batches(data, **options):
@@ -994,7 +994,7 @@ def _pyg_batches(data, **options):
 @pytest.mark.parametrize("form", ["edge_index", "adj_t"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_with_all_neighbours_our_batches_are_pygs(data, form, backend):
-    """Taking all neighbours leaves nothing to chance: the same vertices, edges and attributes, up to the order of discovery."""
+    """Without random choices, vertices, edges and attributes are equal, except for the order of discovery."""
     if form == "adj_t":
         peer("torch_sparse")
         from torch_geometric.transforms import ToSparseTensor
@@ -1007,7 +1007,7 @@ def test_with_all_neighbours_our_batches_are_pygs(data, form, backend):
     for a, b in zip(ours, theirs, strict=True):
         counts = (
             set() if backend == "pyg-lib" else {"num_sampled_nodes", "num_sampled_edges"}
-        )  # over torch-sparse PyG does not count by hop
+        )  # with torch-sparse, PyG does not count by hop
         assert set(a.keys()) - counts == set(b.keys())
         assert a.batch_size == b.batch_size and torch.equal(a.input_id, b.input_id)
         assert torch.equal(a.n_id[: a.batch_size], b.n_id[: b.batch_size])
@@ -1021,7 +1021,7 @@ def test_with_all_neighbours_our_batches_are_pygs(data, form, backend):
 
 
 def _global_edges(batch, form):
-    """[2, e] original ends of the edges, sorted."""
+    """Returns [2, e] original ends of the edges, sorted."""
     edge_index = torch.stack(batch.adj_t.t().coo()[:2]) if form == "adj_t" else batch.edge_index
     ends = batch.n_id[edge_index]
     return ends[:, (ends[0] * 10**6 + ends[1]).argsort()]

@@ -1,4 +1,4 @@
-"""Laws of the options: each is declared once, and signature, docstring, docs, facts and fingerprint are made of the declaration."""
+"""Laws of the options: each is declared once, and signature, docstring, docs, facts and fingerprint follow from the declaration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from salientpp.loader.values import Options
 
 ROOT = Path(__file__).parents[2]
 
-#: A file that adds an option, with a way that it leads to, to the loaders.
+#: A file that adds an option to the loaders, with a way that the option makes.
 NEW_FILE = '''
 from typing import Annotated, TypedDict
 from salientpp.engine.option import Option, flag

@@ -1,4 +1,4 @@
-"""Batches that are filled up to few sizes: the same batches behind masks, the same results at the seeds, and few shapes."""
+"""Laws of padded batches: the same batches behind masks, the same results at the seeds, and few shapes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def typed() -> HeteroData:
 
 
 def both(data, input_nodes=None, **options):
-    """Loaders of the same batches, without padding and with it."""
+    """Makes loaders of the same batches, without padding and with it."""
     return [NeighborLoader(data, input_nodes=input_nodes, pad=pad, **(OPTIONS | options)) for pad in (None, "bucket")]
 
 
@@ -151,7 +151,7 @@ def test_outputs_at_the_seeds_and_gradients_are_those_without_padding(name):
 
 
 def compilations(loader: NeighborLoader, plain: bool = False) -> int:
-    """How often a GraphSAGE is compiled over an epoch; ``plain``: without the marks that a loader without padding sets on its tensors."""
+    """Counts the compilations of a GraphSAGE over an epoch. ``plain``: without the marks that a loader without padding sets on its tensors."""
     torch._dynamo.reset()
     model = nn.GraphSAGE(DATA.num_features, 8, 2, 4)
     count = 0
@@ -172,7 +172,7 @@ def compilations(loader: NeighborLoader, plain: bool = False) -> int:
 def test_a_compiled_model_is_compiled_once_for_each_class():
     bare, full = both(DATA, batch_size=300)
     assert compilations(full) == len({shape(batch) for batch in full}) <= 4
-    assert compilations(bare, plain=True) > 4  # so this counts compilations
+    assert compilations(bare, plain=True) > 4  # shows that compilations are counted
 
 
 def test_resumed_and_copied_loaders_give_the_same_padded_batches():
@@ -311,7 +311,7 @@ def padded_epochs(rank: int, root: str) -> list[bool]:
     part, found = salientpp.load(root), []
     for alpha in (0.0, 0.2):
         bare, full = both(part, input_nodes="train", batch_size=16, replication_factor=alpha, uneven="exact")
-        # One after the other: a loader gives one epoch at a time.
+        # One after the other, because a loader runs one epoch at a time.
         wanted, padded = list(bare), list(full)
         for ours, theirs in zip(wanted, padded, strict=True):
             assert_same_but_for_padding(ours, theirs)

@@ -36,7 +36,7 @@ def _partition(root: Path, num_parts: int, **options) -> str:
 
 
 def _skewed(root: Path, seeds_per_part: list[int]) -> str:
-    """A directory whose parts have the given numbers of training seeds."""
+    """Makes a directory whose parts have the given numbers of training seeds."""
     data = random_data()
     assignment = torch.arange(data.num_nodes) % len(seeds_per_part)
     train = torch.cat([(assignment == part).nonzero().flatten()[:count] for part, count in enumerate(seeds_per_part)])
@@ -151,7 +151,7 @@ def test_measured_communication_is_the_sum_of_distinct_remote_uncached_vertices(
 
 
 def _simulate(root: str, rank: int, cached: set[int]) -> tuple[int, int, int]:
-    """Remote rows, cache hits and all rows of three epochs of a rank, counted without loader or processes."""
+    """Counts remote rows, cache hits and all rows of three epochs of a rank, without loader or processes."""
     part = salientpp.load(root, part_id=rank)
     seeds_per_rank = [part.split("train", part_id).numel() for part_id in range(part.num_parts)]
     seeds = part.split("train")
@@ -231,7 +231,7 @@ def _train_with_ddp(rank: int, root: str, uneven: str) -> list[float]:
 
 @pytest.mark.parametrize("uneven", ["wrap", "drop", "exact"])
 def test_ddp_trains_on_uneven_ranks(tmp_path, uneven):
-    """Under 'exact' with torch's Join, the ranks that are done go on serving rows in the background."""
+    """Under 'exact' with torch's Join, ranks that are done continue to serve rows in the background."""
     root = _skewed(tmp_path / "parts", [120, 20])
     first, second = distributed.run(_train_with_ddp, 2, root, uneven)
     assert all(torch.tensor(first).isfinite())
@@ -276,7 +276,7 @@ def _second_epoch(rank: int, root: str) -> list:
 
 
 def _abandon(rank: int, root: str) -> int:
-    """Ends the process with an iterator alive, in mid-epoch, on one rank."""
+    """Ends the process with a live iterator, in mid-epoch, on one rank."""
     loader = _loader(root)
     iterator = iter(loader)
     next(iterator)
@@ -312,7 +312,7 @@ def test_a_rank_whose_script_has_ended_goes_on_serving(tmp_path, depth):
 def _fail_in_stage(rank: int, root: str, failing: int, stage: str, depth: int) -> None:
     loader = _loader(
         root, depth=depth, timeout=NEVER, batch_size=4
-    )  # enough batches to need the failing rank in later ones
+    )  # enough batches, so that later ones need the failing rank
     assert len(loader) > 2 + 5
     if rank == failing:
         original, calls = getattr(loader.engine.producer.stages, stage), 0
@@ -350,7 +350,7 @@ def test_the_stages_are_all_there(tmp_path):
 @pytest.mark.parametrize("depth", [1, 10, *(pytest.param(depth, marks=pytest.mark.faults) for depth in (2, 3, 4, 7))])
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_that_raises_ends_every_rank_with_rank_batch_and_stage(tmp_path, stage, depth):
-    """A reported failure does not cost the time-out, which is longer than the test may take."""
+    """A reported failure does not wait for the time-out, which is longer than the test may take."""
     root = _partition(tmp_path / "parts", 3)
     results = distributed.run(_fail_in_stage, 3, root, 0, stage, depth, may_fail=True)
     for rank, failed in enumerate(results):
@@ -386,7 +386,7 @@ def _die(rank: int, root: str) -> None:
         if rank == 1 and index == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.05)
-    for _ in loader:  # the first epoch may have been under way to its end
+    for _ in loader:  # the first epoch may have been near its end
         pass
 
 
@@ -485,11 +485,11 @@ def test_ranks_outside_the_parts_are_refused(tmp_path):
         distributed.run(_wrong_world, 4, _partition(tmp_path / "parts", 3))
 
 
-# --- whose code runs where ---------------------------------------------------------------------------------
+# --- threads and ranks that run the user's code ------------------------------------------------------------
 
 
 def _leave_with_functions(rank: int, root: str, workers: int, depth: int) -> tuple[list[list], int, bool]:
-    """Rank 1 leaves each epoch after one batch; from then on its functions would raise."""
+    """Rank 1 leaves each epoch after one batch. Its functions would raise after that."""
     left, ran = False, []
 
     def users_own(name):
@@ -519,7 +519,7 @@ def _leave_with_functions(rank: int, root: str, workers: int, depth: int) -> tup
             time.sleep(0.02)
         left, before = True, len(ran)
         if rank == 1:
-            time.sleep(0.5)  # while rank 0 goes on
+            time.sleep(0.5)  # rank 0 continues meanwhile
         counts.append((index, len(ran) - before))
     return counts, len(loader), all(in_main for _, in_main in ran)
 
@@ -532,7 +532,7 @@ def test_a_rank_that_has_left_answers_the_others_without_running_its_users_code(
 
 
 def _leave_with_sampler_output(rank: int, root: str) -> tuple[int, int, int]:
-    """How many samples were begun before leaving, a moment later, and after the epoch?"""
+    """Returns the numbers of samples that were begun before leaving, a moment later, and after the epoch."""
     begun = []
 
     def transform_sampler_output(out):
@@ -605,7 +605,7 @@ def _make_with(rank: int, root: str, name: str, wrong: dict[int, dict]) -> str:
     part = salientpp.load(root)
     options = {
         "batch_size": BATCH,
-        "timeout": distributed.NEVER,  # what it waits for never comes in time
+        "timeout": distributed.NEVER,  # no rank may wait for it
         "input_nodes": "train",
         "num_neighbors": FANOUTS,
         "data": part,
@@ -616,7 +616,7 @@ def _make_with(rank: int, root: str, name: str, wrong: dict[int, dict]) -> str:
         text = "made"
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-    # Afterwards the ranks are in step again.
+    # Afterwards the ranks take part in the same collectives again.
     loader = _loader(root)
     assert sum(1 for _ in loader) == len(loader) > 0
     return text
@@ -667,14 +667,14 @@ def test_a_mistake_in_any_argument_of_one_rank_is_told_to_all_at_once(tmp_path, 
             assert rank == culprit or got.startswith(f"ValueError: rank {culprit} could not make its loader: "), name
 
 
-# --- what must agree ----------------------------------------------------------------------------------------
+# --- arguments that must agree ------------------------------------------------------------------------------
 
 
 def _same(value):
     return value
 
 
-#: For each argument two values that the ranks may be given; the third says whether that is an error, and what it names.
+#: Two values of each argument, for different ranks. The third entry is None, or names the argument in the error.
 _DIFFERENT = {
     "num_neighbors": ([3, 2], [3, 3], "num_neighbors"),
     "input_nodes": ("train", "val", "input_nodes"),
@@ -724,8 +724,8 @@ _DIFFERENT = {
     "disjoint": (False, True, "disjoint"),
     "time_attr": (None, "y", "time_attr"),
 }
-#: What cannot differ like that: what is drawn from, what is refused or ignored, what no other rank could see, and device and cache, which
-#: tests of their own give to some ranks.
+#: Arguments that the table leaves out: the data, arguments that are refused, ignored or invisible to other ranks, and device and cache, which
+#: other tests give to some ranks.
 _APART = {
     "data", "input_time", "temporal_strategy", "weight_attr", "neighbor_sampler", "process_group", "dataset", "collate_fn",
     "sampler", "batch_sampler", "multiprocessing_context", "cache", "device", "input_id", "custom_cls", "share", "ways",
@@ -865,7 +865,7 @@ _REAL = [
 
 
 def _give_numbers(rank: int, root: str) -> int:
-    """Each numeric argument as each kind of number: the batches are those of Python's number."""
+    """Gives each numeric argument as each kind of number. The batches equal those with Python's number."""
     made = 0
     for name, (values, kind) in _NUMBERS.items():
         for value in values:

@@ -1,5 +1,7 @@
-"""Partitioning changes where rows are, and nothing else: on 1, 2 and 4 ranks, batches with times, weights, trees, types or links as seeds are those
-that one process draws for the same key from the same graph, bit for bit."""
+"""Law: partitioning changes only where rows are. On 1, 2 and 4 ranks, batches equal the batches that one process draws with the same key, bit for bit.
+
+The batches have times, weights, trees, types or links as seeds.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,7 @@ def check_one_type(rank: int, root: str, alphas: list[float]) -> None:
                 assert stats.rows_remote <= remote
 
 
-#: Parts on disk, and ranks; with fewer ranks than parts a rank serves several as one.
+#: Parts on disk, and ranks. With fewer ranks than parts, a rank serves several parts as one.
 PLACED = [(1, 1), (2, 2), (4, 4), (5, 2), (4, 3)]
 
 
@@ -77,7 +79,7 @@ def test_times_weights_trees_and_subgraphs_are_those_of_one_process(tmp_path, nu
 
 
 def source_under_ids_of(part: salientpp.PartitionedGraph, source: Data) -> Data:
-    """The graph that was partitioned, renumbered as its directory says; of that the original ids alone are used."""
+    """Renumbers the graph that was partitioned as its directory does. It uses only the original ids of the directory."""
     old = torch.cat([part.original_id(ids) for ids in torch.arange(part.num_vertices).split(2**20)])
     new = torch.empty_like(old)
     new[old] = torch.arange(old.numel())
@@ -120,7 +122,7 @@ def check_converted(rank: int, root: str, graph: str, fanouts: list[int], batch_
 
 @pytest.mark.parametrize("method", ["metis", "kaminpar"])
 def test_a_graph_that_was_converted_and_partitioned_gives_the_batches_of_one_process(tmp_path, method):
-    """From the files of the converted graph, which the directory has no part in but for original ids."""
+    """The expected batches come from the files of the converted graph. The directory provides only original ids."""
     if method == "kaminpar":
         pytest.importorskip("kaminpar")
     graph = generate(tmp_path / "graph", num_vertices=3000, average_degree=8, num_features=6, train_fraction=0.1)
@@ -171,7 +173,7 @@ def test_links_are_those_of_one_process(tmp_path, num_parts, world):
     distributed.run(check_links_of_one_type, world, str(root))
 
 
-#: Labels of four edges inside parts 0, 0, 1, 1 and of one from part 0 to part 1, and those of PyG's batches with binary negatives.
+#: Labels of four edges inside parts 0, 0, 1, 1 and of one from part 0 to part 1, and their labels in PyG's batches with binary negatives.
 SHIFTS = {
     "one rank has the only 0": ([0, 1, 1, 1, 1], [1, 2, 2, 2, 2]),
     "the other rank has it": ([2, 1, 0, 1, 1], [3, 2, 1, 2, 2]),
@@ -187,7 +189,7 @@ def labelled_edges() -> Data:
 
 
 def labels_of_batches(rank: int, root: str) -> dict[str, dict[int, float]]:
-    """By case and edge of the directory, its label."""
+    """Returns the label of each edge of the directory, by case."""
     part, found = salientpp.load(root), {}
     for number, case in enumerate(SHIFTS):
         loader = LinkNeighborLoader(part, [1], edge_label=f"label{number}", neg_sampling="binary", batch_size=2)
@@ -221,7 +223,7 @@ def test_labels_beside_binary_negatives_move_as_in_one_process(tmp_path, world):
 @pytest.mark.parametrize("case", SHIFTS)
 def test_labels_beside_binary_negatives_move_in_one_process(kind, case):
     if kind is PygLinkNeighborLoader:
-        peer("pyg_lib")  # it samples with that
+        peer("pyg_lib")  # PyG's loader samples with it
     data, (labels, expected) = labelled_edges(), SHIFTS[case]
     loader = kind(data, [1], data.edge_index, torch.tensor(labels), neg_sampling="binary", batch_size=5)
     torch.testing.assert_close(next(iter(loader)).edge_label[:5], torch.tensor(expected), equal_nan=True)
@@ -303,10 +305,10 @@ def check_types(rank: int, root: str, alphas: list[float]) -> None:
 
 
 def check_seed_rows(loader: Any, data: Any) -> None:
-    """Attributes that are not gathered come for the seeds, and for no other type."""
+    """Checks that attributes that are not gathered come with the seeds, and with no other type."""
     type_ = loader.engine.basis.source.seeds.inputs.input_type
     batch = next(iter(loader), None)
-    if batch is None:  # a rank without seeds
+    if batch is None:  # a rank without seeds has no batch
         return
     seeds = batch[type_].n_id[: batch[type_].batch_size]
     for name in loader.data.rows()[type_]:
@@ -338,7 +340,7 @@ def test_several_types_are_those_of_one_process(tmp_path, num_parts, world, repl
 
 
 def check_tiers_and_states(rank: int, root: str) -> None:
-    """Tiers, depth and workers change no batch; a cache may be another loader's; a state goes on where it was."""
+    """Checks that tiers, depth and workers change no batch, that a cache may come from another loader, and that a state continues where it was saved."""
     part = salientpp.load(root)
     data = whole(part)
     one = NeighborSampler(data, TYPED_FANOUTS)
@@ -469,7 +471,7 @@ def test_attributes_of_every_type_may_be_gathered(tmp_path):
     distributed.run(check_gathered, 2, str(root))
 
 
-# --- what is counted is what travels -----------------------------------------------------------------------
+# --- counted rows equal travelling rows --------------------------------------------------------------------
 
 
 def live_rows(rank: int, root: str, links: bool, epochs: int, alpha: float, given: dict[str, Any]) -> dict[Any, int]:

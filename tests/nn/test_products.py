@@ -1,4 +1,4 @@
-"""Laws of the products over grouped edges: values and gradients are those of one message per edge, on every path and for every dtype."""
+"""Laws of the products over grouped edges: values and gradients equal those of one message per edge, on every path and for every dtype."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Edges:
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """(source, target) of the edges that are used."""
+        """Returns (source, target) of the used edges."""
         return [(s, t) for s, t in zip(self.source, self.target) if t < self.used]
 
     @property
     def rows(self) -> int:
-        """As few rows of x as the edges that are used allow."""
+        """Returns the smallest number of rows of x that the used edges allow."""
         return 1 + max((s for s, _ in self.places), default=-1)
 
 
@@ -79,7 +79,7 @@ EDGES = {
 }
 
 
-# --- slow and obvious answers: one message at a time ------------------------------------------------------------
+# --- slow reference: one message at a time ----------------------------------------------------------------------
 
 
 def slow_reduce(edges: Edges, messages: list[Tensor], shape: tuple[int, ...], reduction: str) -> Tensor:
@@ -107,7 +107,7 @@ def slow_additive(edges: Edges, a: Tensor, b: Tensor, att: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Product:
-    """A product, the same done slowly, and the shapes of its arguments. Of these, "S", "T" and "E" are numbers of rows."""
+    """Product with its slow reference, and the shapes of its arguments, in which "S", "T" and "E" are numbers of rows."""
 
     fast: Callable[..., Tensor]
     slow: Callable[..., Tensor]
@@ -115,7 +115,7 @@ class Product:
 
     def arguments(self, edges: Edges, seed: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
         generator = torch.Generator().manual_seed(seed)
-        # x has the rows that are used and no more, target rows are all: both must be allowed.
+        # x has only the used rows, and there is a row for every target: both must be allowed.
         sizes = {"S": edges.rows, "T": edges.num_targets, "E": len(edges.places)}
         shapes = [[sizes.get(size, size) for size in shape] for shape in self.shapes]
         return [torch.randn(*shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
@@ -184,7 +184,7 @@ PRODUCTS |= {
 
 def gradients(out: Tensor, arguments: list[Tensor], seed: int = 7) -> list[Tensor]:
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed)).to(out.dtype)
-    if not out.requires_grad:  # what was done slowly on no edges
+    if not out.requires_grad:  # the slow reference without edges
         return [torch.zeros_like(argument) for argument in arguments]
     made = torch.autograd.grad((out * weight).sum(), arguments, allow_unused=True)
     return [torch.zeros_like(a) if grad is None else grad for a, grad in zip(arguments, made)]
@@ -228,7 +228,7 @@ def test_narrow_values_are_added_up_in_float32(name, dtype):
     assert out.dtype == dtype
     assert torch.equal(out, expected.to(dtype)), "rounded once, at the end"
     if name in ("max of edges", "min of edges", "max", "min"):
-        return  # narrow values tie where wide ones would not; see below
+        return  # 16-bit values tie where wider values would not; see below
     scale = 8 * torch.finfo(dtype).eps
     for grad, right in zip(gradients(out, arguments), gradients(expected, wide)):
         torch.testing.assert_close(grad.float(), right, rtol=scale, atol=scale * float(right.abs().max()))
@@ -246,13 +246,13 @@ def test_sources_of_four_and_eight_bytes_give_the_same_bits(name):
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_results_do_not_depend_on_the_number_of_threads(name):
-    """Also where one source has a third of all edges, which threads share by columns."""
+    """One source has a third of all edges, which threads divide by columns."""
     edges = random_edges(8, 300, 200, 12_000, 180)
     hub = [7 if p % 3 == 0 else s for p, s in enumerate(edges.source)]
     edges = Edges(hub, [0] * 4000 + edges.target[4000:], 300, 200, 180)
     product = PRODUCTS[name]
     wide = Product(product.fast, product.slow, [(*s[:-1], s[-1] * 8) if len(s) > 1 else s for s in product.shapes])
-    if "head" in name:  # a weight for each head
+    if "head" in name:  # with a weight for each head
         wide = product
     arguments, lists, threads = wide.arguments(edges, 8, torch.float32), edges.lists, torch.get_num_threads()
     results = []
@@ -270,7 +270,7 @@ def test_results_do_not_depend_on_the_number_of_threads(name):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_reductions_are_those_of_scatter_also_where_values_tie(reduction, dtype):
-    """Values of -1, 0 and 1: torch.scatter_reduce counts the zero that it starts from among equal values."""
+    """With values of -1, 0 and 1, torch.scatter_reduce counts its initial zero among equal values."""
     edges = random_edges(9, 12, 8, 60, 8)
     generator = torch.Generator().manual_seed(9)
     x = torch.randint(-1, 2, (12, 6), generator=generator).to(dtype).requires_grad_()

@@ -1,4 +1,4 @@
-"""Models whose layers are called again in the backward, several loaders for one model, and unusual arguments of layers."""
+"""Trimmed models whose layers are called again in the backward, that serve several loaders, or whose layers get unusual arguments."""
 
 from __future__ import annotations
 

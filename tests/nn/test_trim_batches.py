@@ -1,4 +1,4 @@
-"""Which batches a trimmed model trims: those whose edges are as they were sampled. On all others it is the plain model."""
+"""Laws of batches for trimmed models: a batch whose edges are as they were sampled is trimmed. On all others the plain model runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def network(kind: str = "gcn") -> torch.nn.Module:
 
 
 def is_trimmed(batch, call=call_x, kind: str = "gcn", seeds: int | None = None) -> bool:
-    """Whether the layers give fewer rows; results are those of the plain model either way."""
+    """Returns True if the layers give fewer rows. Results equal the plain model's in both cases."""
     expected, got = compare(network(kind), batch, call, seeds=seeds)
     assert expected.rows == [expected.num_out] * 3
     return got.rows[-1] < expected.num_out
@@ -40,7 +40,7 @@ def is_trimmed(batch, call=call_x, kind: str = "gcn", seeds: int | None = None) 
 
 
 class Marks:
-    """A transform that adds attributes."""
+    """Transform that adds attributes."""
 
     def __call__(self, batch):
         batch.centre = batch.x.mean(0)
@@ -127,7 +127,7 @@ def links(data, **options):
 
 
 class Scores(torch.nn.Module):
-    """The decoder is part of the model."""
+    """Model that contains its decoder."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -273,7 +273,7 @@ def test_a_mask_of_edges(data):
 
 
 def test_edges_of_another_batch(data):
-    """Of which all are in range."""
+    """All ids of the other batch's edges are in range."""
     first, second = list(loader_of(data, batch_size=6))[:2]
     large, small = sorted((first, second), key=lambda batch: batch.num_nodes)[::-1]
     for kind in ("gcn", "sage", "gat"):

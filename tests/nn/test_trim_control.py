@@ -1,4 +1,4 @@
-"""Models that choose, draw and keep things, and hold layers of the user's: exact, or refused in words."""
+"""Trimmed models with control flow, random draws, stored values and users' own layers: results are exact, or a clear error is raised."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def skip(m, x, e):
     return h + m.last(h, e)
 
 
-# --- layers of the user's -------------------------------------------------------------------------------------
+# --- users' own layers ----------------------------------------------------------------------------------------
 
 
 class Mine(MessagePassing):
@@ -87,7 +87,7 @@ def test_layers_with_hooks_are_exact(batch):
     assert_same(expected, step(salientpp.nn.trim(model), batch))
 
 
-# --- what models give and take -----------------------------------------------------------------------------------
+# --- arguments and outputs of models -----------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -183,7 +183,7 @@ def test_edges_against_their_direction(batch):
     compare(Against().double(), batch)
 
 
-# --- what models keep and draw ---------------------------------------------------------------------------------
+# --- stored values and random draws ----------------------------------------------------------------------------
 
 
 def test_lazy_layers_begin_as_in_the_plain_model(batch):
@@ -212,7 +212,7 @@ def test_lazy_layers_begin_as_in_the_plain_model(batch):
 
 
 def test_the_first_pass_draws_nothing(batch):
-    """Nor from the generators of Python and numpy."""
+    """The generators of Python and numpy stay unused too."""
 
     def function(m, x, e):
         h = m.first(x, e) * random.random() * np.random.rand()
@@ -229,7 +229,7 @@ def test_the_first_pass_draws_nothing(batch):
     assert_same(*steps)
 
 
-# --- what differs from batch to batch --------------------------------------------------------------------------
+# --- differences between batches -------------------------------------------------------------------------------
 
 
 def test_arguments_that_choose_have_their_own_plans(batch):

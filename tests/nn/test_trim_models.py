@@ -1,4 +1,4 @@
-"""PyG's models, trimmed: with normalisations, JumpingKnowledge and dropout, exact or as the option says."""
+"""Laws of PyG's models when trimmed: with normalisations, JumpingKnowledge and dropout, results are exact or as the option says."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NORMS = {
     "diff_group": ("diff_group_norm", {"groups": 3}),
     "instance": ("instance_norm", None),
 }
-#: Those that look at each row by itself. EdgeCNN's and GIN's layers hold normalisations themselves.
+#: Normalisations of each row separately. The layers of EdgeCNN and GIN hold normalisations themselves.
 ROW_WISE = {None, "layer"}
 JK = [None, "cat", "max", "lstm"]
 
@@ -72,7 +72,7 @@ def test_normalisations_over_all_rows_see_all_rows(name, norm, training, batch):
     if norm in ROW_WISE and not (training and norms_inside(model)):
         assert got.rows == [within(batch, 2), within(batch, 1), within(batch, 0)]
         assert got.num_out == batch.batch_size
-    elif name != "EdgeCNN":  # whose last layer normalises messages
+    elif name != "EdgeCNN":  # its last layer normalises messages
         assert got.rows[-1] == batch.batch_size
 
 
@@ -97,7 +97,7 @@ def test_needed_rows_alone_are_normalised_where_asked(name, norm, batch):
 
 
 class Centred(torch.nn.Module):
-    """A network that looks at all rows."""
+    """Network that reads all rows."""
 
     def __init__(self, columns: int, out: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Trimmed models in lower precision, compiled, and in processes that begin or go on."""
+"""Trimmed models in lower precision, compiled, and in processes that start or resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users do with models, done with trimmed ones: copies, files, wrappers, errors, threads, memory."""
+"""Laws of everyday use of trimmed models: copies, files, wrappers, errors, threads, memory."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_trimmed_models_may_hold_trimmed_models(batch):
 
 
 def test_layers_that_need_more_than_a_trimmed_part_gives_say_so(batch):
-    """The part alone is trimmed, though a layer follows it."""
+    """Only the part is trimmed, although a layer follows it."""
     model = Holds(salientpp.nn.trim(network())).double()
     with pytest.raises((RuntimeError, IndexError), match=r"rows|indices|index"):
         step(model, batch)
@@ -298,7 +298,7 @@ def test_no_model_keeps_a_batch(data, request):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     references = []
     gc.collect()
-    gc.disable()  # nothing waits for it
+    gc.disable()  # memory must be freed without it
     request.addfinalizer(gc.enable)
     for training in (True, False, True):
         model.train(training)

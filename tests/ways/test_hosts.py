@@ -1,4 +1,4 @@
-"""Laws of hosts with several ranks: they hold one copy of rows and one cache, fetch a row once, and batches are those of ranks that are alone."""
+"""Laws of hosts with several ranks: they hold one copy of rows and one cache, fetch a row once, and give the batches of ranks on separate hosts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from salientpp.ways.hosts import host_by_launcher
 
 FANOUTS, BATCH = [4, 3, 2], 8
 
-#: Parts, and ranks of each host.
+#: Number of parts, and ranks of each host.
 HOSTS = {
     "2x2": (4, [2, 2]),
     "2x4": (8, [4, 4]),
@@ -66,7 +66,7 @@ def loader_of(part: salientpp.PartitionedGraph, hosts: Any, **options: Any) -> N
 
 
 def epoch_of(loader: Any, part: salientpp.PartitionedGraph) -> list[tuple]:
-    """Everything of an epoch's batches, after a look at who the rows are."""
+    """Returns everything in an epoch's batches, after a check that rows belong to their vertices."""
     given = []
     for batch in loader:
         assert torch.equal(batch.x[:, 0].long(), part.original_id(batch.n_id))  # law 1
@@ -102,7 +102,9 @@ def test_batches_are_the_same_and_hosts_have_one_cache(roots, hosts):
             of_host = [results[rank][case] for rank in ranks]
             assert all(of_rank["cached"] == of_host[0]["cached"] for of_rank in of_host), "one cache"
             shared, alone = (sum(of_rank[name] for of_rank in of_host) for name in ("shared", "alone"))
-            assert shared <= alone or case >= 1  # a cache of a host may hold what one of its ranks would not keep
+            assert (
+                shared <= alone or case >= 1
+            )  # a host's cache may hold rows that one of its ranks alone would not keep
 
 
 def small_caches(rank: int, root: str, hosts: list[int], sizes: list[int]) -> list[list[int]]:
@@ -147,7 +149,7 @@ def test_what_was_fetched_is_what_the_analysis_says(roots, hosts, alpha):
 
 
 def everything(batch: Any) -> Any:
-    """All that a batch has, in one order."""
+    """Returns everything that a batch has, in a fixed order."""
     stores = [store.to_dict() for store in batch.stores]
     return [(name, store[name]) for store in stores for name in sorted(store)]
 
@@ -205,7 +207,7 @@ def leave_and_resume(rank: int, root: str) -> None:
     part = salientpp.load(root)
     expected = epoch_of(loader_of(part, 1), part)
     loader = loader_of(part, 2, replication_factor=0.1)
-    for number, _ in enumerate(loader):  # law 7: every rank leaves elsewhere
+    for number, _ in enumerate(loader):  # law 7: every rank leaves at another batch
         if number == rank:
             break
     loader.set_epoch(0)
@@ -217,7 +219,7 @@ def leave_and_resume(rank: int, root: str) -> None:
     iterator.close()
     assert len(given) == 2 + rank
     second = loader_of(part, 2)
-    second.load_state_dict(state)  # who shares a host is no matter of a state
+    second.load_state_dict(state)  # a state does not depend on the hosts
     assert epoch_of(second, part) == expected[2 + rank :]
 
 
@@ -289,7 +291,7 @@ def test_joint_probability_of_a_host_loses_nothing_for_small_numbers():
     assert torch.allclose(pool, torch.tensor([3e-30, 0.75, 1.0], dtype=torch.float64), rtol=1e-6, atol=0)
 
 
-# --- who shares a host ------------------------------------------------------------------------------------
+# --- which ranks share a host -----------------------------------------------------------------------------
 
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -301,7 +303,7 @@ SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_N
     [
         ({}, None),
         (TORCHRUN, "ranks 4 to 7"),
-        (TORCHRUN | {"WORLD_SIZE": "16"}, None),  # left over from another start
+        (TORCHRUN | {"WORLD_SIZE": "16"}, None),  # stale variables of another start
         (TORCHRUN | {"RANK": "1"}, None),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "1"}, None),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "9"}, None),
@@ -372,7 +374,7 @@ def test_own_sources_of_rows_turn_hosts_off(roots):
 def copied(rank: int, root: str, to: str, together: bool) -> Any:
     where = Path(to) / ("all" if together else str(rank))
     if rank == 1:
-        time.sleep(0.3)  # the first has its part and goes on
+        time.sleep(0.3)  # the first rank stages its part and continues
     copy = salientpp.copy_to_disk(root, where)
     return under_torchrun(rank, str(copy), [2], {})[:2]
 
@@ -423,7 +425,7 @@ def proportional(rank: int, root: str) -> tuple[int, int, int]:
     part = salientpp.load(root)
     loader = loader_of(part, 2, replication_factor=1.5)
     for tensor in (*loader.cache.rows.values(), loader.cache.members.ids, loader.cache.members.words):
-        tensor.sum()  # read by all
+        tensor.sum()  # every rank reads it
     torch.distributed.barrier()
     seen = mapping("Pss"), loader.cache.nbytes + loader.cache.members.ids.nbytes, loader.memory()["cache"]
     torch.distributed.barrier()
@@ -439,7 +441,7 @@ def test_a_hosts_cache_takes_the_memory_of_one(tmp_path):
         (pss, size, told), other = results[first : first + 2]
         assert size == other[1] > 1e6 and told > 1e6
         print("proportional", pss + other[0], "of", size)
-        # Each tensor begins on a page of its own; 3 blocks at most are alive: this one, and those of scores.
+        # Each tensor begins on its own page. At most 3 blocks are alive: this one, and those of scores.
         assert size <= pss + other[0] <= size + 16 * 4096
 
 

@@ -1,4 +1,4 @@
-"""Laws of a cache that knows the next batches: it keeps what is needed next."""
+"""Laws of a cache that knows the next batches: it keeps the rows that are needed next."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_list_holds_its_ids_in_at_most_a_bit_for_each(density, num_ids):
 
 
 def test_a_list_takes_little_more_than_its_ids_say():
-    """Ids that come independently of each other have so many bits of entropy; half of them ten times as often as the others."""
+    """Independent ids have this entropy in bits. Half of the ids occur ten times as often as the others."""
     num_ids, often, seldom = 200_000, 0.2, 0.02
     chance = torch.cat([torch.full((num_ids // 2,), often), torch.full((num_ids // 2,), seldom)])
     ids = (torch.rand(num_ids, generator=torch.Generator().manual_seed(0)) < chance).nonzero().flatten()
@@ -100,7 +100,7 @@ def test_it_keeps_what_is_needed_next(window, slots):
 
 
 def test_with_all_of_the_future_no_choice_fetches_less():
-    """Against every sequence of choices, on caches of two rows."""
+    """The planner is compared with every sequence of choices, on caches of two rows."""
     for seed in range(30):
         draw = random.Random(seed)
         batches = [frozenset(draw.sample(range(6), draw.randint(1, 4))) for _ in range(7)]
@@ -145,7 +145,7 @@ def test_a_window_that_is_forgotten_leaves_the_rows_and_the_prior():
     kept = planner.slot_id.clone()
     planner.forget_window()
     assert planner.slot_id.equal(kept) and planner.known == planner.batch == 6
-    slow = LookaheadReference(9, 20, prior, kept)  # begins with these rows and has seen nothing
+    slow = LookaheadReference(9, 20, prior, kept)  # starts with these rows and knows no batch
     ids = batches[6]
     moves = planner.plan(ids, lambda: None)
     hits, fetched, admitted = slow.plan(ids.tolist(), [])

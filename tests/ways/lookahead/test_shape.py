@@ -1,4 +1,4 @@
-"""Laws of the memory of a cache that knows the next batches: it stays inside the budget, and 'auto' takes the window that saves most."""
+"""Laws of the memory of a lookahead cache: it stays inside the budget, and 'auto' takes the window that saves most."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_auto_takes_the_window_that_is_forecast_to_save_most():
     for window in range(1, 40):
         shape = Shape.of(window, 60_000, 100, trial, 3000)
         assert spread.rows(chosen.num_slots, chosen.window) <= 1.02 * spread.rows(shape.num_slots, window)
-    # Where ids take as much as rows a window does not pay.
+    # If ids take as much memory as rows, a window does not pay.
     assert choose_shape("auto", prior, 3000, 1, trial).window == 0
 
 

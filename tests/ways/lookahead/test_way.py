@@ -1,5 +1,7 @@
-"""Laws of a loader that looks ahead: batches are the same, bit for bit; what is fetched is what the analysis counts; whatever happens to an epoch, no row is
-another's."""
+"""Laws of a loader that looks ahead: batches are the same, bit for bit, and the analysis counts the rows that are fetched.
+
+However an epoch ends, no batch gets the row of another vertex.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,14 @@ FANOUTS, BATCH = [4, 3], 8
 
 
 def ahead_of(loader: NeighborLoader) -> Lookahead | None:
-    """What decides which rows a loader keeps of those that its batches fetch; None: its cache stays as it is."""
+    """Returns the way that decides which fetched rows a loader keeps; None if its cache is static."""
     way = loader.engine.way(Lookahead)
     return way if way is not None and way.planners else None
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> str:
-    """Two parts; the row of a vertex is its old id, wide enough that rows take more than ids."""
+    """Makes two parts. The row of a vertex is its old id, wide enough that rows take more bytes than ids."""
     data = random_data(600, 3600)
     data.x = torch.arange(600, dtype=torch.float32).unsqueeze(1) * torch.ones(64)
     data.train_mask = torch.arange(600) % 3 != 0
@@ -50,7 +52,7 @@ def _loader(part: Any, **options: Any) -> NeighborLoader:
 
 
 def _check(loader: Any) -> None:
-    """An epoch's batches are those that one process draws, with the rows of their vertices."""
+    """Checks that an epoch's batches equal those that one process draws, with the rows of their vertices."""
     data = whole(salientpp.load(loader.data.root))
     check_batches(loader, NeighborSampler(data, FANOUTS), data, "sample_from_nodes")
 
@@ -222,7 +224,7 @@ def _ways(rank: int, root: str, what: str) -> tuple[int, int]:
     assert rows[0].rows == rows[1].rows or what in (
         "trees",
         "logical ranks",
-    )  # a row of several places counts once where it is fetched
+    )  # a row at several places of a batch is fetched and counted once
     return rows[0].rows_remote, rows[1].rows_remote
 
 
@@ -260,7 +262,7 @@ def test_every_type_whose_rows_travel_has_a_cache_that_looks_ahead(tmp_path):
 
 
 def _left_early(rank: int, root: str, depth: int, uneven: str) -> int:
-    """Epochs that ranks leave at different batches, orders that jump, states that are loaded: rows are always right."""
+    """Ranks leave epochs at different batches, orders jump, and states are loaded. Rows are always right."""
     part = salientpp.load(root)
     loader = _loader(part, depth=depth, uneven=uneven, num_workers=depth % 3, replication_factor=0.2)
     number = 0
@@ -309,14 +311,12 @@ def test_a_resumed_epoch_goes_on_with_and_without_it(root):
 
 
 def _lost(rank: int, root: str) -> bool:
-    """Batches that had entered are lost with their pipeline: the next epoch must not take rows that never came."""
+    """Batches that had entered are lost with their pipeline. The next epoch must not use rows that never came."""
     part = salientpp.load(root)
     loader = _loader(part)
     for batch in loader:
         assert _right(batch, part)
-    for planner in loader.engine.way(
-        Lookahead
-    ).planners.values():  # as if a batch had been decided that is never put together
+    for planner in loader.engine.way(Lookahead).planners.values():  # plans a batch that is never put together
         ids = torch.arange(600)[torch.tensor([part.book.owner(torch.tensor(v)) != rank for v in range(600)])]
         planner.forget_window()
         planner.plan(ids, lambda: None)
@@ -401,7 +401,7 @@ def test_kept_rows_are_put_in_their_places_on_a_device(root, options):
 
 
 def _packed(rank: int, root: str, options: dict[str, Any]) -> bool:
-    """As on a device, with the CPU in its place."""
+    """Puts batches together as for a device, with the CPU instead of it."""
     part = salientpp.load(root)
     loader = _loader(part, device_rows=0.2, **options)
     loader.engine.producer.fetch.own = loader.engine.producer.fetch.served = Packed(torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Law of batches with sums: each use gives the outputs of the whole batch at the seeds, or an error in words. No use is wrong in silence."""
+"""Law of batches with sums: each use gives the outputs of the whole batch at the seeds, or raises a clear error. No use is silently wrong."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Conv = SAGEConv
 
 
 class Layers(torch.nn.Module):
-    """Layers one after the other, or side by side on ``x``."""
+    """Layers in sequence, or in parallel on ``x``."""
 
     def __init__(self, *layers: torch.nn.Module, between: torch.nn.Module | None = None, branches: int = 1) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Layers(torch.nn.Module):
 
 
 class ByDegree(MessagePassing):
-    """Divides a sum by a count of edges."""
+    """Layer that divides a sum by a count of edges."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         count = degree(edge_index[1], x.size(0), dtype=x.dtype).clamp(min=1)
@@ -53,7 +53,7 @@ class ByDegree(MessagePassing):
 
 
 class ByEdges(MessagePassing):
-    """Asks for the edges in its messages."""
+    """Layer that reads the edges in its messages."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.propagate(edge_index, x=x)
@@ -68,14 +68,14 @@ class OtherWay(SAGEConv):
 
 
 class Attends(MessagePassing):
-    """A softmax over the edges of each vertex, made outside its messages."""
+    """Layer with a softmax over the edges of each vertex, computed outside its messages."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.propagate(edge_index, x=x, edge_weight=softmax(x.sum(1)[edge_index[0]], edge_index[1]))
 
 
 class Whole(torch.nn.Module):
-    """A mean over all vertices beside two layers."""
+    """Model with a mean over all vertices beside two layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Whole(torch.nn.Module):
 
 
 class Twice(torch.nn.Module):
-    """One layer, used as the first and the second."""
+    """Model with one layer, used as the first and the second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Twice(torch.nn.Module):
 
 
 class Dense(torch.nn.Module):
-    """A second layer on the first one's outputs beside x, and linear layers around it."""
+    """Model with a second layer on the first one's outputs joined with x, and linear layers around it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def again(model: torch.nn.Module, batch: Any) -> Tensor:
 
 
 def on(change: Callable[[Any], Any]) -> Forward:
-    """A forward on a changed batch; what returns None changed it in place."""
+    """Makes a forward on a changed batch. A change that returns None was made in place."""
 
     def forward(model: torch.nn.Module, batch: Any) -> Tensor:
         changed = change(batch)
@@ -150,7 +150,7 @@ def of_copy(copied: Callable[[Any], Any]) -> Forward:
 
 
 def hooked(kind: str, layer: int = 0, before: bool = True) -> Forward:
-    """A hook of PyG's that doubles what it is given, or only looks."""
+    """Makes a forward with a PyG hook that doubles its input, or only reads it."""
 
     def forward(model: torch.nn.Module, batch: Any) -> Tensor:
         if not before:
@@ -239,7 +239,7 @@ A_HOOK = "has a PyG hook"
 NOT_BY_ROW = "is not known to work on each row separately"
 EDGES_USED = "was called on the edge_index of a batch with sums"
 
-#: Its name, the model, how it is used, and what is said of it; None: seeds get what they get in the whole batch.
+#: Name, model, use, and the expected error; None: seeds get the outputs of the whole batch.
 ROWS: list[tuple[str, Callable[[], torch.nn.Module], Forward, str | None]] = [
     ("merged", two, merged, None),
     ("never merged, SAGE", two, plainly, NEVER_MERGED),
@@ -316,7 +316,7 @@ ROWS: list[tuple[str, Callable[[], torch.nn.Module], Forward, str | None]] = [
 
 
 def outcome(model: torch.nn.Module, use: Forward, batch: Any, whole: Any) -> float | str:
-    """The largest error in units of the largest value, or what was said."""
+    """Returns the largest error relative to the largest value, or the text of the exception."""
     want = plainly(copy.deepcopy(model), whole)
     try:
         got = use(model, batch)

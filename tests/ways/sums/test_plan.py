@@ -1,5 +1,7 @@
-"""Laws of the choice between rows and sums, and of the kernel that sums up: never more bytes than rows take, at most twice the fewest; what a batch keeps and
-what its sums hold is together what was sampled."""
+"""Laws of the choice between rows and sums, and of the kernel that computes sums.
+
+Sums never take more bytes than rows, and at most twice the minimum. A batch together with its sums equals the sample.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from salientpp.ways.sums.plan import REDUCTIONS, Wire, plan_sums
 
 
 def random_hop(seed: int, num_sources: int, num_edges: int) -> tuple[list[int], list[int], list[int], int]:
-    """Edges of a hop into four targets, repeats among them; row, col, owner and first."""
+    """Makes edges of a hop into four targets, with repetitions: row, col, owner and first."""
     generator = torch.Generator().manual_seed(seed)
     first = 4
     row = torch.randint(first + num_sources, (num_edges,), generator=generator)
@@ -29,7 +31,7 @@ def random_hop(seed: int, num_sources: int, num_edges: int) -> tuple[list[int], 
 def planned(
     row: list[int], col: list[int], owner: list[int], first: int, row_bytes: int, source_bytes: int = 4
 ) -> list[list[int]]:
-    """What the operator gives, with the sources of the edges that sums replace in the place of these."""
+    """Returns the operator's result, with the sources of the summed edges instead of the edges."""
     found = ops.plan_sums(
         torch.tensor(row), torch.tensor(col), torch.tensor(owner), first, 3, row_bytes, 4, source_bytes
     )
@@ -126,7 +128,7 @@ def test_rows_are_reduced_as_torch_does_in_the_wider_dtype(dtype, reduction, wei
             assert not out[group].any()
             continue
         total = rows[0]
-        for row in rows[1:]:  # in this order, so that each is rounded alike
+        for row in rows[1:]:  # in this order, so that each sum is rounded alike
             total = torch.maximum(total, row) if reduction == "max" else total + row
         assert torch.equal(out[group], (total / len(rows) if reduction == "mean" else total).to(dtype))
 
@@ -135,7 +137,7 @@ def test_16_bit_rows_are_added_up_in_32_bits_and_a_nan_is_the_largest():
     out = torch.zeros(1, 2, dtype=torch.float16)
     source = torch.tensor([[2048.0, 1.0]] + 3 * [[1.0, float("nan")]] + [[1.0, 5.0]], dtype=torch.float16)
     ops.reduce_rows(source, torch.arange(5), torch.tensor([5]), None, out, 0)
-    assert out[0, 0] == 2052  # 2048 + 1 is 2048 in 16 bits
+    assert out[0, 0] == 2052  # in 16 bits, 2048 + 1 would be 2048
     ops.reduce_rows(source, torch.arange(5), torch.tensor([5]), None, out, 2)
     assert out[0, 0] == 2048 and out[0, 1].isnan()
 

@@ -1,5 +1,8 @@
-"""Laws of batches with sums in the place of rows: what the first layer makes of them, and its gradients, are those of whole batches; together they are what
-was sampled; bytes are those that were planned; what cannot be is refused."""
+"""Laws of batches with sums instead of rows.
+
+The first layer's outputs and gradients equal those of whole batches. A batch together with its sums equals the sample. Bytes are as planned, and impossible
+combinations are refused.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,14 @@ BATCH, WIDTH = 32, 12
 
 
 class Plain(MessagePassing):
-    """A user's own layer: PyG's messages and sum."""
+    """User's own layer, with PyG's messages and sum."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.propagate(edge_index, x=x) * 2
 
 
 class Scaled(Plain):
-    """One whose messages are other rows than it is given."""
+    """Layer whose messages differ from the rows that it is given."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.propagate(edge_index, x=x.exp())
@@ -45,7 +48,7 @@ def gin() -> GINConv:
     return GINConv(torch.nn.Sequential(torch.nn.Linear(WIDTH, 8), torch.nn.ReLU(), torch.nn.Linear(8, 6)))
 
 
-#: By the loader's reduction, layers that go on with it.
+#: Layers that can continue each of the loader's reductions.
 LAYERS: dict[str, list[Any]] = {
     "sum": [
         gin, lambda: GraphConv(WIDTH, 6), lambda: GCNConv(WIDTH, 6, normalize=False), lambda: SAGEConv(WIDTH, 6),
@@ -58,7 +61,7 @@ LAYERS: dict[str, list[Any]] = {
     "max": [lambda: SAGEConv(WIDTH, 6, aggr="max"), lambda: GraphConv(WIDTH, 6, aggr="max")],
 }  # fmt: skip
 LAYERS["auto"] = LAYERS["mean"]
-#: The same for layers that are given weights.
+#: Layers that can continue each reduction of weighted rows.
 WEIGHTED: dict[str, list[Any]] = {
     "sum": [lambda: GraphConv(WIDTH, 6), lambda: GCNConv(WIDTH, 6, normalize=False), lambda: GraphConv(WIDTH, 6, aggr="mean")],
     "mean": [
@@ -70,7 +73,7 @@ WEIGHTED: dict[str, list[Any]] = {
 
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory) -> dict[int, str]:
-    """By number of parts, the same directed graph, in which some vertices have no neighbours; rows of 64-bit floats."""
+    """Partitions the same directed graph, in which some vertices have no neighbours, by number of parts. Rows are 64-bit floats."""
     data = random_data(2000, 7000, directed=True, dtype=torch.float64)
     data.x = torch.randn(2000, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     data.edge_attr = torch.arange(data.num_edges)
@@ -95,7 +98,7 @@ def loader_of(root: str, **options: Any) -> NeighborLoader:
 
 
 def as_for_a_device(loader: NeighborLoader) -> NeighborLoader:
-    """The same loader, which puts its batches together as for a device, and sums up for it what the host has; ``copied`` is what it copied."""
+    """Makes a loader put its batches together as for a device, with the host's sums. ``copied`` counts what it copies."""
     loader.engine.producer.fetch.own = Packed(torch.device("cpu"))
     loader.engine.way(SumsOfRows).sums_here = True
     loader.copied = Counter()
@@ -112,13 +115,16 @@ def as_for_a_device(loader: NeighborLoader) -> NeighborLoader:
 
 
 def model_of(first: MessagePassing, hops: int) -> list[MessagePassing]:
-    """As many layers as hops; the first is the one to be tested, and gives 6 or WIDTH columns."""
+    """Makes as many layers as hops. The first is the tested one, and gives 6 or WIDTH columns."""
     width = WIDTH if isinstance(first, Plain) else 6
     return [first, *(SAGEConv(width if i == 0 else 6, 6) for i in range(hops - 1))]
 
 
 def outputs(layers: list[MessagePassing], batch: Any, weight: str | None = None) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """What the first layer, with this attribute as its edge_weight, gives for vertices found before the last hop; what the seeds get; the gradients of that."""
+    """Returns the first layer's outputs for vertices found before the last hop, the outputs at the seeds, and the gradients of these.
+
+    ``weight`` names the attribute that the first layer gets as its edge_weight.
+    """
     early = batch.num_nodes - batch.num_sampled_nodes[-1]
     x = first = layers[0](batch.x, batch.edge_index, *([] if weight is None else [batch[weight]]))
     for layer in layers[1:]:
@@ -165,7 +171,7 @@ def check_layers(root: str, reduction: str, options: dict[str, Any]) -> dict[str
             and sums.reduction == ("mean" if reduction == "auto" else reduction)
         )
         assert torch.equal(ours.n_id[:early], full.n_id[:early])
-        if "join_logical_ranks" not in options:  # else a vertex may have several places
+        if "join_logical_ranks" not in options:  # with it, a vertex may have several places
             assert torch.equal(ours.n_id, full.n_id[torch.isin(full.n_id, ours.n_id)]), "in their order"
         assert (
             ours.num_sampled_nodes[:-1] == full.num_sampled_nodes[:-1] and sum(ours.num_sampled_nodes) == ours.num_nodes
@@ -187,7 +193,7 @@ def check_layers(root: str, reduction: str, options: dict[str, Any]) -> dict[str
         loader.reset_stats()
         if for_device and loader is with_sums:
             loader.copied.clear()
-        for _ in loader:  # a whole epoch, for the counts
+        for _ in loader:  # completes the epoch, for the counts
             pass
     if for_device:
         check_copies(with_sums, whole, seen)
@@ -197,7 +203,7 @@ def check_layers(root: str, reduction: str, options: dict[str, Any]) -> dict[str
 
 
 def check_copies(with_sums: NeighborLoader, whole: NeighborLoader, seen: Counter[str]) -> None:
-    """What was copied to the device is what was counted; the host's rows that are left, and the sums in the place of others, are fewer."""
+    """Checks that copies to the device are counted, and that the remaining rows of the host together with its sums are fewer than all rows."""
     ours, full = with_sums.stats(), whole.stats()
     seen["host sums"], seen["device rows"] = ours.rows_partial_host, ours.rows_device
     seen["copied"], seen["copied whole"] = ours.rows_host + ours.rows_cache, full.rows_host + full.rows_cache
@@ -274,7 +280,7 @@ def test_the_host_sums_up_for_its_device_what_it_would_copy(roots, parts, option
 
 
 def check_evaluation(rank: int, root: str) -> float:
-    """The largest difference at the seeds, without gradients and in inference mode, under DDP."""
+    """Returns the largest difference at the seeds, without gradients and in inference mode, under DDP."""
     torch.manual_seed(5)
     whole = torch.nn.parallel.DistributedDataParallel(GraphSAGE(WIDTH, 8, 2, 6).double())
     merged = torch.nn.parallel.DistributedDataParallel(merge_partial(GraphSAGE(WIDTH, 8, 2, 6).double()))
@@ -295,7 +301,7 @@ def test_evaluation_under_ddp_and_in_inference_mode_is_that_of_whole_batches(roo
 
 
 def check_uneven(rank: int, root: str) -> tuple[bool, ...]:
-    """Epochs that are left early, that other ranks have longer ones of, that go on from a state, and on a device with the CPU in its place."""
+    """Compares epochs that are left early, that other ranks continue, that resume from a state, and that run as on a device."""
     part = salientpp.load(root)
     ids = torch.arange(*part.book.range_of(rank))[: 100 if rank else 260]
     options = {"input_nodes": ids, "shuffle": False, "partial_aggregation": "sum", "replication_factor": 0.1}
@@ -351,7 +357,7 @@ def test_bytes_are_those_of_rows_sums_and_ids(roots, alpha, partial, weight):
     for (sent, received, rows, sums, sources), (_, _, their_rows, their_sums, their_sources) in [found, found[::-1]]:
         answers, asked = 8 * WIDTH * (rows + sums), 4 * (their_rows + their_sums) + asked_of_source * their_sources
         counts = received - answers - asked
-        # A message of counts to the other rank: rows, with sums these, their sources and weights, and whether it leaves; one per tick.
+        # A message of counts to the other rank per tick: rows, with sums also sums, sources and weights, and whether the rank leaves.
         assert counts > 0 and counts % (16 if partial is None else 32 if weight is None else 40) == 0
         assert sent == counts + 8 * WIDTH * (their_rows + their_sums) + 4 * (rows + sums) + asked_of_source * sources
 
@@ -427,7 +433,7 @@ def test_what_is_copied_to_devices_is_what_the_analysis_counts(roots, parts):
 
 
 def test_auto_asks_for_sums_only_where_they_gain(tmp_path):
-    # Every neighbour in the last hop is one vertex's alone, or has a row that takes fewer bytes than an id and a half.
+    # Every neighbour in the last hop belongs to one vertex only, or has a row that takes fewer bytes than an id and a half.
     data = random_data(2000, 7000, directed=True)
     data.x = torch.zeros(2000, 1, dtype=torch.float16)
     salientpp.partition(data, 2, tmp_path / "parts", [5, 4], BATCH, refine=False)
@@ -444,7 +450,7 @@ def test_auto_asks_for_sums_only_where_they_gain(tmp_path):
 
 
 def run_half(rank: int, root: str, dtype: torch.dtype) -> float:
-    """The largest error, in units of the largest value, of means of narrow rows that are made wider when they are delivered."""
+    """Returns the largest relative error of means of 16-bit rows that are converted to a wider dtype on delivery."""
     part = salientpp.load(root)
     begin, end = part.book.range_of(rank)
     rows = whole_rows(root, torch.arange(begin, end)).to(dtype)
