@@ -344,7 +344,7 @@ def alone(name: str) -> list[float]:
 
 
 @pytest.mark.parametrize("layout", ["halo", "cover", "1d"])
-def test_what_one_rank_does_differently_every_rank_names(layout):
+def test_every_rank_names_what_one_rank_does_differently(layout):
     wrong = []
     names = [name for name in MISTAKES if layout == "halo" or name not in HALO_ALONE]
     for rank, said in enumerate(distributed.run(said_of_all, 2, names, layout)):
@@ -379,7 +379,7 @@ def named(rank: int) -> str:
     return said_of(rank, "eval_on_one", "halo")
 
 
-def test_an_error_says_on_which_ranks_each_value_is():
+def test_an_error_lists_the_ranks_of_each_value():
     for said in distributed.run(named, 4):
         assert "is in training mode on ranks 0, 2, 3 and in evaluation mode on rank 1; module first" in said
 
@@ -394,7 +394,7 @@ def goes_on(rank: int) -> list[float]:
     return [step.run() for _ in range(STEPS)]
 
 
-def test_ranks_that_catch_such_an_error_go_on():
+def test_ranks_that_catch_such_an_error_can_continue():
     first, second = distributed.run(goes_on, 2)
     assert first == second and first[-1] < first[0]
 

@@ -104,7 +104,7 @@ def compare(rank: int, size: int, names: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_each_layer_gives_what_it_gives_on_the_whole_graph(size):
+def test_each_layer_equals_the_whole_graph(size):
     wrong = distributed.run(compare, size, size, sorted(CASES))
     assert [words for each in wrong for words in each] == []
 
@@ -128,7 +128,7 @@ def test_every_layer_of_pyg_is_compared_or_refused():
         (lambda: pyg.SumAggregation(), "SumAggregation looks at all vertices of the graph at once if used outside"),
     ],
 )
-def test_what_looks_further_is_refused_by_name(make, words):
+def test_modules_that_read_further_vertices_are_refused_by_name(make, words):
     with pytest.raises(ValueError, match=words):
         distribute(make(), local(graph()))
 

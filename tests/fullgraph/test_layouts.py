@@ -95,7 +95,7 @@ def test_every_layout_gives_the_product_and_its_adjoint_and_moves_the_words_of_i
     assert [words for each in wrong for words in each] == []
 
 
-def test_closed_forms_are_those_of_the_paper_where_everything_divides():
+def test_closed_forms_equal_the_papers_if_everything_divides():
     n, f = 64 * 12, 24
     for size in (4, 16, 64):
         offsets = [n * rank // size for rank in range(size + 1)]
@@ -151,7 +151,7 @@ def count_rows(rank: int) -> tuple[int, int]:
     return tuple(DistAdjacency(part, name).rows_received for name in ("cover", "halo"))
 
 
-def test_a_cover_takes_fewer_rows_than_the_halo():
+def test_a_cover_needs_fewer_rows_than_the_halo():
     found = distributed.run(count_rows, 4)
     assert all(cover <= halo for cover, halo in found)
     assert sum(cover for cover, _ in found) < sum(halo for _, halo in found)
@@ -182,6 +182,6 @@ def test_nonzeros_of_summa_go_to_all_but_their_holder(size, name, side):
         ({"reduce": "median"}, "reduce must be 'sum', 'mean' or 'max'"),
     ],
 )
-def test_what_no_layout_can_is_refused(arguments: dict[str, Any], words):
+def test_unsupported_arguments_of_layouts_are_refused(arguments: dict[str, Any], words):
     with pytest.raises(ValueError, match=words):
         DistAdjacency(local(graph()), **arguments)

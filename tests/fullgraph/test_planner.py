@@ -90,11 +90,11 @@ def without_others(rank: int) -> bool:
     return torch.equal(alone.e_id, part.e_id)
 
 
-def test_what_is_timed_without_a_halo_has_all_vertices_and_edges():
+def test_the_timed_part_without_a_halo_has_all_vertices_and_edges():
     assert distributed.run(without_others, 3) == [True] * 3
 
 
-def test_times_are_those_of_steps_whatever_else_a_round_does():
+def test_times_of_steps_do_not_depend_on_other_load_in_a_round():
     widths, vertex, edge, word, kept = [64, 16], 2e-5, 3e-7, 4e-8, 0.01
     vertices, edges = [0, 1, 1000, 1000, 0], [9000, 9000, 9000, 15000, 9000]
     words = [900_000, 899_936, 836_000, 700_000, 0]
@@ -129,12 +129,12 @@ def plans_timed(rank: int) -> list[tuple[int, list[int]]]:
     return found
 
 
-def test_words_of_a_timed_plan_are_those_that_move():
+def test_words_of_a_timed_plan_equal_the_moved_words():
     for plan in zip(*distributed.run(plans_timed, 3)):
         assert sum(counted for counted, _ in plan) == sum(sum(moved) for _, moved in plan)
 
 
-def test_costs_are_those_that_steps_took():
+def test_costs_reproduce_the_times_of_steps():
     costs = Costs([6, 16, 16], [False, True, True], _UNIT)
     alone = Constants(edge=1e-12, vertex=1e-12, word=1.0, exchange=0.5)
     timed = costs.timed(StepTimes(vertex=3e-4, edge=2e-5, word=7e-8, kept=0.1), alone)
@@ -165,7 +165,7 @@ def timed(rank: int, name: str) -> tuple[list[float], bool]:
 
 
 @pytest.mark.parametrize("name", ["sage", "gat"])
-def test_a_plan_by_measured_steps_leaves_the_model_as_it_was(name):
+def test_planning_by_measured_steps_leaves_the_model_unchanged(name):
     found = distributed.run(timed, 3, name)
     assert found[0] == found[1] == found[2], "all ranks plan by the same constants"
     assert found[0][1] and min(found[0][0]) >= 0 and min(found[0][0][:2]) > 0
@@ -185,7 +185,7 @@ def with_kept_edges(rank: int) -> tuple[list[float], list[float]]:
     return curves[0], curves[1]
 
 
-def test_what_a_layer_keeps_of_another_graph_is_left_alone():
+def test_values_that_a_layer_caches_from_another_graph_are_kept():
     torch.manual_seed(0)
     alone = pyg.GCN(6, 16, 2, 7).double()
     torch.manual_seed(0)
@@ -218,7 +218,7 @@ def taken_of(rank: int, slow: list[str], budget: float | None) -> tuple[str, flo
     ("slow", "budget", "expected"),
     [(["fetch"], None, "cache"), (["cache", "other"], None, "fetch"), (["fetch"], 0.0, "fetch")],
 )
-def test_the_plan_whose_steps_are_fastest_is_taken_on_all_ranks(slow, budget, expected):
+def test_the_plan_with_the_fastest_steps_is_taken_on_all_ranks(slow, budget, expected):
     for kind, memory in distributed.run(taken_of, 3, slow, budget):
         assert kind == expected and (budget is None or memory <= budget)
 
@@ -249,7 +249,7 @@ def every_plan(problem: Problem) -> torch.Tensor:
     ("seed", "remote", "hops"),
     [*itertools.product(range(12), [6], [2, 3]), *((seed, 12, 2) for seed in range(3)), *((s, 8, 3) for s in range(4))],
 )
-def test_no_plan_of_all_costs_less(seed, remote, hops):
+def test_no_other_plan_costs_less(seed, remote, hops):
     problem = small_problem(seed, remote, hops)
     least = min(float(problem.seconds(some).min()) for some in every_plan(problem).split(50_000))
     found = float(problem.seconds(problem.solve()))
@@ -319,7 +319,7 @@ def test_a_plan_keeps_to_its_budget_and_is_no_worse_than_the_pure_plans_that_do(
                 assert float(problem.seconds(plan)) <= float(problem.seconds(pure)) * (1 + 1e-12)
 
 
-def test_what_two_recomputed_vertices_share_is_paid_once():
+def test_a_row_that_two_recomputed_vertices_need_is_paid_once():
     # Edges 0 <- 1, 0 <- 2, 1 <- 3, 2 <- 3: recomputing 1 and 2 needs the row of 3 once.
     graph = Graph.from_edge_index(torch.tensor([[1, 2, 3, 3], [0, 0, 1, 2]]), 4)
     problem = Problem.of(graph, 0, 1, Costs([5, 7], [False, True], Constants(0.0, 0.0, 1.0, 0.0)))

@@ -575,6 +575,6 @@ def differences(rank: int) -> list[str]:
     return wrong
 
 
-def test_each_use_gives_what_one_process_gives_or_is_refused_in_words():
+def test_each_use_equals_one_process_or_raises_a_clear_error():
     wrong = distributed.run(differences, 2)
     assert sum(wrong, []) == []

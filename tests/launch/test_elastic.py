@@ -90,7 +90,7 @@ def whole_run(root: str, folder: Path) -> tuple[list[str], dict[str, torch.Tenso
 
 
 @pytest.mark.parametrize("sizes", [(3, 2), (2, 1), (4, 3, 2), pytest.param((2, 6), marks=pytest.mark.faults)], ids=str)
-def test_a_job_that_loses_a_rank_goes_on_without_it(root, tmp_path, sizes):
+def test_a_job_that_loses_a_rank_continues_without_it(root, tmp_path, sizes):
     batches, parameters, right = whole_run(root, tmp_path / "whole")
     assert len(batches) == EPOCHS * ROUNDS * LOGICAL_RANKS
     rng = random.Random(str(sizes))
@@ -155,7 +155,7 @@ def _workers(agent: subprocess.Popen) -> list[int]:
 
 
 @pytest.mark.faults
-def test_torchrun_goes_on_with_the_hosts_that_are_left(root, tmp_path):
+def test_torchrun_continues_with_the_remaining_hosts(root, tmp_path):
     batches, parameters, right = whole_run(root, tmp_path / "whole")
     (tmp_path / "job.py").write_text(JOB.format(folders=[str(EXAMPLES), *sys.path]))
     with socket.socket() as free:

@@ -110,10 +110,10 @@ class WayLaws:
         ranks = distributed.run(compare, request.param, root, [cls.options_on(request.param)])
         return [found for (found,) in ranks]
 
-    def test_batches_are_those_without_it(self, found):
+    def test_batches_equal_those_without_the_way(self, found):
         assert [each.wrong for each in found] == [[]] * len(found)
 
-    def test_the_price_is_what_is_counted(self, found):
+    def test_the_price_equals_the_count(self, found):
         for each in found:
             for expected, counted in (each.fetched, each.copied):
                 assert abs(expected - counted) <= max(self.band * counted, 4 * WIDTH * 4), (expected, counted)

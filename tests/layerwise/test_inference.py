@@ -146,7 +146,7 @@ def _quiet():
 
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
 @pytest.mark.parametrize(("name", "make", "names"), cases(), ids=[name for name, _, _ in cases()])
-def test_rows_are_those_of_the_whole_graph(name, make, names, dtype, most):
+def test_rows_equal_the_whole_graphs(name, make, names, dtype, most):
     data, model = graph(dtype), made(make, dtype)
     got = salientpp.inference(model, data, batch_size=64, **names)
     expected = whole(model, data, names)
@@ -154,7 +154,7 @@ def test_rows_are_those_of_the_whole_graph(name, make, names, dtype, most):
     assert (got - expected).abs().max() <= most
 
 
-def test_the_model_is_as_it_was_afterwards():
+def test_the_model_is_unchanged_afterwards():
     data = graph()
     for make in (lambda: _basic(gnn.GCN, norm="batch_norm", cached=True), layers):
         model = made(make)
@@ -221,7 +221,7 @@ def test_a_graph_as_adj_t(form):
         salientpp.inference(made(MODELS["GCN"][0]), data)
 
 
-def test_features_in_another_dtype_are_converted_if_asked():
+def test_features_in_another_dtype_are_converted_on_request():
     data, model = graph(), made(MODELS["GraphSAGE"][0])
     data.x = data.x.half()
     with pytest.raises(
@@ -276,7 +276,7 @@ AGGREGATIONS: dict[str, Any] = {
 
 @pytest.mark.parametrize("batch_size", [1, 3, 40])
 @pytest.mark.parametrize("name", AGGREGATIONS)
-def test_vertices_without_in_neighbours_get_what_the_whole_graph_gives_them(name, batch_size):
+def test_vertices_without_in_neighbours_equal_the_whole_graph(name, batch_size):
     torch.manual_seed(0)
     data, conv = sparse_graph(), gnn.SimpleConv(AGGREGATIONS[name]()).eval()
     before = [{**vars(module)} for module in conv.modules()]
@@ -287,7 +287,7 @@ def test_vertices_without_in_neighbours_get_what_the_whole_graph_gives_them(name
     assert [vars(module).keys() for module in conv.modules()] == [each.keys() for each in before]
 
 
-def test_functions_may_work_in_place():
+def test_functions_may_write_in_place():
     data, model = graph(), made(lambda: [torch.tanh_, gnn.SAGEConv(WIDTH, 8), torch.relu_, gnn.GraphConv(8, 4)])
     expected = model[3](model[1](data.x.tanh(), data.edge_index).relu(), data.edge_index)
     before = data.x.clone()
@@ -327,7 +327,7 @@ def test_compiled_models_run_as_they_are_written():
         (lambda: [gnn.SAGEConv(WIDTH, 4), 3], "layers must be modules or functions, got int at place 1"),
     ],
 )  # fmt: skip
-def test_what_needs_more_than_one_hop_is_refused_by_name(make, words):
+def test_layers_that_need_more_than_one_hop_are_refused_by_name(make, words):
     with pytest.raises((ValueError, TypeError), match=f"(?s){words}"):
         salientpp.inference(made(make), graph())
 
@@ -339,12 +339,12 @@ class Doubled(gnn.GraphSAGE):
         return 2 * super().forward(x, edge_index)
 
 
-def test_a_model_whose_forward_is_its_own_is_refused():
+def test_a_model_with_its_own_forward_is_refused():
     with pytest.raises(ValueError, match="(?s)Doubled.forward .*does not just apply its layers in order"):
         salientpp.inference(made(lambda: _basic(Doubled)), graph())
 
 
-def test_wrong_arguments_are_refused_in_words():
+def test_wrong_arguments_raise_a_clear_error():
     data, model = graph(), made(MODELS["GraphSAGE"][0])
     for error, words, options in [
         (TypeError, "graph with one type, got a HeteroData with several", {"data": random_hetero()}),
@@ -370,7 +370,7 @@ def test_a_partitioned_graph_of_several_types_is_refused(tmp_path):
         salientpp.inference(made(MODELS["GraphSAGE"][0]), salientpp.load(tmp_path / "parts", part_id=0))
 
 
-def test_rows_are_written_if_asked(tmp_path):
+def test_rows_are_written_on_request(tmp_path):
     data, model = graph(), made(MODELS["GraphSAGE"][0])
     got = salientpp.inference(model, data, out=tmp_path / "some" / "rows")
     assert np.array_equal(np.load(tmp_path / "some" / "rows" / "part-00000.npy"), got.numpy())
@@ -569,7 +569,7 @@ MISTAKES = {
 }
 
 
-def test_what_fails_on_one_rank_is_an_error_on_every_rank(tmp_path):
+def test_a_failure_on_one_rank_raises_on_every_rank(tmp_path):
     both = distributed.run(_fail, 2, _partition(tmp_path / "parts", 2), str(tmp_path / "rows"))
     for rank, said in enumerate(both):
         for how, expected in MISTAKES.items():
@@ -588,7 +588,7 @@ def _in_groups(rank: int, root: str) -> float:
     return worst
 
 
-def test_groups_of_some_ranks_infer_by_themselves(tmp_path):
+def test_process_groups_infer_independently(tmp_path):
     assert max(distributed.run(_in_groups, 4, _partition(tmp_path / "parts", 2))) <= 1e-5
 
 
@@ -647,7 +647,7 @@ def test_models_of_pyg_infer_over_our_loaders_as_over_pygs(name, cache, capsys):
         assert (found[2] - whole(model, data, {})).abs().max() < 1e-5
 
 
-def test_models_of_pyg_say_what_is_wrong_with_a_loader_of_ours():
+def test_pygs_models_name_mistakes_in_our_loaders():
     """The errors are PyG's assertions; the same ones fail on PyG's loaders."""
     data, model = graph(), made(MODELS["GraphSAGE"][0]).eval()
     with pytest.raises(AssertionError):

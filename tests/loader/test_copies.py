@@ -78,7 +78,7 @@ LOADERS: dict[str, Callable[..., Any]] = {
 @COPIES
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", LOADERS)
-def test_a_copy_of_a_loader_goes_on_as_the_original(kind, num_workers, copied):
+def test_a_copy_of_a_loader_continues_as_the_original(kind, num_workers, copied):
     loader = LOADERS[kind](num_workers=num_workers)
     before = copied(loader)
     iterator = iter(loader)
@@ -98,7 +98,7 @@ def test_a_copy_of_a_loader_goes_on_as_the_original(kind, num_workers, copied):
 
 
 @COPIES
-def test_a_copy_goes_on_with_a_loaded_state(copied):
+def test_a_copy_continues_from_a_loaded_state(copied):
     loader = LOADERS["data"](seed=5)
     iterator = iter(loader)
     next(iterator)
@@ -130,7 +130,7 @@ def test_an_epoch_cannot_be_copied_and_says_so(copied):
 
 
 @COPIES
-def test_what_a_loader_is_made_of_can_be_copied(tmp_path, copied):
+def test_parts_of_a_loader_can_be_copied(tmp_path, copied):
     data = random_data()
     graph = Graph.from_data(data)
     graph.transpose()
@@ -196,5 +196,5 @@ def random_copies(number: int, seed: int) -> None:
             loader = other
 
 
-def test_copies_of_copies_at_random_points_go_on_as_the_original():
+def test_copies_of_copies_at_random_points_continue_as_the_original():
     random_copies(10, seed=2)

@@ -65,7 +65,7 @@ def without_device(source: str) -> list[tuple[int, str]]:
     ]
 
 
-def test_every_tensor_that_is_made_says_where_it_lies():
+def test_every_new_tensor_names_its_device():
     found = [
         f"{path.relative_to(PACKAGE)}:{line} torch.{name}"
         for path in sorted(PACKAGE.rglob("*.py"))
@@ -74,7 +74,7 @@ def test_every_tensor_that_is_made_says_where_it_lies():
     assert not found, f"name a device in {', '.join(found)}"
 
 
-def test_a_tensor_that_does_not_say_so_is_found():
+def test_a_tensor_without_a_device_is_found():
     source = "a = torch.empty(3)\nb = torch.empty(3, device='cpu')\nc = torch.tensor([f(torch.arange(2))], **where)"
     assert without_device(source) == [(1, "empty"), (3, "arange")]
 

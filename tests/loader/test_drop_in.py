@@ -327,7 +327,7 @@ def names_of(store: Any) -> set[str]:
 
 
 @SCENARIO
-def test_batches_hold_what_the_data_holds_for_what_was_sampled(request, name, side):
+def test_batches_hold_the_datas_values_for_the_sample(request, name, side):
     scenario, data = SCENARIOS[name], SCENARIOS[name].data()
     expect_failure(request, scenario, side.name)
     batches = list(scenario.make(side))
@@ -398,7 +398,7 @@ def canonical(batch: Data | HeteroData) -> dict:
 
 @pytest.mark.parametrize("name", TOTALS)
 def test_with_all_neighbours_batches_are_pygs(request, name, backend):
-    """Without random choices, vertices, edges, seeds and labels are equal, batch by batch."""
+    """Vertices, edges, seeds and labels are equal, batch by batch, because nothing is drawn at random."""
     expect_failure(request, SCENARIOS[name], backend)
     ours, theirs = (list(map(canonical, SCENARIOS[name].make(side))) for side in (OURS, PYGS))
     assert ours == theirs
@@ -501,7 +501,7 @@ def timed(data: Data | HeteroData, how: dict[str, Any], name: str, size: int) ->
 
 
 @pytest.mark.parametrize("how", HOW, ids=str)
-def test_a_batch_of_several_types_is_what_pyg_makes_of_the_same_sample(how):
+def test_a_batch_of_several_types_equals_pygs_of_the_same_sample(how):
     data = random_hetero(seed=5)
     how = timed(data, how, "input_time", 20)
     for batch in assert_batches_are_pygs(
@@ -516,7 +516,7 @@ def test_a_batch_of_several_types_is_what_pyg_makes_of_the_same_sample(how):
 )
 @pytest.mark.parametrize("how", HOW, ids=str)
 @pytest.mark.parametrize("edge_type", [None, BUYS, RELATIONS[2]], ids=["homogeneous", "two types", "one type"])
-def test_a_batch_of_edges_is_what_pyg_makes_of_the_same_sample(edge_type, how, negatives):
+def test_a_batch_of_edges_equals_pygs_of_the_same_sample(edge_type, how, negatives):
     if edge_type is None:
         data = graph(weight=torch.rand(260), time=torch.arange(150) % 9, edge_time=torch.arange(260) % 9)
         seeds = data.edge_index[:, :20]
@@ -531,7 +531,7 @@ def test_a_batch_of_edges_is_what_pyg_makes_of_the_same_sample(edge_type, how, n
 
 
 @pytest.mark.parametrize("how", [{}, {"disjoint": True}, {"subgraph_type": "induced"}], ids=str)
-def test_a_batch_from_stores_is_what_pyg_makes_of_the_same_sample(how):
+def test_a_batch_from_stores_equals_pygs_of_the_same_sample(how):
     for data, seeds in ((graph(), torch.arange(20)), (hetero(), ("paper", torch.arange(20)))):
         assert_batches_are_pygs(NeighborLoader, stores(data), [3, 2], input_nodes=seeds, batch_size=8, **how)
         kept, plain = (
@@ -557,7 +557,7 @@ EDGE_GROUPS = [None, (None, None)]
 @pytest.mark.parametrize("link", [False, True])
 @pytest.mark.parametrize("group", EDGE_GROUPS, ids=str)
 @pytest.mark.parametrize("size", [40, 20])
-def test_edge_features_of_a_feature_store_are_those_of_the_edges(group, size, link):
+def test_edge_features_of_a_feature_store_belong_to_the_edges(group, size, link):
     generator = torch.Generator().manual_seed(size)
     edge_index = torch.randint(20, (2, size), generator=generator)
     features, topology = MyFeatureStore(), MyGraphStore()
@@ -590,7 +590,7 @@ def test_edge_features_are_in_the_order_in_which_a_graph_store_has_the_edges(lay
 
 
 @pytest.mark.parametrize("link", [False, True])
-def test_edge_features_of_a_typed_feature_store_are_those_of_the_edges(link):
+def test_edge_features_of_a_typed_feature_store_belong_to_the_edges(link):
     data = hetero()
     features, topology = stores(data)
     for name in data.edge_types:
@@ -619,7 +619,7 @@ def test_edge_features_of_a_feature_store_vanish_with_the_edge_ids():
 
 
 @pytest.mark.parametrize("group", EDGE_GROUPS, ids=str)
-def test_edge_features_of_some_edges_only_are_refused_in_words(group):
+def test_edge_features_of_only_some_edges_raise_a_clear_error(group):
     features, topology = stores(graph())
     features.put_tensor(torch.arange(7), group_name=group, attr_name="edge_attr", index=None)
     with pytest.raises(
@@ -708,7 +708,7 @@ def test_a_batch_depends_on_seed_epoch_and_index_alone(kind):
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("depth", [1, 10])
 @pytest.mark.parametrize("device_rows", [0, 0.5, 1.0])
-def test_every_vertex_and_edge_of_every_type_knows_who_it_is(device_rows, depth, num_workers):
+def test_rows_of_every_type_identify_their_vertex_or_edge(device_rows, depth, num_workers):
     options = {"device_rows": device_rows, "depth": depth, "num_workers": num_workers}
     for kind in ("hetero", "times", "hetero edges"):
         for batch in SEEDED[kind](**options):
@@ -781,7 +781,7 @@ def test_negatives_by_weight_may_be_of_more_vertices_than_torch_draws_from():
 @pytest.mark.parametrize(
     "weight", [[-1.0] * 60, [float("nan")] * 60, [0.0] * 60, [-1] * 60], ids=["negative", "NaN", "zero", "integers"]
 )
-def test_weights_of_negatives_that_cannot_be_are_refused_by_name(weight):
+def test_impossible_weights_of_negatives_are_refused_by_name(weight):
     given = NegativeSampling("binary", src_weight=torch.tensor(weight), dst_weight=torch.ones(60))
     loader = LinkNeighborLoader(random_data(60, 300), [2], batch_size=4, neg_sampling=given)
     with pytest.raises(
@@ -822,7 +822,7 @@ def test_batches_never_look_into_the_future(time_attr, strategy):
     assert seen > 300
 
 
-def test_without_input_time_seeds_have_their_own():
+def test_seeds_without_input_time_have_their_own_times():
     data = random_hetero(seed=7)
     for batch in NeighborLoader(data, [-1], "paper", time_attr="time", batch_size=16):
         assert "seed_time" not in batch["paper"], "as in PyG"
@@ -868,7 +868,7 @@ def test_edges_with_times_see_no_newer_vertices_and_no_newer_negatives(edge_type
             assert bool((store.time <= times[store.batch]).all())
 
 
-def test_a_neighbour_of_greater_weight_comes_more_often():
+def test_a_neighbour_of_greater_weight_is_drawn_more_often():
     weight = torch.tensor([1.0, 0.0, 3.0, 6.0])
     loader = NeighborLoader(
         Data(edge_index=star(4), num_nodes=5, weight=weight),
@@ -893,7 +893,7 @@ def test_pygs_loaders_draw_with_our_sampler_in_worker_processes():
         assert torch.equal(batch.edge_attr.view(-1).long(), batch.e_id)
 
 
-def test_a_sampler_draws_anew_from_torchs_generator_unless_it_gets_a_key():
+def test_a_sampler_draws_from_torchs_generator_unless_it_gets_a_key():
     sampler, seeds = NeighborSampler(graph(), [1]), NodeSamplerInput(None, torch.arange(150))
     torch.manual_seed(3)
     first, second = (sampler.sample_from_nodes(seeds).edge for _ in range(2))
@@ -950,7 +950,7 @@ def test_fanouts_may_be_given_for_edge_types_with_any_names(on, form, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:There exist type names")
-def test_fanouts_of_edge_types_that_pyg_takes_for_one_are_refused_in_words():
+def test_fanouts_of_edge_types_that_pyg_confuses_raise_a_clear_error():
     data = with_names("u", "i", "x")
     data["u", "x__i", "i"].edge_index = data["u", "x", "i"].edge_index
     data["u", "x", "i__i"].edge_index = data["u", "x", "i"].edge_index
@@ -977,7 +977,7 @@ def only_edges(declared: bool) -> HeteroData:
 
 @pytest.mark.parametrize("seeds", ["a", "b"])
 @pytest.mark.parametrize("declared", [False, True])
-def test_a_type_that_has_only_edges_is_as_large_as_these_say(declared, seeds, tmp_path):
+def test_a_type_that_has_only_edges_gets_its_size_from_them(declared, seeds, tmp_path):
     if declared:
         peer("pyg_lib")  # PyG's loader samples with it
     data = only_edges(declared)
@@ -1016,7 +1016,7 @@ def rated(*more: tuple[str, str, str]) -> HeteroData:
 
 
 @pytest.mark.parametrize("relation", ["rates", "to"])
-def test_short_edge_types_mean_on_parts_what_they_mean_in_pyg(relation, tmp_path):
+def test_short_edge_types_mean_the_same_on_parts_as_in_pyg(relation, tmp_path):
     data, full = rated(("user", relation, "item")), ("user", relation, "item")
     edge_split = {SHORT: {"train": torch.tensor([1, 2])}}
     part = salientpp.partition(data, 1, tmp_path / "d", [2], 4, edge_split=edge_split)
@@ -1034,7 +1034,7 @@ def test_short_edge_types_mean_on_parts_what_they_mean_in_pyg(relation, tmp_path
     assert [batch["user"].n_id[ends[0]].item(), batch["item"].n_id[ends[1]].item()] == [3, 2]
 
 
-def test_short_edge_types_that_may_mean_several_are_refused_with_all_of_them(tmp_path):
+def test_ambiguous_short_edge_types_are_refused_with_all_meanings(tmp_path):
     part = salientpp.partition(rated(("user", "rates", "item"), ("user", "sees", "item")), 1, tmp_path / "d", [2], 4)
     with pytest.raises(
         ValueError, match=r"must be an edge type \(\('user', 'rates', 'item'\), \('user', 'sees', 'item'\)\)"
@@ -1084,7 +1084,7 @@ class FirstNeighbours(BaseSampler):
         return self.order
 
 
-def test_a_sampler_of_the_users_own_is_taken():
+def test_a_users_own_sampler_is_used():
     data = graph()
     ours = list(NeighborLoader(data, [99], TEN, neighbor_sampler=FirstNeighbours(data), batch_size=4, num_workers=2))
     theirs = list(NodeLoader(data, FirstNeighbours(data), TEN, batch_size=4))
@@ -1225,7 +1225,7 @@ def test_the_generator_seeds_the_loader():
     assert all(differences(a, b) == [] for a, b in zip(first, second, strict=True))
 
 
-def test_a_loader_says_little_of_itself_and_gives_single_batches(side):
+def test_a_loader_has_a_short_repr_and_gives_single_batches(side):
     loader = side.NeighborLoader(hetero(), [-1], ("paper", torch.arange(40, 60)), batch_size=3)
     assert str(loader) == "NeighborLoader()" and len(loader) == 7
     for index in ([0, 3], torch.tensor([0, 3])):
@@ -1245,7 +1245,7 @@ def test_transforms_may_be_set_later(side):
     assert len(list(loader)) == len(seen) == 10
 
 
-def test_a_sampler_says_what_it_draws_from_in_a_line():
+def test_a_sampler_describes_its_graph_in_one_line():
     assert (
         repr(NeighborSampler(graph(), [2]))
         == "NeighborSampler(num_neighbors=[2], graph=Graph(num_vertices=150, num_edges=260, indices=torch.int32))"
@@ -1258,14 +1258,14 @@ def test_a_sampler_says_what_it_draws_from_in_a_line():
     )
 
 
-def test_directed_false_is_the_old_word_for_induced():
+def test_directed_false_is_the_old_name_for_induced():
     with pytest.warns(DeprecationWarning, match="directed=False is deprecated; pass subgraph_type='induced'"):
         old = NeighborLoader(graph(), [2], TEN, directed=False, batch_size=5, seed=1)
     new = NeighborLoader(graph(), [2], TEN, subgraph_type="induced", batch_size=5, seed=1)
     assert all(differences(a, b) == [] for a, b in zip(old, new, strict=True))
 
 
-def test_a_graph_without_edges_warns_and_gives_its_seeds():
+def test_a_graph_without_edges_warns_and_gives_only_seeds():
     with pytest.warns(UserWarning, match="data has neither edge_index nor adj_t, so batches hold their seeds only"):
         loader = NeighborLoader(Data(x=torch.arange(6)), [2], batch_size=3)
     assert [batch.x.tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5]]
@@ -1275,7 +1275,7 @@ def test_a_graph_without_edges_warns_and_gives_its_seeds():
 
 
 @pytest.mark.parametrize("kind", SEEDED)
-def test_a_run_that_stopped_goes_on_bit_for_bit(kind):
+def test_a_stopped_run_resumes_bit_for_bit(kind):
     make = SEEDED[kind]
     whole = make()
     epochs = [list(whole) for _ in range(2)]
@@ -1309,7 +1309,7 @@ def test_a_run_that_stopped_goes_on_bit_for_bit(kind):
         ("stores", lambda: NeighborLoader(stores(there_and_back()), [3, 2], ("paper", None), batch_size=16, shuffle=True), "dataset: expected"),
     ],
 )  # fmt: skip
-def test_the_state_of_another_loader_is_refused_in_words(one, other, text):
+def test_the_state_of_another_loader_raises_a_clear_error(one, other, text):
     loader = (SEEDED[other] if isinstance(other, str) else other)()
     with pytest.raises(ValueError, match=text):
         loader.load_state_dict(SEEDED[one]().state_dict())
@@ -1392,7 +1392,7 @@ def without_features() -> HeteroData:
         (lambda side: side.NeighborSampler(graph(), [2], sample_direction="up"), ValueError, "sample_direction must be 'forward' or 'backward', got 'up'"),
     ],
 )  # fmt: skip
-def test_a_wrong_argument_is_refused_in_words(loader, error, text):
+def test_a_wrong_argument_raises_a_clear_error(loader, error, text):
     with pytest.raises(error, match=text):
         loader(OURS)
 
@@ -1409,7 +1409,7 @@ def test_a_wrong_argument_is_refused_in_words(loader, error, text):
         ({"batch_sampler": [[1, 2]]}, "batch_sampler= is for a Data or HeteroData object"),
     ],
 )
-def test_what_a_partitioned_graph_does_not_take_is_refused_in_words(options, text, tmp_path):
+def test_an_argument_that_a_partitioned_graph_does_not_take_raises_a_clear_error(options, text, tmp_path):
     part = salientpp.partition(random_data(60, 200), 1, tmp_path / "d", [3], 8)
     for loader in (
         functools.partial(NeighborLoader, part, [2], "train"),
@@ -1469,7 +1469,7 @@ def test_the_page_of_arguments_lists_those_of_the_installed_release(section):
     )
 
 
-def test_the_page_of_arguments_lists_what_pygs_loaders_hand_on():
+def test_the_page_of_arguments_lists_arguments_that_pygs_loaders_pass_on():
     for base, loader in ((NodeLoader, "NeighborLoader"), (LinkLoader, "LinkNeighborLoader")):
         rest = {
             name: default for name, default in arguments_of(base).items() if name not in arguments_of(TABLES[loader][0])

@@ -140,7 +140,7 @@ WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
 @WORKERS
 @pytest.mark.parametrize("epochs", [0, 1])
-def test_a_child_goes_on_with_the_epochs_of_its_parent(num_workers, epochs):
+def test_a_child_continues_the_epochs_of_its_parent(num_workers, epochs):
     loader = wide_loader(num_workers=num_workers)
     for _ in range(epochs):
         ids(loader)
@@ -153,7 +153,7 @@ def test_a_child_goes_on_with_the_epochs_of_its_parent(num_workers, epochs):
 
 @WORKERS
 @pytest.mark.parametrize("depth", [1, 4, 10])
-def test_a_child_goes_on_in_the_middle_of_an_epoch_or_begins_the_next(num_workers, depth):
+def test_a_child_continues_in_mid_epoch_or_begins_the_next(num_workers, depth):
     loader = wide_loader(num_workers=num_workers, depth=depth)
     iterator = iter(loader)
     ids(itertools.islice(iterator, 3))
@@ -225,7 +225,7 @@ def test_a_loader_works_in_the_workers_of_a_torch_loader(num_workers):
     assert sorted(epochs) == sorted(2 * expected(1))
 
 
-def test_a_childs_workers_are_greeted_with_their_own_numbers():
+def test_a_childs_workers_get_their_own_numbers():
     numbers: list[int] = []
     loader = wide_loader(num_workers=2, worker_init_fn=numbers.append, persistent_workers=True)
     iterator = iter(loader)
@@ -240,7 +240,7 @@ def test_a_childs_workers_are_greeted_with_their_own_numbers():
     assert set(in_child(greeted)) <= {0, 1}
 
 
-def test_an_epoch_that_was_in_another_threads_hands_at_the_fork_is_refused_in_words():
+def test_an_epoch_that_another_thread_was_running_at_the_fork_raises_a_clear_error():
     inside, go_on = threading.Event(), threading.Event()
 
     def wait(batch: Data) -> Data:
@@ -290,7 +290,7 @@ def test_forks_at_random_moments_while_threads_iterate(seed):
         [thread.join() for thread in threads]
 
 
-def test_a_lock_that_another_thread_held_is_free_in_the_child_and_the_forking_threads_own_stays_its_own():
+def test_a_lock_of_another_thread_is_free_in_the_child_and_the_forking_threads_lock_stays_held():
     lock, inside, go_on = Lock(), threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -312,7 +312,7 @@ def test_a_lock_that_another_thread_held_is_free_in_the_child_and_the_forking_th
         assert in_child(take) is False
 
 
-def test_threads_do_again_in_the_child_what_they_had_not_done():
+def test_threads_in_the_child_run_unfinished_tasks_again():
     threads, go_on, began = Threads(1, "test"), threading.Event(), threading.Event()
     tasks = [
         threads.submit(lambda: (began.set(), go_on.wait(HANGS))),
@@ -408,7 +408,7 @@ def _send(loader: NeighborLoader, queue: Any, done: Any) -> None:
 
 @pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_batches_keep_their_values_on_the_way_to_another_process(strategy, method):
+def test_batches_keep_their_values_when_sent_to_another_process(strategy, method):
     former = torch.multiprocessing.get_sharing_strategy()
     torch.multiprocessing.set_sharing_strategy(strategy)
     try:
@@ -431,7 +431,7 @@ def test_batches_keep_their_values_on_the_way_to_another_process(strategy, metho
         torch.multiprocessing.set_sharing_strategy(former)
 
 
-def test_a_batch_in_shared_memory_is_a_childs_too_and_keeps_its_values():
+def test_a_batch_in_shared_memory_keeps_its_values_in_a_child():
     loader = wide_loader()
     iterator = iter(loader)
     batch = next(iterator).share_memory_()

@@ -66,7 +66,7 @@ def typed(tmp_path_factory) -> tuple[HeteroData, salientpp.PartitionedGraph]:
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 @pytest.mark.parametrize("depth", [1, 3, 10, 99])
 @pytest.mark.parametrize("device_rows", [0, 0.3, 1.0])
-def test_features_know_who_they_are(data, part, device_rows, depth, num_workers):
+def test_features_identify_their_vertices(data, part, device_rows, depth, num_workers):
     options = {"device_rows": device_rows, "depth": depth, "num_workers": num_workers}
     for batch in make(data, **options):
         for name in ["x", "y", *in_every_dtype()]:
@@ -102,7 +102,7 @@ def test_a_batch_is_a_sample_of_the_graph(data):
             assert int(drawn.sum()) == int(drawn[frontier].sum())
 
 
-def test_minus_one_takes_all_neighbours():
+def test_a_fanout_of_minus_one_takes_all_neighbours():
     data = Data(edge_index=star(40), x=identity_features(41))
     (batch,) = make(data, num_neighbors=[-1], input_nodes=[0])
     assert batch.n_id[0] == 0 and sorted(batch.n_id.tolist()) == list(range(41))
@@ -160,7 +160,7 @@ def test_a_batch_depends_on_seed_epoch_and_index_alone(data, part, source):
     assert all("n_id" in differences(a, b) for a, b in zip(epochs[0], epochs[1])), "another epoch, other batches"
 
 
-def test_without_shuffle_an_epoch_draws_anew_from_the_same_seeds(data):
+def test_epochs_without_shuffle_draw_other_neighbours_of_the_same_seeds(data):
     loader = make(data, shuffle=False, num_neighbors=[2])
     first, second = list(loader), list(loader)
     for a, b in zip(first, second):
@@ -187,7 +187,7 @@ def test_a_resumed_run_gives_the_batches_it_would_have_given(data):
     assert_same_batches(given, epochs[1][3:])
 
 
-def test_torch_seeds_the_loader_where_it_gets_no_seed(data):
+def test_torch_seeds_a_loader_without_a_seed(data):
     def batches(**options: Any) -> list[Data]:
         return list(make(data, seed=None, **options))
 
@@ -245,7 +245,7 @@ GRAPH_LEVEL = {
 
 
 @pytest.mark.parametrize("device_rows", [0, 0.5])
-def test_a_batch_is_what_pyg_makes_of_the_same_sample(device_rows):
+def test_a_batch_equals_pygs_of_the_same_sample(device_rows):
     generator = torch.Generator().manual_seed(4)
     print("seed 4")
     data = known_data(
@@ -304,7 +304,7 @@ def test_data_of_every_form_gives_pygs_batches(form):
         assert ("x" in batch) == ("x" in data)
 
 
-def test_what_pyg_sets_to_none_is_not_there(data):
+def test_attributes_that_pyg_sets_to_none_are_absent(data):
     batch = next(iter(make(data)))
     for name in ("seed_time", "time", "edge_label"):
         assert name not in batch
@@ -353,7 +353,7 @@ def test_seeds_of_a_partitioned_graph_are_named_or_given(data, part):
     assert set(part.original_id(train).tolist()) == set(data.train_mask.nonzero().flatten().tolist())
 
 
-def test_gather_says_which_attributes_every_vertex_gets(data, part):
+def test_columns_select_the_attributes_that_every_vertex_gets(data, part):
     others = {"y", *in_every_dtype()}
     for gather, every_vertex in ((("x",), {"x"}), ("y", {"y"}), (["x", "y"], {"x", "y"}), ((), set())):
         for batch in make(part, columns=gather, device_rows=0.5):
@@ -435,7 +435,7 @@ def test_transform_sampler_output_changes_the_sample(data):
         assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
 
 
-def test_transform_sampler_output_sees_what_pygs_sampler_puts_there(data):
+def test_transform_sampler_output_sees_the_fields_of_pygs_sampler(data):
     seen = []
 
     def look(sampled: SamplerOutput) -> SamplerOutput:
@@ -507,7 +507,7 @@ def test_after_an_error_the_next_epoch_is_whole(data):
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 7, 25, 50, 51])
-def test_len_is_what_an_epoch_gives(data, batch_size, drop_last):
+def test_len_is_the_number_of_batches_of_an_epoch(data, batch_size, drop_last):
     loader = make(data, input_nodes=torch.arange(50), batch_size=batch_size, drop_last=drop_last)
     sizes = [batch.batch_size for batch in loader]
     whole, rest = divmod(50, batch_size)
@@ -534,7 +534,7 @@ NO_NODES = [
 
 
 @pytest.mark.parametrize(("nodes", "got"), NO_NODES, ids=[got for _, got in NO_NODES])
-def test_what_names_no_vertices_is_refused_in_words(data, part, typed, nodes, got):
+def test_wrong_input_nodes_raise_a_clear_error(data, part, typed, nodes, got):
     for source, given, of in (
         (data, nodes, "a homogeneous graph"),
         (part, nodes, "a homogeneous graph"),
@@ -598,7 +598,7 @@ def _epoch_of(data: Data, epoch: int) -> list[Data]:
     return list(loader)
 
 
-def test_two_iterators_at_once_are_two_epochs(data):
+def test_two_simultaneous_iterators_are_two_epochs(data):
     loader = make(data, num_workers=2)
     pairs = list(zip(iter(loader), iter(loader), strict=True))
     assert_same_batches([first for first, _ in pairs], _epoch_of(data, 0))
@@ -621,7 +621,7 @@ def test_an_exhausted_or_closed_epoch_stays_so(data):
 
 @pytest.mark.parametrize("device_rows", [0, 0.3, 1.0])
 @pytest.mark.parametrize("source", ["data", "part"])
-def test_batches_that_are_kept_stay_what_they_were(data, part, source, device_rows):
+def test_kept_batches_do_not_change(data, part, source, device_rows):
     loader = make({"data": data, "part": part}[source], device_rows=device_rows, num_workers=2)
     kept, copies = [], []
     for batch in itertools.chain(loader, loader):
@@ -680,7 +680,7 @@ def test_pygs_graphsage_trains_on_the_batches():
     assert sum(losses[-steps:]) < 0.7 * sum(losses[:steps]), losses
 
 
-def test_pygs_trimming_to_the_hop_changes_no_seed(data):
+def test_pygs_trimming_to_the_hop_changes_no_row_of_seeds(data):
     """Trimming relies on vertices and edges being ordered by hop, and on their counts."""
     torch.manual_seed(1)
     model = GraphSAGE(3, 8, num_layers=3).eval()
@@ -773,7 +773,7 @@ def _new_threads(before: set[threading.Thread]) -> set[threading.Thread]:
 
 
 @pytest.mark.parametrize("ending", ["not begun", "in the middle", "finished", "raised"])
-def test_a_loader_that_is_let_go_takes_its_threads_with_it(data, ending):
+def test_a_deleted_loader_ends_its_threads(data, ending):
     gc.collect()
     before = set(threading.enumerate())
 
@@ -854,7 +854,7 @@ def test_a_loader_that_is_let_go_takes_its_threads_with_it(data, ending):
         ({"is_sorted": True}, ValueError, "is_sorted=True, but edge_index is not sorted by target"),
     ],
 )  # fmt: skip
-def test_a_wrong_argument_is_refused_in_words(data, options, error, text):
+def test_a_wrong_argument_raises_a_clear_error(data, options, error, text):
     with pytest.raises(error, match=text):
         make(data, **options)
 
@@ -889,7 +889,7 @@ def test_only_pygs_data_and_partitioned_graphs_are_taken(graph):
     ],
 )
 @pytest.mark.filterwarnings("ignore:Unable to accurately infer")
-def test_a_wrong_graph_is_refused_in_words(graph, text):
+def test_a_wrong_graph_raises_a_clear_error(graph, text):
     with pytest.raises(ValueError, match=text):
         make(graph)
 
@@ -904,12 +904,12 @@ def test_a_wrong_graph_is_refused_in_words(graph, text):
         ({"input_nodes": torch.ones(N + 1).bool()}, rf"input_nodes as a mask must have shape \[{N}\], got \[{N + 1}\]"),
     ],
 )
-def test_a_wrong_argument_for_a_partitioned_graph_is_refused_in_words(part, options, text):
+def test_a_wrong_argument_for_a_partitioned_graph_raises_a_clear_error(part, options, text):
     with pytest.raises(ValueError, match=text):
         make(part, **options)
 
 
-def test_the_cache_of_another_loader_is_taken(data):
+def test_the_cache_of_another_loader_is_used(data):
     loader = make(data)
     assert isinstance(loader.cache, FeatureCache)
     assert_same_batches(list(make(data, cache=loader.cache)), list(loader))
@@ -918,7 +918,7 @@ def test_the_cache_of_another_loader_is_taken(data):
 # --- calling the loader -----------------------------------------------------------------------------------
 
 
-def test_calling_the_loader_gives_the_batch_of_these_seeds(data):
+def test_calling_the_loader_gives_the_batch_of_the_given_seeds(data):
     loader = make(data, input_nodes=data.train_mask)
     seeds = data.train_mask.nonzero().flatten()
     for index in ([0, 3], torch.tensor([5]), [2, 2]):
@@ -930,7 +930,7 @@ def test_calling_the_loader_gives_the_batch_of_these_seeds(data):
         assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
 
 
-def test_calls_draw_anew_and_leave_the_epochs_alone(data):
+def test_each_call_draws_independently_and_does_not_change_epochs(data):
     first, second = make(data, seed=1), make(data, seed=1)
     drawn = {tuple(first([0, 1, 2, 3, 4, 5, 6, 7]).e_id.tolist()) for _ in range(5)}
     assert len(drawn) > 1
@@ -949,7 +949,7 @@ def test_calls_draw_anew_and_leave_the_epochs_alone(data):
         ({"policy": []}, r"policy must be one of .*, got \[\]"),
     ],
 )
-def test_more_wrong_arguments_are_refused_in_words(data, options, text):
+def test_more_wrong_arguments_raise_a_clear_error(data, options, text):
     with pytest.raises(ValueError, match=text):
         make(data, **options)
 
@@ -994,7 +994,7 @@ def _pyg_batches(data, **options):
 @pytest.mark.parametrize("form", ["edge_index", "adj_t"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_with_all_neighbours_our_batches_are_pygs(data, form, backend):
-    """Without random choices, vertices, edges and attributes are equal, except for the order of discovery."""
+    """Vertices, edges and attributes are equal, except for the order of discovery, because nothing is drawn at random."""
     if form == "adj_t":
         peer("torch_sparse")
         from torch_geometric.transforms import ToSparseTensor

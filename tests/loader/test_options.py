@@ -78,7 +78,7 @@ def test_one_new_file_adds_an_option(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_tables_in_the_docs_are_those_of_the_declarations():
+def test_the_tables_in_the_docs_match_the_declarations():
     page = (ROOT / "docs" / "loader.md").read_text()
     found = page.split("<!-- options -->\n\n")[1].split("\n<!-- /options -->")[0]
     assert found == runpy.run_path(str(ROOT / "docs" / "write_options.py"))["tables_of_options"](), (
@@ -98,7 +98,7 @@ def test_signature_and_docstring_have_every_option(class_):
     assert "<options>" not in class_.__doc__
 
 
-def test_every_option_is_an_attribute_so_that_lightning_can_make_the_loader_anew():
+def test_every_option_is_an_attribute_so_that_lightning_can_make_the_loader_again():
     loader = NeighborLoader(random_data(), [3])
     assert not [
         name for name in inspect.signature(NeighborLoader).parameters if name != "kwargs" and not hasattr(loader, name)

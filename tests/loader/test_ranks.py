@@ -81,7 +81,7 @@ def _check_identity(rank: int, root: str, grid: list[dict]) -> list:
 
 
 @pytest.mark.parametrize(("num_parts", "world_size"), [(1, 1), (2, 2), (4, 4), (2, 4), (1, 2)])
-def test_x_is_the_row_of_n_id_and_tiers_workers_and_depth_change_nothing(tmp_path, num_parts, world_size):
+def test_x_has_the_rows_of_n_id_for_all_tiers_workers_and_depths(tmp_path, num_parts, world_size):
     root = _partition(tmp_path / "parts", num_parts)
     grid = [
         {"replication_factor": alpha, "device_rows": beta, "policy": policy, "depth": depth, "num_workers": workers}
@@ -112,7 +112,7 @@ def _check_dtype(rank: int, root: str, dtype: torch.dtype) -> None:
     loader.reset_stats()
 
 
-def test_gather_brings_other_attributes_of_every_vertex(tmp_path):
+def test_columns_bring_other_attributes_of_every_vertex(tmp_path):
     distributed.run(_check_gather, 2, _partition(tmp_path / "parts", 2, edge_attributes=True))
 
 
@@ -181,7 +181,7 @@ def _count(rank: int, root: str, options: dict, epochs: int = 2) -> tuple[int, l
 
 @pytest.mark.parametrize("depth", [1, 3, 10])
 @pytest.mark.parametrize("seeds", [[70, 10], [33, 64], [16, 16], [1, 90]])
-def test_uneven_ranks_never_wait_for_ever(tmp_path, seeds, depth):
+def test_uneven_ranks_never_wait_forever(tmp_path, seeds, depth):
     root = _skewed(tmp_path / "parts", seeds)
     batches = [-(-count // BATCH) for count in seeds]
     for uneven, expected in {"wrap": [max(batches)] * 2, "drop": [min(batches)] * 2, "exact": batches}.items():
@@ -231,7 +231,7 @@ def _train_with_ddp(rank: int, root: str, uneven: str) -> list[float]:
 
 @pytest.mark.parametrize("uneven", ["wrap", "drop", "exact"])
 def test_ddp_trains_on_uneven_ranks(tmp_path, uneven):
-    """Under 'exact' with torch's Join, ranks that are done continue to serve rows in the background."""
+    """Ranks that are done continue to serve rows in the background, under 'exact' with torch's Join."""
     root = _skewed(tmp_path / "parts", [120, 20])
     first, second = distributed.run(_train_with_ddp, 2, root, uneven)
     assert all(torch.tensor(first).isfinite())
@@ -301,7 +301,7 @@ def _be_slow(rank: int, root: str, slow: int, depth: int) -> int:
 
 
 @pytest.mark.parametrize("depth", [1, 10])
-def test_a_rank_whose_script_has_ended_goes_on_serving(tmp_path, depth):
+def test_a_rank_whose_script_has_ended_continues_to_serve(tmp_path, depth):
     root = _skewed(tmp_path / "parts", [16, 160])
     assert distributed.run(_be_slow, 2, root, 1, depth) == [1, 10]
 
@@ -343,7 +343,7 @@ STAGES = [
 ]
 
 
-def test_the_stages_are_all_there(tmp_path):
+def test_the_test_knows_all_stages(tmp_path):
     assert list(_loader(_partition(tmp_path / "parts", 1)).stats().seconds_by_stage) == STAGES
 
 
@@ -415,7 +415,7 @@ def _silent(rank: int, root: str) -> None:
         store.set("rank 1 has its answer", "")
 
 
-def test_a_rank_that_does_not_answer_is_an_error_after_the_timeout(tmp_path):
+def test_a_rank_that_does_not_answer_raises_an_error_after_the_timeout(tmp_path):
     _, waiting = distributed.run(_silent, 2, _partition(tmp_path / "parts", 2), may_fail=True)
     assert waiting.kind == "StageError"
     assert "rank 1, batch 0, stage open_epoch: no answer from rank 0 within 5 s" in waiting.text
@@ -436,12 +436,12 @@ def _differ(rank: int, root: str, options: list[dict]) -> None:
         ([{}, {"columns": ()}], "all ranks must have the same columns"),
     ],
 )
-def test_ranks_that_disagree_are_all_told(tmp_path, options, text):
+def test_ranks_that_disagree_all_raise_an_error(tmp_path, options, text):
     for failed in distributed.run(_differ, 2, _partition(tmp_path / "parts", 2), options, may_fail=True):
         assert failed.kind == "ValueError" and text in failed.text
 
 
-def test_a_mistake_on_one_rank_is_every_ranks_error(tmp_path):
+def test_a_mistake_on_one_rank_raises_on_every_rank(tmp_path):
     root = _partition(tmp_path / "parts", 2)
     foreign = int(salientpp.load(root, part_id=0).book.offsets[1])
     options = [{"input_nodes": torch.tensor([foreign])}, {}]
@@ -658,7 +658,7 @@ def _make_all(rank: int, root: str, mistakes: list, culprit: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("world", "culprit"), [(2, 1), (3, 0)])
-def test_a_mistake_in_any_argument_of_one_rank_is_told_to_all_at_once(tmp_path, world, culprit):
+def test_a_mistake_in_any_argument_of_one_rank_raises_on_all_at_once(tmp_path, world, culprit):
     results = distributed.run(_make_all, world, _partition(tmp_path / "parts", world), _MISTAKES, culprit)
     for index, (name, _, text) in enumerate(_MISTAKES):
         for rank, got in enumerate(result[index] for result in results):
@@ -757,7 +757,7 @@ def _differ_in_each(rank: int, root: str) -> dict[str, str]:
     return texts
 
 
-def test_every_argument_is_known_to_agree_or_to_be_each_ranks_own():
+def test_every_argument_is_in_the_table_of_arguments_that_must_agree_or_not():
     ours = set(inspect.signature(NeighborLoader.__init__).parameters) - {"self", "kwargs"}
     torchs = set(inspect.signature(torch.utils.data.DataLoader.__init__).parameters) - {"self"}
     assert ours | torchs == set(_DIFFERENT) | _APART
@@ -821,7 +821,7 @@ def test_ranks_of_one_part_must_give_the_same_seeds(tmp_path):
     assert texts[0][4] == "all ranks must have the same shuffle, got True on rank 0 and False on rank 3"
 
 
-def test_a_seed_that_some_ranks_give_must_be_that_of_rank_0(tmp_path):
+def test_a_seed_that_some_ranks_give_must_equal_rank_0s(tmp_path):
     cases = [[{"seed": a}, {"seed": b}] for a, b in [(5, 5), (5, None), (None, None), (None, 5), (5, 6)]]
     texts, others = distributed.run(_differ_in_one, 2, _partition(tmp_path / "parts", 2), cases)
     assert texts == others and texts[:3] == ["", "", ""]
@@ -904,7 +904,7 @@ def test_numbers_of_numpy_and_torch_are_numbers(tmp_path):
         pytest.param(2**5000, id="2**5000"),
     ],
 )
-def test_other_things_are_no_numbers(value):
+def test_values_that_are_no_numbers_raise_a_clear_error(value):
     data = random_data()
     for name in ("depth", "replication_factor", "device_rows", "device_cache"):
         if name in ("depth", "device_cache") and isinstance(value, int) and value > 1:

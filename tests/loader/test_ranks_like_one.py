@@ -72,7 +72,7 @@ PLACED = [(1, 1), (2, 2), (4, 4), (5, 2), (4, 3)]
 
 
 @pytest.mark.parametrize(("num_parts", "world"), PLACED)
-def test_times_weights_trees_and_subgraphs_are_those_of_one_process(tmp_path, num_parts, world):
+def test_batches_with_times_weights_trees_and_subgraphs_equal_one_process(tmp_path, num_parts, world):
     root = tmp_path / "parts"
     salientpp.partition(homogeneous(), num_parts, root, FANOUTS, BATCH)
     distributed.run(check_one_type, world, str(root), [0.0, 0.3])
@@ -161,7 +161,7 @@ def check_links_of_one_type(rank: int, root: str) -> None:
 
 
 @pytest.mark.parametrize(("num_parts", "world"), PLACED)
-def test_links_are_those_of_one_process(tmp_path, num_parts, world):
+def test_batches_of_links_equal_one_process(tmp_path, num_parts, world):
     data = random_data(120, 400)
     generator = torch.Generator().manual_seed(1)
     data.time = torch.randint(20, (data.num_nodes,), generator=generator)
@@ -202,7 +202,7 @@ def labels_of_batches(rank: int, root: str) -> dict[str, dict[int, float]]:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_labels_beside_binary_negatives_move_as_in_one_process(tmp_path, world):
+def test_labels_with_binary_negatives_are_raised_as_in_one_process(tmp_path, world):
     data = labelled_edges()
     for number, (labels, _) in enumerate(SHIFTS.values()):
         data[f"label{number}"] = torch.tensor(labels)
@@ -221,7 +221,7 @@ def test_labels_beside_binary_negatives_move_as_in_one_process(tmp_path, world):
 
 @pytest.mark.parametrize("kind", [LinkNeighborLoader, PygLinkNeighborLoader])
 @pytest.mark.parametrize("case", SHIFTS)
-def test_labels_beside_binary_negatives_move_in_one_process(kind, case):
+def test_labels_with_binary_negatives_are_raised_in_one_process(kind, case):
     if kind is PygLinkNeighborLoader:
         peer("pyg_lib")  # PyG's loader samples with it
     data, (labels, expected) = labelled_edges(), SHIFTS[case]
@@ -331,7 +331,7 @@ def check_seed_rows(loader: Any, data: Any) -> None:
         (4, 3, ()),
     ],
 )
-def test_several_types_are_those_of_one_process(tmp_path, num_parts, world, replicate):
+def test_batches_of_several_types_equal_one_process(tmp_path, num_parts, world, replicate):
     root = tmp_path / "parts"
     salientpp.partition(
         typed_data(), num_parts, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=replicate
@@ -415,7 +415,7 @@ def check_links_of_types(rank: int, root: str) -> None:
 
 
 @pytest.mark.parametrize(("num_parts", "world"), [(1, 1), (2, 2), (3, 2)])
-def test_links_between_types_are_those_of_one_process(tmp_path, num_parts, world):
+def test_batches_of_links_between_types_equal_one_process(tmp_path, num_parts, world):
     data, root = typed_data(), tmp_path / "parts"
     writes = ("author", "writes", "paper")
     split = {writes: {"train": torch.arange(0, data[writes].num_edges, 3)}}
@@ -630,14 +630,14 @@ def policy_of_types(rank: int, root: str) -> str:
     return ""
 
 
-def test_a_policy_that_is_not_there_over_types_is_refused_on_every_rank(tmp_path):
+def test_an_unsupported_policy_over_types_is_refused_on_every_rank(tmp_path):
     root = tmp_path / "parts"
     salientpp.partition(typed_data(), 2, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=())
     for text in distributed.run(policy_of_types, 2, str(root)):
         assert "policy must be one of degree, random, vip, vip-hop over several types" in text
 
 
-def test_wide_rows_must_be_wanted_more_often_than_narrow_ones():
+def test_wide_rows_are_cached_only_if_needed_more_often_than_narrow_rows():
     books = {"wide": PartitionBook(torch.tensor([0, 2, 6])), "narrow": PartitionBook(torch.tensor([0, 2, 6]))}
     scores = {"wide": torch.tensor([9.0, 9, 4, 3, 0, 2]), "narrow": torch.tensor([9.0, 9, 1, 0.5, 0.2, 0])}
     widths = {"wide": 40, "narrow": 8}
@@ -657,7 +657,7 @@ def test_wide_rows_must_be_wanted_more_often_than_narrow_ones():
         )
 
 
-def test_one_type_is_planned_as_ever():
+def test_one_type_is_planned_like_an_untyped_graph():
     generator = torch.Generator().manual_seed(0)
     scores, book = torch.rand(50, generator=generator), PartitionBook(torch.tensor([0, 20, 50]))
     for alpha in (0, 0.1, 0.29, 1, 5):

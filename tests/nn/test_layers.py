@@ -132,7 +132,7 @@ def test_a_layer_takes_pairs_if_the_table_says_so(name):
 
 
 @each_layer
-def test_edges_can_be_left_out_where_degrees_are_those_of_all_edges(name):
+def test_edges_can_be_left_out_if_degrees_count_all_edges(name):
     facts, data = LAYERS[name], graph()
     called: set[str] = set()
     fails_alone, fails = set(), set()

@@ -199,7 +199,7 @@ def assert_close(a: Tensor, b: Tensor, tolerance: float = 1e-10) -> None:
 
 @pytest.mark.parametrize("path", ["kernels", "composed"])
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products_and_gradients_are_those_of_one_message_per_edge(name, path, monkeypatch):
+def test_products_and_gradients_equal_one_message_per_edge(name, path, monkeypatch):
     if path == "composed":
         monkeypatch.setattr(products, "_KERNEL_DTYPES", ())
     product = PRODUCTS[name]
@@ -212,7 +212,7 @@ def test_products_and_gradients_are_those_of_one_message_per_edge(name, path, mo
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_gradients_are_those_of_finite_differences(name):
+def test_gradients_match_finite_differences(name):
     edges = EDGES["prefix"]
     arguments = PRODUCTS[name].arguments(edges, 3)
     assert torch.autograd.gradcheck(lambda *given: PRODUCTS[name].run(edges, list(given)), arguments, fast_mode=True)
@@ -220,7 +220,7 @@ def test_gradients_are_those_of_finite_differences(name):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_narrow_values_are_added_up_in_float32(name, dtype):
+def test_16_bit_values_are_added_up_in_float32(name, dtype):
     product, edges = PRODUCTS[name], random_edges(5, 40, 30, 400, 25)
     arguments = product.arguments(edges, 5, dtype)
     wide = [argument.detach().float().requires_grad_() for argument in arguments]
@@ -269,8 +269,8 @@ def test_results_do_not_depend_on_the_number_of_threads(name):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_reductions_are_those_of_scatter_also_where_values_tie(reduction, dtype):
-    """With values of -1, 0 and 1, torch.scatter_reduce counts its initial zero among equal values."""
+def test_reductions_equal_scatter_also_for_ties(reduction, dtype):
+    """Values are -1, 0 and 1. torch.scatter_reduce counts its initial zero among equal values."""
     edges = random_edges(9, 12, 8, 60, 8)
     generator = torch.Generator().manual_seed(9)
     x = torch.randint(-1, 2, (12, 6), generator=generator).to(dtype).requires_grad_()
@@ -291,7 +291,7 @@ def test_a_nan_is_an_extreme():
         assert torch.isnan(out[:, 1]).all() and not torch.isnan(out[:, 0]).any()
 
 
-def test_softmax_is_that_of_pyg_also_for_large_scores():
+def test_softmax_equals_pygs_also_for_large_scores():
     edges = random_edges(10, 12, 8, 60, 8)
     scores = (200 * torch.randn(60, 3, generator=torch.Generator().manual_seed(10)).double()).requires_grad_()
     own, peer = softmax_by_target(edges.lists, scores, 8), softmax(scores, torch.tensor(edges.target), num_nodes=8)
@@ -310,7 +310,7 @@ def test_attention_of_products_is_a_gatv2_layer():
     assert_close(out.flatten(1), layer(x, torch.tensor([edges.source, edges.target])))
 
 
-def test_a_backward_computes_only_gradients_that_are_asked_for():
+def test_a_backward_computes_only_requested_gradients():
     edges = EDGES["prefix"]
     for name, product in PRODUCTS.items():
         arguments = product.arguments(edges, 12)
@@ -326,7 +326,7 @@ def test_dtypes_that_differ_are_promoted():
     assert reduce_sources(lists, x, 7, "sum", weight).dtype == torch.float32
 
 
-def test_whole_numbers_are_summed_without_a_kernel():
+def test_integers_are_summed_without_a_kernel():
     edges = EDGES["random"]
     x = torch.arange(18).view(9, 2)
     out = reduce_sources(edges.lists, x, 7, "sum")
@@ -355,7 +355,7 @@ X = torch.zeros(9, 2, 3)
         (lambda: additive_scores(LISTS, X, X, torch.zeros(3, 2), SLOPE, 7), r"att must have the shape .* \[2, 3\], got .3, 2"),
     ],
 )  # fmt: skip
-def test_wrong_arguments_are_refused_in_words(call, error):
+def test_wrong_arguments_raise_a_clear_error(call, error):
     with pytest.raises(ValueError, match=error):
         call()
 
@@ -377,7 +377,7 @@ def test_an_edge_whose_source_has_no_row_is_refused(call):
         call(lists, torch.zeros(3, 1, 4))
 
 
-def test_kernels_refuse_lists_that_leave_their_entries():
+def test_kernels_refuse_lists_that_exceed_their_entries():
     x, index = torch.zeros(3, 2), torch.tensor([0, 1])
     for indptr, error in [([0, 3], "at most at the number of entries, 2, got 3"), ([0, 2, 1], "must not decrease"), ([1, 2], "start at 0")]:  # fmt: skip
         with pytest.raises(RuntimeError, match=error):

@@ -59,7 +59,7 @@ def test_deep_layers_are_exact(block, batch):
     compare(model.double(), batch)
 
 
-def test_deep_layers_with_checkpoints_are_refused_in_words(batch):
+def test_deep_layers_with_checkpoints_raise_a_clear_error(batch):
     torch.manual_seed(1)
     layer = pyg.DeepGCNLayer(pyg.SAGEConv(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.ReLU(), ckpt_grad=True)
     model = Layers(pyg.SAGEConv(WIDTH, WIDTH), layer, pyg.GATConv(WIDTH, 4)).double()

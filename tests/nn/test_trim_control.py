@@ -63,7 +63,7 @@ class Inherited(pyg.SAGEConv):
 
 
 @pytest.mark.parametrize("kind", [Mine, ByDegree, Inherited])
-def test_layers_of_the_users_get_all_rows(kind, batch):
+def test_users_own_layers_get_all_rows(kind, batch):
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -137,7 +137,7 @@ def test_vertices_that_a_model_adds(batch):
 @pytest.mark.parametrize(
     "reads", [lambda h: h[torch.arange(h.size(0) - 1, -1, -1)], lambda h: h.flip(0), lambda h: h - h.mean(0)]
 )
-def test_a_first_batch_of_seeds_alone_makes_no_plan_for_others(reads, data):
+def test_a_first_batch_of_only_seeds_makes_no_plan_for_other_batches(reads, data):
     model = Between(lambda m, x, e: m.last(reads(m.first(x, e)), e)).double()
     trimmed = salientpp.nn.trim(copy.deepcopy(model))
     batches = list(loader(data, input_nodes=torch.tensor([*range(282, 290), *range(8)]), batch_size=4))
@@ -246,7 +246,7 @@ def test_arguments_that_choose_have_their_own_plans(batch):
         assert_same(step(model, batch, call), step(trimmed, batch, call))
 
 
-def test_numbers_of_rows_that_do_not_fit_are_an_error_in_words(batch):
+def test_numbers_of_rows_that_do_not_fit_raise_a_clear_error(batch):
     def function(m, x, e):
         return torch.einsum("nc,nc->n", m.last(m.second(m.first(x, e), e), e), x)
 
@@ -258,7 +258,7 @@ def test_numbers_of_rows_that_do_not_fit_are_an_error_in_words(batch):
         step(model, batch)
 
 
-def test_a_model_that_calls_other_layers_in_a_later_batch_is_refused_in_words(data):
+def test_a_model_that_calls_other_layers_in_a_later_batch_raises_a_clear_error(data):
     calls = []
 
     def function(m, x, e):

@@ -82,7 +82,7 @@ def check(name: str, number: int, batch, training: bool) -> None:
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("number", [2, 3])
 @pytest.mark.parametrize("name", CASES)
-def test_seeds_and_gradients_are_those_of_the_plain_model(name, number, training, batch):
+def test_seeds_and_gradients_equal_the_plain_model(name, number, training, batch):
     assert within(batch, 1) < within(batch, 2) < within(batch, 3) == batch.num_nodes
     check(name, number, batch, training)
 

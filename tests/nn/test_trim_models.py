@@ -88,7 +88,7 @@ def test_jumping_knowledge_gets_the_rows_of_the_last_layer(name, norm, jk, batch
 
 @pytest.mark.parametrize("norm", ["batch", "graph", "pair", "diff_group", "instance"])
 @pytest.mark.parametrize("name", MODELS)
-def test_needed_rows_alone_are_normalised_where_asked(name, norm, batch):
+def test_only_needed_rows_are_normalised_on_request(name, norm, batch):
     model = salientpp.nn.trim(made(name, norm), norms="needed rows")
     got = step(model, batch)
     assert got.rows[-3:] == [within(batch, 2), within(batch, 1), within(batch, 0)]
@@ -118,7 +118,7 @@ class Centred(torch.nn.Module):
         lambda: pyg.PointNetConv(Centred(WIDTH + 3, WIDTH), Centred(WIDTH, WIDTH)),
     ],
 )
-def test_networks_inside_layers_may_look_at_all_rows(layer, batch):
+def test_networks_inside_layers_may_read_all_rows(layer, batch):
     class Model(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -147,7 +147,7 @@ def test_without_running_statistics_evaluation_normalises_all_rows(batch):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_dropout_draws_for_the_rows_that_are_there(name, batch):
+def test_dropout_repeats_with_torchs_seed(name, batch):
     model = salientpp.nn.trim(made(name, dropout=0.5))
     torch.manual_seed(4)
     first = step(model, batch)
@@ -157,7 +157,7 @@ def test_dropout_draws_for_the_rows_that_are_there(name, batch):
     assert first.out.isfinite().all() and (first.out != step(model, batch).out).any()
 
 
-def test_the_state_of_generators_is_that_of_a_model_without_the_first_pass(batch):
+def test_the_first_pass_leaves_the_state_of_generators_unchanged(batch):
     model = salientpp.nn.trim(made("GraphSAGE"))
     torch.manual_seed(4)
     before = torch.get_rng_state()
@@ -165,7 +165,7 @@ def test_the_state_of_generators_is_that_of_a_model_without_the_first_pass(batch
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_the_models_own_trimming_gives_what_it_gives_without_ours(batch):
+def test_the_models_own_trimming_stays_exact(batch):
     def call(model, batch):
         return model(
             batch.x,

@@ -106,6 +106,6 @@ def test_runs_are_the_same_bit_for_bit_also_resumed(tmp_path):
     assert all(line.split()[1] == line.split()[2] for line in whole), "rows of the output are those of the seeds"
 
 
-def test_batches_drawn_before_trim_are_those_of_the_plain_model(tmp_path):
+def test_batches_drawn_before_trim_run_the_plain_model(tmp_path):
     (line,) = printed("before")
     assert line == "True 0"

@@ -160,7 +160,7 @@ def test_rows_that_stay_apart_are_cut(function, batch):
 
 
 @pytest.mark.parametrize("function", CUT, ids=lambda function: function.__name__)
-def test_a_batch_of_one_seed_is_no_other(function, data):
+def test_a_batch_of_one_seed_is_exact(function, data):
     if function in (seeds_sliced, seeds_taken):
         return
     compare(Between(function).double(), batch_of(data, batch_size=1))

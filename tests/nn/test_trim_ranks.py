@@ -61,7 +61,7 @@ def train(rank: int, root: str, kind: str, norm: str | None, trims: str, cache: 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(("kind", "norm"), [("gcn", None), ("gat", None), ("sage", "batch_norm")])
-def test_gradients_of_ranks_are_those_of_plain_models(kind, norm, ranks, tmp_path: Path):
+def test_gradients_of_ranks_equal_plain_models(kind, norm, ranks, tmp_path: Path):
     data = graph(7)
     data.train_mask = torch.arange(data.num_nodes) % 4 == 0
     parts = torch.arange(data.num_nodes) // 4 % ranks

@@ -40,7 +40,7 @@ def trimmed_rows(batch) -> list[int]:
 # --- names, copies and files -----------------------------------------------------------------------------------
 
 
-def test_names_and_values_are_those_of_the_model(batch):
+def test_names_and_values_of_the_model_are_unchanged(batch):
     model = network("batch_norm")
     before = {name: value.clone() for name, value in model.state_dict().items()}
     modules = [name for name, _ in model.named_modules()]
@@ -132,7 +132,7 @@ def test_layers_that_need_more_than_a_trimmed_part_gives_say_so(batch):
         step(model, batch)
 
 
-def test_models_in_turn(batch):
+def test_alternating_models_are_exact(batch):
     first, second = network(), network()
     with torch.no_grad():
         for value in second.parameters():
@@ -243,7 +243,7 @@ def run_in_threads(*functions) -> list:
     return results
 
 
-def test_models_of_two_threads_do_not_meet(data):
+def test_models_in_two_threads_are_independent(data):
     salientpp.nn.trim(network())
     batches = list(loader(data, batch_size=3))
     plain = [step(network(), batch) for batch in batches]
@@ -254,7 +254,7 @@ def test_models_of_two_threads_do_not_meet(data):
             assert_same(expected, got)
 
 
-def test_a_second_thread_is_refused_in_words(batch):
+def test_a_second_thread_raises_a_clear_error(batch):
     begun, done = threading.Event(), threading.Event()
 
     class Waits(nn.Module):

@@ -135,7 +135,7 @@ def count(rank: int, root: str, hosts: list[int], alpha: float) -> int:
 
 @pytest.mark.parametrize("alpha", [0.0, 0.25])
 @EACH
-def test_what_was_fetched_is_what_the_analysis_says(roots, hosts, alpha):
+def test_fetched_rows_equal_the_analysis(roots, hosts, alpha):
     num_parts, per_host = HOSTS[hosts]
     live = distributed.run(count, sum(per_host), roots[num_parts], per_host, alpha)
     said = analyze(
@@ -195,7 +195,7 @@ def compare_kinds(rank: int, root: str, typed: bool) -> int:
 
 
 @pytest.mark.parametrize("typed", [False, True], ids=["one-type", "types"])
-def test_batches_of_every_kind_are_those_of_ranks_that_are_alone(roots, tmp_path, typed):
+def test_batches_of_every_kind_equal_those_of_ranks_on_separate_hosts(roots, tmp_path, typed):
     root = roots[4]
     if typed:
         data, root = typed_data(), str(tmp_path / "typed")
@@ -245,7 +245,7 @@ def compare_logical_ranks(rank: int, root: str, hosts: list[int], logical_ranks:
 
 
 @pytest.mark.parametrize(("hosts", "logical_ranks"), [("2x2", 8), ("3-ranks-of-8-parts", 8), ("2x2-of-2-parts", 4)])
-def test_logical_ranks_and_hosts_have_nothing_to_do_with_each_other(roots, hosts, logical_ranks):
+def test_logical_ranks_are_independent_of_hosts(roots, hosts, logical_ranks):
     num_parts, per_host = HOSTS[hosts]
     assert min(distributed.run(compare_logical_ranks, sum(per_host), roots[num_parts], per_host, logical_ranks)) > 0
 
@@ -264,7 +264,7 @@ def plan(rank: int, root: str, hosts: list[int], policy: str) -> tuple[list[int]
 
 @pytest.mark.parametrize("policy", ["vip", "vip-hop", "degree"])
 @pytest.mark.parametrize("hosts", ["2x2", "2x2-of-2-parts", "uneven"])
-def test_a_hosts_cache_is_planned_by_what_any_of_its_ranks_needs(roots, hosts, policy):
+def test_a_hosts_cache_is_planned_for_all_of_its_ranks(roots, hosts, policy):
     num_parts, per_host = HOSTS[hosts]
     root = roots[num_parts]
     results = distributed.run(plan, sum(per_host), root, per_host, policy)
@@ -284,7 +284,7 @@ def test_a_hosts_cache_is_planned_by_what_any_of_its_ranks_needs(roots, hosts, p
         assert float(pool[members].min()) >= float(pool[left].max()) - 1e-12
 
 
-def test_joint_probability_of_a_host_loses_nothing_for_small_numbers():
+def test_joint_probability_of_a_host_is_accurate_for_small_numbers():
     pool = torch.zeros(3, dtype=torch.float64)
     for scores in ([1e-30, 0.5, 1.0], [2e-30, 0.5, 0.1]):
         add_scores("vip", pool, torch.tensor(scores))
@@ -318,7 +318,7 @@ SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_N
         ({name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}, None),  # a batch script
     ],
 )
-def test_launchers_say_which_ranks_share_a_host(environ, expected):
+def test_hosts_follow_from_the_launchers_variables(environ, expected):
     assert host_by_launcher(5, 8, environ) == expected
 
 
@@ -343,7 +343,7 @@ def refusing(comm: Comm, hosts: Sequence[range]) -> str | None:
     return sharing(comm, hosts)
 
 
-def test_by_default_ranks_of_a_host_are_those_that_torchrun_has_started_there(roots):
+def test_hosts_are_by_default_those_of_torchrun(roots):
     alone = distributed.run(under_torchrun, 4, roots[4], [2, 2], {"hosts": 1})
     found = distributed.run(under_torchrun, 4, roots[4], [2, 2], {})
     assert [of_rank[:2] for of_rank in alone] == [((), [])] * 4
@@ -352,19 +352,19 @@ def test_by_default_ranks_of_a_host_are_those_that_torchrun_has_started_there(ro
     assert sum(of_rank[3] for of_rank in found) < sum(of_rank[3] for of_rank in alone)
 
 
-def test_ranks_that_cannot_share_memory_after_all_say_so_and_go_on_apart(roots):
+def test_ranks_that_cannot_share_memory_warn_and_continue_separately(roots):
     for sizes, words, _, _ in distributed.run(under_torchrun, 4, roots[4], [2, 2], {"replication_factor": 0.2}, 3):
         assert sizes == () and len(words) == 1
         assert "the ranks of a host do not share its memory: rank 3: process " in words[0]
         assert words[0].endswith("pass ranks_per_host=1 if that is intended")
 
 
-def test_hosts_of_a_launcher_that_do_not_fit_the_parts_are_let_be_with_a_warning(roots):
+def test_hosts_of_a_launcher_that_do_not_fit_the_parts_are_ignored_with_a_warning(roots):
     for sizes, words, _, _ in distributed.run(under_torchrun, 4, roots[2], [1, 3], {}):
         assert sizes == () and "hosts 0 and 1 would share a part but not all of theirs" in words[0]
 
 
-def test_own_sources_of_rows_turn_hosts_off(roots):
+def test_own_sources_of_rows_disable_hosts(roots):
     for sizes, words, *_ in distributed.run(with_own_rows, 2, roots[2], None):
         assert sizes == () and words == []
     for text in distributed.run(with_own_rows, 2, roots[2], 2):
@@ -432,7 +432,7 @@ def proportional(rank: int, root: str) -> tuple[int, int, int]:
     return seen
 
 
-def test_a_hosts_cache_takes_the_memory_of_one(tmp_path):
+def test_a_hosts_cache_takes_the_memory_of_one_cache(tmp_path):
     data = random_data(4000, 24000, train_fraction=0.5)
     data.x = torch.arange(4000.0).view(-1, 1).repeat(1, 300)
     salientpp.partition(data, 4, tmp_path / "parts", FANOUTS, 64)
@@ -462,7 +462,7 @@ def be_killed(rank: int, root: str, folder: str, victims: list[int]) -> str:
 
 
 @pytest.mark.parametrize("victims", [[1], [0, 1, 2, 3]], ids=str)
-def test_kill_9_ends_in_an_error_on_the_others_and_leaves_no_memory(roots, tmp_path, victims):
+def test_a_killed_rank_raises_on_the_others_and_leaves_no_shared_memory(roots, tmp_path, victims):
     before = set(os.listdir("/dev/shm"))
     words = distributed.run(be_killed, 4, roots[4], str(tmp_path), victims, may_fail=True)
     for rank in set(range(4)) - set(victims):

@@ -104,19 +104,19 @@ def of_pairs(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", range(len(PAIRS)), ids=map("-".join, PAIRS))
-def test_batches_of_a_pair_are_those_without(of_pairs, number):
+def test_batches_of_a_pair_equal_those_without_it(of_pairs, number):
     for of_rank in of_pairs:
         assert of_rank[number].wrong == []
 
 
 @pytest.mark.parametrize("number", range(len(PAIRS)), ids=map("-".join, PAIRS))
-def test_the_price_of_a_pair_is_what_is_counted(of_pairs, number):
+def test_the_price_of_a_pair_equals_the_count(of_pairs, number):
     for of_rank in of_pairs:
         for expected, counted in (of_rank[number].fetched, of_rank[number].copied):
             assert abs(expected - counted) <= max(WayLaws.band * counted, 100), (expected, counted)
 
 
-def test_of_the_ways_only_lookahead_and_sums_exclude_each_other():
+def test_only_lookahead_and_sums_exclude_each_other():
     assert [pair for pair in combinations(WAYS, 2) if excluded(*pair)] == [("lookahead", "sums")]
 
 

@@ -80,7 +80,7 @@ def _epochs(rank: int, root: str, options: dict[str, Any], epochs: int) -> tuple
     ],
     ids=str,
 )  # fmt: skip
-def test_batches_are_the_same_and_what_is_fetched_is_what_is_counted(root, options):
+def test_batches_are_the_same_and_fetched_rows_equal_the_analysis(root, options):
     epochs = 3
     alpha, lookahead = options.get("replication_factor", 0.3), options.get("lookahead", 5)
     found = distributed.run(_epochs, 2, root, options, epochs)
@@ -112,7 +112,7 @@ def test_batches_are_the_same_and_what_is_fetched_is_what_is_counted(root, optio
     ],
     ids=str,
 )  # fmt: skip
-def test_scouts_see_the_very_vertices_of_a_batch(options):
+def test_scouts_see_exactly_the_vertices_of_a_batch(options):
     data = random_data(300, 1800)
     data.w, data.time = torch.rand(data.num_edges), torch.randint(0, 50, (300,))
     sampler = NeighborSampler(data, FANOUTS, **options)
@@ -127,7 +127,7 @@ def test_scouts_see_the_very_vertices_of_a_batch(options):
                 assert torch.equal(seen.node, draw(inputs, key=key, draw_key=draw_key).node)
 
 
-def test_scouts_see_the_very_vertices_of_every_type():
+def test_scouts_see_exactly_the_vertices_of_every_type():
     data = random_hetero()
     sampler = NeighborSampler(data, FANOUTS)
     type_ = data.node_types[0]
@@ -137,7 +137,7 @@ def test_scouts_see_the_very_vertices_of_every_type():
 
 
 @pytest.mark.parametrize("lookahead", [5, "auto"])
-def test_three_ranks_and_draws_that_agree_are_counted_too(root, lookahead):
+def test_rows_of_three_ranks_and_of_shared_draws_equal_the_analysis(root, lookahead):
     root = root.replace("two", "three")
     options = {"shared_draws": "batch", "draw_block": 4, "num_workers": 1, "lookahead": lookahead}
     found = distributed.run(_alike, 3, root, options)
@@ -159,7 +159,7 @@ def _alike(rank: int, root: str, options: dict[str, Any]) -> int:
     return loader.stats().rows_remote
 
 
-def test_memory_is_at_most_that_of_a_static_cache(root):
+def test_memory_never_exceeds_a_static_cache(root):
     assert all(distributed.run(_memory, 2, root))
 
 
@@ -173,7 +173,7 @@ def _memory(rank: int, root: str) -> bool:
     return True
 
 
-def test_where_nothing_is_to_be_gained_it_is_the_static_cache(root):
+def test_a_static_cache_is_used_if_lookahead_saves_nothing(root):
     assert all(distributed.run(_nothing, 2, root))
 
 
@@ -187,7 +187,7 @@ def _nothing(rank: int, root: str) -> bool:
     return True
 
 
-def test_one_rank_and_objects_in_memory_look_nowhere(root):
+def test_one_rank_and_objects_in_memory_do_not_look_ahead(root):
     data = random_data(60, 200)
     loader = NeighborLoader(data, FANOUTS, batch_size=8, lookahead=9, replication_factor=0.5)
     assert ahead_of(loader) is None and all(batch.x is not None for batch in loader)
@@ -229,7 +229,7 @@ def _ways(rank: int, root: str, what: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("what", ["links", "trees", "logical ranks", "more logical ranks"])
-def test_other_ways_to_draw_get_the_same_batches_of_fewer_rows(root, what):
+def test_other_ways_to_draw_get_the_same_batches_with_fewer_rows(root, what):
     found = distributed.run(_ways, 2, root, what)
     assert sum(ours for ours, _ in found) < sum(theirs for _, theirs in found)
 
@@ -306,7 +306,7 @@ def _resumed(rank: int, root: str) -> bool:
     return len(batches) > 7
 
 
-def test_a_resumed_epoch_goes_on_with_and_without_it(root):
+def test_a_resumed_epoch_continues_with_and_without_lookahead(root):
     assert all(distributed.run(_resumed, 2, root))
 
 
@@ -349,7 +349,7 @@ def _fails(rank: int, root: str) -> list[str]:
     return said
 
 
-def test_after_a_failure_there_is_an_error_for_ever(root):
+def test_every_epoch_after_a_failure_raises_an_error(root):
     for said in distributed.run(_fails, 2, root):
         assert len(said) == 2 and all("no more" in text for text in said)
 
@@ -366,7 +366,7 @@ def test_after_a_failure_there_is_an_error_for_ever(root):
         ({"lookahead": 200, "replication_factor": 0.05}, "lookahead=200 needs .* bytes for ids, more than half"),
     ],
 )  # fmt: skip
-def test_what_it_excludes_is_said_on_every_rank(root, options, text):
+def test_excluded_options_raise_on_every_rank(root, options, text):
     for failed in distributed.run(_refused, 2, root, options):
         assert failed is not None and re.search(text, failed), failed
 
@@ -379,7 +379,7 @@ def _refused(rank: int, root: str, options: dict[str, Any]) -> str | None:
     return None
 
 
-def test_its_cache_is_its_own(root):
+def test_a_lookahead_cache_cannot_be_shared(root):
     assert all(distributed.run(_own, 2, root))
 
 
@@ -396,7 +396,7 @@ def _own(rank: int, root: str) -> bool:
 @pytest.mark.parametrize(
     "options", [{}, {"device_cache": 0.4}, {"zero_copy": True}, {"device_cache": 0.4, "zero_copy": True}]
 )
-def test_kept_rows_are_put_in_their_places_on_a_device(root, options):
+def test_kept_rows_are_put_in_order_on_a_device(root, options):
     assert all(distributed.run(_packed, 2, root, options))
 
 
@@ -461,6 +461,6 @@ def test_the_ranks_of_a_host_share_its_memory_equally(root):
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.6])
-def test_a_host_keeps_one_cache_where_that_fetches_less(root, alpha):
+def test_a_host_keeps_one_cache_if_that_fetches_less(root, alpha):
     for moves, _, _, ahead, static in distributed.run(_on_hosts, 4, root, "auto", alpha):
         assert (moves, ahead < static) == ((True, True) if alpha == 0.1 else (False, False))

@@ -351,7 +351,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, list[f
 
 
 @pytest.mark.parametrize("row", range(len(ROWS)), ids=[name for name, *_ in ROWS])
-def test_a_use_of_sums_is_right_or_an_error_in_words(outcomes, row):
+def test_a_use_of_sums_is_right_or_raises_a_clear_error(outcomes, row):
     expected = ROWS[row][3]
     for sums, found in outcomes:
         assert sums > 30

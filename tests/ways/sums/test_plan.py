@@ -42,7 +42,7 @@ def planned(
 
 @pytest.mark.parametrize("weight_bytes", [0, 8])
 @pytest.mark.parametrize("row_bytes", [0, 4, 16, 512])
-def test_sums_take_no_more_bytes_than_rows_and_at_most_twice_the_fewest(row_bytes, weight_bytes):
+def test_sums_take_no_more_bytes_than_rows_and_at_most_twice_the_minimum(row_bytes, weight_bytes):
     ours, fewest, better = 0, 0, 0
     for seed in range(150):
         row, col, owner, first = random_hop(seed, 9, 9 + seed % 20)
@@ -79,7 +79,7 @@ def test_a_plan_serves_every_edge_once():
         assert sorted(summed + [(row[k], col[k]) for k in kept_edge]) == sorted(zip(row, col)), f"seed {seed}"
 
 
-def test_a_vertex_that_only_one_owner_has_neighbours_of_gets_one_sum():
+def test_a_vertex_whose_neighbours_have_one_owner_gets_one_sum():
     row, col = [1, 2, 3, 4], [0, 0, 0, 0]
     assert planned(row, col, [1, 1, 1, 1], 1, 100)[3:6] == [[0], [4], [0, 1, 2, 3]]
     assert planned(row, col, [0, 1, 2, -1], 1, 100)[3:6] == [[], [], []], "a sum of one row saves nothing"
@@ -88,7 +88,7 @@ def test_a_vertex_that_only_one_owner_has_neighbours_of_gets_one_sum():
 
 @pytest.mark.parametrize("fanouts", [[25], [5, 4], [4, 3, 3], [4, 0]], ids=str)
 @pytest.mark.parametrize("replace", [False, True])
-def test_a_batch_and_its_sums_are_what_was_sampled(fanouts, replace):
+def test_a_batch_and_its_sums_equal_the_sample(fanouts, replace):
     graph = Graph.from_data(random_data(2000, 8000))
     mfg = Sampler(graph, fanouts, replace).sample(torch.arange(0, 2000, 200), 5)
     part = mfg.node[mfg.node.numel() - mfg.num_sampled_nodes[-1] :] * 4 // 2000
@@ -158,7 +158,7 @@ def test_16_bit_rows_are_added_up_in_32_bits_and_a_nan_is_the_largest():
         ),
     ],
 )
-def test_wrong_groups_are_refused_in_words(change, error):
+def test_wrong_groups_raise_a_clear_error(change, error):
     arguments = {
         "source": torch.zeros(4, 2), "source_index": torch.tensor([0, 1, 3]), "size": torch.tensor([2, 1]), "weight": None,
         "out": torch.zeros(2, 2), "reduction": 0,

@@ -218,7 +218,7 @@ def whole_rows(root: str, n_id: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("parts", [1, 2, 4])
 @pytest.mark.parametrize("options", [{}, {"partial_weight": "w"}], ids=str)
-def test_the_first_layer_and_its_gradients_are_those_of_whole_batches(roots, parts, options):
+def test_the_first_layer_and_its_gradients_equal_those_of_whole_batches(roots, parts, options):
     for found in sum(distributed.run(check_all, parts, roots[parts], ["sum", "mean", "max"], options), []):
         assert found["batches"] > 2
         if parts == 1:
@@ -238,7 +238,7 @@ def test_the_first_layer_and_its_gradients_are_those_of_whole_batches(roots, par
     ],
     ids=str,
 )  # fmt: skip
-def test_it_goes_with_caches_replacement_and_other_hops(roots, options):
+def test_sums_work_with_caches_replacement_and_other_hops(roots, options):
     for found in sum(
         distributed.run(check_all, 2, roots[2], ["mean" if "partial_weight" in options else "auto", "max"], options), []
     ):
@@ -269,7 +269,7 @@ def test_ranks_may_share_a_part_or_a_host(roots, parts, options):
     [{}, {"device_rows": 0.3, "replication_factor": 0.2, "num_workers": 2}, {"partial_weight": "w", "replication_factor": 0.2}, {"replace": True}],
     ids=str,
 )  # fmt: skip
-def test_the_host_sums_up_for_its_device_what_it_would_copy(roots, parts, options):
+def test_the_host_sums_rows_that_it_would_copy_to_its_device(roots, parts, options):
     for found in sum(
         distributed.run(check_all, parts, roots[parts], ["sum", "mean", "max"], {**options, "device": 0}), []
     ):
@@ -296,7 +296,7 @@ def check_evaluation(rank: int, root: str) -> float:
     return worst
 
 
-def test_evaluation_under_ddp_and_in_inference_mode_is_that_of_whole_batches(roots):
+def test_evaluation_under_ddp_and_in_inference_mode_equals_whole_batches(roots):
     assert max(distributed.run(check_evaluation, 2, roots[2])) < 1e-12
 
 
@@ -328,7 +328,7 @@ def check_uneven(rank: int, root: str) -> tuple[bool, ...]:
     return sums > 0, *(same(*pair) for pair in zip(rest, as_device[2 + rank :], strict=True))
 
 
-def test_epochs_that_end_early_or_go_on_and_devices_get_the_same_batches(roots):
+def test_epochs_that_end_early_or_resume_and_devices_get_the_same_batches(roots):
     for found in distributed.run(check_uneven, 2, roots[2]):
         assert all(found) and len(found) > 1
 
@@ -350,7 +350,7 @@ def check_traffic(rank: int, root: str, options: dict[str, Any]) -> tuple[int, .
 
 @pytest.mark.parametrize("alpha", [0.0, 0.2])
 @pytest.mark.parametrize("partial, weight", [(None, None), ("sum", None), ("sum", "w")])
-def test_bytes_are_those_of_rows_sums_and_ids(roots, alpha, partial, weight):
+def test_bytes_are_the_sum_of_rows_sums_and_ids(roots, alpha, partial, weight):
     options = {"replication_factor": alpha, "partial_aggregation": partial, "partial_weight": weight, "uneven": "drop"}
     asked_of_source = 4 if weight is None else 4 + 8
     found = distributed.run(check_traffic, 2, roots[2], options)
@@ -382,7 +382,7 @@ def check_counts(rank: int, root: str, options: dict[str, Any]) -> tuple[int, ..
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_fetched_is_what_the_analysis_counts(roots, parts, options):
+def test_fetched_rows_and_sums_equal_the_analysis(roots, parts, options):
     alpha = options.get("replication_factor", 0.0)
     found = distributed.run(check_counts, parts, roots[parts], options)
     draws = {name: options[name] for name in ("shared_draws", "draw_block") if name in options}
@@ -418,7 +418,7 @@ def check_copied(rank: int, root: str, beta: float) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_what_is_copied_to_devices_is_what_the_analysis_counts(roots, parts):
+def test_copies_to_devices_equal_the_analysis(roots, parts):
     analysis = analyze(
         salientpp.load(roots[parts]),
         Batches(epochs=2, seed=3, num_neighbors=[5, 4], batch_size=BATCH),
@@ -432,7 +432,7 @@ def test_what_is_copied_to_devices_is_what_the_analysis_counts(roots, parts):
     assert [copies.device_fraction for copies in analysis.copies] == [0, 0.04, 0.2]
 
 
-def test_auto_asks_for_sums_only_where_they_gain(tmp_path):
+def test_auto_asks_for_sums_only_if_they_save_bytes(tmp_path):
     # Every neighbour in the last hop belongs to one vertex only, or has a row that takes fewer bytes than an id and a half.
     data = random_data(2000, 7000, directed=True)
     data.x = torch.zeros(2000, 1, dtype=torch.float16)
@@ -466,7 +466,7 @@ def run_half(rank: int, root: str, dtype: torch.dtype) -> float:
 
 
 @pytest.mark.parametrize("dtype, most", [(torch.float16, 1e-3), (torch.bfloat16, 1e-2)], ids=str)
-def test_narrow_rows_of_ones_own_come_as_means_of_their_dtype(roots, dtype, most):
+def test_own_16_bit_rows_arrive_as_means_of_their_dtype(roots, dtype, most):
     assert max(distributed.run(run_half, 2, roots[2], dtype)) < most
 
 
@@ -506,12 +506,12 @@ def one(root: str, loader: Any = NeighborLoader, **options: Any) -> Any:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_cannot_be_is_refused_in_words(roots, options, error):
+def test_an_unsupported_combination_raises_a_clear_error(roots, options, error):
     with pytest.raises(ValueError, match=error):
         one(roots[1], input_nodes="train", **options)
 
 
-def test_other_data_and_loaders_are_refused_in_words(tmp_path):
+def test_other_data_and_loaders_raise_a_clear_error(tmp_path):
     data = random_data(100, 400)
     with pytest.raises(ValueError, match="partial_aggregation='sum' applies only to a partitioned graph"):
         NeighborLoader(data, [3], data.train_mask, partial_aggregation="sum")
@@ -549,12 +549,12 @@ def test_other_data_and_loaders_are_refused_in_words(tmp_path):
         (lambda: SAGEConv(WIDTH, 6, flow="target_to_source"), "flow='source_to_target'"),
     ],
 )
-def test_a_layer_for_which_sums_cannot_stand_is_named_with_the_reason(make, error):
+def test_a_layer_that_cannot_merge_sums_is_named_with_the_reason(make, error):
     with pytest.raises(ValueError, match=error):
         merge_partial(make())
 
 
-def test_a_layer_that_would_be_wrong_without_a_word_says_so(roots):
+def test_a_layer_that_would_be_silently_wrong_raises(roots):
     batch = one(roots[1], input_nodes="train")([0, 3, 5])
     assert batch.batch_size == 3
     conv = merge_partial(SAGEConv(WIDTH, 6).double())
@@ -582,7 +582,7 @@ def test_a_layer_that_would_be_wrong_without_a_word_says_so(roots):
     weighted(batch.x, batch.edge_index)
 
 
-def test_weights_that_are_not_those_in_the_sums_are_refused(roots):
+def test_weights_other_than_those_in_the_sums_are_refused(roots):
     batch = next(iter(one(roots[1], input_nodes="train", partial_weight="w")))
     conv = merge_partial(GraphConv(WIDTH, 6).double())
     plain = merge_partial(SAGEConv(WIDTH, 6, aggr="sum").double())
