@@ -345,7 +345,7 @@ def _of_data(data: Data, comm: Comm, offsets: Sequence[int] | None) -> tuple[Any
     bounds = tuple(runs(number, size)) if offsets is None else tuple(int(each) for each in offsets)
     if len(bounds) != size + 1 or bounds[0] != 0 or bounds[-1] != number or list(bounds) != sorted(bounds):
         raise ValueError(
-            f"offsets must ascend from 0 to the {number} vertices, one for each of {size} ranks and one at the end, got {list(bounds)}"
+            f"offsets must ascend from 0 to {number}, the number of vertices, with one entry per rank ({size}) and one at the end, got {list(bounds)}"
         )
     begin, end = bounds[comm.rank : comm.rank + 2]
     rows: dict[str, Tensor] = {}

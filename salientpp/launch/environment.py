@@ -245,9 +245,9 @@ def _shown(text: str) -> str:
 
 def _check_range(name: str, value: int, of: str, size: int) -> None:
     if not 0 <= value < size:
-        raise LaunchError(f"{name} must be in [0, {size}), by {of}, got {value}")
+        raise LaunchError(f"{name} must be in [0, {size}), as given by {of}, got {value}")
 
 
 def _check_most(name: str, value: int, of: str, most: int) -> None:
     if value > most:
-        raise LaunchError(f"{name} must be at most {most}, by {of}, got {value}")
+        raise LaunchError(f"{name} must be at most {most}, as given by {of}, got {value}")

@@ -152,7 +152,7 @@ def _follow(store: dist.Store, rank: int, world_size: int, word: str, deadline: 
             store.set(f"{_PREFIX}/answer/{rank}", answered := published)
         if store.check([f"{_PREFIX}/agreed"]) and store.get(f"{_PREFIX}/agreed").decode() == published:
             return words
-    raise TimeoutError("rank 0 did not come, or not all others" if not answered else "not all other ranks came")
+    raise TimeoutError("rank 0 or another rank did not come" if not answered else "not all other ranks came")
 
 
 def _looks(deadline: float, longest_pause: float = _LONGEST_PAUSE) -> Iterator[None]:

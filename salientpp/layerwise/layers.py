@@ -349,7 +349,7 @@ def _random_rows(size: int, like: Tensor, generator: torch.Generator) -> Tensor:
     return values.to(like.dtype)
 
 
-_NOT_ONE_HOP = "cannot be computed from the in-neighbours of each vertex alone: on a trial graph it gives other rows in batches than on the whole"
+_NOT_ONE_HOP = "cannot be computed from the in-neighbours of each vertex only: on a trial graph it gives other rows in batches than on the whole graph"
 
 
 def _are_close(expected: Tensor, got: Tensor) -> bool:

@@ -84,7 +84,7 @@ LAYERS: Mapping[str, Layer] = {
     "MFConv": Layer(linear=True, pairs=_X, hops=1),
     "MixHopConv": Layer(linear=True, weight=_W, degrees=_NORM),
     "NNConv": Layer(pairs=_X),
-    "PDNConv": Layer(degrees=_NORM, needs_all="its degrees add up what it computes of the attributes of edges"),
+    "PDNConv": Layer(degrees=_NORM, needs_all="its degrees are sums of values that it computes from edge attributes"),
     "PNAConv": Layer(),
     "PPFConv": Layer(pairs=("x", "pos", "normal")),
     "PointGNNConv": Layer(),

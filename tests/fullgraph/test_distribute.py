@@ -562,7 +562,7 @@ def test_ranks_that_open_different_directories_of_the_same_sizes_all_raise(tmp_p
     ("what", "words"),
     [
         ("graph", "all ranks must open the same graph, got offsets [0, 25, 50] on rank 0 and [0, 25, 51] on rank 1"),
-        ("offsets", "offsets must ascend from 0 to the 50 vertices"),
+        ("offsets", "offsets must ascend from 0 to 50, the number of vertices"),
         ("model", "all ranks must have the same model, but rank 0 and rank 1 differ in"),
         ("layer", "ChebConv rescales by the largest weight"),
         ("layout", "all ranks must have the same layout, got 'halo' on rank 0 and '1d' on rank 1"),

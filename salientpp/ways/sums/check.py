@@ -52,7 +52,7 @@ def _why_not(data: Any, source: BatchSource) -> str | None:
         return f"needs a graph with one type of vertices, but {data.root} has several; leave it out"
     if sampler.subgraph_type != SubgraphType.directional:
         needing = f"batches with subgraph_type={sampler.subgraph_type.value!r}"
-        return f"replaces edges of the last hop by sums, which {needing} need; leave one of them out"
+        return f"replaces edges of the last hop by sums, but {needing} need these edges; leave one of them out"
     if sampler.disjoint:
         return "excludes disjoint trees and times, because several trees may share vertices of the last hop; leave one of them out"
     if len(source.exchanged) != 1:
