@@ -386,7 +386,7 @@ def test_a_copy_and_averages_of_a_model_equal_one_process():
     found = distributed.run(averaged, 2, 3)
     for each, same, _ in found:
         assert each == pytest.approx(losses, abs=1e-9)
-        assert same, "the model that was copied stays as it is"
+        assert same, "the copied model is unchanged"
     for number, rows in enumerate(expected):
         assert torch.allclose(torch.cat([outs[number] for _, _, outs in found]), rows, atol=1e-9)
 

@@ -86,7 +86,7 @@ def without_others(rank: int) -> bool:
     given = [_of(alone, part, each) for each in (x, edge_index, weight, 3)]
     assert given[0] is x and given[1] is alone.edge_index and given[2] is alone.edge_weight and given[3] == 3
     assert not alone.outer.numel() and bool((alone.edge_index < alone.num_own).all())
-    assert torch.equal(alone.edge_index[1], edge_index[1]), "edges lead where they did"
+    assert torch.equal(alone.edge_index[1], edge_index[1]), "targets of edges are unchanged"
     return torch.equal(alone.e_id, part.e_id)
 
 
@@ -167,7 +167,7 @@ def timed(rank: int, name: str) -> tuple[list[float], bool]:
 @pytest.mark.parametrize("name", ["sage", "gat"])
 def test_planning_by_measured_steps_leaves_the_model_unchanged(name):
     found = distributed.run(timed, 3, name)
-    assert found[0] == found[1] == found[2], "all ranks plan by the same constants"
+    assert found[0] == found[1] == found[2], "all ranks plan with the same constants"
     assert found[0][1] and min(found[0][0]) >= 0 and min(found[0][0][:2]) > 0
 
 

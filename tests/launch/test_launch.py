@@ -97,7 +97,7 @@ def test_torchrun_under_srun_and_variables_set_by_hand_are_used_if_they_agree():
     assert detect({**ONE_PER_HOST, **TORCHRUN}).rank == 5
     by_hand = without(TORCHRUN, "GROUP_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     launch = detect({**STEP, **by_hand})
-    assert (launch.local_rank, launch.ranks_per_host) == (1, 4), "SLURM knows what was not set"
+    assert (launch.local_rank, launch.ranks_per_host) == (1, 4), "SLURM's variables fill in the missing ones"
 
 
 @pytest.mark.parametrize(
@@ -410,7 +410,7 @@ def test_nothing_is_written_through_a_link_planted_where_rank_0_publishes(tmp_pa
     assert file.read_text() == "host:1\n" and not file.is_symlink()
     rendezvous._publish(file, f"{rendezvous._FAILED}no memory")
     assert file.read_text() == "failed: no memory\n"
-    assert set(file.parent.iterdir()) == {file, planted}, "nothing is left beside it"
+    assert set(file.parent.iterdir()) == {file, planted}, "no other file remains"
 
 
 def test_a_wrong_network_interface_is_hinted_at(tmp_path):
@@ -436,7 +436,7 @@ def test_a_single_process_gets_no_group(monkeypatch):
 def test_handlers_exist_only_inside_and_a_single_process_stops_at_once():
     before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)}
     preemption = salientpp.Preemption()
-    assert {number: signal.getsignal(number) for number in before} == before, "making one installs nothing"
+    assert {number: signal.getsignal(number) for number in before} == before, "the constructor installs no handler"
     with preemption:
         assert signal.getsignal(signal.SIGTERM) == before[signal.SIGTERM]
         assert not preemption.should_stop() and preemption.stop_signal is None
@@ -677,7 +677,7 @@ def test_the_command_prints_or_writes_the_script(tmp_path, capsys):
     text = capsys.readouterr().out
     assert [line for line in text.splitlines() if "Made by" not in line] == [
         line for line in script(BATCH, "").splitlines() if "Made by" not in line
-    ], "one rank per GPU unless told otherwise"
+    ], "by default one rank per GPU"
     file = tmp_path / "train.sbatch"
     assert cli.main([*words, "--output", str(file), "--", *COMMAND]) == 0
     assert capsys.readouterr().out == "" and file.read_text().count("train.py") == 2

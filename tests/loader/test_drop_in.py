@@ -760,7 +760,7 @@ def test_negatives_by_weight_may_be_of_more_vertices_than_torch_draws_from():
     first, again = (loader(torch.arange(2)) for _ in range(2))
     ends = first.n_id[first.dst_neg_index].flatten()
     assert set(ends.tolist()) == {7, size - 1} and 1300 < int((ends == size - 1).sum()) < 1700
-    assert not torch.equal(ends, again.n_id[again.dst_neg_index].flatten()), "every batch draws anew"
+    assert not torch.equal(ends, again.n_id[again.dst_neg_index].flatten()), "every batch draws independently"
     other = LinkNeighborLoader(
         data, [], batch_size=2, neg_sampling=NegativeSampling("triplet", 1000, dst_weight=weight), seed=1
     )
@@ -768,7 +768,7 @@ def test_negatives_by_weight_may_be_of_more_vertices_than_torch_draws_from():
     assert torch.equal(ends, same.n_id[same.dst_neg_index].flatten()), "the key fixes the draws"
     weight[7] = 0
     later = loader(torch.arange(2))
-    assert later.n_id[later.dst_neg_index].unique().tolist() == [size - 1], "weights are as they are now"
+    assert later.n_id[later.dst_neg_index].unique().tolist() == [size - 1], "current weights are used"
     for value in (-1.0, float("nan"), float("inf")):
         weight[5] = value
         with pytest.raises(ValueError, match="dst_weight of neg_sampling must hold numbers >= 0, finite and not all 0"):
@@ -986,7 +986,7 @@ def test_a_type_that_has_only_edges_gets_its_size_from_them(declared, seeds, tmp
         match=r"data\['b'\] has no attributes .* taken to have 7, one more than .*; set data\['b'\].num_nodes",
     ):
         loader = NeighborLoader(data, [-1, -1], (seeds, torch.arange(3)), batch_size=3)
-    assert "b" in data.node_types if declared else data.node_types == ["a"], "the user's object stays as it is"
+    assert "b" in data.node_types if declared else data.node_types == ["a"], "the user's object is unchanged"
     if declared:  # otherwise PyG's libraries do not find the type
         theirs = torch_geometric.loader.NeighborLoader(data, [-1, -1], (seeds, torch.arange(3)), batch_size=3)
         assert canonical(next(iter(loader))) == canonical(next(iter(theirs)))
@@ -1457,7 +1457,7 @@ def table_of(section: str) -> dict[str, str]:
     text = (ROOT / "docs" / "arguments.md").read_text()
     body = text.split(f"\n## {section}\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (?:`(.*?)`)? ?\| (.+) \|$", body, re.MULTILINE)
-    assert len(rows) == body.count("\n|") - 2, "every row of the table is read, but for its two lines of head"
+    assert len(rows) == body.count("\n|") - 2, "every row of the table is read, except its two header lines"
     return {name: default for name, default, _ in rows}
 
 

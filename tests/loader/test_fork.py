@@ -387,7 +387,7 @@ def test_only_sockets_of_the_connecting_library_are_closed_in_a_child():
 
     everything = (server, theirs, other, file, late, mine)
     assert in_child(lambda: [is_open(each) for each in everything]) == [False, False, True, True, True, True]
-    assert all(map(is_open, everything)), "the parent's stay open"
+    assert all(map(is_open, everything)), "the parent's connections stay open"
     theirs.close()
     again = [open(os.devnull)]
     while again[-1].fileno() < number:

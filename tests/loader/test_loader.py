@@ -267,7 +267,7 @@ def test_a_batch_equals_pygs_of_the_same_sample(device_rows):
     batches = assert_batches_are_pygs(data, device_rows=device_rows, input_nodes=data.train_mask)
     for batch in batches:
         ids = batch.n_id - 1000
-        assert torch.equal(batch.x[:, 0].long(), ids), "an n_id of the user's own goes with its vertices"
+        assert torch.equal(batch.x[:, 0].long(), ids), "the user's own n_id has the rows of the batch's vertices"
         assert torch.equal(batch.pair_index, data.pair_index[:, ids]), "vertices in the second dimension"
         assert torch.equal(batch.edge_pair_index, data.edge_pair_index[:, batch.e_id])
         assert batch.learned.requires_grad
@@ -554,7 +554,7 @@ STRIDED = {
     "nothing of a tensor": lambda: torch.arange(6)[6::3],
     "one of a tensor": lambda: torch.arange(6)[5::3],
     "one broadcast": lambda: torch.tensor(5).expand(1),
-    "an array turned round": lambda: np.arange(5, 6)[::-1],
+    "a reversed array": lambda: np.arange(5, 6)[::-1],
     "an array of another byte order": lambda: np.array([5], ">i8"),
 }
 
@@ -795,7 +795,7 @@ def test_a_deleted_loader_ends_its_threads(data, ending):
         return weakref.ref(loader), len(_new_threads(before))
 
     gone, num_threads = run()
-    assert (num_threads > 0) == (ending != "not begun"), "the law is not about nothing"
+    assert (num_threads > 0) == (ending != "not begun"), "the test must not be vacuous"
     gc.collect()
     assert gone() is None
     deadline = time.monotonic() + HANG

@@ -80,7 +80,7 @@ def assert_same_but_for_padding(bare, full) -> None:
                 kinds = (ours._key[0], ours._key[2]) if typed else (None, None)
                 for end, type_ in zip(rest, kinds):
                     others = full[type_] if typed else full
-                    assert not others.node_mask[end].any(), "padding edges join padding vertices alone"
+                    assert not others.node_mask[end].any(), "padding edges join only padding vertices"
                 assert (rest[1].diff() >= 0).all()
             else:
                 assert (rest == (-1 if name in ("n_id", "e_id") else 0)).all(), name
@@ -226,7 +226,7 @@ def test_batches_of_a_partitioned_graph_are_padded_too(tmp_path):
     shapes = set()
     for ours, theirs in zip(bare, full, strict=True):
         assert_same_but_for_padding(ours, theirs)
-        assert theirs.y.shape == ours.y.shape, "labels come for the seeds alone"
+        assert theirs.y.shape == ours.y.shape, "only seeds have labels"
         shapes.add(shape(theirs))
     assert len(shapes) <= 4
 

@@ -561,7 +561,7 @@ def _leave_with_sampler_output(rank: int, root: str) -> tuple[int, int, int]:
 
 def test_a_rank_that_has_left_begins_no_more_samples(tmp_path):
     (rest, _, _), (_, before, after) = distributed.run(_leave_with_sampler_output, 2, _partition(tmp_path / "parts", 2))
-    assert rest > 20 and after - before <= 1, "the one that was under way"
+    assert rest > 20 and after - before <= 1, "only the sample that was being drawn"
 
 
 def _transform_raises(rank: int, root: str, failing: int, workers: int) -> tuple[int, str, str, str]:

@@ -103,7 +103,7 @@ def test_runs_are_the_same_bit_for_bit_also_resumed(tmp_path):
     whole = printed("0", "6", state)
     assert printed("0", "3", state) == whole[:3]
     assert printed("3", "6", state) == whole[3:]
-    assert all(line.split()[1] == line.split()[2] for line in whole), "rows of the output are those of the seeds"
+    assert all(line.split()[1] == line.split()[2] for line in whole), "the output has only the rows of the seeds"
 
 
 def test_batches_drawn_before_trim_run_the_plain_model(tmp_path):

@@ -93,7 +93,7 @@ def test_a_batch_and_its_sums_equal_the_sample(fanouts, replace):
     mfg = Sampler(graph, fanouts, replace).sample(torch.arange(0, 2000, 200), 5)
     part = mfg.node[mfg.node.numel() - mfg.num_sampled_nodes[-1] :] * 4 // 2000
     left, sums = plan_sums(mfg, torch.where(part > 0, part, -1), 4, Wire(64, 4))
-    assert torch.equal(left.node, mfg.node[torch.isin(mfg.node, left.node)]), "in their order"
+    assert torch.equal(left.node, mfg.node[torch.isin(mfg.node, left.node)]), "in the same order"
     assert sum(left.num_sampled_nodes) == left.node.numel() and sum(left.num_sampled_edges) == left.row.numel()
     assert left.num_sampled_nodes[:-1] == mfg.num_sampled_nodes[:-1]
     assert (sums.size.numel() > 0) == (fanouts[-1] > 0)

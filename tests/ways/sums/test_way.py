@@ -172,7 +172,7 @@ def check_layers(root: str, reduction: str, options: dict[str, Any]) -> dict[str
         )
         assert torch.equal(ours.n_id[:early], full.n_id[:early])
         if "join_logical_ranks" not in options:  # with it, a vertex may have several places
-            assert torch.equal(ours.n_id, full.n_id[torch.isin(full.n_id, ours.n_id)]), "in their order"
+            assert torch.equal(ours.n_id, full.n_id[torch.isin(full.n_id, ours.n_id)]), "in the same order"
         assert (
             ours.num_sampled_nodes[:-1] == full.num_sampled_nodes[:-1] and sum(ours.num_sampled_nodes) == ours.num_nodes
         )
@@ -208,7 +208,7 @@ def check_copies(with_sums: NeighborLoader, whole: NeighborLoader, seen: Counter
     seen["host sums"], seen["device rows"] = ours.rows_partial_host, ours.rows_device
     seen["copied"], seen["copied whole"] = ours.rows_host + ours.rows_cache, full.rows_host + full.rows_cache
     assert with_sums.copied["rows"] == seen["copied"] and with_sums.copied["(sums of the host)"] == seen["host sums"]
-    assert ours.rows_device == full.rows_device, "rows that the device has come whole"
+    assert ours.rows_device == full.rows_device, "rows on the device are delivered whole"
 
 
 def whole_rows(root: str, n_id: Tensor) -> Tensor:
