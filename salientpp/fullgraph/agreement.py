@@ -28,7 +28,7 @@ NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 class RanksDiffer(ValueError):
-    """The ranks do different things. Every rank raises it, at the same collective and with the same text.
+    """Raised if the ranks do different things: on every rank, at the same collective and with the same text.
 
     The ranks' connections stay usable, because all ranks have taken part in the same collectives.
     """

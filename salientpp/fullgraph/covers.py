@@ -33,7 +33,7 @@ class CoverOperand:
     route: Route  # brings rows from the table of own rows and sums
 
     def multiply(self, rows: Tensor, hop: Hop) -> Tensor:
-        """Returns the product's rows [n, f], given this rank's rows [n, f], in the matrix's dtype. Collective. ``hop`` is not used; its route is longer."""
+        """Returns the product's rows [n, f], given this rank's rows [n, f], in the matrix's dtype. Collective. The argument ``hop`` is not used."""
         flight = Flight(self.graph.ranks, torch.cat([rows, (self.sums @ rows).to(rows.dtype)]), self.route)
         near = self.near @ rows
         return near + self.far @ flight.rows()

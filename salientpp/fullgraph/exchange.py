@@ -145,7 +145,7 @@ class Ranks:
         if flat.nbytes <= ROOM and self.comm.device.type == "cpu":
             self.received[kind] += flat.numel() * (size - 1)
             every = self.agreement.propose(operation, flat.cpu())().to(values.device)
-            # Added pairwise: unlike `Tensor.sum`, this adds in the same order on every processor.
+            # Adds one rank's values at a time. Unlike `Tensor.sum`, this has the same order on every processor.
             return functools.reduce(torch.add, every).view(values.shape)
         self.agree(operation)
         bounds = runs(flat.numel(), size)

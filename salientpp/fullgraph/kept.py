@@ -58,6 +58,4 @@ def _tensors_in(value: Any) -> tuple[Any, ...]:
 def _version(tensor: Tensor | None) -> object:
     if tensor is None:
         return 0
-    return (
-        object() if tensor.is_inference() else tensor._version
-    )  # inference tensors have no version, so they never match
+    return object() if tensor.is_inference() else tensor._version  # inference tensors have no version

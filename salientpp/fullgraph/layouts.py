@@ -327,9 +327,7 @@ def _dealt(
     """Exchanges entries so that each rank has its block, as global (source, target, value). Returns the number that each rank keeps too."""
     ranks = graph.ranks
     ends = graph.global_ids[edge_index.cpu()]
-    there = (
-        ends[1] >= 0
-    )  # drops a self-loop that a layer may have added to the placeholder row of a rank without vertices
+    there = ends[1] >= 0  # without self-loops of the placeholder row of a rank without vertices
     ends, value = ends[:, there], value.cpu()[there]
     holder = torch.tensor(layout.holders(ranks.rank), device="cpu")[graph.owner(ends[0])]
     order = holder.argsort(stable=True)

@@ -64,10 +64,7 @@ class Helpers:
         return self.kept.has(tensor) or any(tensor is each for each in columns if not each.requires_grad)
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
-        adding = (
-            utils.add_self_loops,
-            utils.add_remaining_self_loops,
-        )  # by default they would count vertices from the edges
+        adding = utils.add_self_loops, utils.add_remaining_self_loops  # without num_nodes, they would miss vertices
         loops = {each.__name__: partial(each, num_nodes=self._graph.num_inner) for each in adding}
         return {"gcn_norm": self.gcn_norm, **loops}
 

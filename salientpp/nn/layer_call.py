@@ -414,9 +414,8 @@ def _symmetric(
     """Returns the weights 1/sqrt(degree of source * degree of target) of all edges, times the edges' own weights; [places]."""
     number = lists.indptr.numel() - 1
     if weight is None:
-        own = torch.ones(
-            lists.source.numel(), dtype=dtype, device=lists.indptr.device
-        )  # without weights, PyG ignores the fill value
+        # Without weights, PyG ignores the fill value.
+        own = torch.ones(lists.source.numel(), dtype=dtype, device=lists.indptr.device)
     elif lists.edge is None:
         own = weight
     else:

@@ -102,9 +102,7 @@ def test_batches_are_the_same_and_hosts_have_one_cache(roots, hosts):
             of_host = [results[rank][case] for rank in ranks]
             assert all(of_rank["cached"] == of_host[0]["cached"] for of_rank in of_host), "one cache"
             shared, alone = (sum(of_rank[name] for of_rank in of_host) for name in ("shared", "alone"))
-            assert (
-                shared <= alone or case >= 1
-            )  # a host's cache may hold rows that one of its ranks alone would not keep
+            assert shared <= alone or case >= 1  # a host's cache may hold rows that one rank alone would not keep
 
 
 def small_caches(rank: int, root: str, hosts: list[int], sizes: list[int]) -> list[list[int]]:
