@@ -194,9 +194,7 @@ class _GraphData(pyg.LightningDataModule):
             kwargs["neighbor_sampler"] = sampler
             kwargs["num_neighbors"] = getattr(sampler, "num_neighbors", [])
             if any(value is not None for name, value in seeds.items() if name.endswith("_time")):
-                kwargs["time_attr"] = (
-                    "time"  # the sampler has the times of vertices; this declares that seeds have times too
-                )
+                kwargs["time_attr"] = "time"  # the sampler has the vertices' times; seeds have times too
             if trainer is not None and trainer.world_size > 1:
                 if any(kwargs.get(name) is not None for name in ("sampler", "batch_sampler")):
                     raise ValueError(
