@@ -236,7 +236,7 @@ class _GraphData(pyg.LightningDataModule):
 
     @property
     def train_shuffle(self) -> bool:
-        """True if the training seeds are shuffled: not with a user's sampler, nor if Lightning overfits on a few batches."""
+        """True if the training seeds are shuffled. They are not with a user's sampler, or if Lightning overfits on a few batches."""
         overfits = self.trainer is not None and self.trainer.overfit_batches > 0
         return not overfits and all(self.loader_kwargs.get(name) is None for name in ("sampler", "batch_sampler"))
 

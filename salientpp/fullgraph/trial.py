@@ -63,7 +63,7 @@ def step_times(model: DistributedModel, arguments: Sequence[Any]) -> StepTimes:
 
 
 def in_turns(model: DistributedModel, arguments: Sequence[Any], parts: Sequence[LocalGraph]) -> list[list[float]]:
-    """Returns the seconds of steps on each of ``parts``, in alternating rounds, so that other load on the machine affects all alike. Collective."""
+    """Returns the seconds of steps on each of ``parts``, in alternating rounds, so that other load on the machine affects all equally. Collective."""
     graph = model.graph
     models = [model if part is graph else DistributedModel(model.module, part) for part in parts]
     given = [[_of(part, graph, each) for each in arguments] for part in parts]

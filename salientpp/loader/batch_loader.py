@@ -65,7 +65,7 @@ class _Prepared:
 class BatchLoader(EngineLoader):
     """Base of both loaders. They say which data they take and what their seeds are; ``kwargs`` are the arguments of torch's ``DataLoader``."""
 
-    #: Types that ``data`` may have, beside a pair of stores.
+    #: Types that ``data`` may have, besides a pair of stores.
     _kinds_of_data: tuple[type, ...]
     _kinds_in_words: str
 
@@ -191,7 +191,7 @@ class BatchLoader(EngineLoader):
         )  # fmt: skip
 
     def _settings(self) -> dict[str, Any]:
-        """Returns the arguments that batches depend on, beside those of ``options`` and the sampler, in the order in which ranks compare them."""
+        """Returns the arguments that batches depend on, besides those of ``options`` and the sampler, in the order in which ranks compare them."""
         same = {name: getattr(self, name) for name in ("time_attr", "weight_attr", "batch_size")}
         return {**same, "shuffle": self._shuffle, "drop_last": bool(self.drop_last), "uneven": self.uneven}
 

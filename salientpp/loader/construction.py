@@ -31,7 +31,7 @@ def connect(data: Any, kinds: tuple[type, ...], kinds_in_words: str, options: Op
     An object in memory needs no other rank, so its group is this process alone.
 
     Args:
-        kinds, kinds_in_words: types that ``data`` may have, beside a pair of stores.
+        kinds, kinds_in_words: types that ``data`` may have, besides a pair of stores.
 
     Raises:
         ValueError, TypeError: the data has another type, or the device or time-out is wrong.
@@ -115,7 +115,7 @@ def facts_of(
 
     Args:
         seeds: from :func:`salientpp.engine.shares.seeds_of_parts`.
-        settings: further values that must be equal on all ranks, beside ``options``.
+        settings: further values that must be equal on all ranks, besides ``options``.
         generator: draws the seed if the user gave none.
     """
     delivered = {column: source.delivered(column) for column in source.exchanged}

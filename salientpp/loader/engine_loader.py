@@ -43,7 +43,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         return None, None
 
     def _values_of_fingerprint(self) -> dict[str, Any]:
-        """Returns the plain values that batches depend on, beside the order of a user's sampler."""
+        """Returns the plain values that batches depend on, besides the order of a user's sampler."""
         raise NotImplementedError
 
     # --- iteration ----------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ class GivenCache(Way):
 def _pooled(host: Comm, policy: Policy, scores: Mapping[str | None, Tensor]) -> dict[str | None, Tensor]:
     """Adds up the scores of a host's ranks, to plan the host's cache: per vertex type float64 [N] in shared memory. Collective among these ranks."""
     pool = dict(zip(scores, shared_tensors(host, [(tuple(of.shape), torch.float64) for of in scores.values()])))
-    for rank in range(host.size):  # in rank order, so that every host and every run rounds alike
+    for rank in range(host.size):  # in rank order, so that rounding is equal on every host and in every run
         if rank == host.rank:
             for type_, of_type in scores.items():
                 add_scores(policy, pool[type_], of_type)

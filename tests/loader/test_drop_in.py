@@ -136,7 +136,7 @@ class Scenario:
     Attributes:
         make: makes a loader of either side's classes.
         data: the loader's data; batches hold its attributes, and ids.
-        added: per store (None: a Data), further names beside those and ``n_id``, ``e_id``.
+        added: per store (None: a Data), further names besides those and ``n_id``, ``e_id``.
         lost: the edge stores whose attributes and ids are missing.
         turned: True if an edge may have the other direction.
         fails: libraries with which PyG cannot do it, and the reasons.

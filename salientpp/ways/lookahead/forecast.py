@@ -62,7 +62,7 @@ class Blocks:
 
     @classmethod
     def of(cls, workload: Workload, draw_block: int, num_batches: int, shared: bool) -> Blocks | None:
-        """Computes the blocks of a part's batches; None if every batch draws independently. ``shared``: the vertices of one batch draw alike too."""
+        """Computes the blocks of a part's batches; None if every batch draws independently. ``shared``: the vertices of one batch share draws too."""
         size = min(draw_block, num_batches)
         if size <= 1:
             return None

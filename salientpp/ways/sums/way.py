@@ -61,7 +61,7 @@ class Partial(NamedTuple):
 class Note:
     """Decision about one batch."""
 
-    sums: Sums  # requests to other ranks, beside rows
+    sums: Sums  # requests to other ranks, besides those for rows
     weight: Tensor | None  # weights of the rows in `sums`, as words of the message
     here: Sums | None  # sums that the host computes for the device, by tier and slot
     here_weight: Tensor | None  # weights of the rows in `here`

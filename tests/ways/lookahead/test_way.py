@@ -412,7 +412,7 @@ def _packed(rank: int, root: str, options: dict[str, Any]) -> bool:
     return True
 
 
-# --- beside other copies ------------------------------------------------------------------------------------
+# --- with other copies ---------------------------------------------------------------------------------------
 
 
 def _beside(rank: int, root: str) -> dict[str, int]:

@@ -75,7 +75,7 @@ class Attends(MessagePassing):
 
 
 class Whole(torch.nn.Module):
-    """Model with a mean over all vertices beside two layers."""
+    """Model with two layers and a mean over all vertices."""
 
     def __init__(self) -> None:
         super().__init__()

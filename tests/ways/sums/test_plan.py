@@ -128,7 +128,7 @@ def test_rows_are_reduced_as_torch_does_in_the_wider_dtype(dtype, reduction, wei
             assert not out[group].any()
             continue
         total = rows[0]
-        for row in rows[1:]:  # in this order, so that each sum is rounded alike
+        for row in rows[1:]:  # in this order, so that each sum is rounded in the same way
             total = torch.maximum(total, row) if reduction == "max" else total + row
         assert torch.equal(out[group], (total / len(rows) if reduction == "mean" else total).to(dtype))
 
