@@ -178,7 +178,7 @@ def test_nonzeros_of_summa_go_to_all_but_their_holder(size, name, side):
         ({"layout": "2D"}, "layout must be one of 'halo', 'cover', '1d'"),
         ({"layout": "grid:2x2"}, "needs 4 ranks, got 1"),
         ({"layout": "1.5d"}, "replicates rows 2 times; this must divide the number of ranks, 1"),
-        ({"layout": "2d", "reduce": "max"}, "needs layout '1d', '1.5d' and 'grid:RxC'"),
+        ({"layout": "2d", "reduce": "max"}, "needs layout '1d', '1.5d' or 'grid:RxC'"),
         ({"reduce": "median"}, "reduce must be 'sum', 'mean' or 'max'"),
     ],
 )
