@@ -110,13 +110,13 @@ def test_torchrun_under_srun_and_variables_set_by_hand_are_used_if_they_agree():
         (without(STEP, "SLURM_PROCID"), "of srun's variables is set, but SLURM_PROCID is missing; start with srun"),
         (without(STEP, "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"), "SLURM_NTASKS is missing"),
         ({**TORCHRUN, "RANK": "five"}, "RANK must be an integer from 0 to 2147483647, in digits alone, got 'five'"),
-        ({**TORCHRUN, "RANK": "8"}, r"RANK must be in \[0, 8\), by WORLD_SIZE, got 8"),
+        ({**TORCHRUN, "RANK": "8"}, r"RANK must be in \[0, 8\), as given by WORLD_SIZE, got 8"),
         ({**TORCHRUN, "LOCAL_RANK": "-1"}, "LOCAL_RANK must be an integer from 0 to 2147483647, in digits alone, got '-1'"),
         ({**STEP, "SLURM_PROCID": "8"}, r"SLURM_PROCID must be in \[0, 8\)"),
         ({**STEP, "SLURM_NODEID": "2"}, r"SLURM_NODEID must be in \[0, 2\)"),
         ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "many"}, r"must look like 4\(x2\),1, with .*, got 'many'; start with srun"),
-        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "9"}, "LOCAL_WORLD_SIZE must be at most 8, by WORLD_SIZE, got 9"),
-        ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "4,9"}, "entry in SLURM_STEP_TASKS_PER_NODE must be at most 8, by SLURM_STEP_NUM_TASKS, got 9"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "9"}, "LOCAL_WORLD_SIZE must be at most 8, as given by WORLD_SIZE, got 9"),
+        ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "4,9"}, "entry in SLURM_STEP_TASKS_PER_NODE must be at most 8, as given by SLURM_STEP_NUM_TASKS, got 9"),
         (
             {**ONE_PER_HOST, **TORCHRUN, "GROUP_WORLD_SIZE": "1"},
             r"srun has started 2 tasks \(SLURM_NTASKS\), but the torchrun of this task has 1 in its group .* --nnodes 2",
@@ -747,8 +747,8 @@ def test_ranks_meet_only_ranks_of_their_own_start():
 def test_a_start_that_ended_in_mid_meeting_is_not_mistaken_for_the_next():
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ended = _together({0: 0.0, 2: 0.0}, 3, server.port, seconds=0.5)
-    assert ended == {0: "rank 1 did not come", 2: "rank 0 did not come, or not all others"}
-    assert _together({1: 0.0}, 3, server.port, seconds=0.5) == {1: "rank 0 did not come, or not all others"}
+    assert ended == {0: "rank 1 did not come", 2: "rank 0 or another rank did not come"}
+    assert _together({1: 0.0}, 3, server.port, seconds=0.5) == {1: "rank 0 or another rank did not come"}
     assert _together({0: 0.3, 1: 0.0, 2: 0.5}, 3, server.port) == dict.fromkeys(range(3), "True")
 
 

@@ -66,7 +66,7 @@ assert all(torch.equal(a.x, b.x) for a, b in zip(plain, counting, strict=True))
 assert new_file.Counting.delivered == len(counting) == 4
 with pytest.raises(ValueError, match="count_batches must be True or False, got 3"):
     make(count_batches=3)
-with pytest.raises(ValueError, match="Counts declares count_batches, which the loaders have already"):
+with pytest.raises(ValueError, match="Counts declares count_batches, which the loaders already have"):
     declare(new_file.Counts)
 """
 
