@@ -265,7 +265,7 @@ class Lookahead(Cache):
 
 
 def _with_kept(places: Places, moves: Moves, book: PartitionBook) -> Places:
-    """Takes remote rows that the cache holds out of those to fetch; ``moves`` refer to ``places.remote_id``."""
+    """Marks remote rows that the cache holds, so that they are not fetched; ``moves`` refer to ``places.remote_id``."""
     if places.remote_row is None:
         taken = ops.take_hits(places.remote_position, places.remote_id, book.offsets, moves.hit_place)
         kept_position, remote_position, remote_id, counts = taken
