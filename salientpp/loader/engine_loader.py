@@ -150,7 +150,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         if not self._orders_itself:
             if not self.has_state:
                 raise ValueError(
-                    "a loader with a user's sampler or batch_sampler has no state, because the sampler decides the order of the seeds; save its own state"
+                    "a loader with a user's sampler or batch_sampler has no state, because the sampler orders the seeds; save the sampler's own state"
                 )
             found["sampler"] = settings_of(self.sampler)
         return found
