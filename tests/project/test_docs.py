@@ -61,7 +61,9 @@ def blocks_of(text: str) -> Iterator[Block]:
             code = "\n".join(line[1:] for line in code.splitlines() if line[:1] != "-")
         for asked in how:
             if not re.fullmatch(r"not run: .+|reading .+ as .+|first salientpp .+|on \d ranks|is \w+\.py", asked):
-                raise ValueError(f"docs-test: expected words that the docstring of tests/project/test_docs.py lists, got {asked!r}")
+                raise ValueError(
+                    f"docs-test: expected words that the docstring of tests/project/test_docs.py lists, got {asked!r}"
+                )
         block = Block(match["language"], code, text.count("\n", 0, match.start("code")) + 1, how)
         for pair in block.said("reading"):
             old, new = pair.split(" as ")
