@@ -23,12 +23,12 @@ QUICK := project/test_architecture.py::test_imports_follow_the_table project/tes
 	vip/test_inclusion.py partitioning/test_refine.py::test_rows_never_rise_and_no_load_passes_its_limit \
 	store/test_tiers.py store/directory/test_directory.py::test_a_given_split_of_ids_or_masks_replaces_the_masks_of_the_data \
 	sampling/test_neighbor_sampler.py sampling/test_schedule.py batch/test_template.py::test_a_single_batch_is_made_from_positions_or_a_mask \
-	engine/test_pipeline.py engine/test_same_batches.py ways/lookahead/test_planner.py::test_it_keeps_what_is_needed_next ways/sums/test_plan.py \
+	engine/test_pipeline.py engine/test_same_batches.py ways/lookahead/test_planner.py::test_the_planner_keeps_the_rows_needed_next ways/sums/test_plan.py \
 	loader/test_loader.py loader/test_ranks.py::test_measured_communication_is_the_sum_of_distinct_remote_uncached_vertices \
-	loader/test_ranks.py::test_a_killed_rank_ends_the_others_without_the_timeout layerwise/test_inference.py::test_rows_are_those_of_the_whole_graph \
+	loader/test_ranks.py::test_a_killed_rank_ends_the_others_without_the_timeout layerwise/test_inference.py::test_rows_equal_the_whole_graphs \
 	fullgraph/test_layouts.py::test_a_minimum_cover_covers_and_is_as_large_as_a_maximum_matching \
 	analysis/test_volume.py::test_csv_has_a_line_for_every_result launch/test_launch.py::test_a_rank_is_the_same_to_torchrun_and_to_srun \
-	datasets/test_datasets.py::test_an_npz_file_is_taken_as_stored cli/test_cli.py::test_info_describes_the_directory
+	datasets/test_datasets.py::test_an_npz_file_is_loaded_as_stored cli/test_cli.py::test_info_describes_the_directory
 test-quick: build
 	$(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist worksteal $(addprefix tests/,$(QUICK))
 

@@ -1,11 +1,11 @@
-"""PyG's data modules for Lightning, over this package's loaders.
+"""PyG's data modules for Lightning, with this package's loaders.
 
-The data modules of :mod:`torch_geometric.data.lightning` draw with PyG's own sampler, which needs pyg-lib or torch-sparse. These take the same
-arguments and draw with ours, also on a partitioned graph. Lightning (``pip install salientpp[lightning]``) is needed to make one, not to import
-this module.
+The data modules of :mod:`torch_geometric.data.lightning` draw with PyG's own sampler, which needs pyg-lib or torch-sparse. The modules here take the
+same arguments and draw with this package's sampler, also on a partitioned graph. Lightning (``pip install salientpp[lightning]``) is needed to make one,
+not to import this module.
 
-Lightning counts epochs and batches, and keeps the counts in its checkpoints. So a loader that a ``Trainer`` iterates over *follows*: before its first
-batch it asks the trainer where the epoch stands. All that a checkpoint needs beside is the seed, which the data module puts there.
+Lightning counts epochs and batches, and stores the counts in its checkpoints. So a loader that a ``Trainer`` iterates over *follows* the trainer: before its
+first batch it asks for the position in the epoch. A checkpoint also needs the seed, which the data module adds to it.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from salientpp.loader.node_loader import NeighborLoader
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.store.directory.opened import PartitionedGraph
 
-#: May be set on a sampler that is there, to draw otherwise from the same graph.
+#: Attributes of a sampler that may be set on a copy, to draw differently from the same graph.
 _SETTABLE = {"num_neighbors", "replace", "disjoint", "subgraph_type", "temporal_strategy"}
 
 
 class FollowingLoader:
-    """A loader whose epochs and batches are those that a ``Trainer`` counts. It is no torch ``DataLoader``, so that Lightning leaves it as it is.
+    """Loader whose epochs and batches follow the counts of a ``Trainer``. It is not a torch ``DataLoader``, so that Lightning does not replace it.
 
-    Every other attribute is the loader's. Iterated over by anyone but its trainer it gives the loader's own epochs.
+    All other attributes are the loader's. If anything else than its trainer iterates over it, it gives the loader's own epochs.
 
     Args:
         loader: gives the batches.
-        trainer: says where it stands.
+        trainer: has the position.
     """
 
     def __init__(self, loader: BatchLoader, trainer: Any) -> None:
@@ -47,7 +47,7 @@ class FollowingLoader:
         self._trainer = trainer
 
     def __getattr__(self, name: str) -> Any:
-        if name == "loader":  # not there yet, when unpickled
+        if name == "loader":  # missing while the object is unpickled
             raise AttributeError(name)
         return getattr(self.loader, name)
 
@@ -55,13 +55,13 @@ class FollowingLoader:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Data | HeteroData]:
-        # A generator: Lightning asks for an iterator before it has restored its counts, and for a batch after.
+        # A generator, because Lightning asks for an iterator before it restores its counts, and for a batch afterwards.
         epoch, batches = self._position()
         if epoch is not None:
             self.loader.set_epoch(epoch)
         if batches and not self.loader.has_state:
             warnings.warn(
-                f"epoch {epoch} goes on after {batches} batches, but a sampler of your own has no state: it begins anew",
+                f"epoch {epoch} should continue after {batches} batches, but your sampler has no state, so it starts from the beginning",
                 UserWarning,
                 stacklevel=2,
             )
@@ -70,7 +70,7 @@ class FollowingLoader:
         yield from self.loader
 
     def _position(self) -> tuple[int | None, int]:
-        """Epoch, and batches of it that are done; None and 0 where the trainer is not the one who iterates."""
+        """Returns the epoch, and the number of its batches that are done; None and 0 if something else than the trainer iterates."""
         trainer = self._trainer
         fit = trainer.fit_loop
         if self is trainer.train_dataloader:
@@ -79,35 +79,35 @@ class FollowingLoader:
             done = fit.epoch_loop.val_loop.batch_progress.current.ready if trainer.state.fn == "fit" else 0
         else:
             return None, 0
-        # A second pass over what is done, in a hook at the end of an epoch, is one over all of it.
+        # A hook at the end of an epoch may iterate again; this pass then covers the whole epoch.
         return fit.epoch_progress.current.processed, done if done < len(self.loader) else 0
 
     def state_dict(self) -> dict[str, Any]:
-        """What Lightning keeps of a loader: what a loader must agree with that goes on. Empty if it has a sampler of the user's."""
+        """Returns the state that Lightning stores for a loader, for comparison on resuming. It is empty if the user gave a sampler."""
         return self.loader.state_dict() if self.loader.has_state else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Check that this loader can go on where another stopped, and take its seed.
+        """Checks that this loader can continue where another stopped, and takes its seed.
 
         Raises:
-            ValueError: other data or arguments; the text says what differs.
+            ValueError: data or arguments differ; the text says which.
         """
         if state and self.loader.has_state:
             own = self.loader.state_dict()
             if state.get("ranks", own["ranks"]) != own["ranks"] and not (state.get("joined") and own["joined"]):
                 raise ValueError(
-                    f"this checkpoint is of {state['ranks']} ranks and this run has {own['ranks']}: a Trainer counts the batches of one rank, which are "
-                    "as many on any number of ranks only with join_logical_ranks=True"
+                    f"this checkpoint comes from {state['ranks']} ranks, but this run has {own['ranks']}; a Trainer counts the batches of one rank, "
+                    "whose number depends on the number of ranks unless join_logical_ranks=True"
                 )
-            self.loader.load_state_dict({**state, "rank": own["rank"]})  # Lightning keeps rank 0's for all
+            self.loader.load_state_dict({**state, "rank": own["rank"]})  # Lightning keeps rank 0's state for all ranks
 
 
 class _GraphData(pyg.LightningDataModule):
-    """What both data modules have in common: one sampler for all loaders, one cache, one seed, and each rank's share.
+    """Base of both data modules: one sampler for all loaders, one cache, one seed, and each rank's share of the seeds.
 
     Args:
         data, loader, eval_loader_kwargs, kwargs: as in :class:`LightningNodeData`.
-        seeds: split -> what was given of each of ``_seed_names`` but the last. The attribute ``input_{split}_{name}`` has it.
+        seeds: split -> the given value for each of ``_seed_names`` except the last, stored as attribute ``input_{split}_{name}``.
         sampler: the user's own, if any.
     """
 
@@ -129,7 +129,9 @@ class _GraphData(pyg.LightningDataModule):
         partitioned = isinstance(data, PartitionedGraph)
         if partitioned and loader in ("full", "custom"):
             what = "loader='full'" if loader == "full" else "a sampler of your own"
-            raise ValueError(f"{what} needs the whole graph in one process; pass a Data or HeteroData, or leave it out")
+            raise ValueError(
+                f"{what} needs the whole graph in one process; pass a Data or HeteroData, or leave {what} out"
+            )
         if loader == "full":
             kwargs = _for_full_batches(kwargs, type(self).__name__)
         what, *_ = self._seed_names
@@ -145,14 +147,14 @@ class _GraphData(pyg.LightningDataModule):
         self.seed: int | None = self.kwargs.get("seed")
         self._seed_is_given = self.seed is not None
         self._cache: Any = None
-        self._first: BatchLoader | None = None  # training's, made before those that share its cache
+        self._first: BatchLoader | None = None  # the training loader, if setup() made it to fill the shared cache
 
         given, given_eval = dict(self.kwargs), dict(eval_loader_kwargs or {})
         if loader == "custom":
             ignored = sorted(given.keys() & set(inspect.signature(type(sampler)).parameters))
             if ignored:
                 warnings.warn(
-                    f"{', '.join(ignored)} have no effect: the sampler that was passed has its own",
+                    f"{', '.join(ignored)} have no effect, because the sampler that was passed has its own values",
                     UserWarning,
                     stacklevel=3,
                 )
@@ -177,11 +179,11 @@ class _GraphData(pyg.LightningDataModule):
     # --- loaders ------------------------------------------------------------------------------------------
 
     def _open(self, sampler: BaseSampler | None, seeds: dict[str, Any], kwargs: dict[str, Any]) -> Any:
-        """A loader of ours, for this process."""
+        """Opens one of this package's loaders, for this process."""
         if self.loader == "full":
             return pyg.LightningData.full_dataloader(self, **kwargs)
         partitioned = isinstance(self.data, PartitionedGraph)
-        # Not fewer batches on some ranks without being asked for: a step of validation may wait for the others.
+        # Ranks get equally many batches unless the user asks otherwise, because a step of validation may wait for the others.
         kwargs = {"uneven": "wrap", **kwargs, "seed": self._agreed_seed()}
         trainer = self.trainer
         if trainer is not None and trainer.strategy.root_device.type == "cuda":
@@ -192,18 +194,18 @@ class _GraphData(pyg.LightningDataModule):
             kwargs["neighbor_sampler"] = sampler
             kwargs["num_neighbors"] = getattr(sampler, "num_neighbors", [])
             if any(value is not None for name, value in seeds.items() if name.endswith("_time")):
-                kwargs["time_attr"] = "time"  # the sampler has times of its own; this says that seeds have some too
+                kwargs["time_attr"] = "time"  # the sampler has the vertices' times; seeds have times too
             if trainer is not None and trainer.world_size > 1:
                 if any(kwargs.get(name) is not None for name in ("sampler", "batch_sampler")):
                     raise ValueError(
-                        "sampler= and batch_sampler= are for one process: on several ranks the loaders share the seeds among them; "
-                        "leave it out, or train on one device"
+                        "sampler= and batch_sampler= are for one process; on several ranks the loaders divide the seeds among the ranks; "
+                        "leave the sampler out, or train on one device"
                     )
                 kwargs["share"] = (trainer.global_rank, trainer.world_size)
         found = self._loader_class(self.data, **kwargs, **seeds)
         if partitioned:
             _check_every_rank_has_batches(found)
-        # A cache that looks ahead follows the batches of its loader, so other loaders have caches of their own.
+        # A cache that looks ahead follows the batches of its loader, so each such loader has its own.
         if partitioned and self._cache is None and kwargs.get("replication_factor") and not kwargs.get("lookahead"):
             self._cache = found.cache
         return found
@@ -213,7 +215,7 @@ class _GraphData(pyg.LightningDataModule):
         return FollowingLoader(loader, self.trainer) if follows else loader
 
     def _agreed_seed(self) -> int:
-        """The same on all ranks, and in all loaders of this module."""
+        """Returns the seed, which is the same on all ranks and in all loaders of this module."""
         if self.seed is None:
             self.seed = int(torch.randint(2**62, (), device="cpu"))
             if self.trainer is not None and self.trainer.world_size > 1:
@@ -234,72 +236,72 @@ class _GraphData(pyg.LightningDataModule):
 
     @property
     def train_shuffle(self) -> bool:
-        """Whether training's seeds are shuffled: unless the user has a sampler, or lets Lightning overfit on a few batches."""
+        """True if the training seeds are shuffled. They are not with a user's sampler, or if Lightning overfits on a few batches."""
         overfits = self.trainer is not None and self.trainer.overfit_batches > 0
         return not overfits and all(self.loader_kwargs.get(name) is None for name in ("sampler", "batch_sampler"))
 
     def train_dataloader(self) -> Any:
-        """The training seeds, shuffled."""
+        """Returns a loader of the training seeds, shuffled."""
         loader, self._first = self._first or self._train(), None
         return self._follow(loader)
 
     def val_dataloader(self) -> Any:
-        """The validation seeds, in their order."""
+        """Returns a loader of the validation seeds, in their order."""
         return self._evaluate("val")
 
     def test_dataloader(self) -> Any:
-        """The test seeds, in their order."""
+        """Returns a loader of the test seeds, in their order."""
         return self._evaluate("test")
 
     def predict_dataloader(self) -> Any:
-        """The prediction seeds, in their order, each once, also on several ranks."""
+        """Returns a loader of the prediction seeds, in their order, each once, also on several ranks."""
         uneven = {} if self.loader == "full" else {"uneven": self.eval_loader_kwargs.get("uneven", "exact")}
         return self._evaluate("pred", **uneven)
 
     # --- Lightning's hooks --------------------------------------------------------------------------------
 
     def prepare_data(self) -> None:
-        """Refuse full batches on several devices, as PyG does."""
+        """Raises an error for full batches on several devices, as PyG does."""
         if self.loader == "full" and self.trainer is not None and self.trainer.num_devices > 1:
             raise ValueError(f"'{type(self).__name__}' with loader='full' requires training on a single device")
         super().prepare_data()
 
     def setup(self, stage: str) -> None:
-        """Before the others, the loader whose workload a shared cache is planned for."""
+        """Makes the training loader before the others, because a shared cache is planned for its workload."""
         if stage == "fit" and self._cache is None and self.loader_kwargs.get("replication_factor"):
             self._first = self._train()
 
     def state_dict(self) -> dict[str, Any]:
-        """The seed: all that a checkpoint of Lightning needs beside its own counts."""
+        """Returns the seed, the only state that Lightning's own counts lack."""
         return {} if self.seed is None else {"seed": self.seed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the seed, unless one was given."""
+        """Takes the seed of a checkpoint, unless the user gave one."""
         if not self._seed_is_given and "seed" in state_dict:
             self.seed = int(state_dict["seed"])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({pyg.kwargs_repr(data=self.data, loader=self.loader, **self.kwargs)})"
 
-    #: Lightning's makes every loader to tell its size, which on several ranks would wait for the others.
+    #: Lightning's version makes every loader to print its size, and so would wait for other ranks.
     __str__ = __repr__
 
 
 class LightningNodeData(_GraphData):
-    """PyG's ``LightningNodeData`` over :class:`~salientpp.NeighborLoader`: loaders for a Lightning ``Trainer``.
+    """PyG's ``LightningNodeData`` with :class:`~salientpp.NeighborLoader`: loaders for a Lightning ``Trainer``.
 
     Args:
         data: a ``Data``, a ``HeteroData``, a pair of stores, or a :class:`~salientpp.PartitionedGraph`.
-        input_train_nodes, input_val_nodes, input_test_nodes, input_pred_nodes: seeds, as in :class:`~salientpp.NeighborLoader`. None: the
-            ``train_mask`` (or ``train_idx``, ``train_index``) of the data and so on, of a partitioned graph its split of that name.
-        input_train_time, input_val_time, input_test_time, input_pred_time: the seeds' times.
+        input_train_nodes, input_val_nodes, input_test_nodes, input_pred_nodes: seeds, as in :class:`~salientpp.NeighborLoader`. None: the data's
+            ``train_mask`` (or ``train_idx``, ``train_index``) and so on, or a partitioned graph's split of that name.
+        input_train_time, input_val_time, input_test_time, input_pred_time: times of the seeds.
         loader: 'neighbor', or 'full' for the whole graph as the only batch.
         node_sampler: a PyG ``BaseSampler`` to draw with.
-        eval_loader_kwargs: arguments that are different in validation, test and prediction.
+        eval_loader_kwargs: arguments with other values in validation, test and prediction.
         **kwargs: arguments of :class:`~salientpp.NeighborLoader`. Training is shuffled, the rest is not.
 
-    On several ranks each visits its share of the seeds: its part's, or of a graph that every process holds every K-th of the epoch's order.
-    ``Trainer(use_distributed_sampler=...)`` has no effect.
+    On several ranks, each rank visits its share of the seeds. On a partitioned graph these are the seeds of its part. On a graph that every process holds, they
+    are every K-th seed of the epoch's order. ``Trainer(use_distributed_sampler=...)`` has no effect.
 
     Raises:
         ModuleNotFoundError: Lightning is not installed.
@@ -341,23 +343,23 @@ class LightningNodeData(_GraphData):
         node_sampler: BaseSampler | None = None,
         **kwargs: Any,
     ) -> Any:
-        """A loader of some seeds, with the module's sampler and seed unless others are given."""
+        """Returns a loader of some seeds, with the module's sampler and seed unless others are given."""
         seeds = {"input_nodes": input_nodes, "input_time": input_time, "input_id": input_id}
         return self._open(node_sampler or self.graph_sampler, seeds, kwargs)
 
 
 class LightningLinkData(_GraphData):
-    """PyG's ``LightningLinkData`` over :class:`~salientpp.LinkNeighborLoader`: loaders for a Lightning ``Trainer``.
+    """PyG's ``LightningLinkData`` with :class:`~salientpp.LinkNeighborLoader`: loaders for a Lightning ``Trainer``.
 
     Args:
         data: a ``Data``, a ``HeteroData``, a pair of stores, or a :class:`~salientpp.PartitionedGraph`.
         input_train_edges, input_val_edges, input_test_edges, input_pred_edges: seeds, as ``edge_label_index`` of
-            :class:`~salientpp.LinkNeighborLoader`. None: the split of edges of that name that a partitioned graph has; else all edges for training.
-        input_train_labels, input_val_labels, input_test_labels, input_pred_labels: their labels, as ``edge_label``.
-        input_train_time, input_val_time, input_test_time, input_pred_time: their times, as ``edge_label_time``.
+            :class:`~salientpp.LinkNeighborLoader`. None: the partitioned graph's split of edges with that name; otherwise all edges, for training only.
+        input_train_labels, input_val_labels, input_test_labels, input_pred_labels: labels of the seeds, as ``edge_label``.
+        input_train_time, input_val_time, input_test_time, input_pred_time: times of the seeds, as ``edge_label_time``.
         loader: 'neighbor', or 'full' for the whole graph as the only batch.
         link_sampler: a PyG ``BaseSampler`` to draw with.
-        eval_loader_kwargs: arguments that are different in validation, test and prediction.
+        eval_loader_kwargs: arguments with other values in validation, test and prediction.
         **kwargs: arguments of :class:`~salientpp.LinkNeighborLoader`. Training is shuffled, the rest is not.
 
     Raises:
@@ -405,7 +407,7 @@ class LightningLinkData(_GraphData):
         link_sampler: BaseSampler | None = None,
         **kwargs: Any,
     ) -> Any:
-        """A loader of some edges, with the module's sampler and seed unless others are given."""
+        """Returns a loader of some edges, with the module's sampler and seed unless others are given."""
         seeds = {
             "edge_label_index": input_edges,
             "edge_label": input_labels,
@@ -416,17 +418,17 @@ class LightningLinkData(_GraphData):
 
 
 def _check_every_rank_has_batches(loader: BatchLoader) -> None:
-    """Raise on every rank if some ranks have batches and others have none: Lightning would neither run their loop nor call its hooks."""
+    """Raises on every rank if some ranks have batches and others have none. Lightning would skip the loop and its hooks on the ranks without batches."""
     batches = loader.batches_by_rank
     if 0 in batches and any(batches):
         raise ValueError(
-            f"rank {batches.index(0)} has no batches, so Lightning skips its loop there and the other ranks would wait for it (batches by rank: "
+            f"rank {batches.index(0)} has no batches, so Lightning skips its loop there, and the other ranks would wait for it (batches by rank: "
             f"{batches}); partition so that every part has seeds, or iterate over the loader yourself"
         )
 
 
 def _stored_seeds(data: Any, what: str, split: str) -> Any:
-    """The 'nodes' or 'edges' of a split that the data names, as a loader takes them, of the first type that has it, as in PyG; None: no type has."""
+    """Returns the stored 'nodes' or 'edges' of a split as a loader takes them. As in PyG, the first type with the split counts; None if no type has it."""
     for name in ("val", "valid") if split == "val" else (split,):
         if isinstance(data, PartitionedGraph):
             types = data.description.node_types if what == "nodes" else data.description.edge_types
@@ -441,12 +443,12 @@ def _stored_seeds(data: Any, what: str, split: str) -> Any:
 
 
 def _split(kwargs: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Those with such a name, and the others."""
+    """Splits ``kwargs`` into those with one of these names, and the others."""
     return {k: v for k, v in kwargs.items() if k in names}, {k: v for k, v in kwargs.items() if k not in names}
 
 
 def _for_full_batches(kwargs: dict[str, Any], name: str) -> dict[str, Any]:
-    """Without what a single batch has no use for, with a warning each."""
+    """Removes arguments that a single batch cannot use, with a warning for each."""
     alone = {"batch_size": 1, "num_workers": 0, "pin_memory": False, "sampler": None, "batch_sampler": None}
     for option, value in alone.items():
         if kwargs.get(option, value) != value:

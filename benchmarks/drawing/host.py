@@ -127,8 +127,9 @@ def draw_parts(result: Row) -> str:
         )
     title = (
         f"**Cost of partitioning.** CPU milliseconds per batch of {result['batch_size']} seeds. *One process* has the whole graph; *one of two* is the "
-        "same with a second such process on the machine. *Two ranks* have a part each. On *two hosts* (emulated) they exchange rows over loopback; on "
-        "*one host* both read all rows. *Network* is the share of gloo's threads, in which the kernel copies bytes. The ratios are to *one of two*."
+        "same while a second such process runs on the machine. *Two ranks* have a part each. On *two hosts* (emulated) they exchange rows over loopback; on "
+        "*one host* both read all rows. *Network* is the time of gloo's threads, in which the kernel copies bytes. The ratios divide *two ranks*, with and "
+        "without *network*, by *one of two*."
     )
     header = [
         "graph, fanouts",

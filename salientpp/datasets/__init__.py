@@ -1,5 +1,10 @@
-"""Graphs from elsewhere: one way in, :func:`load_dataset`; generated graphs, :func:`synthetic` and :func:`synthetic_mag`; partitions that
-others wrote, :func:`load_partition`, and DGL's assignment of vertices, :func:`load_dgl_assignment`; and files for graphs that outgrow memory, :func:`convert`.
+"""Graphs from files, from other libraries and from generators.
+
+* :func:`load_dataset` loads a graph by its name.
+* :func:`synthetic` and :func:`synthetic_mag` generate graphs.
+* :func:`load_partition` loads a partition that another library wrote.
+* :func:`load_dgl_assignment` reads the parts that DGL assigned to vertices.
+* :func:`convert` writes a graph that is larger than memory to files that :func:`load_dataset` maps.
 """
 
 from salientpp.datasets.converted.convert import convert

@@ -1,4 +1,4 @@
-"""Checks the arrays of a graph. Errors name where (a file or an object), what was expected and what was found."""
+"""Checks the arrays of a graph. Errors name the file or object, what was expected and what was found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPLITS = ("train", "val", "test")
 
 
 def check_data(data: Data | HeteroData, where: str | None = None) -> None:
-    """Raise ValueError unless these are the arrays of a graph; ``where`` they come from is for errors."""
+    """Raises ValueError unless ``data`` has the arrays of a graph. ``where`` names the origin of ``data`` in errors."""
     where = where or ("HeteroData object" if isinstance(data, HeteroData) else "Data object")
     stores = node_stores(data)
     edge_indices = {name: store.get("edge_index") for name, store in edge_stores(data).items()}
@@ -29,7 +29,7 @@ def check_data(data: Data | HeteroData, where: str | None = None) -> None:
     if isinstance(data, Data) and edge_indices[None] is None and data.get("adj_t") is None:
         raise ValueError(f"{where}: expected edge_index or adj_t, got only {', '.join(data.keys()) or 'nothing'}")
     for name, edge_index in edge_indices.items():
-        # Before num_nodes, which PyG may have to infer from it.
+        # Checked before num_nodes, which PyG may infer from edge_index.
         if edge_index is not None:
             _check_edge_index_form(edge_index, where if name is None else f"{where}: {name!r}")
     sizes = {name: store.num_nodes for name, store in stores.items()}
@@ -108,7 +108,7 @@ def check_features(x: Tensor, num_vertices: int, where: str) -> None:
         raise ValueError(f"{where}: x must have one row per vertex, expected {num_vertices} rows, got {list(x.shape)}")
     if not x.is_floating_point() or x.layout != torch.strided or x.is_meta:
         return
-    # By blocks: the mask of a whole feature matrix would cost a quarter of its memory again.
+    # In blocks: a mask of the whole feature matrix would need a quarter of its memory.
     rows_per_block = max(1, (1 << 24) // max(1, x[:1].numel()))
     for start in range(0, num_vertices, rows_per_block):
         finite = torch.isfinite(x[start : start + rows_per_block]).reshape(-1, max(1, x[:1].numel())).all(dim=1)
@@ -126,9 +126,9 @@ def assemble(
     split_ids: Mapping[str, tuple[str, np.ndarray]],
     symmetrise: bool,
 ) -> Data:
-    """Check arrays that came from a file and join them.
+    """Checks arrays that came from a file, and returns them as a ``Data`` object.
 
-    ``edge_index`` is integer [2, E], ``x`` floating [N, F], ``y`` integer [N] or [N, labels per vertex]. ``split_ids`` has for each split the
+    ``edge_index`` is integer [2, E], ``x`` floating [N, F], ``y`` integer [N] or [N, labels per vertex]. ``split_ids`` maps a split to the
     name of its array in the file and the array, vertex ids [*].
     """
     data = Data(num_nodes=num_vertices)
@@ -178,18 +178,18 @@ def assemble(
 def check_file(file: Path) -> None:
     if not file.exists():
         raise FileNotFoundError(f"{file}: no such file")
-    if not file.is_file():  # a pipe would be waited for
+    if not file.is_file():  # reading a pipe would block
         raise ValueError(f"{file}: {'a directory' if file.is_dir() else 'a device or a pipe'}; expected a file")
 
 
 def unreadable(where: object, error: OSError | MemoryError) -> ValueError:
-    """The error of a file that the system did not let this process read. It says what the machine lacks, if that is known."""
+    """Returns the error for a file that the operating system could not read. It says what the machine lacks, if that is known."""
     reason = getattr(error, "strerror", None) or first_line(error)
     return ValueError("; ".join(filter(None, (f"{where} cannot be read ({reason})", what_to_do(error, "")))))
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library says, on one line; its type if it says nothing."""
+    """Returns the first line of the message of another library's error, or the type of the error if it has no message."""
     return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
 
 

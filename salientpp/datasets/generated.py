@@ -16,11 +16,11 @@ from torch_geometric.data import Data
 from salientpp.datasets.arrays import SPLITS
 from salientpp.partitioning.undirected import sorted_unique, split_keys, symmetric_closure
 
-# Edges drawn, and rows written, at a time: large enough for NumPy, small enough to bound the temporaries.
+# Numbers of edges drawn and of rows written at a time: large enough for NumPy, small enough to bound the temporaries.
 _CHUNK, _ROWS = 1 << 20, 1 << 16
 # Pairs are coded as `source * N + target` in int64.
 _MOST_VERTICES = math.isqrt(2**63 - 1)
-# A graph with room for its edges needs 3 or 4 rounds; this many say that there is none.
+# A graph with room for its edges needs 3 or 4 rounds. After this number of rounds the edges do not fit.
 MAX_ROUNDS = 50
 
 
@@ -42,43 +42,43 @@ def synthetic(
     test_fraction: float = 0.2,
     seed: int = 0,
 ) -> Data:
-    """Generate an undirected graph with hubs, communities and labels that a GNN can learn.
+    """Generates an undirected graph with hubs, communities and labels that a GNN can learn.
 
-    A degree-corrected stochastic block model (Karrer and Newman, Phys. Rev. E 83, 016107, 2011) with two nested levels. Each vertex v has an expected
-    degree w(v) from a power law; vertices form communities, communities form classes. An edge takes its first end in proportion to w among all vertices,
-    and its second in proportion to w among the first one's community, class, or everything, by fixed shares; so the expected degree of v is w(v).
-    Repeated pairs and self-loops are drawn anew.
+    The model is a degree-corrected stochastic block model (Karrer and Newman, Phys. Rev. E 83, 016107, 2011) with two nested levels: vertices form
+    communities, and communities form classes. Each vertex v has an expected degree w(v) from a power law. The first end of an edge is drawn in proportion
+    to w among all vertices. The second end is drawn in proportion to w among the first end's community, its class, or all vertices, by fixed shares.
+    So the expected degree of v is w(v). Repeated pairs and self-loops are drawn again.
 
-    The label is the class, with noise. Features are a point of the class in Gaussian noise, too much noise to tell the class from one vertex; averaging
-    over neighbours takes the noise away. Ids are shuffled: they say nothing about community or class.
+    The label is the class, with noise. The features of a vertex are a point of its class plus Gaussian noise. The noise hides the class of a single
+    vertex, and averaging over neighbours removes it. Ids are shuffled, so they say nothing about community or class.
 
     Args:
-        num_vertices: N. With 2_400_000, average_degree=44 and num_features=100 the graph comes close to the size of ogbn-products.
+        num_vertices: N. With 2_400_000, average_degree=44 and num_features=100, the graph is about as large as ogbn-products.
         average_degree: directed edges per vertex, that is E / N with both directions counted.
         num_classes: number of classes; each has at least one community.
         num_features: F.
         community_size: average number of vertices in a community (sizes vary, log-normally).
-        homophily: share of edges drawn within a class; the others go anywhere (by chance also within).
-        locality: share of those that is drawn within the community. A partition can keep these local.
-        exponent: of the power law of degrees, P(w) ~ w^-exponent; above 2, so that the mean exists.
-        degree_cap: largest expected degree. Default sqrt(N * average_degree): few pairs repeat (Chung and Lu, PNAS 99, 15879, 2002).
+        homophily: share of edges drawn within a class. The others go anywhere, by chance also within the class.
+        locality: share of the edges within a class that is drawn within the community. A partition can keep these local.
+        exponent: exponent of the power law of degrees, P(w) ~ w^-exponent. It is above 2, so that the mean exists.
+        degree_cap: largest expected degree. With the default, sqrt(N * average_degree), few pairs repeat (Chung and Lu, PNAS 99, 15879, 2002).
         signal: distance of a class's point from the origin, in standard deviations of the noise.
-        label_noise: share of vertices whose label is drawn at random instead.
+        label_noise: share of vertices with a label drawn at random.
         train_fraction, val_fraction, test_fraction: shares of the vertices in the splits.
-        seed: same seed, same arrays with the same NumPy. Graph, features, labels and splits have streams of their own.
+        seed: the same seed gives the same arrays with the same NumPy. Graph, features, labels and splits use separate random streams.
 
     Returns:
         `Data` with edge_index int64 [2, N * average_degree] (symmetric, sorted, no duplicates, no
         self-loops), x float32 [N, F], y int64 [N], the three masks and num_nodes.
 
     Raises:
-        ValueError: an argument is out of range, the graph has no room for so many distinct edges, or this machine has none for the graph.
+        ValueError: an argument is out of range, the graph has no room for its distinct edges, or this machine has too little memory.
     """
     check_parameters(**locals())
     if degree_cap is None:
         degree_cap = math.sqrt(num_vertices * average_degree)
     num_vertices = int(num_vertices)
-    # The arrays that are returned and the keys they come from, at the least.
+    # A lower bound: the returned arrays and the keys that edges are made from.
     check_memory(
         f"{num_vertices} vertices of average degree {average_degree} with {num_features} features and {num_classes} classes",
         4 * num_features * (num_vertices + num_classes) + 32 * int(num_vertices * average_degree),
@@ -97,7 +97,7 @@ def synthetic(
     y = np.where(label_rng.random(num_vertices) < label_noise, random_labels, classes)
     arrays = {"x": x, "edge_index": edge_index, "y": y}
     order = split_rng.permutation(num_vertices)
-    # Cumulative, so that fractions that add up to one use every vertex despite the rounding.
+    # Cumulative sums are rounded, so fractions that add up to one use every vertex.
     fractions = (train_fraction, val_fraction, test_fraction)
     bounds = [0, *(round(num_vertices * share) for share in accumulate(fractions))]
     for split, start, end in zip(SPLITS, bounds, bounds[1:]):
@@ -106,7 +106,7 @@ def synthetic(
     return Data(num_nodes=num_vertices, **{name: torch.from_numpy(array) for name, array in arrays.items()})
 
 
-#: The least and the largest that integers among the parameters may be.
+#: Smallest and largest values of integer parameters.
 _INTEGERS = {
     "num_vertices": (2, _MOST_VERTICES),
     "num_papers": (2, _MOST_VERTICES),
@@ -120,7 +120,7 @@ _SHARES = ("homophily", "locality", "label_noise", "labelled_fraction", *(f"{spl
 
 
 def check_kinds(parameters: Mapping[str, Any]) -> None:
-    """Raise ValueError unless each parameter of a generated graph is an integer, a share or another number, as its name asks for."""
+    """Raises ValueError unless each parameter of a generated graph is an integer, a share or another number, as its name requires."""
     for name, value in parameters.items():
         if name in _INTEGERS:
             least, most = _INTEGERS[name]
@@ -138,7 +138,7 @@ def check_kinds(parameters: Mapping[str, Any]) -> None:
 
 
 def check_parameters(**given: Any) -> None:
-    """Raise ValueError if a generated graph cannot have these, see `synthetic`."""
+    """Raises ValueError if a parameter of `synthetic` is out of range."""
     check_kinds({name: value for name, value in given.items() if name != "degree_cap" or value is not None})
     num_vertices, num_classes, average_degree = (
         given[name] for name in ("num_vertices", "num_classes", "average_degree")
@@ -162,7 +162,7 @@ def check_parameters(**given: Any) -> None:
 
 
 def check_memory(what: str, needed: int) -> None:
-    """Raise ValueError if the machine has less memory than that many bytes."""
+    """Raises ValueError if the machine has less than ``needed`` bytes of memory. ``what`` describes the graph in the error."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
         raise ValueError(
@@ -171,17 +171,19 @@ def check_memory(what: str, needed: int) -> None:
 
 
 def random_streams(seed: int, number: int) -> list[np.random.Generator]:
-    """Independent generators."""
+    """Returns ``number`` independent generators."""
     return [np.random.Generator(np.random.PCG64(child)) for child in np.random.SeedSequence(seed).spawn(number)]
 
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Communities nested in classes. A vertex's position is its place before ids are shuffled; each group is a range of positions."""
+    """Communities nested in classes. The position of a vertex is its number before ids are shuffled. Each group is a range of positions."""
 
     start: np.ndarray  # int64 [C + 1], the bounds of the communities
     class_of_community: np.ndarray  # int64 [C], ascending
-    shares: tuple[float, float]  # of edges within a community, and of edges within a class; the rest lies anywhere
+    shares: tuple[
+        float, float
+    ]  # of edges drawn within the community, and within the class; the others are drawn anywhere
 
     @classmethod
     def draw(
@@ -194,7 +196,7 @@ class Groups:
         locality: float,
     ) -> Groups:
         num_communities = max(num_classes, round(num_vertices / community_size))
-        # One vertex each, and the rest in proportion: no community is empty, so no class is.
+        # Each community gets one vertex, and the rest in proportion to its size. So no community is empty, and no class.
         sizes = rng.lognormal(sigma=0.5, size=num_communities)
         ends = np.rint(np.cumsum(sizes) / sizes.sum() * (num_vertices - num_communities)).astype(np.int64)
         start = np.concatenate([[0], ends + np.arange(1, num_communities + 1)])
@@ -203,7 +205,7 @@ class Groups:
         return cls(start, classes, (homophily * locality, homophily * (1 - locality)))
 
     def class_of_ids(self, id_of_position: np.ndarray) -> np.ndarray:
-        """int64 [N]: the class of every vertex by id."""
+        """Returns the class of every vertex by id, int64 [N]."""
         classes = np.empty(id_of_position.size, dtype=np.int64)
         classes[id_of_position] = np.repeat(self.class_of_community, np.diff(self.start))
         return classes
@@ -212,7 +214,7 @@ class Groups:
 def features_of_classes(
     rng: np.random.Generator, classes: np.ndarray, num_classes: int, num_features: int, signal: float, dtype: type
 ) -> np.ndarray:
-    """[N, F]: the point of each vertex's class, at the distance `signal` from the origin, in Gaussian noise."""
+    """Returns [N, F]: for each vertex the point of its class, at the distance `signal` from the origin, plus Gaussian noise."""
     centres = rng.standard_normal((num_classes, num_features), dtype=np.float32)
     centres *= signal / np.linalg.norm(centres, axis=1, keepdims=True)
     x: np.ndarray = np.empty((classes.size, num_features), dtype=dtype)
@@ -225,10 +227,10 @@ def features_of_classes(
 def power_law_weights(
     rng: np.random.Generator, num_vertices: int, mean: float, exponent: float, cap: float
 ) -> np.ndarray:
-    """Expected degrees, float64 [N]: density ~ w^-exponent, at most `cap`, average `mean`."""
+    """Returns expected degrees, float64 [N], with density ~ w^-exponent, maximum `cap` and average `mean`."""
     pareto = (1.0 - rng.random(num_vertices)) ** (-1.0 / (exponent - 1.0))
     scale = mean / pareto.mean()
-    # What the cap cuts off goes to all others; each step closes most of the gap, as few are at the cap.
+    # The weight that the cap cuts off goes to all other vertices. Few are at the cap, so each step closes most of the gap.
     for _ in range(50):
         weights = np.minimum(pareto * scale, cap)
         scale *= mean / weights.mean()
@@ -238,14 +240,15 @@ def power_law_weights(
 def draw_distinct_pairs(
     rng: np.random.Generator, num_pairs: int, weights: np.ndarray, groups: Groups, id_of_position: np.ndarray
 ) -> np.ndarray:
-    """Exactly `num_pairs` distinct pairs of two different vertices, int64 [2, num_pairs], the smaller and the larger id; pairs ascend.
+    """Draws exactly `num_pairs` distinct pairs of two different vertices.
 
-    ``weights`` are float64 [N] by position, ``id_of_position`` is int64 [N].
+    ``weights`` are float64 [N] by position, ``id_of_position`` is int64 [N]. Returns int64 [2, num_pairs], the smaller and the larger id of each pair.
+    Pairs ascend.
     """
     community_start, class_of_community, shares = groups.start, groups.class_of_community, groups.shares
     num_vertices = weights.size
     cumulative = np.concatenate([[0.0], np.cumsum(weights)])
-    # Each community's own interval of the cumulative weight, and that of its class.
+    # The interval of cumulative weight of each community, and the interval of its class.
     community_ends = cumulative[community_start]
     class_range = np.searchsorted(class_of_community, np.arange(class_of_community[-1] + 2))
     class_ends = community_ends[class_range]
@@ -259,8 +262,8 @@ def draw_distinct_pairs(
         return np.minimum(np.searchsorted(cumulative, weight, side="right") - 1, num_vertices - 1)
 
     def draw(start: int, end: int, num_draws: int) -> np.ndarray:
-        # First ends are stratified, one in each of num_draws equal intervals of weight: ascending numbers
-        # make the search run through the table instead of jumping about in it.
+        # First ends are stratified, one in each of num_draws equal intervals of weight. So they ascend,
+        # and the search reads the table in order.
         count = end - start
         first = position_at((np.arange(start, end) + rng.random(count)) * (total / num_draws))
         community = community_of_position[first]

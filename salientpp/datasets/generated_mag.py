@@ -1,4 +1,4 @@
-"""A generated graph of several types, with the schema of MAG240M: papers, their authors, and institutions."""
+"""Generates a graph of several types with the schema of MAG240M: papers, their authors, and institutions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from salientpp.datasets.generated import (
 )
 from salientpp.partitioning.undirected import sorted_unique
 
-#: Share of the papers of one year over those of the year before, and the years there are. MAG240M's splits go by year.
+#: Ratio of the numbers of papers of a year and of the year before, and the range of years. MAG240M splits papers by year.
 _GROWTH, _FIRST_YEAR, _LAST_YEAR = 1.09, 1990, 2020
 
 
@@ -47,34 +47,34 @@ def synthetic_mag(
     labelled_fraction: float = 0.4,
     seed: int = 0,
 ) -> HeteroData:
-    """Generate a graph of papers, authors and institutions with labels that a heterogeneous GNN can learn.
+    """Generates a graph of papers, authors and institutions with labels that a heterogeneous GNN can learn.
 
-    Papers and what they cite are drawn as :func:`~salientpp.datasets.synthetic` draws its graph, with communities in classes; the newer
-    paper cites the older. An author has a home community, writes papers there with the same shares, and is affiliated with
-    institutions of the home community, class or anywhere. So a paper's class shows in the papers that it cites, that cite it, and that
-    its authors have written; its own features are too noisy to tell.
+    Papers and citations are drawn as :func:`~salientpp.datasets.synthetic` draws its graph, with communities in classes. The newer paper
+    cites the older one. An author has a home community. Its papers and institutions are drawn within the home community, within its class,
+    or anywhere, with the same shares as citations. So a paper's class shows in the papers that it cites, that cite it, and that its authors
+    have written. Its own features are too noisy to tell the class.
 
-    The schema, names and dtypes are those of MAG240M (Hu et al., OGB-LSC, arXiv:2103.09430), whose sizes are 122 M papers, 122 M authors and
-    26 k institutions with 3.2 authors and 10.7 citations per paper and 0.36 institutions per author; 1.1 % of its papers have labels.
+    Schema, names and dtypes follow MAG240M (Hu et al., OGB-LSC, arXiv:2103.09430). MAG240M has 122 M papers, 122 M authors and 26 k
+    institutions, with 3.2 authors and 10.7 citations per paper and 0.36 institutions per author. 1.1 % of its papers have labels.
 
     Args:
         num_papers: P.
         citations_per_paper, authors_per_paper, institutions_per_author: average numbers of edges.
-        papers_per_author: there are ``P * authors_per_paper / papers_per_author`` authors.
-        papers_per_institution: there are P over this many institutions, at least one.
-        num_classes, num_features, community_size, homophily, locality, exponent, signal: as in ``synthetic``, of papers.
-        label_noise: share of labelled papers whose label is drawn at random instead.
-        labelled_fraction: share of the papers that have labels, those of arXiv in MAG240M; the others have -1.
-        seed: same seed, same arrays (with the same NumPy). Topology, features and labels have streams of their own.
+        papers_per_author: average number of papers; the graph has ``P * authors_per_paper / papers_per_author`` authors.
+        papers_per_institution: the graph has ``P // papers_per_institution`` institutions, at least one.
+        num_classes, num_features, community_size, homophily, locality, exponent, signal: as in ``synthetic``, for papers.
+        label_noise: share of labelled papers with a label drawn at random.
+        labelled_fraction: share of papers that have labels; the others have -1. In MAG240M the papers of arXiv have labels.
+        seed: the same seed gives the same arrays with the same NumPy. Topology, features and labels use separate random streams.
 
     Returns:
-        ``HeteroData`` with 'paper' (x float16 [P, F], y int64 [P], year int64 [P] in 1990 to 2020, and masks of labelled papers: train up
-        to 2018, val of 2019, test of 2020), 'author' and 'institution' without features; the relations
-        (author, writes, paper), (author, affiliated_with, institution), (paper, cites, paper) without duplicates, and the reverse of
+        ``HeteroData`` with three types of vertices. 'paper' has x float16 [P, F], y int64 [P], year int64 [P] in 1990 to 2020, and masks.
+        The masks have labelled papers: train up to 2018, val of 2019, test of 2020. 'author' and 'institution' have no features. The relations
+        are (author, writes, paper), (author, affiliated_with, institution) and (paper, cites, paper), without duplicates, and the reverse of
         each, ``rev_...``.
 
     Raises:
-        ValueError: an argument is out of range, there is no room for so many distinct edges, or this machine has none for the graph.
+        ValueError: an argument is out of range, the graph has no room for its distinct edges, or this machine has too little memory.
     """
     _check_parameters(locals())
     num_authors = max(1, round(num_papers * authors_per_paper / papers_per_author))
@@ -109,7 +109,7 @@ def synthetic_mag(
 
 
 def _check_parameters(given: Mapping[str, Any]) -> None:
-    """Raise ValueError if a graph cannot have these."""
+    """Raises ValueError if a parameter of `synthetic_mag` is out of range."""
     check_kinds(given)
     num_papers, num_classes, exponent, signal = (
         given[name] for name in ("num_papers", "num_classes", "exponent", "signal")
@@ -123,17 +123,17 @@ def _check_parameters(given: Mapping[str, Any]) -> None:
         raise ValueError(f"exponent must be > 2 and finite, got {exponent}")
     if not 0 <= signal <= 1000:
         raise ValueError(f"signal must be in [0, 1000], since features are float16, got {signal}")
-    # Sizes as they are divided and multiplied may be beyond any integer.
+    # Compared without a division, whose result could be too large for an integer.
     if num_papers * given["authors_per_paper"] > given["papers_per_author"] * 2**31:
         raise ValueError(
-            f"papers_per_author must be so large that there are at most 2^31 authors of {num_papers} papers, got {given['papers_per_author']}"
+            f"papers_per_author must be large enough for at most 2^31 authors of {num_papers} papers, got {given['papers_per_author']}"
         )
 
 
 def _draw_citations(
     rng: np.random.Generator, groups: Groups, paper_id: np.ndarray, citations_per_paper: float, exponent: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Citing and cited papers, int64 [2, n] of ids; and the year of every paper, int64 [P]. The newer paper cites the older."""
+    """Returns the ids of citing and cited papers, int64 [2, n], and the year of every paper, int64 [P]. The newer paper cites the older."""
     num_papers = paper_id.size
     cap = np.sqrt(2 * num_papers * citations_per_paper)
     weights = power_law_weights(rng, num_papers, 2 * citations_per_paper, exponent, cap)
@@ -141,7 +141,7 @@ def _draw_citations(
     years = np.arange(_FIRST_YEAR, _LAST_YEAR + 1)
     share = _GROWTH ** (years - _FIRST_YEAR)
     year = rng.choice(years, size=num_papers, p=share / share.sum())
-    newer = year[ends[0]] > year[ends[1]]  # of one year, the higher id cites
+    newer = year[ends[0]] > year[ends[1]]  # in the same year, the higher id cites
     return np.where(newer, ends, ends[::-1]), year
 
 
@@ -175,9 +175,10 @@ def _draw_links(
     num_targets: int,
     groups: Groups,
 ) -> np.ndarray:
-    """Exactly ``num_links`` distinct (source, target) by position, int64 [2, n]: sources in proportion to their weights, targets near them.
+    """Draws exactly ``num_links`` distinct links: sources in proportion to their weights, float64 [S], and targets near them.
 
-    Sources and targets have a place among the communities where their position is, as a share of all. ``weights`` are float64 [S].
+    Positions of sources and of targets are scaled to positions of papers, which gives them a community and a class. Returns positions of sources
+    and targets, int64 [2, n].
     """
     num_sources = weights.size
     if num_links > num_sources * num_targets:
@@ -186,7 +187,7 @@ def _draw_links(
     homes, shares = groups.start, groups.shares
     num_classes = int(groups.class_of_community[-1]) + 1
     class_start = homes[np.searchsorted(groups.class_of_community, np.arange(num_classes + 1))]
-    # Ranges of the papers as the same shares of the targets.
+    # Ranges of papers, scaled to the number of targets.
     communities, classes = (
         np.floor(bounds * (num_targets / bounds[-1])).astype(np.int64) for bounds in (homes, class_start)
     )
@@ -207,7 +208,7 @@ def _draw_links(
             (level < shares[0], communities, home),
         ):
             low, high = np.where(within, bounds[group], low), np.where(within, bounds[group + 1], high)
-        # Of few targets a community may have none of its own; the nearest does.
+        # With few targets a community may have none of its own, and takes the nearest.
         target = np.minimum(low + place * np.maximum(high - low, 1), num_targets - 1).astype(np.int64)
         keys = sorted_unique(np.concatenate([keys, source * num_targets + target]))
     else:
@@ -220,7 +221,7 @@ def _draw_links(
 
 
 def _sorted_edges(sources: np.ndarray, targets: np.ndarray, num_targets: int) -> Tensor:
-    """int64 [2, E], sorted by source, then target."""
+    """Returns edges int64 [2, E], sorted by source, then by target."""
     key = sources * num_targets + targets
     key.sort()
     return torch.from_numpy(np.stack([key // num_targets, key % num_targets]))

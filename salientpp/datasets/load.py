@@ -1,7 +1,7 @@
-"""Loads a graph by its name, as a PyG `Data` or `HeteroData` whose arrays are checked.
+"""Loads a graph by its name as a PyG `Data` or `HeteroData`, and checks its arrays.
 
-No file can run code: .npz files are read with ``allow_pickle=False``, PyG's with ``weights_only=True``, and OGB's raw files are read directly rather than
-through the pickled cache that its dataset class writes.
+No file can run code. Archives (.npz) are read with ``allow_pickle=False``, and PyG's files with ``weights_only=True``. OGB's raw files are read directly,
+without the pickled cache that OGB's dataset class writes.
 """
 
 from __future__ import annotations
@@ -22,54 +22,58 @@ from salientpp.datasets.own_objects import load_python, read_pyg
 from salientpp.datasets.partitions.load import FORMATS, GivenPartition, load_partition
 from salientpp.datasets.spec import call_with, did_you_mean, with_spec
 
-# Only for suggestions; which names exist is read from the installed ogb (`ogb_meta`).
+# Only for suggestions. `ogb_meta` reads all names from the installed ogb.
 _OGB_EXAMPLES = ("ogbn-arxiv", "ogbn-products", "ogbn-papers100M", "ogbn-proteins")
 
 
 def load_dataset(
     dataset: str | Data | HeteroData, *, root: str | Path = "data", **parameters: Any
 ) -> Data | HeteroData:
-    """Return the graph that `dataset` names, checked, as PyG's `Data`, or `HeteroData` where it has several types.
+    """Returns the graph that `dataset` names as PyG's `Data`, or as `HeteroData` if it has several types. Its arrays are checked.
 
-    Its arrays, of a `HeteroData` those of every type: `edge_index` int64 [2, E] (row 0 sources, row 1 targets; an undirected graph holds both directions),
-    `x` float [N, F] in the dtype it is stored in, `y` int64 [N], `train_mask`, `val_mask`, `test_mask` bool [N], `num_nodes`.
+    The graph has these arrays; a `HeteroData` has them for every type:
 
-    The label -1 means "unlabelled" where labels are classes: integers, none below -1, and 0 among them. Such a vertex is left out of the splits of an archive
-    or an OGB dataset, and a warning says how many there are. Other negative labels are values. A PyG object's masks stay as they are.
+    * `edge_index` int64 [2, E]: row 0 has the sources, row 1 the targets. An undirected graph holds both directions.
+    * `x` float [N, F], in the stored dtype; `y` int64 [N]; `train_mask`, `val_mask` and `test_mask` bool [N]; `num_nodes`.
+
+    The label -1 means "unlabelled" if labels are classes: integers, none below -1, and 0 among them. Unlabelled vertices are left out of the splits of an
+    archive or an OGB dataset, and a warning says how many. Other negative labels are values. The masks of a PyG object are not changed.
 
     Args:
         dataset: one of
 
-            * a `Data` object with `edge_index` or `adj_t`, or a `HeteroData`: checked, also for N rows and finite values in
-              `x`, and returned as is, the same object;
-            * ``"npz:FILE"`` with the keys `edge_index` [2, E] and, optionally, `x` [N, F], `y` [N], the splits `train_idx`,
-              `val_idx` and `test_idx` (all three or none), `num_nodes` (needed without `x` and `y`) and `directed` (default
-              true; false means that each undirected edge is stored once). Other keys are ignored;
-            * ``"pyg:FILE"``: what `torch.save` wrote of a `Data` or `HeteroData` object or of its `to_dict()`, or what
-              `InMemoryDataset.save` wrote of a single graph. Read with ``weights_only=True``: a file that needs more than
-              tensors and the classes that PyG registers is refused;
-            * ``"python:MODULE:FUNCTION"``: what the function returns, called without arguments. The module is looked for
-              in the current directory, then on `sys.path`. What it prints goes to stderr;
-            * ``"converted:DIR"``: what `convert` wrote. Its arrays are mapped copy-on-write, `adj_t` (torch's CSR) in place of `edge_index`; sizes and
-              sampled checksums are checked, with `verify=True` every byte;
-            * the name of a homogeneous OGB node-property dataset. The result also carries what OGB's own PyG loader sets
-              (`edge_attr`, `node_year`, `node_species`, where there are any); `y` of the multi-label ogbn-proteins is
-              int64 [N, 112]. The raw files are read anew each time (about a minute for ogbn-products);
-            * ``"pyg-partition:DIR"`` and ``"glt-partition:DIR"``: the graph that another partitioner took apart, see `load_partition`, which gives
-              its assignment too. Files of labels and splits follow: ``"pyg-partition:DIR,y=label.pt,train=train_idx.pt"``;
+            * a `Data` object with `edge_index` or `adj_t`, or a `HeteroData`. It is checked, also for N rows and finite values in `x`, and the same object is
+              returned;
+            * ``"npz:FILE"``: an archive with the key `edge_index` [2, E]. The keys `x` [N, F] and `y` [N] are optional. So are the splits `train_idx`,
+              `val_idx` and `test_idx` (all three or none). `num_nodes` is needed without `x` and `y`. `directed` is true by default; false means that each
+              undirected edge is stored once. Other keys are ignored;
+            * ``"pyg:FILE"``: a file in which `torch.save` wrote a `Data` or `HeteroData` object or its `to_dict()`, or in which `InMemoryDataset.save` wrote
+              a single graph. It is read with ``weights_only=True``. A file that needs more than tensors and the classes that PyG registers is refused;
+            * ``"python:MODULE:FUNCTION"``: the result of the function, called without arguments. The module is searched in the current directory, then on
+              `sys.path`. Its standard output goes to stderr;
+            * ``"converted:DIR"``: a directory that `convert` wrote. Its arrays are mapped copy-on-write, and `adj_t` (torch's CSR) replaces `edge_index`.
+              Sizes and sampled checksums are checked; with `verify=True`, every byte;
+            * the name of a homogeneous OGB node-property dataset. The result also has the attributes that OGB's own PyG loader sets: `edge_attr`, `node_year`
+              and `node_species`, if the dataset has them. `y` of the multi-label ogbn-proteins is int64 [N, 112]. Each call reads the raw files (about a
+              minute for ogbn-products);
+            * ``"pyg-partition:DIR"`` and ``"glt-partition:DIR"``: a graph that another library has partitioned, see `load_partition`, which also returns its
+              assignment. Files of labels and splits follow: ``"pyg-partition:DIR,y=label.pt,train=train_idx.pt"``;
             * ``"synthetic"``, see `synthetic`, and ``"synthetic-mag"``, see `synthetic_mag`.
 
             A name may carry its parameters, for the command line: ``"synthetic:num_vertices=20000,seed=3"``,
             ``"ogbn-papers100M:undirected=true"``.
-        root: the folder in which OGB datasets lie, each in its own folder (`root/ogbn_arxiv/raw/...`), as `ogb` lays them out. Used for OGB names only.
-        parameters: of "synthetic" and "synthetic-mag": the keyword arguments of these functions. Of "npz:FILE" and OGB names: `undirected`: None (default)
-            takes the graph as the dataset defines it; True adds the inverse of each edge if the dataset does not (customary for ogbn-papers100M, a directed
-            citation graph), merges duplicates and keeps a self-loop single; False takes the edges as they are stored, so an undirected graph has each edge
-            once. Of OGB names also `download`: whether a missing dataset may be fetched (default False; nothing is ever asked on standard input).
+        root: the folder of OGB datasets, each in a folder of its own (`root/ogbn_arxiv/raw/...`) as `ogb` lays them out. Used for OGB names only.
+        parameters: keyword arguments that depend on the name.
+
+            * "synthetic" and "synthetic-mag" take the keyword arguments of these functions.
+            * "npz:FILE" and OGB names take `undirected`. None (default) loads the graph as the dataset defines it. True adds the inverse of each edge if
+              the dataset does not, merges duplicates and keeps a self-loop single; this is customary for ogbn-papers100M, a directed citation graph.
+              False loads the edges as they are stored, so an undirected graph has each edge once.
+            * OGB names also take `download`. True allows the download of a missing dataset (default False). Nothing is ever asked on standard input.
 
     Raises:
         ValueError: `dataset` is none of these, a parameter is unknown, or the arrays are not as described.
-        FileNotFoundError: the file, or the OGB dataset's raw files, are not there.
+        FileNotFoundError: the file, or a raw file of the OGB dataset, does not exist.
         ImportError: an OGB name was given and `ogb` is not installed.
     """
     if isinstance(dataset, (Data, HeteroData)):
@@ -104,12 +108,12 @@ def load_dataset(
 
 
 def is_partition(dataset: str) -> bool:
-    """Whether `dataset` is called a partition of another partitioner's, which has an assignment of its own."""
+    """True if `dataset` names a partition of another library, which has its own assignment."""
     return dataset.partition(":")[0] in FORMATS
 
 
 def load_given(dataset: str, num_parts: int) -> tuple[Data | HeteroData, Tensor | dict[str, Tensor]]:
-    """The graph and the assignment of ``"pyg-partition:DIR"`` or ``"glt-partition:DIR"``; ValueError if it has another number of parts."""
+    """Returns graph and assignment of ``"pyg-partition:DIR"`` or ``"glt-partition:DIR"``. ValueError if the number of parts is another."""
     given = _named_partition(dataset, {})
     if given.num_parts != num_parts:
         raise ValueError(

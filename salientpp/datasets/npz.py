@@ -16,10 +16,10 @@ Array = TypeVar("Array", bound=Any)
 
 
 def load_npz(file: Path, undirected: bool | None = None) -> Data:
-    """See `load_dataset`."""
+    """Loads ``npz:FILE``, see `load_dataset`."""
     check_undirected(undirected, f"npz:{file}")
     check_file(file)
-    # What a damaged file makes numpy, zipfile and zlib raise is documented nowhere: nine types were counted.
+    # numpy, zipfile and zlib do not document their errors for damaged files; nine types were counted.
     try:
         archive = np.load(file, allow_pickle=False)
     except OSError as error:
@@ -59,9 +59,9 @@ def load_npz(file: Path, undirected: bool | None = None) -> Data:
 
 
 def npz_split_keys(file: Path, held: Sequence[str]) -> dict[str, str]:
-    """Split -> its key, of the splits that an archive with these keys has: all or none. ValueError where a key is missing."""
+    """Returns the key of each split in an archive with the keys ``held``. ValueError names missing keys; an archive may lack all splits."""
     split_keys = {split: f"{split}_idx" for split in SPLITS}
-    # A graph without splits is one to analyze; a single one that is missing is a mistake.
+    # A graph without splits can be analyzed. A single missing split is a mistake.
     if not any(key in held for key in split_keys.values()):
         split_keys = {}
     missing = [key for key in ("edge_index", *split_keys.values()) if key not in held]
@@ -71,7 +71,7 @@ def npz_split_keys(file: Path, held: Sequence[str]) -> dict[str, str]:
 
 
 def scalar(name: str, array: Array, kinds: str) -> Array:
-    """The array, if it is a single number of these kinds of numpy's; it has a shape and a dtype."""
+    """Returns ``array`` if it is a single number of one of numpy's ``kinds``, else raises ValueError. Only shape and dtype are read."""
     if math.prod(array.shape) != 1 or array.dtype.kind not in kinds:
         expected = "one true or false" if "b" in kinds else "one integer"
         raise ValueError(f"{name} must be {expected}, got {array.dtype} {list(array.shape)}")

@@ -18,9 +18,9 @@ from salientpp.datasets.spec import did_you_mean
 
 
 def load_ogb(name: str, root: Path, undirected: bool | None = None, download: bool = False) -> Data:
-    """See `load_dataset`.
+    """Loads an OGB dataset, see `load_dataset`.
 
-    Not `NodePropPredDataset` but ogb's readers below it read the raw files. That class (ogb 1.3.6) asks on standard input,
+    The raw files are read with the functions that ogb's `NodePropPredDataset` calls. The class itself (ogb 1.3.6) asks on standard input,
     and keeps a pickled copy that `torch.load` refuses since torch 2.6.
     """
     check_undirected(undirected, name)
@@ -31,7 +31,7 @@ def load_ogb(name: str, root: Path, undirected: bool | None = None, download: bo
     provide_ogb_files(name, meta, folder, download)
 
     raw, splits = folder / "raw", folder / "split" / meta["split"]
-    # The stored definition: ogbn-products and ogbn-proteins are stored with each edge once.
+    # OGB's definition. ogbn-products and ogbn-proteins are stored with each edge once.
     add_inverse_edge = meta["add_inverse_edge"] == "True" and undirected is not False
     try:
         graph, labels = _read_ogb_files(raw, meta, add_inverse_edge)
@@ -41,7 +41,7 @@ def load_ogb(name: str, root: Path, undirected: bool | None = None, download: bo
         }
     except (MemoryError, ImportError):
         raise
-    except Exception as error:  # what ogb, pandas, numpy and gzip raise for a damaged file is documented nowhere
+    except Exception as error:  # ogb, pandas, numpy and gzip do not document their errors
         raise ValueError(
             f"{name}: a file in {folder} is damaged or not in its format ({type(error).__name__}: {first_line(error)}). Remove the folder, "
             f"and fetch it again from {meta['url']}"
@@ -59,7 +59,7 @@ def load_ogb(name: str, root: Path, undirected: bool | None = None, download: bo
     if symmetrise and graph["edge_feat"] is not None:
         raise ValueError(f"{name}: undirected=True would merge edges, but this dataset has edge features")
     x = None if graph["node_feat"] is None else _writable(graph["node_feat"])
-    # The edges are taken out of `graph`, so that they can go while they are being doubled.
+    # The edges are taken out of `graph`, so that they can be freed while the inverse edges are added.
     num_vertices = int(graph["num_nodes"])
     data = assemble(str(folder), graph.pop("edge_index"), num_vertices, x, labels, split_ids, symmetrise)
     if graph["edge_feat"] is not None:
@@ -71,7 +71,7 @@ def load_ogb(name: str, root: Path, undirected: bool | None = None, download: bo
 
 
 def _read_ogb_files(raw: Path, meta: dict[str, str], add_inverse_edge: bool) -> tuple[dict[str, Any], np.ndarray]:
-    """ogb's description of the graph, and the labels."""
+    """Returns ogb's dictionary of the graph, and the labels."""
     from ogb.io.read_graph_raw import read_binary_graph_raw, read_csv_graph_raw
 
     with contextlib.redirect_stdout(sys.stderr):  # the readers print, and stdout is for results
@@ -89,7 +89,7 @@ def _read_ogb_files(raw: Path, meta: dict[str, str], add_inverse_edge: bool) -> 
 
 
 def ogb_meta(name: str) -> dict[str, str]:
-    """OGB's description of the dataset `name`: version, url, split, whether stored as text or binary, ..."""
+    """Returns OGB's description of the dataset `name`: version, url, split, text or binary storage, ..."""
     try:
         import ogb
     except ImportError as error:
@@ -112,17 +112,17 @@ def ogb_meta(name: str) -> dict[str, str]:
 
 
 def listed(names: str) -> list[str]:
-    """The names of files in an entry of OGB's description."""
+    """Returns the names of files in an entry of OGB's description."""
     return [] if names == "None" else names.split(",")
 
 
 def _writable(array: np.ndarray) -> np.ndarray:
-    """`array` as torch wants it; pandas hands out read-only arrays. Copies only if it must."""
+    """Returns `array` in C order and writable, as torch needs it. Copies only if necessary; pandas returns read-only arrays."""
     return np.require(array, requirements=["C", "W"])
 
 
 def provide_ogb_files(name: str, meta: dict[str, str], folder: Path, download: bool) -> None:
-    """See to it that the raw files lie in `folder`, by a download if that is allowed and `folder` is new."""
+    """Makes sure that `folder` has the raw files. Downloads them if that is allowed and `folder` does not exist."""
     url = meta["url"]
     if download and not folder.exists():
         from ogb.utils.url import download_url, extract_zip
@@ -154,5 +154,5 @@ def provide_ogb_files(name: str, meta: dict[str, str], folder: Path, download: b
     expected = f"RELEASE_v{meta['version']}.txt"
     if releases and expected not in releases:
         raise ValueError(
-            f"{name}: {folder} is of another version: expected {expected}, got {', '.join(releases)}. Remove the folder and pass download=True"
+            f"{name}: {folder} has another version: expected {expected}, got {', '.join(releases)}. Remove the folder and pass download=True"
         )

@@ -21,7 +21,7 @@ from salientpp.datasets.torch_files import read_torch_file
 
 
 def read_pyg(file: Path, map_tensors: bool = False) -> Data | HeteroData:
-    """The graph that `torch.save` wrote; with `map_tensors` its tensors stay in the file and are not looked at."""
+    """Reads a graph that `torch.save` wrote. With `map_tensors` its tensors stay in the file and are not checked."""
     stored = read_torch_file(
         file,
         map_tensors=map_tensors,
@@ -42,7 +42,7 @@ def read_pyg(file: Path, map_tensors: bool = False) -> Data | HeteroData:
 
 @contextlib.contextmanager
 def says_damaged(file: Path) -> Iterator[None]:
-    """Turn what an object of PyG's raises that a damaged file left half made into a ValueError."""
+    """Turns errors from a PyG object into a ValueError, since a damaged file can leave the object incomplete."""
     try:
         yield
     except (ValueError, OSError):
@@ -54,13 +54,13 @@ def says_damaged(file: Path) -> Iterator[None]:
 
 
 def _graph_in(stored: object, where: str) -> Data | HeteroData:
-    """The graph that a file or a function gave, in one of the forms that PyG itself writes."""
-    # InMemoryDataset.save: the graphs as one, where each begins, their class.
+    """Returns the graph of an object from a file or a function, in any form that PyG writes."""
+    # InMemoryDataset.save writes the graphs joined into one, the offset of each, and their class.
     if isinstance(stored, tuple) and len(stored) in (2, 3):
         stored, slices, *_ = stored
         if slices:
             raise ValueError(
-                f"{where}: expected one graph, got a dataset of several; save the one that is meant, torch.save(dataset[0], FILE)"
+                f"{where}: expected one graph, got a dataset of several; save one of them: torch.save(dataset[0], FILE)"
             )
     if isinstance(stored, dict):
         if "_global_store" in stored:  # HeteroData.to_dict()
@@ -81,7 +81,7 @@ def _graph_in(stored: object, where: str) -> Data | HeteroData:
 
 
 def load_python(where: str, source: str) -> Data | HeteroData:
-    """See `load_dataset`."""
+    """Loads ``python:MODULE:FUNCTION``, see `load_dataset`."""
     name, colon, function_name = source.partition(":")
     if not (colon and all(part.isidentifier() for part in name.split(".")) and function_name.isidentifier()):
         raise ValueError(
@@ -89,7 +89,7 @@ def load_python(where: str, source: str) -> Data | HeteroData:
         )
     sys.path.insert(0, os.getcwd())
     try:
-        # What it prints is no result of a command.
+        # Standard output is for the results of commands.
         with contextlib.redirect_stdout(sys.stderr):
             module = _run_users(where, f"importing {name}", lambda: importlib.import_module(name))
             function = getattr(module, function_name, None)
@@ -110,7 +110,7 @@ def load_python(where: str, source: str) -> Data | HeteroData:
 
 
 def _run_users(where: str, what: str, call: Callable[[], Any]) -> Any:
-    """``call()``, which is the user's code: whatever it raises is an error that says where, innermost first."""
+    """Calls the user's code. Any exception becomes a ValueError with its place in that code, the innermost frame first."""
     try:
         return call()
     except (Exception, SystemExit) as error:

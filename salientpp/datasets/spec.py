@@ -12,7 +12,7 @@ Made = TypeVar("Made")
 
 
 def with_spec(dataset: str, spec: str, parameters: dict[str, Any], as_text: bool = False) -> dict[str, Any]:
-    """`parameters` joined by those that `spec`, "key=value,key=value", holds, its values as numbers, true, false and none, or as text."""
+    """Merges `parameters` with the ones in `spec`, "key=value,key=value". Values become numbers, booleans or None, or stay text if `as_text`."""
     merged = dict(parameters)
     for item in filter(None, spec.split(",")):
         key, _, text = (part.strip() for part in item.partition("="))
@@ -35,7 +35,7 @@ def _literal(dataset: str, key: str, text: str) -> int | float | bool | None:
 
 
 def call_with(function: Callable[..., Made], dataset: str, parameters: dict[str, Any], **own: Any) -> Made:
-    """`function(**own, **parameters)`, refusing unknown parameters with a list of the known."""
+    """Calls `function(**own, **parameters)`. ValueError for an unknown parameter lists the known ones."""
     known = [key for key in inspect.signature(function).parameters if key not in own]
     for key in parameters:
         if key not in known:
@@ -46,7 +46,7 @@ def call_with(function: Callable[..., Made], dataset: str, parameters: dict[str,
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """A sentence with the names closest to `word`, or nothing."""
+    """Returns a sentence with the names closest to `word`, or an empty text."""
     lowered = {name.lower(): name for name in known}
     close = [lowered[match] for match in difflib.get_close_matches(word.lower(), lowered)]
     return f". Did you mean {' or '.join(close)}?" if close else ""

@@ -1,4 +1,4 @@
-"""Reads files that `torch.save` wrote so that they cannot run code."""
+"""Reads files that `torch.save` wrote, in a way that cannot run code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from salientpp.datasets.arrays import check_file, unreadable
 
 
 def is_archive(file: Path) -> bool:
-    """Whether a file is a zip archive that can be read; one that spans several disks cannot."""
+    """True if a file is a zip archive that can be read. An archive that spans several disks cannot."""
     try:
         return zipfile.is_zipfile(file)
     except (zipfile.BadZipFile, struct.error):
@@ -25,24 +25,25 @@ def is_archive(file: Path) -> bool:
 def read_torch_file(
     file: Path, *, more: Sequence[Any] = (), refused: Callable[[str], str], map_tensors: bool = False
 ) -> Any:
-    """What `file` holds: tensors, plain values and the classes that torch knows and ``more``; by ``weights_only=True``.
+    """Returns the contents of `file`: tensors, plain values, and objects of the classes that torch knows and of ``more``.
 
-    ``refused`` says what to do with a file that needs something else, given its name. With ``map_tensors`` the tensors stay in the file, of which
-    only what is used comes into memory. Such a file must not be written to while they live.
+    The file is read with ``weights_only=True``. If it needs another class, ``refused`` gets the name of that class and returns the text of the error.
+    With ``map_tensors`` the tensors stay in the file, and only the parts that are used come into memory. Such a file must not be written to while
+    the tensors live.
 
     Raises:
-        FileNotFoundError: it is not there.
-        ValueError: it cannot be read, is damaged, or holds more.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file cannot be read, is damaged, or needs another class.
     """
     check_file(file)
     try:
         with torch.serialization.safe_globals(list(more)):
-            # Files of torch before 1.6 are no zip archives, and cannot be mapped.
+            # Files of torch before 1.6 are not zip archives, and cannot be mapped.
             return torch.load(file, map_location="cpu", weights_only=True, mmap=map_tensors and is_archive(file))
     except OSError as error:
         raise unreadable(f"{file}:", error) from error
     except Exception as error:
-        # torch's own text advises to read the file unsafely.
+        # torch's own text is not shown, since it advises reading the file unsafely.
         needed = re.search(
             r"unsupported (?:global: )?(?:global|class|operand) ([\w.]+?)(?:\.?\s|\.?$)", str(error), re.IGNORECASE
         )

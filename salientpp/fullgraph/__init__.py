@@ -1,4 +1,4 @@
-"""Training on a graph as a whole, over ranks."""
+"""Full-graph training over several ranks."""
 
 from salientpp.fullgraph.distribute import DistributedModel, distribute
 from salientpp.fullgraph.layouts import DistAdjacency

@@ -1,7 +1,7 @@
-"""Checks, before each collective, that all ranks are about to take part in the same one.
+"""Checks before each collective that all ranks are about to take part in the same one.
 
-Sizes of an exchange that differ between two ranks end the process in a thread of gloo. So a message of fixed size to each rank precedes every collective,
-with a digest of what this rank is about to do. The message has room for the values of a small sum, which needs no other exchange.
+If the sizes of an exchange differ between two ranks, gloo ends the process from one of its threads. So a message of fixed size to each rank precedes every
+collective, with a digest of the rank's next step. The message has room for the values of a small sum, which then needs no further exchange.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor
 from salientpp.ops import bytes_of
 from salientpp.ranks.comm import Comm
 
-#: Differences that an error lists.
+#: Number of differences that an error lists.
 _LISTED = 3
 
-#: Bytes of values that a message has room for. With the digest they fit a frame of Ethernet.
+#: Bytes of values that a message has room for. Together with the digest they fit into an Ethernet frame.
 ROOM = 1024
 
 #: No values.
@@ -28,19 +28,19 @@ NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 class RanksDiffer(ValueError):
-    """The ranks do different things. Every rank raises it, at the same collective and with the same text.
+    """Raised if the ranks do different things: on every rank, at the same collective and with the same text.
 
-    The ranks' connections stay usable: all have taken part in the same collectives.
+    The ranks' connections stay usable, because all ranks have taken part in the same collectives.
     """
 
 
 @dataclass(eq=False)
 class Agreement:
-    """What this rank is doing, compared with the other ranks before each collective.
+    """Comparison of this rank's steps with the other ranks', before each collective.
 
     Attributes:
-        place: where in the model this rank is, in words; empty outside.
-        calls, models, exchanges: how many calls of models, models and exchanges of rows there were so far.
+        place: description of the layer that this rank is in; empty outside the model.
+        calls, models, exchanges: numbers of calls of models, of models and of exchanges of rows so far.
     """
 
     comm: Comm
@@ -52,7 +52,7 @@ class Agreement:
 
     @contextlib.contextmanager
     def calling(self, facts: Mapping[str, str]) -> Iterator[None]:
-        """While a model is called. The next collective compares the facts: what is said of the call -> in words."""
+        """Wraps a call of a model. The next collective compares the facts: aspect of the call -> its description."""
         self.calls += 1
         self._facts = dict(facts)
         try:
@@ -61,16 +61,16 @@ class Agreement:
             self.place = ""
 
     def name_exchange(self, rows: Tensor, kind: str) -> str:
-        """What errors call the next exchange of rows [n, ...]. All ranks must find the same name."""
+        """Returns the name of the next exchange of rows [n, ...] for errors. All ranks must find the same name."""
         self.exchanges += 1
         place = self.place if kind == "forward" and self.place else kind
         return f"exchange {self.exchanges} ({place}: {words_of_rows(rows)})"
 
     def propose(self, operation: str, values: Tensor = NOTHING) -> Callable[[], Tensor]:
-        """Tell the other ranks which collective comes next, and ``values`` [n] on the CPU, at most :data:`ROOM` bytes.
+        """Tells the other ranks which collective comes next, and sends them ``values`` [n] on the CPU, at most :data:`ROOM` bytes.
 
-        Returns a function, to call before the collective starts. It waits for the other ranks and gives the values of all, [size, n]. It raises
-        :class:`RanksDiffer` where a rank does something else, and ``RankFailure`` where a rank failed, left or did not answer.
+        Returns a function to call before the collective starts. It waits for the other ranks and returns the values of all, [size, n]. It raises
+        :class:`RanksDiffer` if a rank does something else, and ``RankFailure`` if a rank failed, left or did not answer.
         """
         facts, self._facts = self._facts, {}
         operation += f" in call {self.calls} of the model" if self.calls else ""
@@ -93,11 +93,11 @@ class Agreement:
         return settle
 
     def difference(self, operation: str, facts: dict[str, str]) -> RanksDiffer:
-        """The error that all ranks raise. Collective."""
+        """Makes the error that all ranks raise. Collective."""
         everyone = self.comm.gather_facts(
             {"operation": operation, "facts": facts, "calls": self.calls, "exchanges": self.exchanges}
         )
-        # Whoever catches the error and goes on needs the same numbers on all ranks.
+        # A caller that catches the error and continues needs the same numbers on all ranks.
         self.calls = max(theirs["calls"] for theirs in everyone)
         self.exchanges = max(theirs["exchanges"] for theirs in everyone)
         told = [theirs["facts"] for theirs in everyone]
@@ -110,12 +110,12 @@ class Agreement:
         else:
             words = _by_rank("the next step", [theirs["operation"] for theirs in everyone])
         return RanksDiffer(
-            f"all ranks{self.comm.of} must do the same, but {words}; call the model, its loss and backward() alike on every rank"
+            f"all ranks{self.comm.of} must do the same, but {words}; call the model, its loss and backward() in the same way on every rank"
         )
 
 
 def facts_of(model: torch.nn.Module, number: int, x: Tensor) -> dict[str, str]:
-    """What must be alike on all ranks when they call the model of a number with rows ``x`` [n, ...] of their vertices."""
+    """Returns everything that must be equal on all ranks when they call model ``number`` with rows ``x`` [n, ...] of their vertices."""
     device = x.device.type
     autocast = torch.is_autocast_enabled(device)
     facts = {
@@ -134,7 +134,7 @@ def facts_of(model: torch.nn.Module, number: int, x: Tensor) -> dict[str, str]:
 
 
 def words_of_rows(rows: Tensor) -> str:
-    """Dtype, shape without the number of rows, and whether a gradient goes back."""
+    """Describes the dtype, the shape without the number of rows, and whether a gradient flows back."""
     width = "".join(f", {columns}" for columns in rows.shape[1:])
     gradient = "with" if rows.requires_grad and torch.is_grad_enabled() else "without"
     return f"rows of {words_of_dtype(rows.dtype)} [*{width}] {gradient} a gradient"
@@ -145,7 +145,7 @@ def words_of_dtype(dtype: torch.dtype) -> str:
 
 
 def _by_rank(subject: str, values: list[str]) -> str:
-    """The distinct values, each with the ranks that have it."""
+    """Lists the distinct values, each with the ranks that have it."""
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)

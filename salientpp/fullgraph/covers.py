@@ -1,7 +1,7 @@
-"""A linear aggregation between two ranks with the fewest rows: rows of sources, or sums that the sender makes for a target.
+"""Linear aggregation between two ranks with the fewest rows: rows of sources, or sums that the sender computes for a target.
 
 Each edge between two ranks is covered by its source, whose row is sent, or by its target, for which the sender adds up the rows of the other sources. The
-fewest rows are a minimum vertex cover of these edges, as many as a maximum matching has edges (König), and never more than the halo.
+fewest rows are a minimum vertex cover of these edges. Its size equals that of a maximum matching (König), and it never exceeds the halo.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from salientpp.fullgraph.exchange import Flight, Route
 from salientpp.fullgraph.local import Hop, LocalGraph
 from salientpp.fullgraph.product import Sparse
 
-#: Edges of a pair of ranks up to which a minimum cover is looked for; above, all sources or all targets are taken, whichever are fewer.
+#: Number of edges of a pair of ranks up to which a minimum cover is computed. Above it, all sources or all targets are taken, whichever are fewer.
 _EXACT = 500_000
 
 
 @dataclass(frozen=True, eq=False)
 class CoverOperand:
-    """A rank's rows of a sparse matrix, the others' part of whose product comes as rows and as sums."""
+    """Rows of a sparse matrix on one rank. The other ranks' contribution to the product arrives as rows and as sums."""
 
     graph: LocalGraph
-    near: Sparse  # [n, n], of this rank's own rows
-    sums: Sparse  # [s, n], the sums that this rank makes for others
-    far: Sparse  # [n, r], of what arrives
-    route: Route  # brings rows of the table of own rows and sums
+    near: Sparse  # [n, n], multiplies this rank's own rows
+    sums: Sparse  # [s, n], sums that this rank computes for others
+    far: Sparse  # [n, r], multiplies the arriving rows and sums
+    route: Route  # brings rows from the table of own rows and sums
 
     def multiply(self, rows: Tensor, hop: Hop) -> Tensor:
-        """The product's rows [n, f] of this rank's rows [n, f], in the matrix's dtype; ``hop`` is the whole halo, of which less comes. Collective."""
+        """Returns the product's rows [n, f], given this rank's rows [n, f], in the matrix's dtype. Collective. The argument ``hop`` is not used."""
         flight = Flight(self.graph.ranks, torch.cat([rows, (self.sums @ rows).to(rows.dtype)]), self.route)
         near = self.near @ rows
         return near + self.far @ flight.rows()
 
 
-#: Of each graph the last edges from other ranks, and their covers: a layout is chosen by them, and then made of them.
+#: Latest edges from other ranks of each graph, and their covers. They are found when a layout is chosen, and used again when it is made.
 _found: WeakKeyDictionary[LocalGraph, tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]] = WeakKeyDictionary()
 
 
 def covers_of(graph: LocalGraph, edge_index: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """For each rank, the rows and the sums that this rank is to get from it: sources (global ids) and targets (local numbers), ascending."""
+    """Returns, for each rank, the rows and the sums that this rank needs from it: sources (global ids) and targets (local numbers), ascending."""
     source, target = edge_index.cpu()
     is_far = source >= graph.num_own
     source, target = graph.global_ids[source[is_far]], target[is_far]
@@ -57,18 +57,18 @@ def covers_of(graph: LocalGraph, edge_index: Tensor) -> list[tuple[Tensor, Tenso
 
 
 def cover_operand(graph: LocalGraph, edge_index: Tensor, value: Tensor) -> CoverOperand:
-    """The matrix of edges with values, in the graph's local numbers. Collective."""
+    """Makes the matrix of edges with values, in the graph's local numbers. Collective."""
     ranks, number = graph.ranks, graph.num_own
     source, target, value = *edge_index.cpu(), value.cpu()
     is_near = source < number
     near = Sparse.of(target[is_near], source[is_near], value[is_near], (number, number))
     source, target, value = graph.global_ids[source[~is_near]], target[~is_near], value[~is_near]
     owner = graph.owner(source)
-    rows, totals = zip(*covers_of(graph, edge_index))  # that come from each rank
+    rows, totals = zip(*covers_of(graph, edge_index))  # from each rank
     asked = torch.cat(rows)
     keys = torch.cat([targets + rank * number for rank, targets in enumerate(totals)])
     by_row = torch.isin(source, asked)
-    # Edges that other ranks add up, as (sum, source), by rank.
+    # Edges that other ranks sum, as (sum, source), by rank.
     order = (owner + ranks.size * by_row).argsort(stable=True)[: int((~by_row).sum())]
     sums = torch.searchsorted(keys, (owner * number + target)[order])
     first_sum = torch.tensor([0, *map(len, totals)], device="cpu").cumsum(0)
@@ -100,7 +100,7 @@ def cover_operand(graph: LocalGraph, edge_index: Tensor, value: Tensor) -> Cover
 
 
 def _in_turns(rows: Sequence[int], sums: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Places of rows and of sums in a table that has, of each rank, so many rows and then so many sums."""
+    """Returns the places of rows and of sums in a table that holds, rank after rank, the given numbers of rows and then of sums."""
     is_sum = torch.tensor([False, True] * len(rows), device="cpu")
     counts = torch.tensor([*zip(rows, sums, strict=True)], device="cpu").flatten()
     is_sum = torch.repeat_interleave(is_sum, counts)
@@ -108,7 +108,7 @@ def _in_turns(rows: Sequence[int], sums: Sequence[int]) -> tuple[Tensor, Tensor]
 
 
 def minimum_cover(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """The fewest left and right ends, ascending, such that each edge has one of them; repeated edges count once."""
+    """Returns the fewest left and right ends, ascending, such that each edge has one of them. Repeated edges count once."""
     lefts, u = left.unique(return_inverse=True)
     rights, v = right.unique(return_inverse=True)
     none = left[:0]
@@ -119,7 +119,7 @@ def minimum_cover(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         neighbours[a].append(b)
     for each in neighbours:
         each.sort()
-    # König: the left ends that no alternating path from an unmatched one reaches, and the right ends that one does.
+    # König: left ends that no alternating path from an unmatched left end reaches, and right ends that such a path reaches.
     level, mate = (
         torch.tensor(each, dtype=torch.int64, device="cpu") for each in _matching(neighbours, rights.numel())
     )
@@ -127,10 +127,10 @@ def minimum_cover(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _matching(neighbours: list[list[int]], num_right: int) -> tuple[list[int], list[int]]:
-    """A maximum matching (Hopcroft and Karp).
+    """Finds a maximum matching (Hopcroft and Karp).
 
     Returns:
-        Of each left end, the steps to it from unmatched ones along alternating paths, -1 where there is no such path. The mate of each right end, -1 for none.
+        For each left end, its distance from unmatched left ends along alternating paths, -1 if no such path exists. For each right end, its mate, or -1.
     """
     left, right = [-1] * len(neighbours), [-1] * num_right
     while True:
@@ -163,7 +163,7 @@ def _matching(neighbours: list[list[int]], num_right: int) -> tuple[list[int], l
                 at[a] += 1
                 mate = right[b]
                 if mate < 0:
-                    # Turn the path round: each left end takes the right end that it has just looked at.
+                    # Augment: each left end on the path takes the right end that it looked at last.
                     for each in path:
                         taken = neighbours[each][at[each] - 1]
                         left[each], right[taken] = taken, each

@@ -1,4 +1,4 @@
-"""Training of an unchanged PyG model on a graph that lies on several ranks; docs/full-graph.md has an example."""
+"""Training of an unchanged PyG model on a graph that is divided among several ranks. docs/how-to/full-graph.md has an example."""
 
 from __future__ import annotations
 
@@ -27,40 +27,38 @@ from salientpp.nn.layers import linear_form, name_of, pair_of, replaced, source_
 from salientpp.ranks.failure import RankFailure
 from salientpp.store.directory.opened import PartitionedGraph
 
-#: Edges from other ranks, of the rank with the most, up to which 'auto' looks for a cover. That many take about half a minute.
+#: Most edges from other ranks, on any rank, for which 'auto' tries a cover. This number takes about half a minute.
 _MOST_COVERED = 2_000_000
 
 
 def distribute(model: torch.nn.Module, part: LocalGraph | PartitionedGraph, layout: str = "halo") -> DistributedModel:
-    """A model that computes, for the vertices of this rank, what ``model`` computes on the whole graph. Collective.
+    """Makes a model that computes, for the vertices of this rank, what ``model`` computes on the whole graph. Collective.
 
-    All parameters and buffers become those of rank 0. ``model`` itself is the one that is trained: it can be saved, and called on a whole graph, as before.
+    All parameters and buffers are set to rank 0's values. ``model`` itself is trained. It can be saved, and called on a whole graph, as before.
 
     Args:
-        model: takes (rows of vertices, ``edge_index``, ...). Its layers are PyG's, or your own that derive from ``MessagePassing``.
-        part: of :func:`salientpp.fullgraph.local`, or a partitioned graph (then ``.graph`` of what is returned is the rank's part).
-        layout: where the entries of the graph's matrix lie, and what travels (:mod:`salientpp.fullgraph.layouts`): 'halo' for every layer; 'cover', '1d',
-            '1.5d', '1.5d:c', '2d', '3d' and 'grid:RxC' where all layers sum, average or weigh their in-neighbours' rows (with the maximum: '1d', '1.5d' and
-            grids); 'auto': the one whose words take the least time.
+        model: takes (rows of vertices, ``edge_index``, ...). Its layers are PyG's, or your own layers that derive from ``MessagePassing``.
+        part: from :func:`salientpp.fullgraph.local`, or a partitioned graph. The result's ``.graph`` is the rank's part.
+        layout: where the entries of the graph's matrix are stored, and what travels (:mod:`salientpp.fullgraph.layouts`). 'halo' supports every layer. 'cover',
+            '1d', '1.5d', '1.5d:c', '2d', '3d' and 'grid:RxC' need layers that compute a sum, mean or weighted sum of their in-neighbours' rows. For a
+            maximum, '1d', '1.5d' and grids are available. 'auto' takes the layout with the least time for communication.
 
     Raises:
-        ValueError: a layer cannot be distributed; the text names it and says why. Or the ranks have different models. On every rank.
+        ValueError: a layer cannot be distributed (the text names it and the reason), or the ranks have different models. On every rank.
     """
     graph = local(part) if isinstance(part, PartitionedGraph) else part
     if not isinstance(graph, LocalGraph):
-        raise TypeError(
-            f"part must be what salientpp.fullgraph.local or salientpp.load gives, got {type(part).__name__}"
-        )
+        raise TypeError(f"part must come from salientpp.fullgraph.local or salientpp.load, got {type(part).__name__}")
     return DistributedModel(model, graph, layout)
 
 
 class DistributedModel(torch.nn.Module):
-    """A model over ranks. Made by :func:`distribute`. Its parameters and its state are those of ``module``.
+    """Model over several ranks, made by :func:`distribute`. It has the parameters and the state of ``module``.
 
     Attributes:
         module, graph: the model, and this rank's part.
-        layout: the one that is used.
-        seen: of each hop of the last call, the words of a row, and whether its gradient goes back.
+        layout: the layout in use.
+        seen: for each hop of the last call, the words of a row, and True if its gradient flows back.
     """
 
     def __init__(self, module: torch.nn.Module, graph: LocalGraph, layout: str = "halo") -> None:
@@ -83,13 +81,14 @@ class DistributedModel(torch.nn.Module):
     # --- a step ---------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """What the model gives for this rank's vertices.
+        """Computes the model for this rank's vertices.
 
         Args:
-            x: [n, ...], rows of this rank's vertices; the others are as the model takes them, edges' rows in the order of ``graph.edge_index``.
+            x: [n, ...], rows of this rank's vertices. The other arguments are as the model takes them, with rows of edges in the order of
+                ``graph.edge_index``.
         """
         try:
-            for refusal in refusals(self.module):  # some depend on the mode
+            for refusal in refusals(self.module):  # some refusals depend on the mode
                 raise ValueError(f"this model cannot be trained over ranks: {refusal}")
             given = self._input(x)
             trained = [value for value in self.module.parameters() if value.requires_grad]
@@ -100,7 +99,7 @@ class DistributedModel(torch.nn.Module):
                 out = self.module(given, *args, **kwargs)
             check_gradients(out, self.module, stand_ins)
             return mapped(out, self._own_rows) if self.graph.is_planned else out
-        except (RankFailure, RanksDiffer):  # the other ranks know
+        except (RankFailure, RanksDiffer):  # the other ranks have been told
             raise
         except Exception as error:
             self.ranks.comm.report_failure(
@@ -124,23 +123,23 @@ class DistributedModel(torch.nn.Module):
         return graph.rows_of_inner("x")
 
     def _own_rows(self, out: Tensor) -> Tensor:
-        """A tensor that the model returned under a plan, without the rows of others' vertices."""
+        """Removes the rows of other ranks' vertices from a tensor that the model returned under a plan."""
         graph = self.graph
         if not graph.inner.numel() or graph.num_inner not in out.shape:
             return out
         if out.size(0) != graph.num_inner:
             raise ValueError(
                 f"under a plan the model must return rows of vertices in the first dimension, got {list(out.shape)}, which has the {graph.num_inner} vertices "
-                f"here ({graph.num_own} of them this rank's) in another"
+                f"here ({graph.num_own} of them this rank's) in another dimension"
             )
         return out[: graph.num_own]
 
     def _replacements(self, stand_ins: Mapping[int, Tensor]) -> Iterator[tuple[dict[str, Any], str, Any]]:
-        """(attributes of a module, name, value): the layers ask other ranks, and parameters are their stand-ins, given by ``id``."""
+        """Yields (attributes of a module, name, value). Layers then ask other ranks, and stand-ins, given by ``id``, replace parameters."""
         helpers = self._helpers.by_name()
         for module in self.module.modules():
             own = module.__dict__
-            # torch.func.functional_call does the same, but loses a parameter of a module that stands in two places.
+            # torch.func.functional_call does the same, but loses a parameter of a module that occurs in two places.
             for name, value in module._parameters.items():
                 if id(value) in stand_ins:
                     yield module._parameters, name, stand_ins[id(value)]
@@ -149,7 +148,7 @@ class DistributedModel(torch.nn.Module):
                 yield own, "edge_updater", functools.partial(self._call, module, module.edge_updater, True)
                 for name, method in with_helpers(module, helpers).items():
                     yield own, name, method
-                # What a layer with cached=True keeps is of whichever graph it was called on first.
+                # A layer with cached=True keeps values of the graph that it was first called on.
                 for name, kept in [*own.items()]:
                     if (name == "cached" and kept is True) or (name.startswith("_cached_") and kept is not None):
                         yield own, name, False if name == "cached" else None
@@ -169,9 +168,9 @@ class DistributedModel(torch.nn.Module):
         size: Any = None,
         **given: Any,
     ) -> Any:
-        """What ``propagate``, or ``edge_updater``, of a layer gives over ranks."""
+        """Computes ``propagate``, or ``edge_updater``, of a layer over ranks."""
         graph = self.graph
-        graph.ranks.agreement.place = f"layer {self._hop + 1}, {type(conv).__name__}"  # for errors of exchanges
+        graph.ranks.agreement.place = f"layer {self._hop + 1}, {type(conv).__name__}"  # errors of exchanges name it
         out = None if is_edge_level else self._product(conv, edge_index, given)
         if out is None:
             given = self._extended(conv, is_edge_level, given)
@@ -184,7 +183,7 @@ class DistributedModel(torch.nn.Module):
         return self.graph.hops[min(self._hop, len(self.graph.hops) - 1)]
 
     def _extended(self, conv: MessagePassing, edge_level: bool, given: dict[str, Any]) -> dict[str, Any]:
-        """The arguments, those of sources with the rows of the halo; by one exchange for each dtype."""
+        """Returns the arguments, in which values of sources have the rows of the halo too. One exchange per dtype brings them."""
         given, names = dict(given), source_names(conv, edge_level)
         pairs = {name: pair_of(given[name]) for name in names if given.get(name) is not None}
         sources = {name: pair[0] for name, pair in pairs.items() if isinstance(pair[0], Tensor)}
@@ -194,11 +193,11 @@ class DistributedModel(torch.nn.Module):
             given[name] = (table.movedim(0, conv.node_dim), pairs[name][1])
         for name, value in given.items():
             if name not in names and isinstance(value, (tuple, list)) and len(value) == 2:
-                given[name] = (None, value[1])  # looked up by targets alone: the sources' rows are not asked for
+                given[name] = (None, value[1])  # looked up by targets only, so the sources' rows need not be fetched
         return given
 
     def _with_halo(self, tables: Sequence[Tensor]) -> list[Tensor]:
-        """Each [num_inner, ...] as [num_rows, ...]."""
+        """Extends each table [num_inner, ...] to [num_rows, ...]."""
         hop = self._hop_now
         distinct = {id(table): table for table in tables}.values()
         self._see(distinct)
@@ -219,18 +218,18 @@ class DistributedModel(torch.nn.Module):
         return [found[id(table)] for table in tables]
 
     def _see(self, tables: Collection[Tensor]) -> None:
-        """Rows of these tables travel at this hop."""
+        """Records that rows of these tables travel at this hop."""
         for table in tables:
             if table.size(0) != self.graph.num_inner:
                 raise ValueError(
-                    f"a layer must pass on one row for each of the {self.graph.num_inner} vertices here, got {list(table.shape)}"
+                    f"a layer must pass on one row for each of the {self.graph.num_inner} vertices here, got shape {list(table.shape)}"
                 )
         before, back = self.seen.pop() if len(self.seen) > self._hop else (0, False)
         back |= any(table.requires_grad for table in tables)
         self.seen.append((before + sum(map(width_of, tables)), back))
 
     def _product(self, conv: MessagePassing, edge_index: Any, given: dict[str, Any]) -> Tensor | None:
-        """The layer's aggregation as a sparse product, where it is one and its matrix does not change; None elsewhere."""
+        """Computes the layer's aggregation as a sparse product if it is one and its matrix is constant; otherwise returns None."""
         form = _form(conv)
         if form is None or not isinstance(edge_index, Tensor):
             return None
@@ -243,9 +242,9 @@ class DistributedModel(torch.nn.Module):
             return None
         if not is_static:
             if is_halo or self._is_chosen:
-                return None  # the rows of the halo are fetched, under any layout
+                return None  # then the rows of the halo are fetched, under any layout
             raise ValueError(
-                f"layout={self.layout!r} needs edges and weights that stay the same, and {type(conv).__name__} gets others at each step; give it "
+                f"layout={self.layout!r} needs constant edges and weights, but {type(conv).__name__} gets others at each step; pass "
                 "graph.edge_index and an attribute of the graph's edges, or use layout='halo'"
             )
         rows = source.movedim(conv.node_dim, 0)
@@ -260,21 +259,21 @@ class DistributedModel(torch.nn.Module):
     # --- state ----------------------------------------------------------------------------------------------
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own, which a model of one process can load."""
+        """Returns the module's own state, which a model in one process can load."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load what the model's own ``state_dict`` gave, in this or any other number of ranks; every rank does."""
+        """Loads the result of the module's own ``state_dict``, from any number of ranks. Every rank must call it."""
         return self.module.load_state_dict(*args, **kwargs)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        # torch calls this where the model is inside another module. `state_dict` names the tensors without "module.".
+        # torch calls this if the model is inside another module. `state_dict` names the tensors without "module.".
         for name in [name for name in state_dict if name.startswith(prefix)]:
             state_dict[f"{prefix}module.{name.removeprefix(prefix)}"] = state_dict.pop(name)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedModel:
-        """A model with parameters of its own, for the same part and over the same connections. Not collective."""
+        """Copies the model with its own parameters, for the same part and over the same connections. Not collective."""
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         memo[id(self.graph)] = self.graph
@@ -284,7 +283,7 @@ class DistributedModel(torch.nn.Module):
 
 
 def _agree(module: torch.nn.Module, graph: LocalGraph, layout: str) -> None:
-    """Every rank has the same model, which can be distributed; then rank 0's values everywhere."""
+    """Checks that every rank has the same model and that it can be distributed. Then copies rank 0's values to all ranks."""
     facts: dict[str, Any] = {"tensors": [], "layout": layout}
     error = None
     try:
@@ -298,7 +297,7 @@ def _agree(module: torch.nn.Module, graph: LocalGraph, layout: str) -> None:
         graph.ranks.agree("distribute")
         everyone = graph.ranks.comm.gather_facts(facts, error, "distribute its model")
     finally:
-        error = None  # else this frame and the traceback would hold each other
+        error = None  # otherwise this frame and the traceback would reference each other
     first, of = everyone[0], graph.ranks.comm.of
     for rank, theirs in enumerate(everyone):
         if theirs["tensors"] != first["tensors"]:
@@ -324,37 +323,37 @@ def _check(module: torch.nn.Module, graph: LocalGraph, layout: str) -> None:
     for path, reduce in _reductions(module).items():
         if reduce is None:
             raise ValueError(
-                f"layout={layout!r} multiplies rows by a constant matrix, and {path} does more with its in-neighbours' rows; use layout='halo'"
+                f"layout={layout!r} multiplies rows by a constant matrix, but {path} does more with its in-neighbours' rows; use layout='halo'"
             )
         if reduce == "max" and kind in ("summa", "cover"):
             raise ValueError(
-                f"layout={layout!r} adds up products, and {path} takes the maximum; use '1d', '1.5d', 'grid:RxC' or 'halo'"
+                f"layout={layout!r} adds up products, but {path} takes the maximum; use '1d', '1.5d', 'grid:RxC' or 'halo'"
             )
     check_plan(graph, layout)
 
 
 def _form(conv: MessagePassing) -> tuple[str | None, str] | None:
-    """The layer as a sparse product that the layouts have; none has the minimum."""
+    """Returns the layer as a sparse product that the layouts support. None of them supports the minimum."""
     form = linear_form(conv)
     return None if form is None or form[1] == "min" else form
 
 
 def _reductions(module: torch.nn.Module) -> dict[str, str | None]:
-    """Of each message-passing layer, by its place and class, how it reduces rows that a matrix multiplies; None where it does something else."""
+    """Returns, by path and class of each message-passing layer, how it reduces rows that a matrix multiplies; None if it does something else."""
     found: dict[str, str | None] = {}
     for path, conv in module.named_modules():
         if isinstance(conv, MessagePassing):
             form = _form(conv)
-            draws = isinstance(conv, APPNP) and conv.dropout > 0  # other weights at each step
+            draws = isinstance(conv, APPNP) and conv.dropout > 0  # its weights differ at each step
             found[name_of(conv, path)] = None if form is None or draws else form[1]
     return found
 
 
 def fastest_layout(graph: LocalGraph, reductions: Mapping[str, str | None]) -> str:
-    """The layout whose words and exchanges take the least time on the slowest rank, by constants that are measured here. Collective.
+    """Returns the layout whose communication takes the least time on the slowest rank, by constants that are measured here. Collective.
 
     Args:
-        reductions: of each layer: 'sum', 'mean', 'max', or None for one that is no product; then it is 'halo'.
+        reductions: for each layer 'sum', 'mean', 'max', or None if it is no product; 'halo' is then the result.
     """
     ranks, size = graph.ranks, graph.ranks.size
     if size == 1 or graph.is_planned or None in reductions.values():
@@ -391,7 +390,7 @@ def _tensors(module: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def _from_rank_0(tensor: Tensor, ranks: Ranks) -> None:
-    """In place, rank 0's values."""
+    """Overwrites a tensor with rank 0's values, in place."""
     if ranks.size == 1 or not tensor.numel():
         return
     rows = tensor.reshape(-1) if ranks.rank == 0 else tensor.new_empty(0)

@@ -1,7 +1,7 @@
-"""Exchanges of rows between ranks, whose gradients go back along the same routes.
+"""Exchanges of rows between ranks. Gradients travel back along the same routes.
 
-Every exchange is begun early and awaited late: what autograd does between the two, in either direction, happens while the rows travel. All ranks take part
-in every exchange, also those that neither send nor receive, and agree on it before it starts (:mod:`salientpp.fullgraph.agreement`).
+Every exchange begins early and is awaited late, so that autograd's other work, in either direction, overlaps with it. All ranks take part in every
+exchange, even if they neither send nor receive rows, and they agree on it before it starts (:mod:`salientpp.fullgraph.agreement`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from salientpp.fullgraph.agreement import ROOM, Agreement, words_of_dtype
 from salientpp.ranks.comm import Comm, Pending
 from salientpp.ranks.placement import runs
 
-#: What an error calls a sum.
+#: Names of sums in errors.
 _SUMS = {
     "loss": "loss_mean",
     "score": "accuracy",
@@ -34,11 +34,11 @@ _SUMS = {
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """Which rows go where, once for all steps.
+    """Rows that each rank sends to each other rank, fixed for all steps.
 
     Attributes:
-        send: int64 [sum(send_counts)], rows of this rank, by receiver.
-        send_counts, recv_counts: rows to and from each rank.
+        send: int64 [sum(send_counts)], rows of this rank, grouped by receiver.
+        send_counts, recv_counts: numbers of rows to and from each rank.
     """
 
     send: Tensor
@@ -47,11 +47,11 @@ class Route:
 
     @classmethod
     def asking(cls, ranks: Ranks, wanted: Tensor, offsets: Sequence[int]) -> Route:
-        """The route that brings the rows ``wanted`` of all ranks. Collective.
+        """Makes the route that brings each rank its ``wanted`` rows. Collective.
 
         Args:
-            wanted: ascending global ids, int64 [n]; of this rank's own rows none travels, so none may be among them.
-            offsets: the first global id of each rank, and at the end N.
+            wanted: ascending global ids, int64 [n]; none of them may be this rank's own.
+            offsets: the first global id of each rank, and N at the end.
         """
         bounds = torch.searchsorted(wanted, torch.tensor(offsets, device="cpu")).tolist()
         recv_counts = [last - first for first, last in pairwise(bounds)]
@@ -66,11 +66,11 @@ class Route:
 
 @dataclass(eq=False)
 class Ranks:
-    """The ranks of a graph, what this one has sent to them, and differentiable collectives between them.
+    """Ranks of a graph, with differentiable collectives between them and counts of the traffic.
 
     Attributes:
-        device: where rows are computed with.
-        received: words (elements) that came from other ranks, by what they were: 'forward', 'backward', 'gradients', 'sums' and others' names.
+        device: device of the rows in computations.
+        received: words (elements) that came from other ranks, by kind: 'forward', 'backward', 'gradients', 'sums' and further names.
     """
 
     comm: Comm
@@ -90,17 +90,17 @@ class Ranks:
         return self.comm.size
 
     def agree(self, operation: str) -> None:
-        """Wait until all ranks are about to do ``operation``; RanksDiffer where one is not. Precedes collectives that depend on the caller."""
+        """Waits until all ranks are about to do ``operation``; raises RanksDiffer if one is not. Call it before collectives that users can trigger."""
         self.agreement.propose(operation)()
 
     def agree_to_exchange(self, rows: Tensor) -> str:
-        """Agree to an operation of several exchanges on ``rows`` [n, ...]; the name that they have."""
+        """Agrees on an operation of several exchanges of ``rows`` [n, ...], and returns their common name."""
         name = self.agreement.name_exchange(rows, "forward")
         self.agree(name)
         return name
 
     def gather_numbers(self, operation: str, numbers: Sequence[int]) -> list[list[int]]:
-        """Every rank's ``numbers`` (equally many, 64 bits) for an ``operation``, by rank; blocks."""
+        """Returns every rank's ``numbers`` for an ``operation``, by rank. All ranks must give equally many 64-bit numbers. It blocks."""
         operation = f"{operation} ({len(numbers)} number{'s' if len(numbers) > 1 else ''})"
         values = torch.tensor(list(numbers), dtype=torch.int64, device="cpu")
         if values.nbytes <= ROOM:
@@ -109,7 +109,7 @@ class Ranks:
         return self.comm.gather_numbers(numbers)
 
     def begin(self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], kind: str) -> Pending:
-        """Start to exchange rows [sum(send_counts), ...]; counted under ``kind``. The ranks have agreed on it before."""
+        """Starts an exchange of rows [sum(send_counts), ...], counted under ``kind``. The ranks must have agreed on it before."""
         self.received[kind] += (sum(recv_counts) - recv_counts[self.rank]) * width_of(rows)
         return self.comm.all_to_all(rows.detach().to(self.comm.device).contiguous(), send_counts, recv_counts)
 
@@ -128,15 +128,15 @@ class Ranks:
     # --- differentiable -------------------------------------------------------------------------------------
 
     def fetch(self, rows: Tensor, route: Route, kind: str = "forward", name: str | None = None) -> Tensor:
-        """The rows [route.num_received, ...] that come along a route, by sender. Arguments as of :class:`Flight`."""
+        """Returns the rows [route.num_received, ...] that arrive along a route, by sender. See :class:`Flight` for the arguments."""
         return Flight(self, rows, route, kind, name).rows()
 
     def replicated(self, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Parameters that all ranks have alike: the gradient of each is the sum over the ranks, on every rank, by one collective in the end."""
+        """Returns parameters that are equal on all ranks. Their gradients are the sums over the ranks, on every rank, by one collective at the end."""
         return _Replicated.apply(self, *parameters) if parameters else ()
 
     def sum_up(self, values: Tensor, kind: str) -> Tensor:
-        """The sum of a tensor over the ranks, on every rank bit for bit the same. Each rank sums a piece, in the order of the ranks."""
+        """Sums a tensor over the ranks; the result is bitwise equal on every rank. Each rank sums a piece, in the order of the ranks."""
         size = self.size
         if size == 1:
             return values.detach().clone()
@@ -145,7 +145,7 @@ class Ranks:
         if flat.nbytes <= ROOM and self.comm.device.type == "cpu":
             self.received[kind] += flat.numel() * (size - 1)
             every = self.agreement.propose(operation, flat.cpu())().to(values.device)
-            # Two by two: unlike `Tensor.sum`, every processor adds in the same order.
+            # Adds one rank's values at a time. Unlike `Tensor.sum`, this has the same order on every processor.
             return functools.reduce(torch.add, every).view(values.shape)
         self.agree(operation)
         bounds = runs(flat.numel(), size)
@@ -158,17 +158,17 @@ class Ranks:
 
 
 def width_of(rows: Tensor) -> int:
-    """Words of a row."""
+    """Returns the number of words of a row."""
     return math.prod(rows.shape[1:])
 
 
 class Flight:
-    """Rows under way along a route, and later their gradients the other way.
+    """Rows on their way along a route, and later their gradients in the other direction.
 
     Args:
         rows: [n, ...].
-        kind: under which words are counted.
-        name: what :meth:`Ranks.agree_to_exchange` gave, for one of several exchanges that the ranks have agreed to together; None: they agree to it here.
+        kind: name under which words are counted.
+        name: result of :meth:`Ranks.agree_to_exchange`, for one of several exchanges that the ranks have agreed on together. None: they agree on it here.
     """
 
     def __init__(
@@ -183,19 +183,19 @@ class Flight:
         self._token = _Start.apply(rows, self)
 
     def rows(self) -> Tensor:
-        """Wait: [route.num_received, ...], by sender."""
+        """Waits for the rows [route.num_received, ...] and returns them by sender."""
         return _Arrive.apply(self._token, self)
 
 
 class _Start(torch.autograd.Function):
-    """The rows leave. Backward, their gradients have arrived and are added up."""
+    """Sends the rows. Its backward waits for their gradients and adds them up."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, flight: Flight) -> Tensor:
         ctx.flight = flight
         route = flight.route
         settle = None if flight.is_agreed else flight.ranks.agreement.propose(flight.name)
-        sent = rows.index_select(0, route.send)  # while the other ranks answer
+        sent = rows.index_select(0, route.send)  # overlaps with the other ranks' answers
         if settle is not None:
             settle()
         flight.forth = flight.ranks.begin(sent, route.send_counts, route.recv_counts, flight.kind)
@@ -205,14 +205,14 @@ class _Start(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:
         flight = ctx.flight
-        assert flight.back is not None  # _Arrive.backward ran before
+        assert flight.back is not None  # _Arrive.backward runs before
         gradient = flight.ranks.arrived(flight.back)
         flight.back = None
         return gradient.new_zeros(flight.shape).index_add_(0, flight.route.send, gradient), None
 
 
 class _Arrive(torch.autograd.Function):
-    """The rows arrive. Backward, their gradients leave."""
+    """Receives the rows. Its backward sends their gradients."""
 
     @staticmethod
     def forward(ctx: Any, token: Tensor, flight: Flight) -> Tensor:
@@ -233,7 +233,7 @@ class _Arrive(torch.autograd.Function):
 
 
 def total(values: Tensor, ranks: Ranks) -> Tensor:
-    """The sum of all ranks' ``values``, on every rank, bit for bit the same; its gradient is the sum of theirs."""
+    """Sums all ranks' ``values``; the result is bitwise equal on every rank. Its gradient is the sum of the ranks' gradients."""
     return _Total.apply(values, ranks)
 
 
@@ -260,7 +260,7 @@ class _Replicated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """A parameter that no rank used gets no gradient. One that some ranks used gets the sum of theirs, on every rank."""
+        """Sums gradients over the ranks. A parameter that no rank used gets none; one that some ranks used gets the sum on every rank."""
         ranks: Ranks = ctx.ranks
         if ranks.size == 1:
             return None, *gradients

@@ -1,4 +1,4 @@
-"""A store of what was computed from tensors, valid until one of them is written in place. Writes by ``tensor.data`` and NumPy are not noticed."""
+"""Store of values computed from tensors, valid until a tensor is written in place. Writes through ``tensor.data`` and NumPy are not detected."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ T = TypeVar("T")
 
 
 class Kept:
-    """Values by the tensors that they were computed from."""
+    """Values, looked up by the tensors that they were computed from."""
 
     def __init__(self) -> None:
-        # (sources, their versions then, value). The tensors are held, so no other tensor gets the `id` of one.
+        # (sources, their versions at that time, value). References keep the tensors alive, so that no other tensor gets the `id` of one.
         self._entries: dict[Hashable, tuple[tuple[Tensor | None, ...], list[object], Any]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Kept:
-        return Kept()  # copies of the tensors are other tensors
+        return Kept()  # a copied model has other tensors
 
     def of(self, sources: Sequence[Tensor | None], what: Hashable, make: Callable[[], T]) -> T:
-        """``make()``, or what it returned before for the same tensors with the same contents.
+        """Returns ``make()``, or its earlier result for the same tensors with the same contents.
 
         Args:
             sources: the tensors that the value depends on.
-            what: tells values of the same tensors apart.
+            what: distinguishes values of the same tensors.
         """
         key = what, *map(id, sources)
         versions = [_version(source) for source in sources]
         entry = self._entries.get(key)
         if entry is None or entry[1] != versions:
             self._drop(key)
-            # Values of inference mode could not be used in training.
+            # Values made in inference mode could not be used in training.
             with torch.inference_mode(False), torch.no_grad():
                 entry = self._entries[key] = tuple(sources), versions, make()
         return entry[2]
 
     def has(self, tensor: Tensor) -> bool:
-        """Whether a tensor is one of the values, or of those in a tuple."""
+        """Returns True if a tensor is one of the values, or in a tuple among them."""
         return any(tensor is each for *_, value in self._entries.values() for each in _tensors_in(value))
 
     def _drop(self, key: Hashable) -> None:
-        """Forget a value, and all that was computed from it."""
+        """Forgets a value, and everything that was computed from it."""
         if key in self._entries:
             sources, _, value = self._entries.pop(key)
             gone = {*map(id, _tensors_in(value))} - {*map(id, sources)}

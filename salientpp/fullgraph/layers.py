@@ -1,8 +1,8 @@
-"""Modules of PyG that cannot work over ranks, and why.
+"""PyG modules that cannot work over ranks, and the reasons.
 
-A PyG layer computes row by row but for two kinds of places. ``propagate`` and ``edge_updater`` look up rows by the edges' sources: there the halo's rows are
-put behind the rank's own. Functions that normalise by degrees (``gcn_norm``) look up degrees of sources: a copy of the layer's method runs with one that asks
-the owners. The layers of :data:`salientpp.nn.layers.LAYERS` look at other vertices in no other way. Those that do are refused by name, with the reason.
+A PyG layer computes row by row, with two exceptions. ``propagate`` and ``edge_updater`` look up rows by the edges' sources; there the halo's rows are
+appended to the rank's own. Functions that normalise by degrees (``gcn_norm``) look up degrees of sources; a copy of the layer's method then calls a
+version that asks the owners. The layers of :data:`salientpp.nn.layers.LAYERS` read other vertices in no other way. Layers that do are refused by name.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch_geometric.nn.conv import MessagePassing
 from salientpp.nn.layers import layer_of, name_of
 
 _WHOLE = "looks at all vertices of the graph at once"
-_NEIGHBOURS = "makes its edges itself, from the rows of all vertices"
+_NEIGHBOURS = "computes its edges from the rows of all vertices"
 _TYPED = "is for graphs of several types; convert the data with to_homogeneous()"
-_CUDA = "needs a graph format of its own, which names no halo"
+_CUDA = "needs its own graph format, which has no halo"
 
-#: Layers of ``torch_geometric.nn.conv`` that are refused, and why.
+#: Layers of ``torch_geometric.nn.conv`` that are refused -> reason.
 REFUSED: Mapping[str, str] = {
     "ChebConv": "rescales by the largest weight of the whole graph and divides by degrees of outgoing edges, which lie on other ranks",
     "GravNetConv": _NEIGHBOURS,
@@ -32,16 +32,16 @@ REFUSED: Mapping[str, str] = {
     "HypergraphConv": "passes rows along edges in both directions, and the edges that leave a vertex lie on other ranks",
     "DirGNNConv": "passes rows along edges in both directions, and the edges that leave a vertex lie on other ranks",
     "PANConv": "multiplies the adjacency matrix by itself",
-    "WLConv": "numbers colours in the order in which it meets them, over the whole graph",
+    "WLConv": "numbers colours in their order of appearance over the whole graph",
     "HGTConv": _TYPED,
     "HANConv": _TYPED,
     "HeteroConv": _TYPED,
     "GPSConv": f"{_WHOLE} (attention)",
     "MeshCNNConv": "depends on the order of the edges, four by four",
-    "SplineConv": "needs a kernel that names rows by itself (pyg-lib's or torch-spline-conv's), which was not tried",
+    "SplineConv": "needs a kernel that looks up rows itself (pyg-lib's or torch-spline-conv's), which was not tested",
 }
 
-#: Other modules that are refused.
+#: Other modules that are refused -> reason.
 _REFUSED_MODULES: Mapping[str, str] = {
     **dict.fromkeys(["GraphNorm", "PairNorm", "InstanceNorm", "MeanSubtraction", "GraphSizeNorm"], _WHOLE),
     **dict.fromkeys(["HeteroBatchNorm", "HeteroLayerNorm"], _TYPED),
@@ -50,8 +50,8 @@ _REFUSED_MODULES: Mapping[str, str] = {
 
 
 def refusals(model: torch.nn.Module) -> Iterator[str]:
-    """The modules of a model that cannot be distributed, each with the reason."""
-    inside: set[int] = set()  # what belongs to a message-passing layer looks at the edges into one vertex at a time
+    """Yields the modules of a model that cannot be distributed, each with the reason."""
+    inside: set[int] = set()  # modules of a message-passing layer, which see only the edges into one vertex at a time
     for path, module in model.named_modules():
         kind = type(module).__name__
         if isinstance(module, MessagePassing):
@@ -72,15 +72,15 @@ def _reason(module: torch.nn.Module, kind: str, is_inside: bool) -> str | None:
     if kind in ("LSTMAggregation", "GRUAggregation") and is_pyg:
         return "depends on the order of the edges into a vertex, which a partition does not keep"
     if is_pyg and ".aggr." in type(module).__module__ and not is_inside:
-        return f"{_WHOLE}, as a layer of its own"
+        return f"{_WHOLE} if used outside a message-passing layer"
     if isinstance(module, MessagePassing):
         if module.flow != "source_to_target":
-            return "has flow='target_to_source', and a rank has the edges that lead to its vertices, not those that leave them; turn the edges round instead"
+            return "has flow='target_to_source', but a rank has only the edges into its vertices, not the edges out of them; reverse the edges instead"
         if is_pyg and ".conv." in type(module).__module__ and layer_of(module) is None:
-            return "was not tried"
+            return "was not tested"
         if kind == "SuperGATConv" and module.training:
             return "draws pairs of vertices of the whole graph in training; it works in evaluation (call eval())"
     for parameter in module.parameters(recurse=False):
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
-            return "has parameters without a shape (in_channels=-1); give their sizes, or call the model once on a small graph before it is distributed"
+            return "has parameters without a shape (in_channels=-1); set their sizes, or call the model once on a small graph before it is distributed"
     return None

@@ -1,19 +1,19 @@
-"""Layouts of a sparse product over the whole graph over P ranks. Rank r always has its vertices' rows, at full width.
+"""Layouts of a sparse product with the whole graph's matrix over P ranks. Rank r always has its vertices' rows at full width.
 
-A layout says where the matrix's blocks lie, and which rows and partial sums travel for a product:
+A layout says where the matrix's blocks are stored, and which rows and partial sums travel for a product:
 
-* ``halo``: a rank has the rows of the matrix for its vertices, and fetches those rows of others that they need.
+* ``halo``: a rank has the matrix rows of its vertices, and fetches the rows of other ranks' vertices that they need.
 * ``cover``: see :mod:`salientpp.fullgraph.covers`.
-* ``grid:RxC``: rank (i, j) = i C + j keeps the block of the i-th group of targets and the j-th group of sources, for good. Rows are gathered down the
-  column, sums scattered along the row. ``1d`` is ``grid:Px1``.
-* ``1.5d`` with replication c: P / c groups of c ranks. A group's rows are replicated in it, each rank multiplies by a c-th of the matrix's columns, and the
+* ``grid:RxC``: rank (i, j) = i C + j keeps the block of the i-th group of targets and the j-th group of sources permanently. Rows are gathered down
+  the column, sums scattered along the row. ``1d`` is ``grid:Px1``.
+* ``1.5d`` with replication c: P / c groups of c ranks. Each group replicates its rows, each rank multiplies by a c-th of the matrix's columns, and the
   sums are reduced in the group.
-* ``2d``: SUMMA on q × q ranks: rows are split by columns too, and blocks of the matrix and of the rows are broadcast along rows and columns of the grid in
-  q stages.
-* ``3d``: q layers of it, on q³ ranks: each has a q-th of every inner block, and the layers' sums are reduced.
+* ``2d``: SUMMA on q × q ranks. Rows are divided by columns too. In q stages, blocks of the matrix and of the rows are broadcast along rows and columns
+  of the grid.
+* ``3d``: q layers of SUMMA, on q³ ranks. Each layer has a q-th of every inner block, and the layers' sums are reduced.
 
-1d, 1.5d, 2d and 3d are as in "Reducing communication in graph neural network training" (Tripathy, Yelick, Buluç, SC 2020). As rows are whole between
-products, 2d and 3d exchange columns before and after one, which is counted by itself ('columns'). docs/full-graph.md has the words of each.
+1d, 1.5d, 2d and 3d follow "Reducing communication in graph neural network training" (Tripathy, Yelick, Buluç, SC 2020). Rows are whole between
+products, so 2d and 3d exchange columns before and after each product, which is counted separately ('columns'). :func:`words_of_product` has the words of each.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from salientpp.ranks.placement import runs
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout over a number of ranks.
+    """Layout over a number of ranks.
 
     Attributes:
-        name: as the user gives it.
+        name: as given by the user.
         kind: 'halo', 'cover', 'grid', '1.5d' or 'summa'.
-        rows, columns, layers: of the grid of ranks; of '1.5d' ``columns`` is c.
+        rows, columns, layers: dimensions of the grid of ranks; for '1.5d', ``columns`` is c.
     """
 
     name: str
@@ -51,10 +51,10 @@ class Layout:
 
     @classmethod
     def of(cls, name: str, size: int) -> Layout:
-        """The layout of a name, over ``size`` ranks.
+        """Returns the layout with a name, over ``size`` ranks.
 
         Raises:
-            ValueError: there is none of this name, or it does not fit so many ranks.
+            ValueError: no layout has this name, or it does not fit this number of ranks.
         """
         known = "'halo', 'cover', '1d', '1.5d' (c = 2) or '1.5d:c', '2d', '3d', 'grid:RxC', 'auto'"
         if name in ("halo", "cover"):
@@ -64,13 +64,13 @@ class Layout:
         if found := re.fullmatch(r"grid:(\d+)x(\d+)", str(name)):
             rows, columns = int(found[1]), int(found[2])
             if rows * columns != size:
-                raise ValueError(f"layout={name!r} is for {rows * columns} ranks, and there are {size}")
+                raise ValueError(f"layout={name!r} needs {rows * columns} ranks, got {size}")
             return cls(name, "grid", rows, columns)
         if found := re.fullmatch(r"1\.5d(?::(\d+))?", str(name)):
             copies = int(found[1] or 2)
             if copies < 1 or size % copies:
                 raise ValueError(
-                    f"layout={name!r} replicates rows {copies} times, which must divide the number of ranks, {size}"
+                    f"layout={name!r} replicates rows {copies} times; this must divide the number of ranks, {size}"
                 )
             return cls(name, "1.5d", size // copies, copies)
         if name in ("2d", "3d"):
@@ -78,39 +78,39 @@ class Layout:
             side = round(size ** (1 / power))
             if side**power != size:
                 raise ValueError(
-                    f"layout={name!r} needs a {'square' if power == 2 else 'cubic'} number of ranks, and there are {size}"
+                    f"layout={name!r} needs a {'square' if power == 2 else 'cubic'} number of ranks, got {size}"
                 )
             return cls(name, "summa", side, side, side if power == 3 else 1)
         raise ValueError(f"layout must be one of {known}, got {name!r}")
 
     @property
     def num_exchanges(self) -> int:
-        """Exchanges of a product, one after the other."""
+        """Number of consecutive exchanges of a product."""
         if self.kind == "summa":
             return 2 + 3 * self.columns + (self.layers > 1)
         return {"halo": 1, "cover": 1, "grid": 2, "1.5d": 3}[self.kind]
 
     def holders(self, target: int) -> list[int]:
-        """Of each rank, the rank whose block has the entries from its vertices to those of the rank ``target``."""
+        """Returns, for each source rank, the rank whose block has the entries from its vertices to the vertices of rank ``target``."""
         blocks = [rank for rank in range(self.rows * self.columns * self.layers) if target in self.targets(rank)]
         by_source = {source: rank for rank in blocks for source in self.sources(rank)}
         return [rank for _, rank in sorted(by_source.items())]
 
     def place(self, rank: int) -> tuple[int, int, int]:
-        """(row, column, layer) of a rank."""
+        """Returns (row, column, layer) of a rank."""
         return rank // (self.columns * self.layers), rank // self.layers % self.columns, rank % self.layers
 
     def stages(self, column: int) -> range:
-        """Of '1.5d': the groups whose rows the ranks of a column multiply by."""
+        """Returns, for '1.5d', the groups whose rows the ranks of a column multiply."""
         return range(*runs(self.rows, self.columns)[column : column + 2])
 
     def targets(self, rank: int) -> list[int]:
-        """The ranks whose vertices are the rows of this rank's block, in order."""
+        """Returns the ranks whose vertices are the rows of this rank's block, in order."""
         row = self.place(rank)[0]
         return [peer for layer in range(self.layers) for peer in self.sub_block(row, layer)]
 
     def sources(self, rank: int) -> list[int]:
-        """The ranks whose vertices are the columns of this rank's block, in order."""
+        """Returns the ranks whose vertices are the columns of this rank's block, in order."""
         _, column, layer = self.place(rank)
         if self.kind == "grid":
             return list(range(column, self.rows * self.columns, self.columns))
@@ -119,26 +119,26 @@ class Layout:
         return self.sub_block(column, layer)
 
     def sub_block(self, row: int, layer: int = 0) -> list[int]:
-        """The ranks (row, ·, layer)."""
+        """Returns the ranks (row, ·, layer)."""
         return [(row * self.columns + column) * self.layers + layer for column in range(self.columns)]
 
 
 class DistAdjacency:
-    """A constant sparse matrix over the vertices of a graph, laid out over the ranks. Its product aggregates rows along the edges. Making one is collective.
+    """Constant sparse matrix over the vertices of a graph, divided among the ranks. Its product aggregates rows along the edges. Making one is collective.
 
     Args:
-        graph: of :func:`salientpp.fullgraph.local`.
+        graph: from :func:`salientpp.fullgraph.local`.
         layout: see the module.
         edge_index: in the graph's local numbers; None: the graph's edges.
         weight: [e], or None for ones.
-        reduce: 'sum', 'mean' or 'max'; 'max' takes no weights, and 1d, 1.5d and grids only.
-        dtype: of the rows; None: that of ``weight`` or of ``graph.x``.
+        reduce: 'sum', 'mean' or 'max'; 'max' takes no weights, and works with 1d, 1.5d and grids only.
+        dtype: dtype of the rows; None: the dtype of ``weight`` or of ``graph.x``.
 
     Attributes:
-        num_values: entries that this rank keeps.
+        num_values: number of entries that this rank keeps.
 
     Raises:
-        ValueError: there is no such layout for so many ranks, or it cannot reduce so.
+        ValueError: the layout does not exist for this number of ranks, or does not support the reduction.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class DistAdjacency:
             raise ValueError(f"reduce must be 'sum', 'mean' or 'max', got {reduce!r}")
         if reduce == "max" and (form.kind in ("summa", "halo", "cover") or weight is not None):
             raise ValueError(
-                f"reduce='max' takes no weights and goes with '1d', '1.5d' and 'grid:RxC', got layout={layout!r}{'' if weight is None else ' and weights'}"
+                f"reduce='max' takes no weights and needs layout '1d', '1.5d' or 'grid:RxC', got layout={layout!r}{'' if weight is None else ' and weights'}"
             )
         check_plan(graph, layout)
         self.graph, self.layout, self.reduce = graph, form, reduce
@@ -189,17 +189,17 @@ class DistAdjacency:
 
     @property
     def rows_received(self) -> int:
-        """Rows and sums that come in for a product under 'halo' and 'cover'."""
+        """Number of rows and sums that arrive for a product under 'halo' and 'cover'."""
         route = self._operand.route if isinstance(self._operand, CoverOperand) else self.graph.hops[0].route
         return route.num_received
 
     # --- products -------------------------------------------------------------------------------------------
 
     def spmm(self, x: Tensor, hop: Hop | None = None) -> Tensor:
-        """The product's rows of this rank's vertices, of all ranks' rows [n, f]; differentiable. Collective.
+        """Returns the product's rows for this rank's vertices, given all ranks' rows [n, f]; differentiable. Collective.
 
         Args:
-            hop: under 'halo', what is fetched; None: the whole halo, of a graph without a plan.
+            hop: rows to fetch under 'halo'; None: the whole halo, for a graph without a plan.
         """
         graph = self.graph
         number = graph.n_id.numel()
@@ -214,7 +214,7 @@ class DistAdjacency:
         return _resized(out, x.size(0))
 
     def spmm_transposed(self, y: Tensor) -> Tensor:
-        """The product of the transposed matrix with all ranks' rows [n, f]. Collective. It is what :meth:`spmm` does to gradients."""
+        """Multiplies the transposed matrix by all ranks' rows [n, f]. Collective. :meth:`spmm` does this to gradients."""
         with torch.enable_grad():
             x = torch.zeros_like(y, requires_grad=True)
             (out,) = torch.autograd.grad(self.spmm(x), x, y)
@@ -228,7 +228,7 @@ class DistAdjacency:
         peers = layout.sub_block(row)
         down = range(column, size, layout.columns)
         if layout.kind == "1.5d":
-            # The group's rows, on each of its ranks; then those of the groups of this column's stages.
+            # First replicate the rows in the group, then fetch the rows of the groups in this column's stages.
             x = self._moved(x, dict.fromkeys(peers, mine), {peer: sizes[peer] for peer in peers}, "forward", name)
             heights = {down[stage]: self._sum(layout.sub_block(stage)) for stage in layout.stages(column)}
         else:
@@ -236,7 +236,7 @@ class DistAdjacency:
         receivers = down if rank in heights else []
         table = self._moved(x, dict.fromkeys(receivers, x.size(0)), heights, "forward", name)
         partial = self._largest(table) if self.reduce == "max" else (self._matrix @ table).to(self._dtype)
-        # Each rank of the row gets its vertices' sums of all.
+        # Each rank of the row gets the sums of its vertices from all ranks of the row.
         send = {peer: sizes[peer] for peer in peers}
         pieces = self._moved(partial, send, dict.fromkeys(peers, mine), "forward", name)
         pieces = pieces.view(len(peers), mine, x.size(1))
@@ -246,13 +246,13 @@ class DistAdjacency:
         return pieces.sum(0)
 
     def _largest(self, table: Tensor) -> Tensor:
-        """Of each row of the block, the largest of the rows it names; -inf without any."""
+        """Returns, for each row of the block, the maximum of the rows at its entries; -inf without entries."""
         lowest = table.new_full((self._shape[0], table.size(1)), -torch.inf)
         index = self._ends[0, :, None].expand(-1, table.size(1))
         return lowest.scatter_reduce(0, index, table[self._ends[1]], "amax")
 
     def _moved(self, rows: Tensor, send: Mapping[int, int], receive: Mapping[int, int], kind: str, name: str) -> Tensor:
-        """The rows that come, ``receive[r]`` of rank r. Of ``rows``, each rank in ``send`` gets the next so many, beginning again after the last."""
+        """Exchanges rows, of which ``receive[r]`` come from rank r. Each rank in ``send`` gets that many of ``rows``, consecutively, wrapping at the end."""
         peers = range(self.graph.ranks.size)
         which = torch.arange(sum(send.values()), device=rows.device) % max(1, rows.size(0))
         route = Route(which, [send.get(peer, 0) for peer in peers], [receive.get(peer, 0) for peer in peers])
@@ -262,10 +262,10 @@ class DistAdjacency:
         layout, sizes, mine = self.layout, self._sizes, x.size(0)
         side, layers = layout.columns, layout.layers
         i, j, k = layout.place(self.graph.ranks.rank)
-        name = self.graph.ranks.agree_to_exchange(x)  # of all columns, which is the same width on every rank
+        name = self.graph.ranks.agree_to_exchange(x)  # at full width, which is equal on all ranks
         widths = [last - first for first, last in pairwise(runs(x.size(1), side))]
         width, peers = widths[j], layout.sub_block(i, k)
-        # From rows at full width to the sub-block's rows at this rank's columns.
+        # From rows at full width to this rank's columns of the sub-block's rows.
         whole = dict(zip(peers, [mine * each for each in widths], strict=True))
         of_block = {peer: sizes[peer] * width for peer in peers}
         columns = torch.cat([piece.reshape(-1) for piece in x.split(widths, 1)])
@@ -280,7 +280,7 @@ class DistAdjacency:
             products.append(matrix @ rows)
         total = sum(products[1:], products[0]).to(self._dtype)
         if layers > 1:
-            # The layers' sums, each rank's own sub-block.
+            # Sum the layers; each rank keeps its own sub-block.
             heights = {layout.sub_block(i, layer)[j]: self._sum(layout.sub_block(i, layer)) for layer in range(layers)}
             total = self._moved(total, heights, dict.fromkeys(heights, block.size(0)), "reduce", name)
             total = total.view(layers, -1, width).sum(0)
@@ -289,7 +289,7 @@ class DistAdjacency:
         return torch.cat([piece.view(mine, each) for piece, each in zip(arrived, widths, strict=True)], 1)
 
     def _broadcast_matrix(self, stage: int, name: str) -> Sparse:
-        """The block of rank (i, stage, k), on every rank (i, ·, k)."""
+        """Broadcasts the block of rank (i, stage, k) to every rank (i, ·, k)."""
         rank = self.graph.ranks.rank
         row, _, layer = self.layout.place(rank)
         peers = self.layout.sub_block(row, layer)
@@ -302,19 +302,19 @@ class DistAdjacency:
 
 
 def _resized(rows: Tensor, number: int) -> Tensor:
-    """The first ``number`` rows, with rows of zeros where there are fewer."""
+    """Returns the first ``number`` rows, padded with zeros if there are fewer."""
     return rows if rows.size(0) == number else torch.nn.functional.pad(rows, (0, 0, 0, number - rows.size(0)))
 
 
 def check_plan(graph: LocalGraph, layout: str) -> None:
     if graph.is_planned and layout != "halo":
         raise ValueError(
-            f"a plan that caches or recomputes goes with layout='halo' alone, got {layout!r}: other layouts fetch no single rows"
+            f"a plan that caches or recomputes needs layout='halo', got {layout!r}; other layouts do not fetch single rows"
         )
 
 
 def _numbers(ids: Tensor, ranks: Sequence[int], offsets: Sequence[int]) -> Tensor:
-    """Positions of global ids in the vertices of some ranks, one rank after the other."""
+    """Returns the positions of global ids among the vertices of some ranks, one rank after the other."""
     known = torch.cat([ids[:0], *(torch.arange(*offsets[rank : rank + 2], device="cpu") for rank in ranks)])
     places = ids.new_empty(offsets[-1])
     places[known] = torch.arange(known.numel(), device="cpu")
@@ -324,10 +324,10 @@ def _numbers(ids: Tensor, ranks: Sequence[int], offsets: Sequence[int]) -> Tenso
 def _dealt(
     graph: LocalGraph, layout: Layout, edge_index: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, list[int]]:
-    """The entries that this rank is to keep, as global (source, target, value), of those that each rank has of its own vertices; how many each rank keeps."""
+    """Exchanges entries so that each rank has its block, as global (source, target, value). Returns the number that each rank keeps too."""
     ranks = graph.ranks
     ends = graph.global_ids[edge_index.cpu()]
-    there = ends[1] >= 0  # the row of a rank without vertices may have got a self-loop
+    there = ends[1] >= 0  # without self-loops of the placeholder row of a rank without vertices
     ends, value = ends[:, there], value.cpu()[there]
     holder = torch.tensor(layout.holders(ranks.rank), device="cpu")[graph.owner(ends[0])]
     order = holder.argsort(stable=True)
@@ -342,13 +342,13 @@ def _dealt(
 def words_of_product(
     layout: str, offsets: Sequence[int], width: int, rank: int, halo: int = 0, nonzeros: int = 0
 ) -> float:
-    """Words of rows and sums that come to a rank for one product, from the closed form of the layout; of '2d' and '3d' with those of non-zeros, about.
+    """Returns the words of rows and sums that a rank receives for one product, by the layout's closed form; for '2d' and '3d' about, with non-zeros.
 
     Args:
-        offsets: the first vertex of each rank, and at the end N.
+        offsets: the first vertex of each rank, and N at the end.
         width: columns of the rows, f.
         halo: rows that the rank fetches under 'halo', or rows and sums under 'cover'.
-        nonzeros: of the whole matrix.
+        nonzeros: non-zeros of the whole matrix.
     """
     size = len(offsets) - 1
     form = Layout.of(layout, size)

@@ -1,10 +1,10 @@
-"""One rank's part of a graph on which all ranks train whole.
+"""One rank's part of a graph in full-graph training.
 
-The ``edge_index`` of a :class:`LocalGraph` names the rank's own vertices 0 to n - 1, and from n on the others' vertices that the edges come from (the halo).
-A rank without vertices has one row of ones in every table of rows, because many layers cannot be called without any. No edge and no mask names it.
+In the ``edge_index`` of a :class:`LocalGraph`, 0 to n - 1 are the rank's own vertices. Numbers from n on are vertices of other ranks that edges come from (the
+halo). A rank without vertices has one row of ones in every table of rows, because many layers cannot be called without rows. No edge and no mask refers to it.
 
-With a plan some vertices of the halo are kept here as well: the rank has their input rows (cached), and for those that it recomputes the edges into them. They
-follow the rank's own in every table of rows, those with the most recomputed layers first.
+With a plan, some vertices of the halo are kept here too. The rank has their input rows (cached), and for those that it recomputes also the edges into them.
+They follow the rank's own vertices in every table of rows, those with the most recomputed layers first.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from salientpp.ranks.placement import runs
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.rows import take_rows
 
-#: What a Data calls its splits.
+#: Names of splits in a Data.
 _SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True, eq=False)
 class Hop:
-    """What a rank needs before the rows of one hop can be aggregated.
+    """Rows that a rank fetches before it can aggregate one hop.
 
     Attributes:
         route: brings rows of the halo.
-        slots: int64 [route.num_received]: where each goes in the table of all rows that edges can name.
+        slots: int64 [route.num_received]: place of each in the table of all rows that edges can refer to.
     """
 
     route: Route
@@ -47,24 +47,24 @@ class Hop:
 
 @dataclass(eq=False)
 class LocalGraph:
-    """One rank's part of a graph that is trained on as a whole. Made by :func:`local`.
+    """One rank's part of a graph in full-graph training, made by :func:`local`.
 
     Attributes:
         ranks: all ranks, their collectives and counters.
         topology: the whole graph, under global ids.
-        offsets: the first global id of each rank, and at the end N.
+        offsets: the first global id of each rank, and N at the end.
         node_rows: name -> rows [n, ...] of this rank's vertices.
         edge_columns: name -> rows [E, ...] of all edges, in the order of edge ids.
         splits: name -> local numbers, int64, ascending.
         n_id: int64, global ids of this rank's vertices.
-        inner: int64 [r], global ids of others' vertices whose input rows are here, deepest first.
-        depths: int64 [r]: how many layers of each are recomputed here, 0 for one that is only cached.
-        is_planned: some rank may keep vertices of others.
+        inner: int64 [r], global ids of other ranks' vertices whose input rows are kept here, deepest first.
+        depths: int64 [r]: number of layers of each that are recomputed here, 0 for one that is only cached.
+        is_planned: True if some rank may keep vertices of others.
         outer: int64 [h], ascending, global ids of the other vertices of the halo.
         edge_index: int64 [2, e], see the module.
-        e_id: int64 [e], the edges' ids.
-        hops: what each hop fetches; the last serves all hops from there on.
-        whole_halo: brings rows of ``inner`` and ``outer``, whatever is cached.
+        e_id: int64 [e], ids of the edges.
+        hops: rows that each hop fetches; the last entry serves all further hops.
+        whole_halo: brings rows of ``inner`` and ``outer``, cached or not.
     """
 
     ranks: Ranks
@@ -97,7 +97,7 @@ class LocalGraph:
         self.edge_index = torch.stack([self._place(sources), target]).to(self.ranks.device)
         deepest = int(self.depths.max()) + 1 if self.depths.numel() else 0
         last = max(numbers[0] for numbers in self.ranks.gather_numbers("to make a part", [deepest]))
-        # How many layers of each row are right here.
+        # Number of layers whose result for each row is correct on this rank.
         depths = torch.nn.functional.pad(self.depths, (self.num_own, 0), value=last + 1)
         depths = torch.nn.functional.pad(depths, (0, self.outer.numel()), value=-1)
         self.hops = []
@@ -106,10 +106,10 @@ class LocalGraph:
             self.hops.append(self._fetching(named[depths[self._place(named)] < hop]))
         self.whole_halo = self._fetching(self._known)
         self._kept = Kept()
-        self.edge_tensors: dict[str, Tensor] = {}  # rows of edges that were asked for, by name
+        self.edge_tensors: dict[str, Tensor] = {}  # rows of edges that were read so far, by name
 
     def _place(self, ids: Tensor) -> Tensor:
-        """Local numbers of global ids."""
+        """Returns the local numbers of global ids."""
         own = ids - self.offsets[self.ranks.rank]
         if not self._known.numel():
             return own
@@ -124,27 +124,27 @@ class LocalGraph:
 
     @property
     def num_vertices(self) -> int:
-        """N, of the whole graph."""
+        """Number of vertices of the whole graph, N."""
         return self.offsets[-1]
 
     @property
     def num_own(self) -> int:
-        """Rows of this rank in a table: one for each of its vertices, or the one row of a rank without any."""
+        """Rows of this rank in a table: one for each of its vertices, or the single row of a rank without vertices."""
         return max(1, self.n_id.numel())
 
     @property
     def num_inner(self) -> int:
-        """Rows of a table that goes through the model here: this rank's own, and those kept of others."""
+        """Rows of a table that goes through the model here: this rank's own, and the kept ones of other ranks."""
         return self.num_own + self.inner.numel()
 
     @property
     def num_rows(self) -> int:
-        """Rows that edges can name."""
+        """Number of rows that edges can refer to."""
         return self.num_inner + self.outer.numel()
 
     @property
     def num_classes(self) -> int:
-        """Classes of ``y`` on all ranks, as PyG's datasets count them, see :attr:`salientpp.PartitionedGraph.num_classes`; collective."""
+        """Number of classes of ``y`` on all ranks, as PyG's datasets count them, see :attr:`salientpp.PartitionedGraph.num_classes`; collective."""
         y = self.node_rows.get("y")
         if y is not None and y.shape[1:].numel() != 1:
             return y.size(-1)
@@ -158,24 +158,24 @@ class LocalGraph:
 
     @property
     def global_ids(self) -> Tensor:
-        """int64 [num_rows]: of the rows that edges can name; -1 for the row of a rank without vertices."""
+        """Global ids int64 [num_rows] of the rows that edges can refer to; -1 for the row of a rank without vertices."""
         none = torch.full((self.num_own - self.n_id.numel(),), -1, device="cpu")
         return torch.cat([self.n_id, none, self.inner, self.outer])
 
     def owner(self, ids: Tensor) -> Tensor:
-        """The rank of each of int64 [n] global ids."""
+        """Returns the rank of each of int64 [n] global ids."""
         return torch.searchsorted(torch.tensor(self.offsets, device="cpu"), ids, right=True) - 1
 
     # --- rows -----------------------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
-        # Only for what is not there: rows of vertices, of edges, and masks of splits.
+        # Called only for missing attributes: rows of vertices, rows of edges, and masks of splits.
         rows, columns, splits = (self.__dict__.get(each, {}) for each in ("node_rows", "edge_columns", "splits"))
         if name in rows:
             return rows[name]
         if name in columns:
             if name not in self.edge_tensors:
-                with torch.inference_mode(False):  # training needs them too
+                with torch.inference_mode(False):  # training needs these tensors too
                     self.edge_tensors[name] = take_rows(columns[name], self.e_id).to(self.ranks.device)
             return self.edge_tensors[name]
         masks = {f"{split}_mask": numbers for split, numbers in splits.items()}
@@ -187,7 +187,7 @@ class LocalGraph:
         raise AttributeError(f"this graph has no {name!r}; it has edge_index, n_id{known}")
 
     def rows_of_inner(self, name: str) -> Tensor:
-        """[num_inner, ...]: own rows and those of kept vertices, fetched anew where rows were written in place or require a gradient. Collective."""
+        """Returns [num_inner, ...]: own rows and rows of kept vertices, fetched again if rows were written in place or require a gradient. Collective."""
         rows = self.node_rows[name]
         if rows.requires_grad and torch.is_grad_enabled():
             return self._with_inner(rows)
@@ -199,22 +199,22 @@ class LocalGraph:
         return torch.cat([rows, fetched[self.inner.argsort().argsort().to(fetched.device)]])
 
     def with_halo(self, rows: Tensor, hop: Hop, arrived: Tensor) -> Tensor:
-        """The table [num_rows, ...] of which edges name rows: those of ``rows`` [num_inner, ...], and those that arrived in their slots."""
+        """Returns the table [num_rows, ...] that edges refer to: ``rows`` [num_inner, ...], and the arrived rows in their slots."""
         if not self.inner.numel():
-            return torch.cat([rows, arrived])  # the slots of all that is fetched, in order
+            return torch.cat([rows, arrived])  # then the slots are all fetched rows, in order
         empty = rows.new_zeros((self.outer.numel(), *rows.shape[1:]))
         return torch.cat([rows, empty]).index_copy(0, hop.slots, arrived)
 
     def of_whole_halo(self, rows: Tensor) -> Tensor:
-        """The table [num_rows, ...] of rows that are right for this rank's own vertices; those of others come from their owners."""
+        """Returns the table [num_rows, ...] of rows that are correct for this rank's own vertices; other ranks' rows come from their owners."""
         arrived = self.ranks.fetch(rows, self.whole_halo.route, "normalisation")
         return self.with_halo(rows, self.whole_halo, arrived)
 
     def planned(self, inner: Tensor, depths: Tensor) -> LocalGraph:
-        """The same part, which keeps others' vertices too: ``inner`` and ``depths`` as of the class, in any order. Collective."""
+        """Returns the same part, which keeps other ranks' vertices too: ``inner`` and ``depths`` as in the class, in any order. Collective."""
         begin, end = self.offsets[self.ranks.rank : self.ranks.rank + 2]
         if bool(((inner >= begin) & (inner < end)).any()) or inner.unique().numel() != inner.numel():
-            text = "inner must be ids of vertices of other ranks, each once"
+            text = "inner must be ids of vertices of other ranks, without repetition"
             self.ranks.comm.report_failure(f"rank {self.ranks.rank}{self.ranks.comm.of}: {text}")
             raise ValueError(text)
         order = depths.argsort(descending=True, stable=True)
@@ -222,7 +222,7 @@ class LocalGraph:
 
 
 def edges_into(graph: Graph, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """All edges into some vertices: their sources (global ids), their targets as positions in ``targets``, and their ids; int64 [e] each."""
+    """Returns all edges into some vertices: their sources (global ids), their targets as positions in ``targets``, and their ids; int64 [e] each."""
     first = graph.indptr[targets]
     counts = graph.indptr[targets + 1] - first
     target = torch.repeat_interleave(torch.arange(targets.numel(), device="cpu"), counts)
@@ -241,13 +241,13 @@ def local(
     process_group: Any = None,
     timeout: float | timedelta = DEFAULT_TIMEOUT,
 ) -> LocalGraph:
-    """This rank's part of a graph that all ranks train on as a whole. Collective: every rank calls it.
+    """Opens this rank's part of a graph for full-graph training. Collective: every rank calls it.
 
     Args:
-        data: a :class:`~salientpp.PartitionedGraph` of one type, or a PyG ``Data`` that every rank holds alike. Checksums of its contents are compared.
-        offsets: of a ``Data``: the first vertex of each rank, and at the end N; None: even ranges. Of a directory the parts say it.
-        device: where rows go; None: the CPU.
-        dtype: that ``x`` is converted to; None: as stored.
+        data: a :class:`~salientpp.PartitionedGraph` with one type, or a PyG ``Data`` that is equal on every rank. Checksums of its contents are compared.
+        offsets: for a ``Data``: the first vertex of each rank, and N at the end; None: even ranges. A directory takes them from its parts.
+        device: device of the rows; None: the CPU.
+        dtype: dtype that ``x`` is converted to; None: as stored.
         process_group, timeout: as in :class:`~salientpp.NeighborLoader`.
 
     Raises:
@@ -258,7 +258,7 @@ def local(
     error: Exception | None = None
     if not isinstance(data, (PartitionedGraph, Data)):
         error = TypeError(
-            f"data must be a PartitionedGraph (salientpp.load) or a PyG Data, got {type(data).__name__}; graphs of several types are not trained on whole: "
+            f"data must be a PartitionedGraph (salientpp.load) or a PyG Data, got {type(data).__name__}; full-graph training needs one type of vertices: "
             "convert a HeteroData with to_homogeneous()"
         )
     comm = Comm.create(process_group, seconds, at, error)
@@ -282,7 +282,7 @@ def local(
     try:
         everyone = comm.gather_facts(facts, error, "open its part")
     finally:
-        error = None  # else this frame and the traceback would hold each other
+        error = None  # otherwise this frame and the traceback would reference each other
     first = everyone[0]
     for rank, theirs in enumerate(everyone):
         for name, value in theirs.items():
@@ -303,7 +303,7 @@ def local(
 
 
 def _checksum(*tensors: Tensor) -> int:
-    """CRC-32 of the entries. It reads a gigabyte in about half a second."""
+    """Computes the CRC-32 of the entries. It reads a gigabyte in about half a second."""
     checksum = 0
     for tensor in tensors:
         checksum = zlib.crc32(bytes_of(tensor.cpu()).numpy().data, zlib.crc32(str(tensor.dtype).encode(), checksum))
@@ -311,16 +311,16 @@ def _checksum(*tensors: Tensor) -> int:
 
 
 def _of_directory(part: PartitionedGraph, comm: Comm) -> tuple[Any, ...]:
-    """Arguments of a :class:`LocalGraph` but the first, and checksums of all that ranks cut their parts from: what it is -> equal for equal contents."""
+    """Returns the arguments of a :class:`LocalGraph` except the first, and checksums of all the data that ranks cut their parts from, by name."""
     if part.is_hetero:
         raise ValueError(
-            f"{part.root} has several types of vertices; full-graph training is for graphs of one type: convert the HeteroData with to_homogeneous() and "
-            "partition that"
+            f"{part.root} has several types of vertices, but full-graph training needs one type; convert the HeteroData with to_homogeneous() and "
+            "partition the result"
         )
     whole = part.whole
     if comm.size > whole.num_parts:
         raise ValueError(
-            f"{part.root} has {whole.num_parts} parts, and full-graph training gives each of the {comm.size} ranks its own; start at most "
+            f"{part.root} has {whole.num_parts} parts, but full-graph training gives each of the {comm.size} ranks its own; start at most "
             f"{whole.num_parts} ranks, or partition into {comm.size} parts"
         )
     view = whole.joined(runs(whole.num_parts, comm.size), comm.rank)
@@ -332,18 +332,20 @@ def _of_directory(part: PartitionedGraph, comm: Comm) -> tuple[Any, ...]:
     offsets = tuple(view.book.offsets.tolist())
     for value in rows.values():
         if value.size(0) != end - begin:
-            raise ValueError(f"{part.root} must have {end - begin} rows in the part of rank {comm.rank}")
+            raise ValueError(
+                f"{part.root} must have {end - begin} rows in the part of rank {comm.rank}, got {value.size(0)}"
+            )
     return view.graph, offsets, rows, dict(view.edge_rows()), splits, {"the directory": part.fingerprint}
 
 
 def _of_data(data: Data, comm: Comm, offsets: Sequence[int] | None) -> tuple[Any, ...]:
-    """As :func:`_of_directory`."""
+    """Does the same as :func:`_of_directory`, for a ``Data``."""
     graph = Graph.from_data(data)
     number, size = graph.num_vertices, comm.size
     bounds = tuple(runs(number, size)) if offsets is None else tuple(int(each) for each in offsets)
     if len(bounds) != size + 1 or bounds[0] != 0 or bounds[-1] != number or list(bounds) != sorted(bounds):
         raise ValueError(
-            f"offsets must ascend from 0 to the {number} vertices, one for each of {size} ranks and one at the end, got {list(bounds)}"
+            f"offsets must ascend from 0 to {number}, the number of vertices, with one entry per rank ({size}) and one at the end, got {list(bounds)}"
         )
     begin, end = bounds[comm.rank : comm.rank + 2]
     rows: dict[str, Tensor] = {}

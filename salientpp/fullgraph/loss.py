@@ -1,4 +1,4 @@
-"""A loss over the training vertices of all ranks, and a score. A rank's gradient is that of its own share; a distributed model adds the ranks' up."""
+"""Loss and accuracy over the vertices of all ranks. A rank computes the gradient of its own share; a distributed model sums these over the ranks."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from salientpp.fullgraph.product import wide
 
 
 def loss_mean(losses: Tensor, of: LocalGraph | DistributedModel, weight: Tensor | None = None) -> Tensor:
-    """The mean of all ranks' losses, the same number on every rank. Collective; call ``backward()`` of it on every rank.
+    """Returns the mean of all ranks' losses, the same number on every rank. Collective; call ``backward()`` on it on every rank.
 
     Args:
-        losses: [m, ...], those of this rank's training vertices (``reduction="none"``); m may be 0.
+        losses: [m, ...], losses of this rank's training vertices (``reduction="none"``); m may be 0.
         of: the graph or the model.
-        weight: as ``losses``, or None: the mean is ``sum(weight * losses) / sum(weight)``.
+        weight: same shape as ``losses``, or None; the mean is ``sum(weight * losses) / sum(weight)``.
 
     Returns:
-        A scalar. Where there is no training vertex on any rank it is NaN, as torch's mean of nothing.
+        A scalar. It is NaN if no rank has a training vertex, like torch's mean of nothing.
     """
     if not isinstance(losses, Tensor) or losses.dim() == 0:
         raise ValueError(
             "losses must be a tensor [m, ...], one loss for each of this rank's training vertices (reduction='none'), got "
-            f"{'a scalar' if isinstance(losses, Tensor) else type(losses).__name__}: means of ranks do not add up to the mean"
+            f"{'a scalar' if isinstance(losses, Tensor) else type(losses).__name__}; the mean over all ranks does not follow from the means of the ranks"
         )
     ranks = of.ranks
     values = losses if weight is None else losses * weight
-    dtype = wide(values.dtype)  # 257 losses would be 256 in bfloat16
+    dtype = wide(values.dtype)  # bfloat16 would round a count of 257 to 256
     count = torch.tensor(losses.numel(), device="cpu") if weight is None else weight.detach().sum(dtype=dtype)
     return _Mean.apply(values.sum(dtype=dtype), count.to(values.device, dtype), ranks).to(values.dtype)
 
@@ -52,7 +52,7 @@ class _Mean(torch.autograd.Function):
 
 @torch.no_grad()
 def accuracy(prediction: Tensor, y: Tensor, of: LocalGraph | DistributedModel) -> float:
-    """The share of right predictions over all ranks. Collective.
+    """Returns the fraction of correct predictions over all ranks. Collective.
 
     Args:
         prediction: [m] classes, or [m, C] scores.

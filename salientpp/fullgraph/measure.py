@@ -1,6 +1,6 @@
-"""Seconds that a word, an edge and a vertex take on these machines, by which layouts and plans are chosen.
+"""Measures the seconds that a word, an edge and a vertex take on these machines. Layouts and plans are chosen by these constants.
 
-Each rank measures for a fraction of a second, all at the same time as in training, and the slowest counts.
+Each rank measures for a fraction of a second, all at the same time as in training, and the slowest rank counts.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from salientpp.fullgraph.exchange import Route
 from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.product import Sparse, multiplied
 
-#: Rows and columns of what is timed, and how often.
+#: Rows and columns of the timed products, and number of repetitions.
 _ROWS, _WIDTH, _TIMES = 4096, 64, 5
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Seconds, of a forward and of a backward step alike.
+    """Seconds of basic steps, the same for forward and backward.
 
     Attributes:
-        edge: to add a word along an edge (T_e).
-        vertex: to multiply and add for a word of a vertex's row and one of a layer's output (T_v).
-        word: for a word to come from another rank (T_c).
-        exchange: for an exchange of nothing.
-        kept: of a step of a rank that keeps any vertex of others, beside what each takes: rows that are here and rows that arrive become one table.
+        edge: time to add a word along an edge (T_e).
+        vertex: time to multiply and add a word of a vertex's row for one word of a layer's output (T_v).
+        word: time for a word to arrive from another rank (T_c).
+        exchange: time of an exchange without rows.
+        kept: further time of a step if a rank keeps any vertex of others, because kept rows and arriving rows are joined into one table.
     """
 
     edge: float
@@ -39,7 +39,7 @@ class Constants:
 
 
 def calibrate(graph: LocalGraph) -> Constants:
-    """The constants of these ranks, the same on each. Collective; takes a fraction of a second."""
+    """Measures the constants of these ranks, the same on each. Collective; takes a fraction of a second."""
     ranks, size = graph.ranks, graph.ranks.size
     dtype = graph.x.dtype if "x" in graph.node_rows and graph.x.is_floating_point() else torch.float32
     draw = torch.Generator().manual_seed(0)
@@ -64,7 +64,7 @@ def calibrate(graph: LocalGraph) -> Constants:
 
 
 def _seconds(action: Callable[[], object], device: torch.device) -> float:
-    """The least of several."""
+    """Returns the shortest of several runs."""
     least = float("inf")
     for _ in range(_TIMES):
         begin = time.perf_counter()

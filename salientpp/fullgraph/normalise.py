@@ -1,4 +1,4 @@
-"""Batch normalisation over the vertices of all ranks, and symmetric normalisation (``gcn_norm``) by degrees from the owners."""
+"""Batch normalisation over the vertices of all ranks, and symmetric normalisation (``gcn_norm``) with degrees from the owners."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from salientpp.fullgraph.product import wide
 
 
 def batch_norm(norm: _BatchNorm, rows: Tensor, graph: LocalGraph) -> Tensor:
-    """What ``norm(rows)`` gives where the rows [num_inner, C] of all ranks are one batch."""
+    """Returns ``norm(rows)`` as if the rows [num_inner, C] of all ranks were one batch."""
     if rows.dim() != 2 or rows.size(0) != graph.num_inner:
         raise ValueError(
             f"{type(norm).__name__} must get one row for each of the {graph.num_inner} vertices here, [{graph.num_inner}, C], got {list(rows.shape)}"
@@ -50,21 +50,21 @@ def batch_norm(norm: _BatchNorm, rows: Tensor, graph: LocalGraph) -> Tensor:
 
 
 class Helpers:
-    """PyG's helper functions, for edges into the vertices of one rank. ``kept`` has what was computed from tensors of the graph, for all steps."""
+    """PyG's helper functions, for edges into the vertices of one rank. ``kept`` stores values computed from tensors of the graph, for all steps."""
 
     def __init__(self, graph: LocalGraph) -> None:
         self._graph = graph
         self.kept = Kept()
 
     def is_static(self, tensor: Tensor | None) -> bool:
-        """Whether a tensor is the graph's, or was computed from such tensors."""
+        """Returns True if a tensor belongs to the graph, or was computed from such tensors."""
         if tensor is None or tensor is self._graph.edge_index:
             return True
         columns = self._graph.edge_tensors.values()
         return self.kept.has(tensor) or any(tensor is each for each in columns if not each.requires_grad)
 
     def by_name(self) -> dict[str, Callable[..., Any]]:
-        adding = utils.add_self_loops, utils.add_remaining_self_loops  # without `num_nodes`, to the vertices here
+        adding = utils.add_self_loops, utils.add_remaining_self_loops  # without num_nodes, they would miss vertices
         loops = {each.__name__: partial(each, num_nodes=self._graph.num_inner) for each in adding}
         return {"gcn_norm": self.gcn_norm, **loops}
 
@@ -78,7 +78,7 @@ class Helpers:
         flow: str = "source_to_target",
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As PyG's; weights of edges from the halo take the degrees that their sources have on their own ranks."""
+        """Computes the same as PyG's function. Edges from the halo use the degrees that their sources have on their own ranks."""
         graph = self._graph
 
         def make() -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Functions over the tensors in what a model returns: tensors in tuples, lists, mutable mappings (as of transformers) and dataclasses, nested in any way."""
+"""Functions over the tensors in a model's output: tuples, lists, mutable mappings (as in transformers) and dataclasses, nested in any way."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Values without tensors.
+#: Types of values without tensors.
 _PLAIN = (type(None), str, bytes, numbers.Number, enum.Enum, torch.dtype, torch.device)
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
-    """Every tensor in ``value``. Objects that are no known container are skipped."""
+    """Yields every tensor in ``value``. Unknown containers are skipped."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -32,10 +32,10 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 
 def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """A copy of ``value`` in which every tensor is replaced by ``function`` of it. ``value`` itself stays as it is.
+    """Returns a copy of ``value`` in which ``function`` has been applied to every tensor. ``value`` itself is unchanged.
 
     Raises:
-        TypeError: ``value`` holds an object that is no known container.
+        TypeError: ``value`` holds an object of an unknown container type.
     """
     if isinstance(value, Tensor):
         return function(value)

@@ -1,8 +1,8 @@
-"""Stand-ins of a model's parameters, through which their gradients are summed over the ranks.
+"""Stand-ins for a model's parameters, through which their gradients are summed over the ranks.
 
-While a distributed model runs, its modules have stand-ins in the place of their parameters (:meth:`~salientpp.fullgraph.exchange.Ranks.replicated`).
-A model can also reach a parameter from a list, a dict or a closure. So :class:`Substituted` gives the stand-in to every function of torch that is called with
-a parameter. :func:`check_gradients` finds in the graph of autograd what even this does not see: a call of ``torch.autograd.Function`` or TorchScript.
+While a distributed model runs, its modules have stand-ins instead of their parameters (:meth:`~salientpp.fullgraph.exchange.Ranks.replicated`). A model
+can also reach a parameter through a list, a dict or a closure. So :class:`Substituted` gives the stand-in to every torch function that is called with
+a parameter. Calls of ``torch.autograd.Function`` or TorchScript bypass even this; :func:`check_gradients` finds them in the autograd graph.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from salientpp.fullgraph.outputs import tensors_of
 
 
 class Substituted(TorchFunctionMode):
-    """While this is active, functions of torch that are called with a parameter get its stand-in, given by ``id`` of the parameter."""
+    """Replaces a parameter in the arguments of torch functions by its stand-in, while it is active. Stand-ins are given by ``id`` of the parameter."""
 
     def __init__(self, stand_ins: Mapping[int, Tensor]) -> None:
         super().__init__()
@@ -40,10 +40,10 @@ class Substituted(TorchFunctionMode):
 
 
 def check_gradients(out: Any, model: torch.nn.Module, stand_ins: Mapping[int, Tensor]) -> None:
-    """Check that gradients of ``out`` reach the parameters through their stand-ins alone.
+    """Checks that gradients of ``out`` reach the parameters only through their stand-ins.
 
     Raises:
-        ValueError: they would reach one in another way, and so would not be summed over the ranks; the text names it.
+        ValueError: they would reach a parameter in another way, and so would not be summed over the ranks; the text names the parameter.
     """
     waiting: list[Any] = []
     for tensor in tensors_of(out):
@@ -61,7 +61,7 @@ def check_gradients(out: Any, model: torch.nn.Module, stand_ins: Mapping[int, Te
             continue
         if name == "CheckpointFunctionBackward":
             raise ValueError(
-                "torch.utils.checkpoint(..., use_reentrant=True) in the model would leave gradients of parameters on their rank; give use_reentrant=False"
+                "torch.utils.checkpoint(..., use_reentrant=True) in the model would leave gradients of parameters on their rank; pass use_reentrant=False"
             )
         variable = getattr(node, "variable", None)
         if id(variable) in stand_ins:

@@ -1,12 +1,12 @@
-"""A plan says of each vertex of another rank whether its row is fetched at every hop, its input row is cached, or some of its layers are computed again.
+"""Plans of full-graph training: for each vertex of another rank, fetch its row at every hop, cache its input row, or also recompute some of its layers.
 
-A row of hop h (the h-th aggregation of the model) is here if the vertex is this rank's, or if h of its layers are computed here. Else it is fetched: ``w_h``
-words, and as many of its gradient where the row depends on parameters. For a recomputed vertex its edges are aggregated, and the rows of its in-neighbours
-must be here or be fetched too; what two of them share is paid once. NeutronStar ("NeutronStar: distributed GNN training with hybrid dependency management",
-Wang et al., SIGMOD 2022) chooses between fetching and recomputing so.
+A row of hop h (the h-th aggregation of the model) is available if the vertex is this rank's, or if h of its layers are computed here. Otherwise it is fetched,
+which takes ``w_h`` words, and again for its gradient if the row depends on parameters. A recomputed vertex needs its edges aggregated, and the rows
+of its in-neighbours available or fetched; a row that two of them need is paid once. The choice between fetching and recomputing follows NeutronStar
+("NeutronStar: distributed GNN training with hybrid dependency management", Wang et al., SIGMOD 2022).
 
-The plan of least cost is a minimum cut: what a vertex keeps is a chain of yes-or-no choices, and a fetch is paid where a row is needed and not kept. A memory
-budget is a price on memory, raised until the plan fits.
+The cheapest plan is a minimum cut: a vertex is a chain of yes-or-no choices, and a fetch is paid for a row that is needed but not kept. A memory
+budget becomes a price on memory, which is raised until the plan fits.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from salientpp.fullgraph.measure import Constants, calibrate
 from salientpp.fullgraph.trial import StepTimes, in_turns, step_times
 from salientpp.graph.csc import Graph
 
-#: Choices up to which a minimum cut is looked for.
+#: Number of choices up to which a minimum cut is computed.
 _EXACT = 4000
 
-#: Halvings of the range of a price on memory.
+#: Number of bisection steps for the price on memory.
 _PRICES = 24
 
 _FETCH = -1
@@ -39,10 +39,10 @@ _UNIT = Constants(1.0, 1.0, 1.0, 1.0)
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """Seconds of a step, per vertex of another rank."""
+    """Seconds of a training step, per vertex of another rank."""
 
     widths: Sequence[int]  # words of a row at each hop
-    backward: Sequence[bool]  # whether a row's gradient goes back, at each hop
+    backward: Sequence[bool]  # True for hops at which a row's gradient travels back
     constants: Constants
 
     @property
@@ -50,7 +50,7 @@ class Costs:
         return len(self.widths)
 
     def words(self, hop: int) -> int:
-        """Of a fetched row, and of its gradient."""
+        """Returns the words of a fetched row, and of its gradient."""
         return self.widths[hop] * (2 if self.backward[hop] else 1)
 
     def fetch(self, hop: int) -> float:
@@ -58,17 +58,17 @@ class Costs:
 
     @property
     def vertex(self) -> float:
-        """Of one that is kept: it goes through every layer's product with the weights, forward and twice backward."""
+        """Seconds of a kept vertex: it goes through every layer's product with the weights, forward and twice backward."""
         after = [*self.widths[1:], self.widths[-1]]
         return sum(3 * a * b for a, b in zip(self.widths, after, strict=True)) * self.constants.vertex
 
     @property
     def edge(self) -> float:
-        """Of one into a recomputed vertex, which is aggregated at every hop, forward and backward."""
+        """Seconds of an edge into a recomputed vertex, which is aggregated at every hop, forward and backward."""
         return 2 * sum(self.widths) * self.constants.edge
 
     def timed(self, times: StepTimes, alone: Constants) -> Costs:
-        """With the constants by which a vertex, an edge and a word cost what steps took, but no less of a vertex or an edge than what they take ``alone``."""
+        """Returns costs with constants that match timed steps. A vertex or an edge costs at least what it takes ``alone``."""
         constants = Constants(
             edge=max(alone.edge, times.edge * self.constants.edge / self.edge),
             vertex=max(alone.vertex, times.vertex * self.constants.vertex / self.vertex),
@@ -80,19 +80,19 @@ class Costs:
 
     @property
     def kept_words(self) -> int:
-        """Memory of a kept vertex: its rows at all hops."""
+        """Words of memory of a kept vertex: its rows at all hops."""
         return sum(self.widths)
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What one rank is to decide.
+    """Decision problem of one rank.
 
     Attributes:
-        candidates: int64 [m], ascending: global ids of others' vertices that may be kept.
-        is_named: bool [m]: this rank's own vertices have edges from them.
-        sources, targets: int64 [e], of the edges between candidates, as places in ``candidates``.
-        in_degree: int64 [m], all edges into each.
+        candidates: int64 [m], ascending: global ids of other ranks' vertices that may be kept.
+        is_named: bool [m]: True if this rank's own vertices have edges from the candidate.
+        sources, targets: int64 [e], ends of the edges between candidates, as places in ``candidates``.
+        in_degree: int64 [m], number of all edges into each candidate.
     """
 
     costs: Costs
@@ -104,7 +104,7 @@ class Problem:
 
     @classmethod
     def of(cls, graph: Graph, begin: int, end: int, costs: Costs) -> Problem:
-        """Of the rank that has the vertices ``begin`` to ``end - 1``: others' within as many hops as the model has."""
+        """Makes the problem of the rank with the vertices ``begin`` to ``end - 1``. Candidates are as many hops away as the model has, or fewer."""
         others = lambda ids: ids[(ids < begin) | (ids >= end)].unique()  # noqa: E731
         named = latest = candidates = others(edges_into(graph, torch.arange(begin, end, device="cpu"))[0])
         for _ in range(costs.num_hops - 1):
@@ -116,12 +116,12 @@ class Problem:
         is_candidate = torch.isin(sources, candidates)
         place = torch.searchsorted(candidates, sources[is_candidate])
         degrees = graph.indptr[candidates + 1] - graph.indptr[candidates]
-        # Repeated edges name a row once.
+        # Repeated edges refer to a row once.
         pairs = torch.stack([place, targets[is_candidate]]).unique(dim=1)
         return cls(costs, candidates, torch.isin(candidates, named), pairs[0], pairs[1], degrees)
 
     def fetched(self, depths: Tensor) -> list[Tensor]:
-        """Per hop, which candidates are fetched: bool [..., m]. Depths [..., m] are -1 if fetched at every hop, 0 cached, l if l layers are recomputed."""
+        """Returns the fetched candidates per hop: bool [..., m]. Depths [..., m] are -1 if fetched at every hop, 0 if cached, l if l layers are recomputed."""
         found = []
         for hop in range(self.costs.num_hops):
             named = self.is_named.to(torch.uint8).expand(depths.shape).clone()
@@ -131,7 +131,7 @@ class Problem:
         return found
 
     def seconds(self, depths: Tensor) -> Tensor:
-        """float64 [...]: of a step, what depends on the plan."""
+        """Returns the seconds of a step that depend on the plan, float64 [...]."""
         costs = self.costs
         total = (depths >= 0).sum(-1) * costs.vertex + (depths >= 0).any(-1) * costs.constants.kept
         total = total + ((depths > 0) * self.in_degree).sum(-1) * costs.edge
@@ -140,13 +140,13 @@ class Problem:
         return total.to(torch.float64)
 
     def memory(self, depths: Tensor) -> Tensor:
-        """Words [...] that kept rows and edges take; an edge has three, its ends and its weight."""
+        """Returns the words [...] of memory for kept rows and edges; an edge takes three, for its ends and its weight."""
         return (depths >= 0).sum(-1) * self.costs.kept_words + ((depths > 0) * self.in_degree).sum(-1) * 3
 
     # --- solutions ------------------------------------------------------------------------------------------
 
     def pure(self, kind: str) -> Tensor:
-        """'fetch': nothing is kept; 'cache': the input rows that this rank's vertices name; 'recompute': all layers, so that nothing is fetched in a step."""
+        """Returns a pure plan. 'fetch' keeps nothing; 'cache' the input rows that this rank's vertices need; 'recompute' all layers, and fetches nothing."""
         depths = torch.full_like(self.candidates, _FETCH)
         if kind == "cache":
             depths[self.is_named] = 0
@@ -158,7 +158,7 @@ class Problem:
         return depths
 
     def solve(self, budget: float = inf) -> Tensor:
-        """int64 [m]: depths of a plan that takes at most ``budget`` words of memory, and no longer than the pure plans that fit."""
+        """Returns the depths int64 [m] of a plan with at most ``budget`` words of memory, and at most the time of the pure plans that fit."""
         is_exact = self.candidates.numel() * self.costs.num_hops <= _EXACT
         plan = self._cut(0.0) if is_exact else self._greedy(budget)
         if float(self.memory(plan)) > budget:
@@ -168,7 +168,7 @@ class Problem:
         return min(fitting, key=lambda depths: float(self.seconds(depths)))
 
     def _within(self, budget: float) -> Tensor:
-        """The plan of least cost at the lowest price of memory at which it fits, and what still fits beside it."""
+        """Returns the cheapest plan at the lowest price of memory at which it fits, extended by whatever else fits."""
         low, high = 0.0, max(self.costs.fetch(hop) for hop in range(self.costs.num_hops)) * self.costs.num_hops
         best = self.pure("fetch")
         for _ in range(_PRICES):
@@ -181,7 +181,7 @@ class Problem:
         return self._greedy(budget, best)
 
     def _cut(self, price: float) -> Tensor:
-        """The depths of least cost, where a word of memory costs ``price`` seconds."""
+        """Returns the depths of least cost if a word of memory costs ``price`` seconds."""
         costs, number, hops = self.costs, self.candidates.numel(), self.costs.num_hops
         source, sink = 2 * number * hops, 2 * number * hops + 1
         flow = _Flow(sink + 1)
@@ -205,13 +205,15 @@ class Problem:
         return torch.tensor(depths, dtype=torch.int64, device="cpu")
 
     def _greedy(self, budget: float = inf, start: Tensor | None = None) -> Tensor:
-        """Deepen one vertex by one layer, always the one that saves most, as long as one saves. A saving is worked out again when it comes first."""
+        """Deepens one vertex by one layer at a time, always the one that saves most, while any saves. Each saving is recomputed when it comes first."""
         costs, hops = self.costs, self.costs.num_hops
         start = self.pure("fetch") if start is None else start
         spare, depths = budget - float(self.memory(start)), start.tolist()
         degrees, named = self.in_degree.tolist(), self.is_named.tolist()
         into: list[list[int]] = [[] for _ in depths]
-        uses = [[0] * hops for _ in depths]  # how many vertices name a row at each hop, this rank's own counting once
+        uses = [
+            [0] * hops for _ in depths
+        ]  # number of vertices that need a row at each hop; all of this rank's own count once
         for u, v in zip(self.sources.tolist(), self.targets.tolist()):
             into[v].append(u)
             for hop in range(max(0, depths[v])):
@@ -221,12 +223,12 @@ class Problem:
                 uses[vertex][hop] += is_named
 
         def saving(v: int) -> tuple[float, int]:
-            """(seconds, words of memory) of one layer more."""
+            """Returns the (seconds, words of memory) of one further layer."""
             depth = depths[v] + 1
             saved = costs.fetch(depth) if uses[v][depth] else 0.0
             if depth == 0:
                 return saved - costs.vertex, costs.kept_words
-            # Its in-neighbours' rows are needed one hop before.
+            # The rows of its in-neighbours are needed one hop earlier.
             hop = depth - 1
             more = sum(costs.fetch(hop) for u in into[v] if depths[u] < hop and not uses[u][hop])
             edges = degrees[v] if depth == 1 else 0
@@ -257,7 +259,7 @@ class Problem:
 
 
 class _Flow:
-    """A maximum flow (Dinic), and the cut that it shows."""
+    """Maximum flow (Dinic), and the minimum cut that follows from it."""
 
     def __init__(self, number: int) -> None:
         self.edges: list[list[int]] = [[] for _ in range(number)]
@@ -271,7 +273,7 @@ class _Flow:
             self.left.append(size)
 
     def cut(self, source: int, sink: int) -> list[bool]:
-        """Which nodes are on the source's side."""
+        """Returns True for each node on the source's side."""
         finite = [size for size in self.left if size not in (0.0, inf)]
         least = 1e-12 * max(finite, default=1.0)
         while True:
@@ -295,7 +297,7 @@ class _Flow:
         return level
 
     def _push(self, source: int, sink: int, level: list[int], at: list[int], least: float) -> bool:
-        """Along one path; whether there was any."""
+        """Pushes flow along one path; returns False if no path exists."""
         path: list[int] = []
         node = source
         while node != sink:
@@ -320,10 +322,10 @@ class _Flow:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What one rank keeps of others' vertices.
+    """Vertices of other ranks that one rank keeps.
 
     Attributes:
-        depths: int64 [m], of the candidates; -1 fetched, 0 cached, l where l layers are recomputed.
+        depths: int64 [m], for the candidates: -1 fetched, 0 cached, l if l layers are recomputed.
         graph: the rank's part without a plan.
     """
 
@@ -332,13 +334,16 @@ class Plan:
     graph: LocalGraph = field(repr=False)
 
     def apply(self) -> LocalGraph:
-        """The part under this plan, for :func:`salientpp.distribute`. Collective."""
+        """Returns the part under this plan, for :func:`salientpp.distribute`. Collective."""
         kept = self.depths >= 0
         return self.graph.planned(self.problem.candidates[kept], self.depths[kept])
 
     def summary(self) -> dict[str, float]:
-        """What this rank is to expect of a step: rows and words that come in, vertices cached and recomputed, edges recomputed, words of memory, and the
-        seconds that depend on the plan."""
+        """Returns this rank's forecast of a step.
+
+        It has the rows and words that arrive, the vertices cached and recomputed, the edges recomputed, the words of memory, and the seconds that depend
+        on the plan.
+        """
         costs = self.problem.costs
         rows = [int(fetched.sum()) for fetched in self.problem.fetched(self.depths)]
         is_recomputed = self.depths > 0
@@ -361,16 +366,16 @@ def plan_for(
     budget: float | None = None,
     constants: Constants | None = None,
 ) -> Plan:
-    """Decide for each vertex of other ranks whether its rows are fetched, cached or computed again. Collective.
+    """Decides for each vertex of other ranks whether its rows are fetched, cached or recomputed. Collective.
 
     Args:
-        model: of :func:`salientpp.distribute`, with layout='halo' and without a plan; it is called in evaluation mode, to see how wide rows are and how long
-            steps take; parameters and their gradients stay as they are.
-        model_arguments: that it is called with; none: ``(graph.x, graph.edge_index)``.
+        model: from :func:`salientpp.distribute`, with layout='halo' and without a plan. It is called in evaluation mode, to measure the widths of rows and the
+            times of steps. Parameters and their gradients stay as they are.
+        model_arguments: arguments of the model; none: ``(graph.x, graph.edge_index)``.
         kind: 'hybrid', or a pure plan: 'fetch', 'cache' or 'recompute'.
-        budget: words of memory for what is kept on this rank; None: any.
-        constants: of the machines; None: measured now, by steps of this model (:mod:`salientpp.fullgraph.trial`); then steps under the hybrid plan are timed
-            too, and under those that fetch and cache everything, and the fastest of the three is taken.
+        budget: words of memory for vertices kept on this rank; None: unlimited.
+        constants: times of the machines; None: they are measured, by steps of this model (:mod:`salientpp.fullgraph.trial`). Steps are then timed under the
+            hybrid plan and under the plans that fetch or cache everything, and the fastest of the three is taken.
 
     Raises:
         ValueError: an argument is wrong.
@@ -379,7 +384,7 @@ def plan_for(
         raise ValueError(f"kind must be 'hybrid', 'fetch', 'cache' or 'recompute', got {kind!r}")
     graph = model.graph
     if graph.is_planned or model.layout != "halo":
-        raise ValueError("plan_for takes a model with layout='halo' and without a plan; distribute it again")
+        raise ValueError("plan_for needs a model with layout='halo' and without a plan; distribute it again")
     arguments = model_arguments or (graph.x, graph.edge_index)
     begin, end = graph.offsets[graph.ranks.rank : graph.ranks.rank + 2]
     modes = {module: module.training for module in model.modules()}
@@ -400,7 +405,7 @@ def plan_for(
 
 
 def _fastest(plan: Plan, model: DistributedModel, arguments: Sequence[Tensor], budget: float) -> Plan:
-    """``plan``, or a pure one whose steps take less time, but not to recompute everything, which may take far more memory. Collective."""
+    """Returns ``plan``, or a faster pure plan. The plan to recompute everything is not tried, as it may need far more memory. Collective."""
     problem, graph = plan.problem, plan.graph
     pure = [Plan(problem, problem.pure(kind), graph) for kind in ("fetch", "cache")]
     fits = [float(problem.memory(each.depths)) <= budget for each in pure]

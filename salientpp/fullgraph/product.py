@@ -1,4 +1,4 @@
-"""Linear aggregations as products of a sparse matrix and rows, computed while rows are still on their way, forward and backward."""
+"""Linear aggregations as products of a sparse matrix and rows. The computation overlaps with the exchange of rows, forward and backward."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from salientpp.fullgraph.local import Hop, LocalGraph
 
 @dataclass(frozen=True, eq=False)
 class Sparse:
-    """A constant sparse matrix, and its transpose for the way back.
+    """Constant sparse matrix, and its transpose for the backward.
 
-    On the CPU torch multiplies no matrices of narrow numbers. There the values are float32, and so are sums, whatever the rows are.
+    On the CPU, torch does not multiply sparse matrices of 16-bit floats. There, the values and the sums are float32, whatever the rows are.
     """
 
     forth: Tensor  # CSR
@@ -26,13 +26,13 @@ class Sparse:
 
     @classmethod
     def of(cls, row: Tensor, column: Tensor, value: Tensor, shape: tuple[int, int]) -> Sparse:
-        """From coordinates; repeated ones add up."""
+        """Makes the matrix from coordinates; repeated coordinates add up."""
         if value.device.type == "cpu":
             value = value.to(wide(value.dtype))
         return cls(_csr(row, column, value, shape), _csr(column, row, value, (shape[1], shape[0])))
 
     def __matmul__(self, rows: Tensor) -> Tensor:
-        """The product, in the matrix's dtype."""
+        """Multiplies rows by the matrix, in the matrix's dtype."""
         return _Product.apply(rows, self)
 
 
@@ -41,12 +41,12 @@ def _csr(row: Tensor, column: Tensor, value: Tensor, shape: tuple[int, int]) -> 
     indptr = torch.zeros(shape[0] + 1, dtype=torch.int64, device=row.device)
     indptr[1:] = torch.bincount(row, minlength=shape[0]).cumsum(0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that CSR is in beta
+        warnings.simplefilter("ignore")  # torch warns that CSR is in beta
         return torch.sparse_csr_tensor(indptr, column[order], value[order], shape, device="cpu")
 
 
 def multiplied(matrix: Tensor, rows: Tensor) -> Tensor:
-    """``matrix @ rows`` for a CSR matrix, also where either is empty. Rows of another dtype are converted to the matrix's."""
+    """Returns ``matrix @ rows`` for a CSR matrix, also if either is empty. Rows of another dtype are converted to the matrix's."""
     if not matrix.values().numel() or not rows.numel():
         return rows.new_zeros((matrix.size(0), rows.size(1)), dtype=matrix.dtype)
     with torch.autocast(rows.device.type, enabled=False):
@@ -54,7 +54,7 @@ def multiplied(matrix: Tensor, rows: Tensor) -> Tensor:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to add up numbers of ``dtype`` in: float32 for the two narrow ones."""
+    """Returns the dtype in which numbers of ``dtype`` are added up: float32 for the two 16-bit floats."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
@@ -72,26 +72,26 @@ class _Product(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """A rank's rows of a sparse matrix over the whole graph, in the local numbers of a :class:`LocalGraph`."""
+    """Rows of a sparse matrix over the whole graph on one rank, in the local numbers of a :class:`LocalGraph`."""
 
     graph: LocalGraph
-    inner: Sparse  # [num_inner, num_inner], of sources whose rows are in the table
-    outer: Sparse  # [num_inner, outer], of the others
+    inner: Sparse  # [num_inner, num_inner], for sources whose rows are in the rank's table
+    outer: Sparse  # [num_inner, outer], for other sources
 
     def multiply(self, rows: Tensor, hop: Hop) -> Tensor:
-        """The rows [num_inner, f] of the product, of rows [num_inner, f] that are right here, and those that ``hop`` fetches; in the matrix's dtype."""
+        """Returns the product's rows [num_inner, f], given rows [num_inner, f] that are correct here and those that ``hop`` fetches; in the matrix's dtype."""
         graph = self.graph
         flight = Flight(graph.ranks, rows, hop.route)
         if not graph.inner.numel():
             near = self.inner @ rows
             return near + self.outer @ flight.rows()
-        # What arrives may replace rows of the table, so both products come after it.
+        # Arriving rows may replace rows of the table, so both products must wait for them.
         table = graph.with_halo(rows, hop, flight.rows())
         return self.inner @ table[: graph.num_inner] + self.outer @ table[graph.num_inner :]
 
 
 def halo_operand(graph: LocalGraph, edge_index: Tensor, value: Tensor) -> Operand:
-    """The matrix of edges with values, in the graph's local numbers."""
+    """Makes the matrix of edges with values, in the graph's local numbers."""
     source, target = edge_index
     size = graph.num_inner
     is_inner, is_outer = source < size, source >= size

@@ -1,7 +1,12 @@
-"""Times of steps of a model, forward and backward on all ranks at once. Their differences are what a vertex, an edge and a word take in a step.
+"""Timed training steps of a model on all ranks at once. Their differences give the time of one vertex, edge and word in a step.
 
-Five kinds of steps are timed: the step as it is; with one vertex of another rank cached; with every second vertex of the halo cached; with a layer of some of
-these computed again, which is at most about as many edges more as a rank has; with all edges from vertices of the same rank.
+Five kinds of steps are timed:
+
+* the plain step;
+* a step with one vertex of another rank cached;
+* a step with every second vertex of the halo cached;
+* such a step that also recomputes a layer of some of these vertices, with at most about as many further edges as a rank has;
+* a step with all edges from vertices of the same rank.
 """
 
 from __future__ import annotations
@@ -20,19 +25,19 @@ from salientpp.fullgraph.local import LocalGraph, edges_into
 from salientpp.fullgraph.outputs import tensors_of
 from salientpp.graph.csc import Graph
 
-#: Rounds in which a step of each kind is timed, after one that warms up: at least and at most, and the seconds after which it is enough.
+#: Number of timed rounds after a warm-up round: minimum, maximum, and the seconds after which no more are started.
 _LEAST, _MOST, _ENOUGH = 3, 30, 5.0
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of a step, the same on each rank: what one more on the rank that has most of them takes. Below zero where the noise is larger than that.
+    """Seconds of a step that one further item takes on the rank with most of them, equal on all ranks. Below zero if the noise is larger.
 
     Attributes:
-        vertex: that is cached, with its rows at all layers.
-        edge: at all layers.
-        word: fetched, or of a gradient that goes back.
-        kept: to keep any vertex of another rank at all.
+        vertex: time of a cached vertex, with its rows at all layers.
+        edge: time of an edge, at all layers.
+        word: time of a fetched word, or of a word of a gradient that travels back.
+        kept: time for keeping any vertex of another rank at all.
     """
 
     vertex: float
@@ -42,7 +47,7 @@ class StepTimes:
 
 
 def step_times(model: DistributedModel, arguments: Sequence[Any]) -> StepTimes:
-    """Of a model with layout='halo' and without a plan, in the mode that it is in. Gradients of its parameters stay as they are. Collective."""
+    """Times a model with layout='halo' and without a plan, in its current mode. Gradients of its parameters stay unchanged. Collective."""
     graph = model.graph
     half = graph.outer[::2]
     edges_in = int((graph.topology.indptr[half + 1] - graph.topology.indptr[half]).sum())
@@ -58,7 +63,7 @@ def step_times(model: DistributedModel, arguments: Sequence[Any]) -> StepTimes:
 
 
 def in_turns(model: DistributedModel, arguments: Sequence[Any], parts: Sequence[LocalGraph]) -> list[list[float]]:
-    """Seconds of steps on each of ``parts``, round by round, so that what else the machine does meets all alike. Collective."""
+    """Returns the seconds of steps on each of ``parts``, in alternating rounds, so that other load on the machine affects all equally. Collective."""
     graph = model.graph
     models = [model if part is graph else DistributedModel(model.module, part) for part in parts]
     given = [[_of(part, graph, each) for each in arguments] for part in parts]
@@ -72,8 +77,8 @@ def in_turns(model: DistributedModel, arguments: Sequence[Any], parts: Sequence[
 def times_of(
     rounds: Sequence[Sequence[float]], vertices: Sequence[int], edges: Sequence[int], words: Sequence[int]
 ) -> StepTimes:
-    """Of rounds of steps of the five kinds above: their seconds, and how many vertices are kept, edges aggregated and words come in each."""
-    # What else the machine does changes slowly: a difference within a round sees less of it than one between medians.
+    """Computes the times from rounds of the five kinds of steps above: their seconds, and the numbers of vertices, edges and words of each kind."""
+    # Other load changes slowly, so a difference within a round contains less of it than a difference between medians.
     less = lambda a, b: statistics.median(each[a] - each[b] for each in rounds)  # noqa: E731
     whole, one, half, deeper, bare = range(5)
     word = less(whole, bare) / max(1, words[whole] - words[bare])
@@ -88,13 +93,13 @@ def times_of(
 
 
 def _words_of(part: LocalGraph, words: Sequence[int]) -> int:
-    """That come in a step, and go back as gradients, where a row of each hop has so many."""
+    """Returns the words that arrive in a step, and travel back as gradients, given the words of a row at each hop."""
     received = [hop.route.num_received for hop in part.hops]
     return sum(number * received[min(hop, len(received) - 1)] for hop, number in enumerate(words))
 
 
 def without_halo(graph: LocalGraph) -> LocalGraph:
-    """A part like a rank's, all of whose edges come from vertices of the rank. Collective."""
+    """Returns a part of the same size as a rank's, but with all edges from the rank's own vertices. Collective."""
     begin, number = graph.offsets[graph.ranks.rank], graph.n_id.numel()
     sources, targets, e_id = edges_into(graph.topology, graph.n_id)
     indptr = torch.zeros(graph.num_vertices + 1, dtype=torch.int64, device="cpu")
@@ -104,7 +109,7 @@ def without_halo(graph: LocalGraph) -> LocalGraph:
 
 
 def _of(alone: LocalGraph, graph: LocalGraph, argument: Any) -> Any:
-    """What stands for an argument of the model on ``graph``, on ``alone``."""
+    """Returns the argument for ``alone`` that corresponds to an argument of the model on ``graph``."""
     if alone.is_planned and argument is graph.node_rows.get("x"):
         return alone.x
     if argument is graph.edge_index:
@@ -116,7 +121,7 @@ def _of(alone: LocalGraph, graph: LocalGraph, argument: Any) -> Any:
 
 
 def _step(model: DistributedModel, arguments: Sequence[Any]) -> float:
-    """Seconds of a step that all ranks begin together."""
+    """Returns the seconds of a step that all ranks begin together."""
     ranks = model.ranks
     before = ranks.received.copy()
     parameters = [each for each in model.module.parameters() if each.requires_grad]

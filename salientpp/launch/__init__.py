@@ -1,1 +1,1 @@
-"""How ranks are started, meet, and stop in time: under torchrun, under SLURM, or one process alone."""
+"""Start, meeting and timely stop of ranks: under torchrun, under SLURM, or as a single process."""

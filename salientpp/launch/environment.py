@@ -1,7 +1,7 @@
-"""Which rank this process is, and of how many, by the environment variables of torchrun and SLURM. Nothing is written to the environment.
+"""Rank and number of ranks of this process, read from the environment variables of torchrun and SLURM. Nothing is written to the environment.
 
-torchrun's come first; they may also be set by hand. Where SLURM's are there too, they must agree. A batch script has most of SLURM's, with the numbers of a
-task 0, though it is no task: only a job step has ``SLURM_STEP_ID``.
+torchrun's variables take precedence; they may also be set by hand. If SLURM's are set too, they must agree. A batch script has most of SLURM's variables, with
+the values of task 0, but is no task: only a job step has ``SLURM_STEP_ID``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # it takes seconds, which `salientpp --help` need not wait for
+if TYPE_CHECKING:  # importing torch takes seconds, and `salientpp --help` does not need it
     import torch
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -26,31 +26,31 @@ _SLURM = (
     "SLURM_STEP_NODELIST",
 )
 
-#: Most ranks that a job may have, and most hosts. Larger numbers are mistakes.
+#: Most ranks and most hosts of a job. Larger numbers are mistakes.
 _MOST_RANKS, _MOST_HOSTS = 2**31 - 1, 2**20
 _LAST_PORT = 2**16 - 1
 
-#: Name or address of a host: no blanks, and no signs of lists and paths.
+#: Name or address of a host: without blanks, and without the characters of lists and paths.
 _HOST = r"[^\s,/\[\]]{1,255}"
-#: Characters of a wrong value that an error shows.
+#: Number of characters of a wrong value that an error shows.
 _MOST_SHOWN = 80
 
 
 class LaunchError(RuntimeError):
-    """The environment does not say who this process is, or contradicts itself; the text says what was expected and what to do."""
+    """The environment does not identify this process, or contradicts itself. The text says what was expected and what to do."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Who a process is among those that were started together.
+    """Rank of a process among the processes that were started together.
 
     Attributes:
-        launcher: 'torchrun' (its variables, whoever set them), 'slurm' (a task of srun), or 'none': a process of its own.
-        rank, world_size: this process's number in [0, world_size), and how many there are.
-        local_rank, ranks_per_host: its number among those of this host, and how many there are.
-        master_addr: the host of rank 0; None for a process of its own.
-        master_port: a port there for the ranks to meet at; None where nobody has chosen one yet, as under srun.
-        job: under SLURM a name that no other run has: cluster, job, step, and how often the job was restarted.
+        launcher: 'torchrun' (its variables, even if set by hand), 'slurm' (a task of srun), or 'none': a single process.
+        rank, world_size: number of this process in [0, world_size), and number of processes.
+        local_rank, ranks_per_host: number of this process among those of its host, and their number.
+        master_addr: the host of rank 0; None for a single process.
+        master_port: the port at which the ranks meet there; None if none has been chosen yet, as under srun.
+        job: under SLURM, a name that no other run has: cluster, job, step, and number of restarts.
     """
 
     launcher: str
@@ -64,7 +64,7 @@ class Launch:
 
     @property
     def device(self) -> torch.device:
-        """This rank's GPU, or the CPU. Where SLURM shows each task only its own GPU (``--gpus-per-task``), that is number 0."""
+        """Device of this rank: its GPU, or the CPU. If SLURM shows each task only its own GPU (``--gpus-per-task``), the GPU has number 0."""
         import torch
 
         if not torch.cuda.is_available():
@@ -73,18 +73,18 @@ class Launch:
 
 
 def detect(environ: Mapping[str, str] | None = None) -> Launch:
-    """Who this process is.
+    """Identifies this process.
 
     Args:
         environ: the environment; None is this process's.
 
     Raises:
-        LaunchError: variables are missing, are no numbers in their range, or those of torchrun and of SLURM contradict each other; or this
-            is the batch script of a job with several tasks, rather than one of them.
+        LaunchError: variables are missing or out of range, torchrun's and SLURM's contradict each other, or this is the batch
+            script of a job with several tasks.
     """
     environ = os.environ if environ is None else environ
     slurm = _from_slurm(environ) if "SLURM_STEP_ID" in environ else None
-    # MASTER_ADDR and MASTER_PORT alone say where to meet, not who one is.
+    # MASTER_ADDR and MASTER_PORT alone name the meeting point, but not the rank.
     if any(name in environ for name in _TORCHRUN[:4]):
         launch = _from_torchrun(environ, slurm)
         if slurm is not None:
@@ -97,13 +97,13 @@ def detect(environ: Mapping[str, str] | None = None) -> Launch:
     if tasks > 1:
         raise LaunchError(
             f"this process runs in the shell of SLURM's job {environ['SLURM_JOB_ID']}, which has {tasks} tasks, but is none of them; "
-            "start it with srun (`srun python ...`), or clear SLURM_NTASKS if it is to run alone"
+            "start it with srun (`srun python ...`), or unset SLURM_NTASKS to run it as a single process"
         )
     return Launch("none")
 
 
 def _from_torchrun(environ: Mapping[str, str], slurm: Launch | None) -> Launch:
-    # By hand one often sets only what torch itself reads; SLURM knows the rest.
+    # Users often set only the variables that torch itself reads; SLURM's have the rest.
     if slurm is not None:
         environ = {"LOCAL_RANK": str(slurm.local_rank), "LOCAL_WORLD_SIZE": str(slurm.ranks_per_host), **environ}
     _check_present(environ, _TORCHRUN, "torchrun", "start with torchrun, or set all of them on every rank")
@@ -157,14 +157,14 @@ def _from_slurm(environ: Mapping[str, str]) -> Launch:
 
 
 def _check_agreement(launch: Launch, slurm: Launch, environ: Mapping[str, str]) -> None:
-    if "TORCHELASTIC_RUN_ID" in environ:  # torchrun itself: one agent per task, each with ranks of its own
+    if "TORCHELASTIC_RUN_ID" in environ:  # torchrun itself: one agent per task, each with its own ranks
         agents = launch.world_size // launch.ranks_per_host
         if "GROUP_WORLD_SIZE" in environ:
             agents = _number(environ, "GROUP_WORLD_SIZE", 1)
         if agents != slurm.world_size:
             raise LaunchError(
-                f"srun has started {slurm.world_size} tasks (SLURM_NTASKS), but the torchrun of this one has {agents} in its group "
-                "(GROUP_WORLD_SIZE), so that ranks would train apart; give torchrun "
+                f"srun has started {slurm.world_size} tasks (SLURM_NTASKS), but the torchrun of this task has {agents} in its group "
+                "(GROUP_WORLD_SIZE), so the ranks would train in separate groups; give torchrun "
                 f"--nnodes {slurm.world_size} and the same --rdzv-backend c10d --rdzv-endpoint HOST:PORT in every task, or srun --ntasks {agents}"
             )
         return
@@ -175,13 +175,13 @@ def _check_agreement(launch: Launch, slurm: Launch, environ: Mapping[str, str]) 
     wrong = [f"{ours}={value} but {theirs}={other}" for ours, value, theirs, other in pairs if value != other]
     if wrong:
         raise LaunchError(
-            f"torchrun's variables and SLURM's disagree: {' and '.join(wrong)}; unset RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, and "
-            "SLURM's are taken, or set them to SLURM's in every task"
+            f"torchrun's variables and SLURM's disagree: {' and '.join(wrong)}; unset RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE to "
+            "use SLURM's, or set them to SLURM's values in every task"
         )
 
 
 def first_host(hosts: str) -> str:
-    """The first of SLURM's list of hosts, such as ``rack[0-1]n[01-16,20],login``; LaunchError if it is no such list."""
+    """Returns the first host of SLURM's list, such as ``rack[0-1]n[01-16,20],login``; raises LaunchError if the text is no such list."""
     first = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", re.split(r",(?![^\[]*\])", hosts)[0])
     if re.fullmatch(_HOST, first) is None:
         raise LaunchError(
@@ -191,7 +191,7 @@ def first_host(hosts: str) -> str:
 
 
 def tasks_per_host(text: str) -> list[int]:
-    """Tasks on each host from ``4(x2),1``, which is SLURM's way to write 4, 4, 1; LaunchError if it is not written so, or out of range."""
+    """Parses SLURM's tasks on each host: ``4(x2),1`` means 4, 4, 1. Raises LaunchError if the text has another form or is out of range."""
     counts: list[int] = []
     for entry in text.split(","):
         match = re.fullmatch(r"([0-9]{1,10})(?:\(x([0-9]{1,7})\))?", entry)
@@ -213,7 +213,7 @@ def _check_present(environ: Mapping[str, str], names: tuple[str, ...], launcher:
 
 
 def _number(environ: Mapping[str, str], name: str, least: int = 0, most: int = _MOST_RANKS) -> int:
-    """A number in decimal digits. torchrun and SLURM write no signs, no blanks, and no digits but 0 to 9."""
+    """Parses a number in decimal digits. torchrun and SLURM write no signs, no blanks, and no other digits than 0 to 9."""
     text = environ[name]
     if re.fullmatch(r"[0-9]{1,10}", text) is None or not least <= int(text) <= most:
         raise LaunchError(f"{name} must be an integer from {least} to {most}, in digits alone, got {_shown(text)}")
@@ -221,7 +221,7 @@ def _number(environ: Mapping[str, str], name: str, least: int = 0, most: int = _
 
 
 def _port(environ: Mapping[str, str], world_size: int) -> int:
-    """MASTER_PORT. A rank alone may leave the choice to its kernel, with 0."""
+    """Parses MASTER_PORT. A single rank may give 0, and its kernel chooses a port."""
     return _number(environ, "MASTER_PORT", 0 if world_size == 1 else 1, _LAST_PORT)
 
 
@@ -230,7 +230,7 @@ def _address(environ: Mapping[str, str]) -> str:
 
 
 def _matching(environ: Mapping[str, str], name: str, pattern: str, words: str, default: str = "") -> str:
-    """The value of a variable; the default, which needs not match, if it is empty or not there."""
+    """Returns the value of a variable. If it is empty or missing, returns the default, which need not match."""
     text = environ.get(name)
     if not text and default:
         return default
@@ -245,9 +245,9 @@ def _shown(text: str) -> str:
 
 def _check_range(name: str, value: int, of: str, size: int) -> None:
     if not 0 <= value < size:
-        raise LaunchError(f"{name} must be in [0, {size}), by {of}, got {value}")
+        raise LaunchError(f"{name} must be in [0, {size}), as given by {of}, got {value}")
 
 
 def _check_most(name: str, value: int, of: str, most: int) -> None:
     if value > most:
-        raise LaunchError(f"{name} must be at most {most}, by {of}, got {value}")
+        raise LaunchError(f"{name} must be at most {most}, as given by {of}, got {value}")

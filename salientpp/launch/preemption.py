@@ -1,7 +1,7 @@
-"""Stops all ranks of a job at the same batch before SLURM ends it, and puts the job back into the queue.
+"""Stops all ranks of a job at the same batch before SLURM ends the job, and requeues the job.
 
-Ranks get SLURM's signal at slightly different moments. If each stopped at once, the others would wait for it in DDP. So after each batch the ranks take the
-maximum over the signals that they have got. The all-reduce runs while the next batch is computed and is read one batch later; nobody waits for it.
+Ranks receive SLURM's signal at slightly different times. A rank that stopped at once would leave the others waiting in DDP. So after each batch the ranks take
+the maximum of the signals that they have received. The all-reduce runs during the next batch and is read one batch later, so no rank waits for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 
 class Preemption:
-    """Notice that SLURM is about to end the job, and let all ranks stop at the same batch.
+    """Notices that SLURM is about to end the job, and makes all ranks stop at the same batch.
 
     ::
 
@@ -31,19 +31,19 @@ class Preemption:
                     preemption.requeue()
                     break
 
-    Making one is collective: all ranks of the default process group, if there is one. To be entered in the main thread.
+    The constructor is collective: all ranks of the default process group must call it, if there is one. Enter the object in the main thread.
 
     Args:
-        signals: those that announce the end; None: SIGUSR1, which is what ``salientpp slurm`` asks for. Where a cluster preempts with SIGTERM and some
-            grace time, add SIGTERM; then torchrun and scancel need longer to end a rank.
+        signals: signals that announce the end; None: SIGUSR1, which ``salientpp slurm`` requests. If a cluster preempts with SIGTERM and a grace
+            time, add SIGTERM; then torchrun and scancel need longer to end a rank.
 
     Attributes:
-        stop_signal: the one that the ranks have agreed to stop for; None before.
+        stop_signal: the signal for which the ranks have agreed to stop; None before.
     """
 
     def __init__(self, signals: Sequence[int] | None = None) -> None:
         if signals is None:
-            signals = (signal.SIGUSR1,)  # here, since not every system has it
+            signals = (signal.SIGUSR1,)  # not a default value, because some systems lack it
         self._signals = [signal.Signals(number) for number in signals]
         self._received = 0
         self._agreed = 0
@@ -55,17 +55,19 @@ class Preemption:
 
     def __enter__(self) -> Preemption:
         if threading.current_thread() is not threading.main_thread():
-            raise RuntimeError("Preemption must be entered in the main thread: Python gives signals to no other")
+            raise RuntimeError(
+                "Preemption must be entered in the main thread, because Python delivers signals only there"
+            )
         for number in self._signals:
             self._former[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for number, handler in self._former.items():
-            # None: a handler that was not installed from Python, and cannot be put back from here.
+            # None means a handler that was not installed from Python, and cannot be restored from here.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._former.clear()
-        if kind is None:  # else the other ranks may be gone
+        if kind is None:  # after an error the other ranks may be gone
             self._hear()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -76,7 +78,7 @@ class Preemption:
         return signal.Signals(self._agreed) if self._agreed else None
 
     def should_stop(self) -> bool:
-        """Whether to save and stop now: the same answer on every rank, at most two batches after the first got a signal.
+        """Returns True if the caller should save and stop now. The answer is the same on every rank, at most two batches after the first signal.
 
         Every rank calls it after each of its batches, equally often. With ``uneven='exact'`` and Join, whose loops differ in length, call it between
         epochs.
@@ -94,27 +96,27 @@ class Preemption:
         return self._agreed > 0
 
     def _hear(self) -> None:
-        """Take in the result of the all-reduce that is under way, if any."""
+        """Reads the result of the pending all-reduce, if any."""
         if self._work is None:
             return
         try:
             self._work.wait()
         except RuntimeError as error:
             raise RuntimeError(
-                f"rank {dist.get_rank()}: another rank went away while the ranks agreed on whether to stop ({error}); the launcher says which: "
-                "look at the output of the rank that ended first"
+                f"rank {dist.get_rank()}: another rank went away while the ranks agreed on whether to stop ({error}); "
+                "see the output of the rank that ended first, which the launcher names"
             ) from error
         self._work = None
         self._agreed = int(self._word)
 
     def requeue(self) -> bool:
-        """Put this SLURM job back into the queue (``scontrol requeue``), once every rank has come here; every rank calls it.
+        """Requeues this SLURM job (``scontrol requeue``), once every rank has called this; every rank calls it.
 
-        SLURM then ends what still runs, perhaps before this returns, and starts the same script again later, with ``SLURM_RESTART_COUNT`` one
-        higher. After SIGTERM nothing is done: SLURM requeues what it preempts, and what a user cancels shall not come back.
+        SLURM then ends all running processes, perhaps before this returns. Later it starts the same script again, with ``SLURM_RESTART_COUNT`` one
+        higher. After SIGTERM nothing is done: SLURM requeues preempted jobs itself, and a job that a user cancels shall not come back.
 
         Returns:
-            Whether the job was requeued; False without SLURM.
+            True if the job was requeued; False without SLURM.
 
         Raises:
             RuntimeError: SLURM refused, on rank 0; what was saved is safe.

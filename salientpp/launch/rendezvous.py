@@ -1,11 +1,11 @@
-"""How the ranks of a job meet.
+"""Meeting of the ranks of a job.
 
-Under plain srun nobody has chosen a port, and one computed from the job's number may be taken. So rank 0 asks its kernel for a free one, holds it, and
-publishes host and port in a file that all ranks see. The file is removed as soon as all ranks have met. Where rank 0 fails meanwhile, it stays and says why,
-so that no rank waits in vain.
+Under plain srun, no port has been chosen, and one computed from the job's number may be taken. So rank 0 asks its kernel for a free port, holds it, and
+publishes host and port in a file that all ranks see. The file is removed as soon as all ranks have met. If rank 0 fails meanwhile, the file stays and says
+why, so that no rank waits for nothing.
 
-torchrun's agents keep one key-value store for the whole job. When they start all ranks anew, torch's names in it are those of the start before, and a
-rank can find the address of a process that is gone. So the ranks first make sure of each other (:func:`meet`).
+torchrun's agents keep one key-value store for the whole job. After they restart all ranks, torch's keys in it still have values of the previous start, and a
+rank could find the address of a process that is gone. So the ranks first make sure that they belong to the same start (:func:`meet`).
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ from salientpp.files import replace_file
 from salientpp.launch.environment import Launch, LaunchError, detect
 from salientpp.ranks.greeting import DifferentVersions, compare_greetings, greet
 
-#: Ranks may meet several times in one process, each time in a file of its own.
+#: Number of the next meeting. Ranks may meet several times in one process, each time in a separate file.
 _meetings = itertools.count()
 
-#: Linux's request for the address of an interface, and how many ranks may be knocking at once.
+#: Linux's request for the address of an interface, and the number of ranks that may be connecting at once.
 _SIOCGIFADDR = 0x8915
 _BACKLOG = 4096
 
 _PREFIX = "salientpp/meeting"
-#: Seconds between two looks into the store, at first and at last: a thousand ranks look at the same time.
+#: Seconds between two reads of the store, at first and at most. A thousand ranks may read at the same time.
 _PAUSE, _LONGEST_PAUSE = 0.01, 0.3
 
-#: What rank 0 publishes in place of its address when it could not start.
+#: Prefix of the text that rank 0 publishes instead of its address if it could not start.
 _FAILED = "failed: "
 
 
 def init_process_group(
     backend: str | None = None, *, timeout: timedelta = timedelta(minutes=10), directory: str | Path | None = None
 ) -> Launch:
-    """Find out who this process is, and initialise torch.distributed accordingly; every rank calls it, once.
+    """Identifies this process and initialises torch.distributed accordingly. Every rank calls it once.
 
-    Works under torchrun and under srun; a process of its own is left without a process group. Chooses this rank's GPU as current device.
+    It works under torchrun and under srun. A single process gets no process group. The rank's GPU becomes the current device.
 
     Args:
-        backend: torch's; None is gloo, with NCCL for tensors on a GPU where there is one.
-        timeout: of connecting and, by default, of collectives.
-        directory: where rank 0 publishes its address if nobody has chosen a port (plain srun without ``MASTER_PORT``). All hosts must
+        backend: torch's backend; None is gloo, with NCCL for tensors on a GPU if the rank has one.
+        timeout: time-out for connecting and, by default, for collectives.
+        directory: where rank 0 publishes its address if no port has been chosen (plain srun without ``MASTER_PORT``). All hosts must
             share it. None: ``SLURM_SUBMIT_DIR``, from which the job was submitted.
 
     Returns:
-        Who this process is; its ``device`` is where its tensors belong.
+        The launch of this process; its ``device`` is the device for this rank's tensors.
 
     Raises:
         LaunchError: the environment is incomplete or contradicts itself, the directory is not shared, the ranks cannot
-            reach each other, or they run different versions of this package; the text says what to do.
+            reach each other, or they run different versions of this package. The text says what to do.
     """
     launch = detect()
     if launch.launcher == "none":
@@ -83,7 +83,7 @@ def init_process_group(
         try:
             _connect(launch, address, backend, timeout, store)
         except BaseException as error:
-            if launch.rank == 0:  # those who come later would wait for an answer
+            if launch.rank == 0:  # ranks that come later would wait for an answer
                 _publish(file, f"{_FAILED}{error or type(error).__name__}")
             raise
         if launch.rank == 0:
@@ -92,7 +92,7 @@ def init_process_group(
 
 
 def _meet_at_agent(launch: Launch, address: str, timeout: timedelta) -> dist.Store:
-    """The store of torchrun's agents, for those alone whom they have started together."""
+    """Returns the store of torchrun's agents, limited to the ranks that they have started together."""
     try:
         store = _store_at(str(launch.master_addr), launch.master_port or 0, timeout)
         return meet(store, launch.rank, launch.world_size, timeout)
@@ -101,12 +101,13 @@ def _meet_at_agent(launch: Launch, address: str, timeout: timedelta) -> dist.Sto
 
 
 def meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
-    """Wait for all ranks of this start; collective.
+    """Waits for all ranks of this start; collective.
 
-    Every rank writes a word of chance. Rank 0 reads everyone's, which may be of the last start, and publishes the list, anew where a word has changed,
-    until every rank has answered it; a rank answers only a list that has its own word. So a list that all have answered is of this start.
+    Every rank writes a random word. Rank 0 reads all words, some of which may be left from the previous start, and publishes the list. It publishes again if a
+    word has changed, until every rank has answered the list. A rank answers only a list that has its own word. So a list that all have answered is of
+    this start.
 
-    Returns the same store under a prefix that only this start's ranks have. TimeoutError: ranks have not come; rank 0's text names them.
+    Returns the same store under a prefix that only the ranks of this start have. Raises TimeoutError if ranks have not come; rank 0's text names them.
     """
     word, deadline = secrets.token_hex(8), time.monotonic() + timeout.total_seconds()
     store.set(f"{_PREFIX}/came/{rank}", word)
@@ -115,7 +116,7 @@ def meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> d
 
 
 def _gather(store: dist.Store, world_size: int, deadline: float) -> list[str]:
-    """Rank 0: publish who is there until all agree."""
+    """Publishes the words of the ranks until all agree. Rank 0 calls it."""
     came = [f"{_PREFIX}/came/{rank}" for rank in range(world_size)]
     answers = [f"{_PREFIX}/answer/{rank}" for rank in range(1, world_size)]
     published, missing = "", list(range(1, world_size))
@@ -138,7 +139,7 @@ def _gather(store: dist.Store, world_size: int, deadline: float) -> list[str]:
 
 
 def _follow(store: dist.Store, rank: int, world_size: int, word: str, deadline: float) -> list[str]:
-    """Another rank: answer rank 0's list as soon as it has this rank's word."""
+    """Answers rank 0's list as soon as it has this rank's word. All ranks except rank 0 call it."""
     answered = ""
     for _ in _looks(deadline):
         if not store.check([f"{_PREFIX}/list"]):
@@ -151,11 +152,11 @@ def _follow(store: dist.Store, rank: int, world_size: int, word: str, deadline: 
             store.set(f"{_PREFIX}/answer/{rank}", answered := published)
         if store.check([f"{_PREFIX}/agreed"]) and store.get(f"{_PREFIX}/agreed").decode() == published:
             return words
-    raise TimeoutError("rank 0 did not come, or not all others" if not answered else "not all other ranks came")
+    raise TimeoutError("rank 0 or another rank did not come" if not answered else "not all other ranks came")
 
 
 def _looks(deadline: float, longest_pause: float = _LONGEST_PAUSE) -> Iterator[None]:
-    """One item for each look, with pauses that grow, until the deadline has passed."""
+    """Yields once for each read of the store, with growing pauses, until the deadline has passed."""
     pause = _PAUSE
     while True:
         yield
@@ -166,11 +167,11 @@ def _looks(deadline: float, longest_pause: float = _LONGEST_PAUSE) -> Iterator[N
 
 
 def _host(file: Path, launch: Launch, timeout: timedelta) -> tuple[dist.Store, str]:
-    """Rank 0: host the store at a port that is free, at the address that the other ranks need and no other, and say where."""
+    """Hosts the store at a free port, only at the address that the other ranks need, and publishes the address. Rank 0 calls it."""
     listener, host = _listen(launch)
     bound, port = listener.getsockname()[:2]
-    own = "127.0.0.1" if bound in ("0.0.0.0", "::") else bound  # a host need not know its own name
-    # The store takes the socket over, and connects to it like every other rank.
+    own = "127.0.0.1" if bound in ("0.0.0.0", "::") else bound  # a host may be unable to resolve its own name
+    # The store takes over the socket, and connects to it like every other rank.
     store = dist.TCPStore(
         own, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listener.detach()
     )
@@ -180,7 +181,7 @@ def _host(file: Path, launch: Launch, timeout: timedelta) -> tuple[dist.Store, s
 
 
 def _listen(launch: Launch) -> tuple[socket.socket, str]:
-    """A listening socket of this host, and the name or address by which the other ranks reach it. It listens where gloo does."""
+    """Returns a listening socket of this host, and the name or address by which the other ranks reach it. It uses gloo's interface."""
     interface = (os.environ.get("GLOO_SOCKET_IFNAME") or "").partition(",")[0]
     if launch.ranks_per_host == launch.world_size:
         return _bound("127.0.0.1"), "127.0.0.1"
@@ -192,15 +193,15 @@ def _listen(launch: Launch) -> tuple[socket.socket, str]:
 
 
 def _bound(address: str) -> socket.socket:
-    """A socket that listens at a free port of this address; '' are all of this host."""
+    """Returns a socket that listens at a free port of this address; '' means all addresses of this host."""
     dual = not address and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual or ":" in address else socket.AF_INET
     return socket.create_server((address, 0), family=family, backlog=_BACKLOG, dualstack_ipv6=dual)
 
 
 def _address_of(interface: str) -> str:
-    """The IPv4 address of a network interface; '' if it has none, or is not there."""
-    import fcntl  # not on every system
+    """Returns the IPv4 address of a network interface; '' if it has none, or does not exist."""
+    import fcntl  # not available on every system
 
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", os.fsencode(interface)[:15]))
@@ -209,7 +210,7 @@ def _address_of(interface: str) -> str:
 
 
 def _addresses_of(name: str) -> list[str]:
-    """The addresses that a name leads to, but for those that lead nowhere from other hosts."""
+    """Returns the addresses of a host name, except those that other hosts cannot reach."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -227,22 +228,22 @@ def _publish(file: Path, text: str) -> None:
         replace_file(file, lambda new: new.write(f"{text}\n".encode()))
     except OSError as error:
         raise LaunchError(
-            f"rank 0 cannot publish its address in {file} ({error.strerror}); pass a directory= that all hosts share and that can be written"
+            f"rank 0 cannot publish its address in {file} ({error.strerror}); pass a writable directory= that all hosts share"
         ) from None
 
 
 def _find(file: Path, launch: Launch, timeout: timedelta) -> tuple[dist.Store, str]:
-    """Another rank: the store at the address that rank 0 has published."""
+    """Connects to the store at the address that rank 0 has published. All ranks except rank 0 call it."""
     for _ in _looks(time.monotonic() + timeout.total_seconds(), 1.0):
         if file.exists():
             break
-        # Listing a directory makes a network file system ask its server, where looking for the name alone may be answered from memory.
+        # Listing a directory makes a network file system ask its server. A look-up of the name alone may be answered from a local cache.
         with contextlib.suppress(OSError):
             os.listdir(file.parent)
     else:
         raise LaunchError(
             f"rank {launch.rank} on {socket.gethostname()} has waited {timeout.total_seconds():g} s for {file}, in which rank 0 (on "
-            f"{launch.master_addr}) publishes its address: rank 0 has not come so far (look at its output first), or the "
+            f"{launch.master_addr}) publishes its address. Either rank 0 has not come so far (see its output first), or the "
             "hosts do not share this directory; then pass another as directory=, or set MASTER_PORT to a port that is free there"
         )
     address = file.read_text().strip()
@@ -252,10 +253,10 @@ def _find(file: Path, launch: Launch, timeout: timedelta) -> tuple[dist.Store, s
     if not (port.isascii() and port.isdecimal() and int(port) < 2**16):
         raise LaunchError(
             f"rank {launch.rank} on {socket.gethostname()}: {file} must hold the address of rank 0 as HOST:PORT, got {address[:80]!r}; "
-            "if rank 0 runs another version of salientpp, install the same version on every host, else remove the file and start again"
+            "if rank 0 runs another version of salientpp, install the same version on every host; otherwise remove the file and start again"
         )
     try:
-        # Some hosts do not know their own name as the others know it. SLURM's is then the second choice.
+        # Some hosts do not know their own name as other hosts do. SLURM's name is then the second choice.
         host = _resolvable(host, launch.master_addr)
         return _store_at(host, int(port), timeout), address
     except (RuntimeError, OSError) as error:
@@ -278,14 +279,14 @@ def _resolvable(*hosts: str | None) -> str:
 
 
 def _connect(launch: Launch, address: str, backend: str, timeout: timedelta, meeting: dist.Store | str) -> None:
-    """Initialise torch.distributed, at a store that all ranks have from this module, so that those which are connected have greeted; or by torch's method."""
+    """Initialises torch.distributed, with a store from this module, through which connected ranks exchange greetings, or with torch's own method."""
     store, method = (None, meeting) if isinstance(meeting, str) else (meeting, None)
     try:
         if store is not None:
             greet(store, launch.rank)
         dist.init_process_group(backend, method, timeout, launch.world_size, launch.rank, store)
         if store is not None:
-            # Versions without a greeting are found when the first loader is made.
+            # Versions of the package without a greeting are found when the first loader is made.
             compare_greetings(store, range(launch.world_size), launch.rank, all_came=False)
     except DifferentVersions as error:
         raise LaunchError(str(error)) from None
@@ -302,6 +303,6 @@ def _unreachable(launch: Launch, address: str, error: Exception) -> str:
     return (
         f"rank {launch.rank} of {launch.world_size} on {socket.gethostname()} could not connect to the others (rank 0 is at {address}): {first}. "
         f"If another rank has ended with an error, look there first. {chosen}: they name the network interface to use, among {interfaces} "
-        "here; where the hosts' names lead to an interface that does not join them, set GLOO_SOCKET_IFNAME (for NCCL also the "
+        "here. If the hosts' names resolve to an interface that does not connect them, set GLOO_SOCKET_IFNAME (for NCCL also the "
         "other) to the one that does, on every rank"
     )

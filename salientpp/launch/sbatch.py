@@ -1,8 +1,8 @@
-"""Writes a batch script for SLURM that starts one rank per part and goes on after preemption, see docs/slurm.md.
+"""Batch scripts for SLURM that start one rank per part and continue after preemption, see docs/how-to/slurm.md.
 
-``--signal=USR1@120`` without ``B:`` goes to all processes of the job's steps and not to the batch shell: the ranks get it themselves. It ends a process
-that knows nothing of it, such as torchrun or a rank that is still importing. So what srun starts ignores the signal, which is inherited, until a rank
-installs a handler (:class:`salientpp.Preemption`).
+``--signal=USR1@120`` without ``B:`` sends the signal to all processes of the job's steps, but not to the batch shell, so the ranks receive it themselves. It
+ends a process without a handler, such as torchrun or a rank that is still importing. So everything that srun starts ignores the signal, and children inherit
+this, until a rank installs a handler (:class:`salientpp.Preemption`).
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from dataclasses import dataclass
 
 LAUNCHERS = ("srun", "torchrun")
 
-#: Largest number that SLURM takes for tasks, hosts and CPUs.
+#: Largest number of tasks, hosts or CPUs that SLURM accepts.
 _MOST = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class Partitioning:
-    """The job that goes first: ``salientpp partition`` of a dataset into the directory ``root``.
+    """Partitioning job that runs first: ``salientpp partition`` of a dataset into the directory ``root``.
 
     Attributes:
-        dataset, root: relative to where the script is submitted.
+        dataset, root: paths relative to the directory of submission.
         options: further arguments of ``salientpp partition``, such as ``['--num-neighbors', '15,10,5']``.
-        cpus, time, partition: what to ask SLURM for; its partition None is that of the training.
+        cpus, time, partition: SLURM resources; ``partition`` None is the training job's.
     """
 
     dataset: str
@@ -38,12 +38,12 @@ class Partitioning:
 
 @dataclass(frozen=True)
 class Batch:
-    """A training job.
+    """Training job.
 
     Attributes:
         command: the training script and its arguments; without ``python``.
-        parts, ranks_per_part: how many ranks there are, as their product.
-        ranks_per_node, gpus_per_node, cpus_per_task: ranks and GPUs on each host (0 asks for no GPU), and CPUs of each rank.
+        parts, ranks_per_part: their product is the number of ranks.
+        ranks_per_node, gpus_per_node, cpus_per_task: ranks and GPUs on each host (0 requests no GPU), and CPUs of each rank.
         time: such as '2:00:00'; partition: None is the cluster's default.
         launcher: 'srun' or 'torchrun'.
         python: the interpreter; all hosts must see it.
@@ -79,7 +79,7 @@ class Batch:
         if self.ranks % self.ranks_per_node:
             raise ValueError(
                 f"{self.ranks} ranks ({self.parts} parts, {self.ranks_per_part} per part) do not fill hosts of {self.ranks_per_node}: choose "
-                "--ranks-per-node (by default --gpus-per-node) so that it divides them"
+                "a divisor of the number of ranks as --ranks-per-node (by default --gpus-per-node)"
             )
         for name, text in (
             ("--job-name", self.job_name),
@@ -87,7 +87,7 @@ class Batch:
             ("--partition-queue", first.partition if first else None),
         ):
             if text is not None and not re.fullmatch(r"(?!-)[\w.,+-]+", text):
-                raise ValueError(f"{name} must be a name without blanks, and not begin with -, got {text!r}")
+                raise ValueError(f"{name} must be a name without blanks and must not begin with -, got {text!r}")
         for name, text in (
             ("--python", self.python),
             ("--dataset", first.dataset if first else None),
@@ -107,7 +107,7 @@ class Batch:
                 raise ValueError(f"{name} must be minutes, H:MM:SS or D-HH:MM:SS as sbatch takes them, got {time!r}")
         for option in self.options:
             if not re.match(r"-\w|--\w", option) or not option.isprintable():
-                raise ValueError(f"--sbatch takes an option of sbatch such as --sbatch=--account=NAME, got {option!r}")
+                raise ValueError(f"--sbatch needs an option of sbatch such as --sbatch=--account=NAME, got {option!r}")
 
     @property
     def ranks(self) -> int:
@@ -119,14 +119,14 @@ class Batch:
 
 
 def script(batch: Batch, made_by: str) -> str:
-    """The batch script; ``made_by`` is the command that made it, for its head."""
+    """Returns the batch script; ``made_by`` is the command that made it, for the comments at the top."""
     by_srun = batch.launcher == "srun"
     tasks, cpus = (
         (batch.ranks_per_node, batch.cpus_per_task) if by_srun else (1, batch.ranks_per_node * batch.cpus_per_task)
     )
     submit = "`sbatch THIS_FILE`."
     if batch.first:
-        submit = "`bash THIS_FILE`: a job that partitions goes first, unless that was done."
+        submit = "`bash THIS_FILE`: it submits a partitioning job first, unless the dataset is already partitioned."
     directives = [
         f"--job-name={batch.job_name}",
         *([f"--partition={batch.partition}"] if batch.partition else []),
@@ -145,13 +145,13 @@ def script(batch: Batch, made_by: str) -> str:
         "#!/usr/bin/env bash",
         *(f"#SBATCH {directive}" for directive in directives),
         "#",
-        f"# Trains {batch.ranks} ranks on {batch.nodes} hosts: {batch.parts} parts, {batch.ranks_per_part} rank(s) per part.",
+        f"# Trains with {batch.ranks} ranks on {batch.nodes} hosts: {batch.parts} parts, {batch.ranks_per_part} rank(s) per part.",
         *(f"# {line}" for line in f"Made by: {made_by}".splitlines()),
         f"# Submit it with {submit}",
         "# The signal USR1 comes 120 s before the end: time to save and to requeue. The log is appended to.",
         "set -euo pipefail",
         "",
-        "# The Python that has salientpp; every host must see it.",
+        "# The Python with salientpp installed; every host must see it.",
         f"python={shlex.quote(batch.python)}",
     ]
     if batch.first is not None:
@@ -159,16 +159,16 @@ def script(batch: Batch, made_by: str) -> str:
     lines += [
         "",
         f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{batch.cpus_per_task}}}"  # per rank',
-        "export PYTHONUNBUFFERED=1  # lines reach the log at once",
+        "export PYTHONUNBUFFERED=1  # writes lines to the log at once",
     ]
     command = " ".join(shlex.quote(word) for word in batch.command)
     if by_srun:
         start = ['"$python" ' + command]
     else:
         lines += [
-            "# The ranks meet at this host, the job's first, at a port that its kernel says is free.",
+            "# The ranks meet at this host, the job's first, at a port that its kernel reports as free.",
             """port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')""",
-            "# Lines of the ranks begin with their numbers.",
+            "# Lines in the log begin with the rank's number.",
             "export TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE='${rank}: '",
         ]
         lines.insert(-1, "# shellcheck disable=SC2016  # torchrun fills in the number")
@@ -179,8 +179,8 @@ def script(batch: Batch, made_by: str) -> str:
             "    " + command,
         ]
     lines += [
-        "# Told explicitly: srun need not take the CPUs of a task from the job, and a requeued job may have fewer hosts than it asked for.",
-        "# If one task fails, all end. What is started here ignores the signal until the training script installs a handler for it.",
+        "# The numbers are explicit: srun may not take the CPUs of a task from the job, and a requeued job may have fewer hosts than it asked for.",
+        "# If one task fails, all end. Processes started here ignore the signal until the training script installs a handler for it.",
         "# shellcheck disable=SC2016  # expanded by the inner bash",
         " \\\n    ".join(
             [
@@ -207,7 +207,7 @@ def _chain(batch: Batch, first: Partitioning) -> list[str]:
     ]
     manifest = shlex.quote(f"{first.root.rstrip('/')}/manifest.json")
     return [
-        "# On the login node there is no job yet: submit one that partitions, and this script to begin when that has succeeded.",
+        "# Without a job, on the login node: submit a partitioning job, and this script to begin after it has succeeded.",
         "if [[ -z ${SLURM_JOB_ID:-} ]]; then",
         f"    if [[ -e {manifest} ]]; then",
         '        exec sbatch "$0"',

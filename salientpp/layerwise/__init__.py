@@ -1,1 +1,1 @@
-"""Inference layer by layer: each layer is applied to all vertices before the next."""
+"""Layer-wise inference: each layer is applied to all vertices before the next."""

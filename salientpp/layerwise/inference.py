@@ -1,10 +1,10 @@
-"""Rows that a model gives for every vertex, computed layer by layer over all ranks.
+"""A model's output rows for every vertex, computed layer by layer over all ranks.
 
-For each layer a rank goes over the vertices of its part in order, in batches with all their in-neighbours. An :class:`~salientpp.engine.engine.Engine` over
-the present rows brings those of other parts. A rank holds the rows of its part before and after one layer, and a few batches.
+For each layer, a rank visits the vertices of its part in order, in batches with all their in-neighbours. An :class:`~salientpp.engine.engine.Engine` over
+the current rows fetches the rows of other parts. A rank holds the rows of its part before and after one layer, and a few batches.
 
-The layer runs on every finished batch: what fails there fails on every rank, in the same words. Before the first batch the ranks agree on the model, and after
-each layer on whether all of them got so far.
+The layer runs on every finished batch. If it fails, every rank raises an error with the same text. The ranks agree on the model before the first batch. After
+each layer they check that all of them have completed it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.vip.accesses import count_accesses
 from salientpp.vip.policies import Workload
 
-#: How engines call the rows that go through the layers.
+#: Engines' name for the rows that go through the layers.
 ROWS = (None, "x")
 
 NO_ROWS = torch.empty(0, device="cpu")
@@ -74,39 +74,39 @@ def inference(
     out: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Tensor:
-    """What a model says of every vertex, computed layer by layer from all neighbours; on a partitioned graph each rank gets its part's.
+    """Computes a model's output for every vertex, layer by layer from all neighbours. On a partitioned graph each rank gets the rows of its part.
 
-    The result is that of ``model(x, edge_index)`` on the whole graph in evaluation mode, but for rounding. On several ranks it is collective: every rank
-    calls it, in the same order among its loaders, with the same model. The model stays as it is, in its mode too.
+    The result equals that of ``model(x, edge_index)`` on the whole graph in evaluation mode, up to rounding. On several ranks it is collective: every rank
+    calls it, in the same order among its loaders, with the same model. The model is unchanged, including its mode.
 
     Args:
-        model: one of PyG's basic models (``GraphSAGE``, ``GCN``, ``GAT``, ``GIN``, ``PNA``, ``EdgeCNN``), also in DDP, or a list: layers, called with
-            (x, edge_index), which look at the in-neighbours of a vertex and no further, and functions of single rows, such as ``torch.relu`` or a
-            ``BatchNorm``. Functions in it must be ready for evaluation; modules are set to it. What needs more than one hop, or the whole graph, raises.
+        model: one of PyG's basic models (``GraphSAGE``, ``GCN``, ``GAT``, ``GIN``, ``PNA``, ``EdgeCNN``), also in DDP, or a list. A list has layers, called
+            with (x, edge_index), that read only the in-neighbours of a vertex, and functions of single rows, such as ``torch.relu`` or a ``BatchNorm``.
+            Functions in it must be ready for evaluation; modules are set to it. Layers that need more than one hop, or the whole graph, raise an error.
         data: a PyG ``Data``, in one process, or a :class:`~salientpp.PartitionedGraph`; with ``x``.
-        batch_size: vertices per batch, at most.
-        batch_edges: edges into these, at most, where no single vertex has more.
-        edge_weight, edge_attr: names of edge attributes that layers get by these names, if they take them. None: they get none.
-        replication_factor: α >= 0; during each layer a rank caches up to ``floor(α N / K)`` remote rows, those that most batches need. One that a single batch
-            needs is not cached.
-        device: where batches are delivered and layers run; None: where the model is. Rows of whole parts are on the CPU.
-        dtype: that ``x`` is converted to, batch by batch; None: as stored.
+        batch_size: most vertices per batch.
+        batch_edges: most edges into these vertices, unless a single vertex has more.
+        edge_weight, edge_attr: names of edge attributes that layers get under these names, if they take them. None: they get none.
+        replication_factor: α >= 0; during each layer a rank caches up to ``floor(α N / K)`` remote rows, those that most batches need. A row that only
+            one batch needs is not cached.
+        device: device of the batches and layers; None: the model's device. Rows of whole parts are on the CPU.
+        dtype: dtype that ``x`` is converted to, batch by batch; None: as stored.
         num_workers, depth, process_group, timeout: as in :class:`~salientpp.NeighborLoader`.
-        out: a folder, made if need be; the rows of part k go to ``part-<k in five digits>.npy`` in it, once all are there.
-        progress: told on rank 0 how many batches of all layers are done, such as a :class:`~salientpp.ProgressBar`.
+        out: a folder, created if needed. When all rows of part k are computed, they are written to ``part-<k in five digits>.npy`` in it.
+        progress: told on rank 0 the number of finished batches of all layers, for example a :class:`~salientpp.ProgressBar`.
 
     Returns:
-        [n, ...] on the CPU. Of a ``Data``, row i is vertex i's. Of a partitioned graph, the rows of this rank's part, in the order of
-        ``part.split("all")``; ``part.original_id(part.split("all"))`` are the numbers that these vertices have in the user's data.
+        [n, ...] on the CPU. For a ``Data``, row i belongs to vertex i. For a partitioned graph, the rows of this rank's part, in the order of
+        ``part.split("all")``; ``part.original_id(part.split("all"))`` returns the ids of these vertices in the user's data.
 
     Raises:
-        ValueError, TypeError: an argument is wrong, or a layer needs more than one hop; with several ranks every rank raises, naming the one at fault.
-        RuntimeError: a layer failed (:class:`~salientpp.engine.pipeline.StageError`), or a rank did; on every rank.
+        ValueError, TypeError: an argument is wrong, or a layer needs more than one hop. With several ranks every rank raises and names the one at fault.
+        RuntimeError: a layer failed (:class:`~salientpp.engine.pipeline.StageError`), or a rank failed; on every rank.
     """
     if isinstance(data, HeteroData) or getattr(data, "is_hetero", False):
         raise TypeError(
-            f"inference is for graphs of one type, got a {type(data).__name__} of several; convert it with to_homogeneous(), or apply the layers "
-            "yourself over a NeighborLoader for each type"
+            f"inference needs a graph with one type, got a {type(data).__name__} with several; convert it with to_homogeneous(), or apply the layers "
+            "yourself with a NeighborLoader for each type"
         )
     options = {
         "batch_size": batch_size, "device": device_of(model) if device is None else device, "num_workers": num_workers, "depth": depth,
@@ -120,22 +120,22 @@ def inference(
 
 @dataclass(eq=False)
 class Inference:
-    """One call of :func:`inference`, on one rank. Called with a batch, it computes the next rows of the batch's targets.
+    """Call of :func:`inference` on one rank. It is a function of batches that computes the next rows of a batch's targets.
 
     Attributes:
         names: ``edge_weight`` and ``edge_attr``, the names of the attributes or None.
-        options: of the engines.
-        stats: of the engine of each layer that is done.
-        present: rows of the part, made by the layer before; none before the first.
-        following: rows of the part, by this layer.
-        kept: rows of the part, by all layers that are done, where they are joined.
+        options: options of the engines.
+        stats: statistics of the engine of each finished layer.
+        present: rows of the part after the previous layer; none before the first.
+        following: rows of the part after the current layer.
+        kept: rows of the part after each finished layer, if they are joined.
 
-    Attributes from the construction of the first engine on:
-        like: no rows [0, ...] of what each layer gives.
+    Attributes that are set with the first engine:
+        like: empty tensors [0, ...] with the shape and dtype of each layer's rows.
         edge_rows: ``edge_weight`` and ``edge_attr``, if given: [E, ...].
         begin: the first global id of the part.
-        ranges: the batches of the part, as ranges of its vertices. The ranks of a part take them in turn.
-        same: what all ranks must have the same.
+        ranges: batches of the part, as ranges of its vertices. The ranks of a part take them in turn.
+        same: values that must be equal on all ranks.
     """
 
     model: Any
@@ -161,7 +161,7 @@ class Inference:
     same: Mapping[str, Any] = field(init=False)
 
     def run(self) -> Tensor:
-        """The final rows of this rank's part."""
+        """Computes the final rows of this rank's part."""
         sampler = _sampler(self.data)
         with evaluating(self.model):
             while not self.stats or self.number < len(self.network.layers):
@@ -176,12 +176,12 @@ class Inference:
                     self.kept.append(self.following)
                 self.present, self.following = self.following, NO_ROWS
                 self.stats.append(LoaderStats.of(layer.engine))
-                del layer  # it holds the rows of before
+                del layer  # frees the rows of the previous layer
         return self.present
 
     @property
     def number(self) -> int:
-        """The present layer's."""
+        """Number of the current layer."""
         return len(self.stats)
 
     @property
@@ -190,16 +190,16 @@ class Inference:
 
     @property
     def rows(self) -> dict[str, Tensor] | None:
-        """What the next layer begins with; None: the part's ``x``."""
+        """Rows that the next layer begins with; None: the part's ``x``."""
         return {ROWS[1]: self.present} if self.stats else _features(self.data)
 
     @property
     def own_ranges(self) -> Sequence[tuple[int, int]]:
-        """The batches of this rank."""
+        """Batches of this rank."""
         return self.ranges[self.placement.place :: self.placement.ranks_per_part]
 
     def count_uses(self, workload: Workload) -> Tensor:
-        """[N]: how often a row less travels if it is cached, a cache policy: once for each batch of this rank that needs it, but for the first."""
+        """Cache policy: the number of transfers that caching a row saves, [N]. It saves one for each of this rank's batches that need it, except the first."""
         if self.uses is None:
             batches = [(torch.arange(*one, device="cpu") + self.begin, 0) for one in self.own_ranges]
             counts = count_accesses(workload.graph, batches, [-1])
@@ -218,19 +218,19 @@ class Inference:
         expected = self.following[here]
         if rows.dtype != expected.dtype or rows.shape != expected.shape:
             raise ValueError(
-                f"layer {self.number} ({layer}) must give rows as it did on trial, expected {expected.dtype} {list(expected.shape)}, "
+                f"layer {self.number} ({layer}) must return rows as in the trial, expected {expected.dtype} {list(expected.shape)}, "
                 f"got {rows.dtype} {list(rows.shape)}"
             )
         self.following[here] = rows.to("cpu")
         self.progress.advance()
 
     def prepare(self, source: BatchSource) -> None:
-        """Find out, by this rank alone, what the layers are and what they need."""
+        """Finds out, without communication, what the layers are and what they need."""
         batch_size = integer("vertices of a batch", 1)("batch_size", self.options["batch_size"])
         batch_edges = integer("edges into the vertices of a batch", 1)("batch_edges", self.batch_edges)
         if ROWS[1] not in source.rows[None]:
             raise ValueError(
-                "inference begins with x, which the data does not have; give it one before it is partitioned"
+                "inference begins with x, but the data has none; add x to the data before it is partitioned"
             )
         graph = source.sampler.topology.graph
         network = network_of(self.model)
@@ -264,20 +264,20 @@ class Inference:
         }  # fmt: skip
 
     def _edge_rows(self, name: str, graph: Graph) -> Tensor:
-        """[E, ...] in the order of edge ids."""
+        """Returns the rows [E, ...] of an edge attribute, in the order of edge ids."""
         key = self.names[name]
         known = self.data.edge_rows() if isinstance(self.data, PartitionedGraph) else self.data.to_dict()
         value = known.get(str(key))
         if not isinstance(value, Tensor) or not value.dim() or value.size(0) != graph.num_edges:
             raise ValueError(
-                f"{name} must be the name of an edge attribute, a tensor with {graph.num_edges} rows, got {key!r}; there are "
+                f"{name} must be the name of an edge attribute, a tensor with {graph.num_edges} rows, got {key!r}; the data has "
                 f"{', '.join(known) or 'none'}"
             )
         return value.detach().cpu().contiguous()
 
 
 class LayerRun:
-    """All vertices of a part go through one layer, in order, in batches with all their in-neighbours. ``sampler`` is that of a ``Data``."""
+    """Run of one layer over all vertices of a part, in order, in batches with all their in-neighbours. ``sampler`` is the sampler of a ``Data``."""
 
     def __init__(self, call: Inference, sampler: NeighborSampler | None) -> None:
         self._call = call
@@ -302,7 +302,7 @@ class LayerRun:
         )  # fmt: skip
         self.engine = engine_together(basis, ways_of(options, everyone), "run a layer")
 
-    # --- construction, which the ranks share ----------------------------------------------------------------
+    # --- construction, together with the other ranks --------------------------------------------------------
 
     def _prepare(self, options: Options, sampler: NeighborSampler | None) -> Prepared:
         options, call = options.checked(self._device), self._call
@@ -320,13 +320,13 @@ class LayerRun:
             exchanged=[ROWS],
             seed_columns=[],
         )
-        # What the ranks count is batches, each its own: they differ in size.
+        # The schedule counts batches instead of seeds, because batches differ in size.
         seeds = [[self._comm.rank, self._comm.rank + 1, len(call.own_ranges), ""]]
         facts = facts_of(source, seeds, options, {"batch_size": call.options["batch_size"]}, ())
         return Prepared(source, dataclasses.replace(facts, same={**facts.same, **call.same}), options)
 
     def _open(self, sampler: NeighborSampler | None, options: Options) -> BatchSource:
-        """What batches are drawn from: every vertex of the part is a seed."""
+        """Opens the data that batches are drawn from. Every vertex of the part is a seed."""
         data = self._call.data
         if sampler is not None:
             nodes = torch.arange(data.num_nodes, device="cpu")
@@ -341,17 +341,17 @@ class LayerRun:
     # --- the layer ------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Apply the layer to every vertex of the part."""
+        """Applies the layer to every vertex of the part."""
         call = self._call
         for _ in Epoch(self.engine.run(0, finish=call)):
             pass
-        self.engine.close()  # others may still ask for present rows
+        self.engine.close()  # answers the others, which may still need the current rows
         self._together(self._share_within_the_part)
         if call.is_last and call.out is not None:
             self._together(partial(self._write, call.out))
 
     def _together(self, action: Callable[[], None]) -> None:
-        """Call ``action``; what it raises on one rank becomes an error on every rank."""
+        """Calls ``action``. If it raises on one rank, every rank raises."""
         error = None
         try:
             action()
@@ -360,10 +360,10 @@ class LayerRun:
         try:
             self._comm.gather_facts({}, error, f"end layer {self._call.number}", RuntimeError)
         finally:
-            error = None  # else this frame and the traceback would hold each other
+            error = None  # otherwise this frame and the traceback would reference each other
 
     def _share_within_the_part(self) -> None:
-        """Ranks of one part each have computed some of its batches: give them to the others, batch by batch."""
+        """Exchanges rows, batch by batch, between the ranks of one part, each of which has computed some of its batches."""
         placement, ranges, rows = self._call.placement, self._call.ranges, self._call.following
         places = placement.ranks_per_part
         if places == 1:
@@ -387,7 +387,7 @@ class LayerRun:
 
 @dataclass(frozen=True, eq=False)
 class Ranges(Schedule):
-    """The batches of this rank are given, as ranges of the part's vertices; ``seeds_per_logical_rank`` counts batches."""
+    """Schedule whose batches are given, as ranges of the part's vertices; ``seeds_per_logical_rank`` counts batches."""
 
     ranges: Sequence[tuple[int, int]] = ()
 
@@ -397,7 +397,7 @@ class Ranges(Schedule):
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """What a rank has found out for a layer before it asks the others."""
+    """Facts that a rank finds out for a layer before it asks the others."""
 
     source: BatchSource
     facts: Facts
@@ -413,17 +413,17 @@ def _check_folder(folder: Path, part_id: int, dtype: torch.dtype) -> None:
         torch.empty(0, dtype=dtype, device="cpu").numpy()
     except TypeError:
         raise ValueError(
-            f"rows of {dtype} cannot be written to a .npy file; append a function to the layers that converts them"
+            f"rows of {dtype} cannot be written to a .npy file; append a function to the layers that converts them to another dtype"
         ) from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"the folder {folder} cannot be made ({error.strerror}); choose another") from None
+        raise ValueError(f"the folder {folder} cannot be created ({error.strerror}); choose another") from None
     check_output(_file_of(folder, part_id))
 
 
 def _features(data: PartitionedGraph | Data) -> dict[str, Tensor] | None:
-    """``x`` of a ``Data``, where a loader can read it; a part has its own."""
+    """Returns ``x`` of a ``Data`` in a form that a loader can read; None for a part, which has its own rows."""
     if not isinstance(data, Data) or not isinstance(data.get("x"), Tensor):
         return None
     x = data.x.detach().cpu()
@@ -431,7 +431,7 @@ def _features(data: PartitionedGraph | Data) -> dict[str, Tensor] | None:
 
 
 def _sampler(data: PartitionedGraph | Data) -> NeighborSampler | None:
-    """Of a ``Data``, made once for all layers."""
+    """Makes the sampler of a ``Data``, once for all layers."""
     if not isinstance(data, Data):
         return None
     adj_t = data.get("adj_t")
@@ -439,6 +439,6 @@ def _sampler(data: PartitionedGraph | Data) -> NeighborSampler | None:
         values = adj_t.values() if isinstance(adj_t, Tensor) else adj_t.storage.value()
         if values is not None and bool((values != 1).any()):
             raise ValueError(
-                "data.adj_t has values other than 1; give the graph as edge_index, and the values as an attribute that edge_weight= names"
+                "data.adj_t has values other than 1; pass the graph as edge_index, and the values as an attribute named by edge_weight="
             )
     return NeighborSampler(data, [-1])

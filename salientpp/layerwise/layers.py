@@ -1,6 +1,6 @@
-"""The layers of a model, and a trial of whether each needs one hop alone.
+"""Layers of a model, and a trial that checks that each needs one hop only.
 
-The trial (:func:`try_out`) finds layers that reach over several hops, normalise by all vertices of a batch, depend on the order of edges or draw at random.
+The trial (:func:`try_out`) finds layers that need several hops, normalise over all vertices of a batch, depend on the order of edges or draw at random.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from salientpp.ops import bytes_of
 from salientpp.sampling.stored import GraphTopology
 from salientpp.sampling.topology import DrawOptions
 
-#: A function of rows [n, ...] that treats each by itself.
+#: Function of rows [n, ...] that treats each row separately.
 RowFunction = Callable[[Tensor], Tensor]
 
-#: Of the graph of the trial.
+#: Size of the trial graph.
 _TRIAL_VERTICES, _TRIAL_EDGES = 24, 72
 
 _SEVERAL_HOPS = "passes rows on over several hops"
@@ -37,10 +37,10 @@ _ALL_VERTICES = "normalises over all vertices of a graph"
 _DEGREES = "divides by degrees of the sources, which it counts in the batch"
 _FIRST_ROWS = "needs the rows of another layer too"
 
-#: They are normalised by the degrees of the graph where they are a layer's ``conv``.
+#: Layers that are normalised with the degrees of the graph if they are themselves a layer's ``conv``.
 _HANDLED = ("GCNConv", "LGConv")
 
-#: What is known of modules that fail the trial.
+#: Modules that fail the trial -> reason.
 _REASONS = {
     **{name: _DEGREES for name, layer in LAYERS.items() if layer.degrees},
     "HypergraphConv": _DEGREES,
@@ -50,7 +50,7 @@ _REASONS = {
         ["GraphNorm", "PairNorm", "InstanceNorm", "MeanSubtraction", "GraphSizeNorm", "GPSConv"], _ALL_VERTICES
     ),
     "LayerNorm": f"{_ALL_VERTICES} unless mode='node'",
-    **dict.fromkeys(_HANDLED, f"{_DEGREES}, unless it stands in the list itself"),
+    **dict.fromkeys(_HANDLED, f"{_DEGREES}, unless it is itself an item of the list"),
     **dict.fromkeys(["FAConv", "GCN2Conv", "DNAConv"], _FIRST_ROWS),
     **dict.fromkeys(["LSTMAggregation", "GRUAggregation", "MLPAggregation"], "depends on the order of edges"),
 }
@@ -58,13 +58,13 @@ _REASONS = {
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One step from rows of all vertices to the next rows of all vertices.
+    """Step from rows of all vertices to the next rows of all vertices.
 
     Attributes:
         conv: (rows, edge_index) -> rows.
         before, after: functions of single rows, in order.
-        takes: which of ``edge_weight`` and ``edge_attr`` ``conv`` takes too.
-        pairs: in batches ``conv`` gets a pair, the rows of all vertices and those of the targets, and computes nothing for the others.
+        takes: those of ``edge_weight`` and ``edge_attr`` that ``conv`` takes too.
+        pairs: in batches, ``conv`` gets a pair, the rows of all vertices and of the targets, and computes the targets only.
     """
 
     conv: Callable[..., Tensor]
@@ -74,7 +74,7 @@ class Layer:
     pairs: bool = False
 
     def __call__(self, x: Tensor, edges: Edges, normalisation: Normalisation | None = None) -> Tensor:
-        """The next rows [num_targets, ...] of the targets, of rows ``x`` [n, ...]; without a ``normalisation``, ``edges`` are all edges of a graph."""
+        """Computes the next rows [num_targets, ...] of the targets from rows ``x`` [n, ...]. Without ``normalisation``, ``edges`` are all edges of a graph."""
         for function in self.before:
             x = function(x)
         conv = self.conv
@@ -93,12 +93,12 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A model as layers.
+    """Model as a list of layers.
 
     Attributes:
         layers: at least one.
-        join: of the rows that each layer has given a vertex, its final rows (jumping knowledge); None: the last layer's.
-        whole: the model, where it can be called with a whole graph.
+        join: function from a vertex's rows after each layer to its final rows (jumping knowledge); None: the last layer's rows.
+        whole: the model, if it can be called with a whole graph.
     """
 
     layers: Sequence[Layer]
@@ -111,7 +111,7 @@ class Network:
 
 
 def network_of(model: Any) -> Network:
-    """The layers of one of PyG's basic models, or of a list of layers and of functions of rows; TypeError or ValueError if it is neither."""
+    """Returns the layers of a PyG basic model, or of a list of layers and functions of rows. Raises TypeError or ValueError for anything else."""
     model = _unwrapped(model)
     if isinstance(model, BasicGNN):
         return _of_basic_gnn(model)
@@ -143,7 +143,7 @@ def _of_basic_gnn(model: BasicGNN) -> Network:
 
 
 def _joined(items: Sequence[Any]) -> list[Layer]:
-    """Each item that takes edges begins a layer; the others belong to the one before them, those in front to the first."""
+    """Groups items into layers. Each item that takes edges begins a layer; other items belong to the layer before them, leading items to the first."""
     before: list[RowFunction] = []
     layers: list[Layer] = []
     for number, item in enumerate(items):
@@ -155,7 +155,7 @@ def _joined(items: Sequence[Any]) -> list[Layer]:
             layers.append(Layer(item, before, [], takes))
             before = []
         elif layers:
-            layers[-1].after.append(item)  # type: ignore[attr-defined]  # made here, of a list
+            layers[-1].after.append(item)  # type: ignore[attr-defined]  # a list made above
         else:
             before.append(item)
     if not layers:
@@ -180,7 +180,7 @@ def _takes_edges(parameters: dict[str, inspect.Parameter]) -> bool:
 
 
 def _unwrapped(model: Any) -> Any:
-    """Without DDP, which would talk to other ranks at times of its own, and without ``torch.compile``, which would compile for every shape."""
+    """Removes DDP, which would communicate at other times, and ``torch.compile``, which would compile for every shape."""
     while isinstance(model, torch.nn.Module):
         if isinstance(model, DistributedDataParallel):
             model = model.module
@@ -199,21 +199,21 @@ def _name_of(function: Any) -> str:
 
 
 def modules_of(model: Any) -> list[torch.nn.Module]:
-    """The modules that a model, or a list of layers, is made of; not those that a function holds."""
+    """Returns the modules of a model or of a list of layers, without modules that a function refers to."""
     if isinstance(model, torch.nn.Module):
         return [model]
     return [item for item in model if isinstance(item, torch.nn.Module)] if isinstance(model, (list, tuple)) else []
 
 
 def device_of(model: Any) -> torch.device:
-    """Where the model is: the device of its first parameter, or the CPU."""
+    """Returns the device of the model's first parameter, or the CPU."""
     parameters = (parameter for module in modules_of(model) for parameter in module.parameters())
     return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
 @contextlib.contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """The model in evaluation mode, without what layers with ``cached=True`` keep of a graph, with quantiles corrected. Afterwards all is as before."""
+    """Sets the model to evaluation mode, with corrected quantiles and without values cached by layers with ``cached=True``. Restores it afterwards."""
     before = []
     for part in dict.fromkeys(part for module in modules_of(model) for part in module.modules()):
         own = vars(part)
@@ -234,7 +234,7 @@ def evaluating(model: Any) -> Iterator[None]:
 
 
 def digests_of(model: Any) -> dict[str, str]:
-    """Of the parameters and of the buffers: equal where they are equal to the last bit."""
+    """Computes digests of the parameters and of the buffers. They are equal if the values are equal bit by bit."""
     digests = {}
     for kind in ("parameters", "buffers"):
         digest = hashlib.sha256()
@@ -251,13 +251,14 @@ def digests_of(model: Any) -> dict[str, str]:
 def try_out(
     network: Network, x: Tensor, weight: Tensor | None, attr: Tensor | None, device: torch.device
 ) -> tuple[Network, list[Tensor]]:
-    """Compute a small random graph whole, and layer by layer in batches of one hop.
+    """Computes a small random graph as a whole, and layer by layer in batches of one hop, and compares the results.
 
     Args:
-        x, weight, attr: no rows [0, ...] of the features and of the edges; their shape and dtype count. Without weights or attributes None.
+        x, weight, attr: empty tensors [0, ...] with the shape and dtype of the features and edge attributes; None without weights or attributes.
 
     Returns:
-        The network, with pairs where they do; and no rows [0, ...] of what each layer gives. The last is what ``join`` gives.
+        The network, with pairs where layers support them; and empty tensors [0, ...] with the shape and dtype of each layer's rows. The last is the
+        result of ``join``.
     """
     trial = _Trial.of(weight, attr, device)
     first = present = _random_rows(_TRIAL_VERTICES, x, trial.generator).to(device)
@@ -268,7 +269,7 @@ def try_out(
         try:
             following = layer(present.clone(), trial.edges)  # functions may work in place
             if (number_given := following.size(0)) != _TRIAL_VERTICES:
-                raise ValueError(f"it must give one row per vertex, expected {_TRIAL_VERTICES}, got {number_given}")
+                raise ValueError(f"it must return one row per vertex, expected {_TRIAL_VERTICES}, got {number_given}")
             in_batches = trial.in_batches(layer, present)
         except Exception as error:
             hint = " (dtype= converts x)" if number == 0 else ""
@@ -277,7 +278,7 @@ def try_out(
             ) from error
         if not _are_close(following, in_batches):
             raise ValueError(f"{what} {_NOT_ONE_HOP}. It {_reasons(layer)}")
-        with contextlib.suppress(Exception):  # not every layer takes a pair
+        with contextlib.suppress(Exception):  # some layers take no pair
             faster = dataclasses.replace(layer, pairs=True)
             if _are_close(following, trial.in_batches(faster, present)):
                 layer = faster
@@ -291,14 +292,14 @@ def try_out(
         whole = network.whole(first.clone(), trial.edges.edge_index, **{name: named[name] for name in network.takes})
         if not _are_close(whole, given[-1]):
             raise ValueError(
-                f"{_name_of(network.whole)}.forward {_NOT_ONE_HOP}. It does not do what its layers do one after the other; give a list of what it does"
+                f"{_name_of(network.whole)}.forward {_NOT_ONE_HOP}. It does not just apply its layers in order; pass a list of its steps instead"
             )
     return dataclasses.replace(network, layers=layers), [rows[:0] for rows in given]
 
 
 @dataclass(frozen=True, eq=False)
 class _Trial:
-    """A small random graph with self-loops, repeated edges and vertices without edges, and batches that hold all its vertices."""
+    """Small random graph with self-loops, repeated edges and vertices without edges, and batches that hold all its vertices."""
 
     edges: Edges
     normalisation: Normalisation
@@ -316,7 +317,7 @@ class _Trial:
             edge_index.to(device),
             torch.arange(_TRIAL_VERTICES, device=device),
             _TRIAL_VERTICES,
-            # Degrees are to be positive.
+            # Absolute values, so that degrees are positive.
             None if weight is None else _random_rows(_TRIAL_EDGES, weight, generator).abs().to(device),
             None if attr is None else _random_rows(_TRIAL_EDGES, attr, generator).to(device),
         )
@@ -336,7 +337,7 @@ class _Trial:
         return cls(edges, normalisation, batches, generator)
 
     def in_batches(self, layer: Layer, present: Tensor) -> Tensor:
-        """The next rows of all vertices."""
+        """Computes the next rows of all vertices in batches."""
         rows = [layer(present[batch.n_id], batch, self.normalisation) for _, batch in self.batches]
         return torch.cat(rows)[torch.cat([seeds for seeds, _ in self.batches]).argsort()]
 
@@ -344,15 +345,15 @@ class _Trial:
 def _random_rows(size: int, like: Tensor, generator: torch.Generator) -> Tensor:
     values = torch.randn((size, *like.shape[1:]), generator=generator, dtype=torch.float64, device="cpu")
     if not (like.dtype.is_floating_point or like.dtype.is_complex):
-        values = values > 0  # whole numbers may be ids, of which few are valid everywhere
+        values = values > 0  # integers may be ids, and only 0 and 1 are likely to be valid
     return values.to(like.dtype)
 
 
-_NOT_ONE_HOP = "cannot be computed from the in-neighbours of each vertex alone: on a trial graph it gives other rows in batches than on the whole"
+_NOT_ONE_HOP = "cannot be computed from the in-neighbours of each vertex only: on a trial graph it gives other rows in batches than on the whole graph"
 
 
 def _are_close(expected: Tensor, got: Tensor) -> bool:
-    """Equal but for rounding."""
+    """Returns True if two tensors are equal up to rounding."""
     if expected.shape != got.shape or expected.dtype != got.dtype:
         return False
     if not expected.numel() or not expected.dtype.is_floating_point:
@@ -363,7 +364,7 @@ def _are_close(expected: Tensor, got: Tensor) -> bool:
 
 
 def _reasons(layer: Layer) -> str:
-    """Why a layer may have failed the trial, as the predicate of a sentence."""
+    """Returns the reasons why a layer may have failed the trial, as the predicate of a sentence."""
     names = [
         type(part).__name__
         for function in (*layer.before, layer.conv, *layer.after)
@@ -377,6 +378,6 @@ def _reasons(layer: Layer) -> str:
     if known:
         return "; it ".join(known)
     return (
-        "may reach over several hops (then give a list of its layers), normalise over the vertices or degrees of a batch, depend on the order of edges, "
+        "may need several hops (then pass a list of its layers), normalise over the vertices or degrees of a batch, depend on the order of edges, "
         "or draw at random (then call eval() first)"
     )

@@ -1,7 +1,7 @@
-"""Weights of edges for layers that divide by degrees, in batches that lack most edges.
+"""Edge weights for layers that divide by degrees, in batches that lack most edges.
 
-``GCNConv`` and its like weigh an edge u → v with w / sqrt(d(u) d(v)), where d sums the weights of all edges into a vertex, self-loops that they add
-included. The whole topology is on every rank, so the degrees are computed here once.
+``GCNConv`` and similar layers weight an edge u → v with w / sqrt(d(u) d(v)). Here d is the sum of the weights of all edges into a vertex, including added
+self-loops. The whole topology is on every rank, so the degrees are computed once, in this module.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch_geometric.utils import add_remaining_self_loops
 from salientpp.graph.csc import Graph, runs_of_vertices
 from salientpp.store.rows import take_rows
 
-#: These normalise in ``forward``, with PyG's ``gcn_norm``, unless their ``normalize`` is False.
+#: Layers that normalise in ``forward``, with PyG's ``gcn_norm``, unless their ``normalize`` is False.
 _NORMALISING = (GCNConv, LGConv, TAGConv)
 
-#: Edges that are looked at together while degrees are summed.
+#: Number of edges that are read at once while degrees are summed.
 _CHUNK_EDGES = 2**22
 
 
@@ -32,8 +32,8 @@ class Edges:
     """All edges into some vertices, the targets, of a graph or of a batch.
 
     Attributes:
-        edge_index: int64 [2, e], sources and targets as numbers of the batch; targets are 0 to ``num_targets`` - 1.
-        n_id: int64 [n], the batch's vertices, targets first, by their numbers in the graph.
+        edge_index: int64 [2, e], sources and targets as positions in the batch; targets are 0 to ``num_targets`` - 1.
+        n_id: int64 [n], the batch's vertices, targets first, by their ids in the graph.
         weight, attr: [e, ...], or None.
     """
 
@@ -46,7 +46,7 @@ class Edges:
 
 @dataclass(frozen=True, eq=False)
 class Normalisation:
-    """The degrees of a graph, as normalising layers count them."""
+    """Degrees of a graph, as normalising layers count them."""
 
     graph: Graph
     edge_weight: Tensor | None = None  # [E] by edge id
@@ -55,11 +55,11 @@ class Normalisation:
     def applied(
         self, conv: Callable[..., Tensor], edges: Edges, dtype: torch.dtype
     ) -> tuple[Callable[..., Tensor], Edges]:
-        """A layer and edges that give what ``conv`` gives on the whole graph to rows of ``dtype``; ``conv`` stays as it is."""
+        """Returns a layer and edges whose result on rows of ``dtype`` equals that of ``conv`` on the whole graph; ``conv`` itself is unchanged."""
         if not isinstance(conv, _NORMALISING) or not conv.normalize:
             return conv, edges
         adds_loops = bool(getattr(conv, "add_self_loops", False))
-        # PyG takes `improved` for the weight of a loop only where edges have weights.
+        # PyG uses `improved` for the weight of a loop only if edges have weights.
         loop = 2.0 if getattr(conv, "improved", False) and edges.weight is not None else 1.0
         if edges.weight is None:
             weight = torch.ones(edges.edge_index.size(1), dtype=dtype, device=edges.edge_index.device)
@@ -75,7 +75,7 @@ class Normalisation:
         return plain, dataclasses.replace(edges, edge_index=edge_index, weight=weight)
 
     def _inverse_roots(self, adds_loops: bool, loop: float, device: torch.device) -> Tensor:
-        """float64 [N]: 1 / sqrt(degree), 0 for a degree of 0; on ``device``."""
+        """Returns 1 / sqrt(degree), float64 [N], on ``device``; 0 for a degree of 0."""
         key = adds_loops, loop, device
         if key in self._known:
             return self._known[key]

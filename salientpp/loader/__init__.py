@@ -1,1 +1,1 @@
-"""What users iterate: PyG's loaders over the engine."""
+"""Loaders that users iterate: PyG's loaders on top of the engine."""

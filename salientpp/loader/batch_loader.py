@@ -1,4 +1,4 @@
-"""The base of NeighborLoader and LinkNeighborLoader: their arguments become an engine, and PyG's hooks make single batches."""
+"""Base of NeighborLoader and LinkNeighborLoader: builds an engine from their arguments, and makes single batches through PyG's hooks."""
 
 from __future__ import annotations
 
@@ -45,34 +45,34 @@ from salientpp.ways.cache import check_given
 from salientpp.ways.hosts import agree_on_hosts, checked_hosts
 from salientpp.ways.sums.check import check_partial
 
-#: Of a batch: vertices of an MFG are counted in 32 bits.
+#: Largest batch size: vertices of an MFG are counted in 32 bits.
 _MOST_SEEDS = 2**31 - 1
 
-#: Of the draws of the batch that an overridden ``collate_fn`` is making; None: it is called by somebody else.
+#: Keys of the batch that an overridden ``collate_fn`` is making; None if something else calls it.
 _batch_keys: contextvars.ContextVar[BatchKeys | None] = contextvars.ContextVar("batch_keys", default=None)
 
 
 @dataclass(frozen=True, eq=False)
 class _Prepared:
-    """What a rank has found out for its loader before it asks the others."""
+    """Facts that a rank finds out for its loader before it asks the others."""
 
     source: BatchSource
     facts: Facts
     options: Options  # checked
-    placement: Placement  # of processes that share an object, with it as the only part
+    placement: Placement  # processes that share an object have a placement with one part, the object
 
 
 class BatchLoader(EngineLoader):
-    """The base of both loaders, which say what data they take and what their seeds are; ``kwargs`` are those of torch's ``DataLoader``."""
+    """Base of both loaders. They say which data they take and what their seeds are; ``kwargs`` are the arguments of torch's ``DataLoader``."""
 
-    #: What ``data`` may be, beside a pair of stores.
+    #: Types that ``data`` may have, besides a pair of stores.
     _kinds_of_data: tuple[type, ...]
     _kinds_in_words: str
 
     def __init__(self, data: Any, sampling: SamplingOptions, options: Options, kwargs: dict[str, Any]) -> None:
         self.data = data
-        self.__dict__.update(vars(sampling))  # each argument is an attribute, for Lightning
-        # As in PyG, for the sake of Lightning, which passes on what it finds in a loader.
+        self.__dict__.update(vars(sampling))  # Lightning reads every argument from an attribute
+        # PyG ignores these two as well: Lightning passes on whatever it finds in a loader.
         kwargs.pop("dataset", None)
         kwargs.pop("collate_fn", None)
         comm, self.device = connect(data, self._kinds_of_data, self._kinds_in_words, options)
@@ -82,7 +82,7 @@ class BatchLoader(EngineLoader):
             self._hosts = agree_on_hosts(comm, data, *given)
         else:
             checked_hosts(options.ranks_per_host)
-        # From here on a mistake on one rank is every rank's error, so that none waits for one that raised.
+        # From here on a mistake on one rank raises on every rank, so that none waits for a rank that raised.
         prepared, everyone = prepare_together(
             comm, partial(self._prepare, comm, sampling, options, kwargs), "make its loader"
         )
@@ -96,15 +96,15 @@ class BatchLoader(EngineLoader):
     # --- construction -------------------------------------------------------------------------------------
 
     def _prepare(self, comm: Comm, sampling: SamplingOptions, options: Options, kwargs: dict[str, Any]) -> _Prepared:
-        """What this rank can find out without the others; raises on a wrong argument."""
+        """Prepares what this rank can know without the others; raises if an argument is wrong."""
         for name in ("partial_aggregation", "partial_weight"):
             if name in kwargs:
                 raise ValueError(
-                    f"{name}= is for a NeighborLoader; {type(self).__name__} gives batches of edges, without sums; leave it out"
+                    f"{name}= is for a NeighborLoader; {type(self).__name__} makes batches of edges, which have no sums; leave it out"
                 )
         options = options.checked(self.device)
         self._own_ways = options.own_ways
-        # Each argument is an attribute; these may differ from what was given, and are set elsewhere.
+        # The value in use may differ from the given one. These attributes are set elsewhere.
         elsewhere = ("device", "seed", "cache", "timeout")
         self.__dict__.update({name: value for name, value in options.by_name.items() if name not in elsewhere})
         normalise_numbers(kwargs)
@@ -118,7 +118,7 @@ class BatchLoader(EngineLoader):
         self._check_hooks(comm)
         if options.draw_block != 1 and not isinstance(source.sampler, NeighborSampler):
             raise ValueError(
-                f"draw_block is for draws by this package's sampler; got draw_block={options.draw_block} and neighbor_sampler of "
+                f"draw_block applies only to draws by this package's sampler; got draw_block={options.draw_block} and neighbor_sampler of type "
                 f"{type(source.sampler).__name__}, which takes no key; leave draw_block out"
             )
         draws_seed = shuffle and options.seed is None and kwargs.get("generator") is None
@@ -129,7 +129,7 @@ class BatchLoader(EngineLoader):
             check_partial(self.data, source, options.partial_aggregation, options.partial_weight)
         if options.join_logical_ranks and self._has_hooks:
             raise ValueError(
-                f"{type(self).__name__} overrides collate_fn or filter_fn, which make batches of one logical rank; pass transform, or no join_logical_ranks"
+                f"{type(self).__name__} overrides collate_fn or filter_fn, which make batches of one logical rank; pass transform=, or drop join_logical_ranks"
             )
         placement = source.exchange.placement if share is None else Placement(*share, num_parts=1)
         check_units(source, placement)
@@ -143,24 +143,24 @@ class BatchLoader(EngineLoader):
         return _Prepared(source, self._with_facts_of_seeds(facts, source), options, placement)
 
     def _init_data_loader(self, source: BatchSource, num_ranks: int, kwargs: dict[str, Any]) -> None:
-        """Be torch's ``DataLoader`` over the positions of the seeds."""
+        """Initialises torch's ``DataLoader`` over the positions of the seeds."""
         if kwargs.get("multiprocessing_context") is not None:
             warnings.warn("multiprocessing_context has no effect: workers are threads", UserWarning, stacklevel=5)
             kwargs.pop("multiprocessing_context")
-        positions: Any = range(source.seeds.number)  # all that torch asks of a dataset
+        positions: Any = range(source.seeds.number)  # torch uses only the length of a dataset
         if num_ranks > 1:
             kwargs["sampler"] = RanksSampler(self)
         elif self._orders_itself:
-            # torch's random sampler refuses to have nothing to draw from; a rank without seeds is fine here.
+            # torch's random sampler refuses an empty dataset, but a rank may have no seeds.
             made = ShuffledSampler if self._shuffle and source.seeds.number > 0 else OrderedSampler
             kwargs["sampler"] = made(self, positions)
         with warnings.catch_warnings() if kwargs.get("num_workers") else contextlib.nullcontext():
-            if kwargs.get("num_workers"):  # torch counts them as processes and warns; ours are threads
+            if kwargs.get("num_workers"):  # torch warns about the number of worker processes, but ours are threads
                 warnings.filterwarnings("ignore", message="This DataLoader will create")
-            torch.utils.data.DataLoader.__init__(  # not PyG's, which the loaders are too
+            torch.utils.data.DataLoader.__init__(  # not super(): PyG's loaders, also base classes, build a sampler of their own
                 self, positions, shuffle=self._shuffle and not self._orders_itself, **kwargs
             )  # fmt: skip
-        del self.__dict__["collate_fn"]  # torch's own; ours is a method, which subclasses may override
+        del self.__dict__["collate_fn"]  # set by torch; it would hide the method, which subclasses may override
         batch_size = as_integer(self.batch_size)
         if kwargs.get("batch_sampler") is None and (batch_size is None or not 1 <= batch_size <= _MOST_SEEDS):
             raise ValueError(f"batch_size must be 1 to {_MOST_SEEDS:,}, got {self.batch_size}")
@@ -191,14 +191,14 @@ class BatchLoader(EngineLoader):
         )  # fmt: skip
 
     def _settings(self) -> dict[str, Any]:
-        """Arguments that batches depend on, beside those of ``options`` and of the sampler, in the order in which ranks compare them."""
+        """Returns the arguments that batches depend on, besides those of ``options`` and the sampler, in the order in which ranks compare them."""
         same = {name: getattr(self, name) for name in ("time_attr", "weight_attr", "batch_size")}
         return {**same, "shuffle": self._shuffle, "drop_last": bool(self.drop_last), "uneven": self.uneven}
 
     def _open_partition(
         self, comm: Comm, sampling: SamplingOptions, make_seeds: Callable[..., Seeds], messages: Sequence[Message] = ()
     ) -> BatchSource:
-        """The source of a partitioned graph, whose seeds ``make_seeds(connected, sampler)`` makes."""
+        """Opens a partitioned graph, with the seeds from ``make_seeds(connected, sampler)``."""
         sampler = sampling.sampler_of_part(self.data)
         placement = placement_of(self.data, comm, self.logical_ranks, self._hosts)
         messages = [*messages, *(message for way in self._own_ways for message in way.messages)]
@@ -206,17 +206,17 @@ class BatchLoader(EngineLoader):
         own = {"columns": self.columns, "custom_cls": self.custom_cls, "send_as": self.send_as}
         return open_partition(connected, sampler, make_seeds(connected, sampler), **own)
 
-    # What loaders of vertices and of edges differ in.
+    # Differences between loaders of vertices and of edges.
 
     def _open_source(self, comm: Comm, sampling: SamplingOptions) -> BatchSource:
-        """What to draw from."""
+        """Opens the data that batches are drawn from."""
         raise NotImplementedError
 
     def _with_facts_of_seeds(self, facts: Facts, source: BatchSource) -> Facts:
         return facts
 
     def _adapt_seeds(self, seeds: Seeds, everyone: Sequence[Facts]) -> None:
-        """Change this rank's seeds where their meaning depends on the seeds of all ranks."""
+        """Changes this rank's seeds if their meaning depends on the seeds of all ranks."""
 
     def _fingerprint_of_seeds(self) -> Mapping[str, Any]:
         return {}
@@ -224,28 +224,28 @@ class BatchLoader(EngineLoader):
     # --- single batches, and PyG's hooks ------------------------------------------------------------------
 
     def __call__(self, index: Tensor | Sequence[int]) -> Data:
-        """The batch of the seeds at these positions of ``input_nodes``; on one rank.
+        """Returns the batch of the seeds at these positions of ``input_nodes``. It works on one rank only.
 
         Args:
             index: integer [B] positions, a list of them, or a mask with an entry per seed.
 
         Raises:
-            ValueError: it is something else, or a position is out of range.
+            ValueError: ``index`` has another type, or a position is out of range.
         """
         with self.engine.lock:
             self._calls += 1
             call = self._calls
-        keys = self._bookmark.epochs.keys(-call, 0)  # epochs count up from 0, so the draws of calls are their own
+        keys = self._bookmark.epochs.keys(-call, 0)  # epochs are >= 0, so calls share no draws with them
         return self._through_hooks(index, keys) if self._has_hooks else self._batch_of(index, keys)
 
     def collate_fn(self, index: Tensor | Sequence[int]) -> Any:
-        """Makes a batch of positions, as PyG's, for subclasses and for libraries that make a ``DataLoader`` of the parts of this one.
+        """Makes a batch of positions, as PyG's does. Subclasses call it, and so do libraries that build a ``DataLoader`` from parts of this one.
 
-        With ``filter_per_worker=False`` it gives what was sampled, for :meth:`filter_fn`.
+        With ``filter_per_worker=False`` it returns the sampler's output, for :meth:`filter_fn`.
         """
         keys = _batch_keys.get()
         if keys is None:
-            # The draws are torch's: in worker processes the count of calls would begin anew in every epoch.
+            # Keys come from torch's generator: in worker processes a count of calls would restart in every epoch.
             keys = self._bookmark.epochs.keys(-int(torch.randint(2**62, 2**63 - 1, (), device="cpu")), 0)
         if self.filter_per_worker is False:
             return self.engine.producer.drive(self._draw, index, keys)
@@ -254,7 +254,7 @@ class BatchLoader(EngineLoader):
         return self._batch_of(index, keys)
 
     def filter_fn(self, out: Any) -> Data | HeteroData:
-        """The batch of what the sampler drew of some of the seeds, as PyG's; a batch itself is given back."""
+        """Makes a batch from the sampler's output for some seeds, as PyG's does. If given a batch, returns it unchanged."""
         if not isinstance(out, (SamplerOutput, HeteroSamplerOutput)):
             return out
         self._check_is_alone()
@@ -262,11 +262,11 @@ class BatchLoader(EngineLoader):
 
     @property
     def input_data(self) -> NodeSamplerInput | EdgeSamplerInput:
-        """All seeds, by PyG's name."""
+        """All seeds, under PyG's name."""
         return self.engine.basis.source.seeds.inputs
 
     def _overrides(self, name: str) -> bool:
-        """Whether a subclass, or this object, has a ``collate_fn`` or ``filter_fn`` of its own."""
+        """Returns True if a subclass, or this object, has its own ``collate_fn`` or ``filter_fn``."""
         return name in self.__dict__ or getattr(type(self), name) is not getattr(BatchLoader, name)
 
     @property
@@ -277,18 +277,18 @@ class BatchLoader(EngineLoader):
         if comm.size > 1 and self._has_hooks:
             name = "collate_fn" if self._overrides("collate_fn") else "filter_fn"
             raise ValueError(
-                f"{type(self).__name__} overrides {name}, which would not be called on several ranks, where batches are made in stages; pass transform= "
+                f"{type(self).__name__} overrides {name}, but several ranks make batches in stages, which do not call it; pass transform= "
                 "(called with every batch) or transform_sampler_output= instead"
             )
 
     def _check_is_alone(self) -> None:
         if self.engine.basis.comm.size > 1:
             raise RuntimeError(
-                "a single batch cannot be asked for on several ranks: the others would not answer; iterate instead"
+                "cannot make a single batch on several ranks, because the other ranks would not take part; iterate over the loader instead"
             )
 
     def _through_hooks(self, index: Any, keys: BatchKeys) -> Any:
-        """A batch by way of ``collate_fn`` and ``filter_fn``, one of which is overridden."""
+        """Makes a batch with ``collate_fn`` and ``filter_fn``, at least one of which is overridden."""
         token = _batch_keys.set(keys)
         try:
             out = self.collate_fn(index.tolist() if isinstance(index, Tensor) else index)
@@ -308,16 +308,16 @@ class BatchLoader(EngineLoader):
         input_id = mfg.metadata[0] if mfg.metadata else None
         if input_id is None:
             raise ValueError(
-                "the metadata of what was sampled must begin with the ids of the seeds (input_id), as collate_fn of PyG's loaders leaves them"
+                "metadata of a sampler's output must begin with the ids of the seeds (input_id), as collate_fn of PyG's loaders leaves them; got no metadata"
             )
         self.engine.producer.workers.transform = self.transform_sampler_output
-        # Of an epoch of hooks no pipeline counts.
+        # The pipeline counts the rows of an epoch. With hooks no pipeline runs, so they are counted here.
         batch = self.engine.producer.batch_of(mfg, len(input_id), counts=self._has_hooks)
         return batch if self._finishing is None else self._finishing(batch)
 
     @property
     def _finishing(self) -> Callable[[Any], Any] | None:
-        """What becomes of every batch when it is complete: it is filled up, and then goes through the user's ``transform``."""
+        """Steps applied to every complete batch: padding, then the user's ``transform``."""
         return self.transform if self.pad is None else self._fill_up
 
     def _fill_up(self, batch: Data) -> Data:
@@ -332,17 +332,17 @@ class BatchLoader(EngineLoader):
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        # Hugging Face's Accelerator.prepare asks every loader for this before it makes one of its own, with a share of the batches.
+        # Accelerator.prepare of Hugging Face reads this attribute before it replaces a loader by one that divides its batches.
         if self.engine.basis.comm.size > 1 or self.share is not None:
             raise ValueError(
-                "Accelerator.prepare would share the batches among the processes once more, which this loader has done already; leave it out of "
+                "Accelerator.prepare would divide the batches among the processes a second time, and this loader has divided them already; leave it out of "
                 "prepare(), and pass device=accelerator.device to the loader"
             )
         return False
 
     def _finish(self) -> tuple[Callable[[Any], Any] | None, ByHand | None]:
         self._check_hooks(self.engine.basis.comm)
-        # With hooks filter_fn is where the batch is finished.
+        # With hooks, filter_fn finishes the batch.
         return (None, self._through_hooks) if self._has_hooks else (self._finishing, None)
 
     def _values_of_fingerprint(self) -> dict[str, Any]:
@@ -352,7 +352,7 @@ class BatchLoader(EngineLoader):
 
 
 def _mean_batch_size(loader: torch.utils.data.DataLoader, source: BatchSource) -> int:
-    """Seeds of a batch, on average."""
+    """Mean number of seeds per batch."""
     if loader.batch_size is not None:
         return loader.batch_size
     return max(1, -(-source.seeds.number // max(1, len(loader.batch_sampler))))  # type: ignore[arg-type]

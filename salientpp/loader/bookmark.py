@@ -1,4 +1,4 @@
-"""Where a loader is: its next epoch, and how far the one at hand is; saved and loaded."""
+"""Position of a loader: its next epoch and its progress in the current one. It can be saved and loaded."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from salientpp.engine.state import Position, Reached, Resume, check_state, make_
 
 @dataclass(eq=False)
 class Bookmark:
-    """The place of one loader."""
+    """Position of one loader."""
 
-    epochs: Epochs  # of the engine; loading a state changes them
+    epochs: Epochs  # shared with the engine; loading a state changes them
     shares: Shares
-    partitioned: bool  # the data is a partitioned graph, whose ranks agree on their places
-    joined: bool  # the batches of a round are given as one
-    adopts: bool  # a state may come from another number of logical ranks, which this loader takes
-    seed_is_given: bool  # so a state must have the same seed
-    epoch: int = 0  # the next
-    resume: Resume | None = None  # where that epoch goes on, by a loaded state
-    reached: Reached | None = None  # of the epoch that was begun last
+    partitioned: bool  # the data is a partitioned graph, whose ranks agree on their positions
+    joined: bool  # the batches of a round are joined into one
+    adopts: bool  # a loaded state may have another number of logical ranks, which this loader then takes over
+    seed_is_given: bool  # a loaded state must then have the same seed
+    epoch: int = 0  # the next one
+    resume: Resume | None = None  # where that epoch continues, from a loaded state
+    reached: Reached | None = None  # progress of the epoch that was begun last
 
     def set_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:
@@ -31,39 +31,39 @@ class Bookmark:
         self.epoch, self.reached = epoch, None
 
     def begun(self, reached: Reached) -> None:
-        """The next epoch was begun."""
+        """Records that the next epoch was begun."""
         self.reached, self.resume = reached, None
         self.epoch += 1
 
     def copy(self, epochs: Epochs) -> Bookmark:
-        """The same place for a copy of the loader."""
+        """Returns the same position, for a copy of the loader."""
         return replace(self, epochs=epochs, reached=self.reached and replace(self.reached))
 
     @property
     def _identity(self) -> tuple[int, int, int, bool]:
-        """Logical ranks, ranks, this rank, and whether batches are joined: as a state has them."""
+        """Logical ranks, ranks, this rank, and True if batches are joined; a state stores the same four values."""
         placement = self.epochs.placement
         return placement.num_logical_ranks, placement.world_size, placement.rank, self.joined
 
     def state(self, fingerprint: dict[str, Any]) -> dict[str, Any]:
-        """Plain values that say where the loader is."""
+        """Returns the position as plain values."""
         order, reached = self.epochs.order, self.reached
         epoch, resume = self.epoch, self.resume or Resume(0, 0)
         if reached is not None and not reached.ended:
             epoch, resume = reached.epoch, Resume(reached.batches, order.round_after(reached.batches))
-            if reached.rounds is not None:  # whole rounds: of one that is under way nothing counts
+            if reached.rounds is not None:  # only whole rounds count, so a started round is given again
                 resume = Resume(order.batches_before(reached.rounds), reached.rounds)
         return make_state(Position(epoch, resume.batches, resume.round, self.epochs.seed, *self._identity), fingerprint)
 
     def load(self, state: Mapping[str, Any], fingerprint: dict[str, Any]) -> None:
-        """Go on where a state was saved.
+        """Moves to the position that was saved.
 
         Raises:
-            ValueError: the state is of other data or arguments; nothing has changed.
+            ValueError: the state belongs to other data or arguments; nothing has changed.
         """
         logical_ranks, ranks, rank, joined = self._identity
         same: dict[str, Any] = {} if self.adopts else {"logical_ranks": logical_ranks}
-        # Processes that share an object do not agree on anything, so each goes on where it was itself.
+        # Processes that share an object do not coordinate, so each must load its own state.
         same |= {} if self.partitioned else {"ranks": ranks, "rank": rank, "joined": joined}
         same |= {"seed": self.epochs.seed} if self.seed_is_given else {}
         found = check_state(state, fingerprint, same)

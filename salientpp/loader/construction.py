@@ -1,4 +1,4 @@
-"""How the arguments of a loader become an engine."""
+"""Steps from the arguments of a loader to its engine."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ from salientpp.ways.sums.way import SumsOfRows
 
 
 def connect(data: Any, kinds: tuple[type, ...], kinds_in_words: str, options: Options) -> tuple[Comm, torch.device]:
-    """The ranks that make a loader, and the device that they may exchange rows from. On an object in memory this process alone.
+    """Returns the ranks that make a loader together, and the device from which they may exchange rows.
+
+    An object in memory needs no other rank, so its group is this process alone.
 
     Args:
-        kinds, kinds_in_words: what ``data`` may be, beside a pair of stores.
+        kinds, kinds_in_words: types that ``data`` may have, besides a pair of stores.
 
     Raises:
-        ValueError, TypeError: the data is something else, or the device or time-out is wrong.
+        ValueError, TypeError: the data has another type, or the device or time-out is wrong.
     """
     error: Exception | None = None
     try:
@@ -42,21 +44,23 @@ def connect(data: Any, kinds: tuple[type, ...], kinds_in_words: str, options: Op
     try:
         if not isinstance(data, kinds) and not is_remote(data):
             error = TypeError(f"data must be {kinds_in_words}, got {type(data).__name__}")
-            go_astray(error)  # nobody can know which ranks would have made this loader
+            go_astray(error)  # the data names the ranks of a loader, so without it they are unknown
         elif isinstance(data, PartitionedGraph):
             return Comm.create(options.process_group, timeout, device, error), device
         if error is not None:
             raise error
         return Comm(None, timeout), device
     finally:
-        error = None  # else this frame and the traceback would hold each other
+        error = None  # otherwise this frame and the traceback would reference each other
 
 
 def prepare_together(comm: Comm, prepare: Callable[[], Any], action: str) -> tuple[Any, list[Facts]]:
-    """What ``prepare`` finds out on this rank, with its ``facts``, and those of every rank. Collective: a mistake on one rank is an error on every rank.
+    """Returns the result of ``prepare``, which has ``facts``, and the facts of every rank.
+
+    Collective: a mistake on one rank raises an error on every rank.
 
     Args:
-        action: what the rank is about to do, for errors.
+        action: what the rank is about to do, for error messages.
     """
     prepared, error = None, None
     try:
@@ -69,13 +73,13 @@ def prepare_together(comm: Comm, prepare: Callable[[], Any], action: str) -> tup
     try:
         everyone = exchange_facts(comm, None if prepared is None else prepared.facts, error)
     finally:
-        error = None  # else the caller and its traceback would hold each other
-    assert prepared is not None  # else there was an error
+        error = None  # otherwise the caller's frame and the traceback would reference each other
+    assert prepared is not None  # exchange_facts raises if this rank had an error
     return prepared, everyone
 
 
 def engine_together(basis: Basis, ways: Sequence[Way], action: str) -> Engine:
-    """The engine. Collective; what fails on this rank is reported to the others."""
+    """Makes the engine. Collective; an error on this rank is reported to the others."""
     comm = basis.comm
     try:
         return Engine(basis, ways)
@@ -85,13 +89,13 @@ def engine_together(basis: Basis, ways: Sequence[Way], action: str) -> Engine:
 
 
 def ways_of(options: Options, everyone: Sequence[Facts]) -> list[Way]:
-    """The ways that these options ask for, in the order in which they act."""
+    """Returns the ways that these options ask for, in the order in which they act."""
     ways: list[Way] = []
     if options.device_rows:
         ways.append(DeviceRows(options.device_rows))
     if options.cache is not None:
         ways.append(GivenCache(options.cache))
-    if any(facts.fills_cache for facts in everyone):  # then all ranks take part in fetching
+    if any(facts.fills_cache for facts in everyone):  # one rank is enough, because fetching is collective
         how = options.replication_factor, options.policy, options.device_cache
         ways.append(Lookahead(options.lookahead, *how) if options.lookahead else Cache(*how))
     if options.partial_aggregation is not None:
@@ -107,12 +111,12 @@ def facts_of(
     ranks_by_host: Sequence[int],
     generator: torch.Generator | None = None,
 ) -> Facts:
-    """What a rank tells the others.
+    """Returns the facts that a rank tells the others.
 
     Args:
         seeds: from :func:`salientpp.engine.shares.seeds_of_parts`.
-        settings: what all ranks must have the same, beside ``options``.
-        generator: draws the seed, where none is given.
+        settings: further values that must be equal on all ranks, besides ``options``.
+        generator: draws the seed if the user gave none.
     """
     delivered = {column: source.delivered(column) for column in source.exchanged}
     seed = options.seed

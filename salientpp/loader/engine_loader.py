@@ -1,4 +1,4 @@
-"""A look-alike of torch's DataLoader over an engine: epochs, saved states and statistics."""
+"""A loader with the interface of torch's DataLoader over an engine: epochs, saved states and statistics."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from salientpp.ways.cache import Cache, GivenCache
 
 
 class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixin, LogMemoryMixin):
-    """Epochs of an engine. A subclass makes the engine and the bookmark, and says what becomes of finished batches."""
+    """Epochs of an engine. A subclass makes the engine and the bookmark, and says how batches are finished."""
 
     data: Any
     engine: Engine
     transform_sampler_output: Callable[[Any], Any] | None
     _bookmark: Bookmark
-    _orders_itself: bool  # no sampler of the user's does
+    _orders_itself: bool  # False if a user's sampler orders the seeds
 
     def _finish(self) -> tuple[Callable[[Any], Any] | None, ByHand | None]:
-        """What is called with every finished batch, and what makes whole batches in place of the engine's stages."""
+        """Returns a function to apply to every finished batch, and one that makes whole batches instead of the engine's stages."""
         return None, None
 
     def _values_of_fingerprint(self) -> dict[str, Any]:
-        """Plain values that batches depend on, beside the order of a sampler of the user's."""
+        """Returns the plain values that batches depend on, besides the order of a user's sampler."""
         raise NotImplementedError
 
     # --- iteration ----------------------------------------------------------------------------------------
@@ -53,38 +53,39 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
 
     @property
     def batches_by_rank(self) -> list[int]:
-        """Batches that each rank gives in an epoch; of processes that ``share`` an object only this one's."""
+        """Number of batches that each rank gives in an epoch. Processes that ``share`` an object know only their own number."""
         return self._bookmark.epochs.order.batches_by_rank
 
     def set_epoch(self, epoch: int) -> None:
-        """The number of the next epoch: with the seed it fixes the order and all draws.
+        """Sets the number of the next epoch; with the seed it fixes the order and all draws.
 
-        After ``load_state_dict`` the number of the state's epoch keeps the state, and any other leaves it.
+        After ``load_state_dict``, the number of the state's epoch keeps the state, and any other number discards it.
         """
         self._bookmark.set_epoch(int(epoch))
 
     def set_next_epoch(self, epoch: int) -> None:
-        """As ``set_epoch``, also for an epoch that was begun and not yet asked for a batch."""
+        """Does the same as ``set_epoch``, and also renumbers an epoch that was begun but has given no batch yet."""
         if self.engine.move_to(int(epoch)):
             self._bookmark.epoch = int(epoch) + 1
         else:
             self.set_epoch(epoch)
 
     def next_positions(self) -> list[Tensor]:
-        """The positions of the seeds of the next epoch, int64, batch by batch."""
+        """Positions of the seeds of the next epoch, int64, batch by batch."""
         return self._bookmark.epochs.positions(self._bookmark.epoch)
 
-    def __iter__(self) -> Iterator[Data]:  # type: ignore[override]  # torch names a class of its own here
+    def __iter__(self) -> Iterator[Data]:  # type: ignore[override]  # torch declares a class of its own here
         return self._get_iterator()
 
     def _get_iterator(self) -> Iterator[Data]:  # type: ignore[override]
         return Epoch(self._begin_epoch())
 
     def rounds(self) -> Iterator[list[Data]]:
-        """An epoch as ``iter(loader)``, a round at a time: in round i the batches with number i of this rank's logical ranks, in order.
+        """Begins an epoch, as ``iter(loader)`` does, and gives it in rounds: round i is the list of the batches with number i of this rank's logical ranks.
 
-        Every rank gets as many rounds, so ranks with different numbers of logical ranks may take a step together after each, as with gradients
-        accumulated over the batches. Under ``uneven='exact'`` a rank whose logical ranks have ended gets empty lists. States count whole rounds.
+        Every rank gets the same number of rounds. Ranks with different numbers of logical ranks can thus take one step together per round, for
+        example with gradients accumulated over the batches. Under ``uneven='exact'``, a rank whose logical ranks have ended gets empty lists.
+        A saved state counts whole rounds.
         """
         return Rounds(self._begin_epoch())
 
@@ -100,7 +101,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
                 raise
         if self.worker_init_fn is not None:
             self.engine.producer.workers.initialise(self.worker_init_fn, anew=not self.persistent_workers)
-        self.engine.producer.workers.transform = self.transform_sampler_output  # which the user may have set since
+        self.engine.producer.workers.transform = self.transform_sampler_output  # the user may have changed it
         finish, by_hand = self._finish()
         with self.engine.lock:
             run = self.engine.run(place.epoch, place.resume, finish, by_hand)
@@ -111,13 +112,13 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
 
     @property
     def has_state(self) -> bool:
-        """Whether the order of the seeds can be had again: not with a sampler of the user's, beside torch's that have no state of their own."""
+        """True if the order of the seeds can be reproduced. With a user's sampler, this holds only for torch's samplers without a state."""
         return self._orders_itself or order_is_known(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this loader is: plain values, for ``torch.save`` or JSON; see :mod:`salientpp.engine.state`.
+        """Returns the position of this loader as plain values, for ``torch.save`` or JSON; see :mod:`salientpp.engine.state`.
 
-        Inside an epoch, and after leaving it early, it counts the batches that were given; after the end it is the start of the next.
+        Inside an epoch, or after leaving it early, the state counts the batches that were given. After the end it is the start of the next epoch.
         """
         state = self._bookmark.state(self.engine.producer.drive(getattr, self, "_fingerprint"))
         if not self._orders_itself:
@@ -125,13 +126,14 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next ``iter(loader)`` go on where ``state_dict()`` was called; on several ranks every rank loads a state.
+        """Makes the next ``iter(loader)`` continue where ``state_dict()`` was called. On several ranks every rank must load a state.
 
-        As many ranks, each with its own state, go on with the very next batch. Any other number of ranks, or all with the state of one, go on with the
-        first round that this one had not given whole; made without ``logical_ranks``, a loader takes the state's. So it does with the seed.
+        If the number of ranks is the same and each loads its own state, they continue with the very next batch. With another number of ranks, or if
+        all ranks load the state of one, they continue with the first round that this one had not given completely. A loader made without
+        ``logical_ranks`` takes the state's number, and one made without a seed takes the state's seed.
 
         Raises:
-            ValueError: the state is of other data or arguments, or none at all; the loader stays as it was.
+            ValueError: ``state`` is no state, or belongs to other data or arguments; the loader is unchanged.
         """
         given = state.get("sampler_epoch", 0) if isinstance(state, dict) else 0
         sampler_epoch = as_integer(given)
@@ -148,17 +150,20 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         if not self._orders_itself:
             if not self.has_state:
                 raise ValueError(
-                    "a loader with a sampler or batch_sampler of its own has no state: the order of the seeds is that sampler's"
+                    "a loader with a user's sampler or batch_sampler has no state, because the sampler orders the seeds; save the sampler's own state"
                 )
             found["sampler"] = settings_of(self.sampler)
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles, which go on as this loader would: with the same next epoch, and ``state_dict()``; with threads and counts of their own."""
+        """Returns the attributes for copies and pickles.
+
+        A copy continues as this loader would, with the same next epoch and ``state_dict()``, but with its own threads and statistics.
+        """
         if isinstance(self.data, PartitionedGraph):
             raise TypeError(
-                "a loader of a partitioned graph cannot be copied or pickled: its connections and memory maps are this process's; make one from "
-                "salientpp.load(root) where you need it, and give it this loader's state_dict() to go on from there"
+                "a loader of a partitioned graph cannot be copied or pickled: its connections and memory maps belong to this process; make a new one from "
+                "salientpp.load(root) where you need it, and load this loader's state_dict() to continue from there"
             )
         engine = copy.copy(self.engine)
         return {**self.__dict__, "engine": engine, "_bookmark": self._bookmark.copy(engine.basis.epochs)}
@@ -172,7 +177,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
 
     @property
     def cache(self) -> FeatureCache | TypedFeatureCache:
-        """The cached rows; give it to another loader as ``cache=``.
+        """The cached rows; pass them to another loader as ``cache=``.
 
         Raises:
             RuntimeError: this loader looks ahead.
@@ -180,36 +185,37 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         way = self.engine.way(Cache)
         if way is not None and way.finds_late:
             raise RuntimeError(
-                "the rows of a cache that looks ahead change from batch to batch, so it is its loader's alone; make the other loader with a replication_factor "
-                "of its own"
+                "a cache that looks ahead cannot be shared, because its rows change from batch to batch; make the other loader with its own "
+                "replication_factor"
             )
         if way is None or not len(way.cache):
             way = self.engine.way(GivenCache) or way
         return FeatureCache.empty() if way is None else way.cache
 
     def memory(self) -> dict[str, int]:
-        """Bytes held, by tier, of the topology (memory-mapped arrays count in full), and of ``batches`` under way; with ``lookahead`` also of what finds its
-        rows and of the ids of the batches to come.
+        """Returns the bytes held by each tier, by the topology (``graph``; memory-mapped arrays count in full) and by the ``batches`` in the pipeline.
 
-        The latter on the CPU is what the pool of buffers holds; on another device what the largest batch so far took there, times the
-        batches that are on the device at once, at most.
+        With ``lookahead``, the index of the cache and the ids of the planned batches are added.
+
+        On the CPU, ``batches`` is the memory that the pool of buffers holds. On another device it is an upper bound: the size of the largest batch
+        so far, times the number of batches that are on the device at once.
         """
         return self.engine.memory()
 
     def stats(self) -> LoaderStats:
-        """What happened since construction or ``reset_stats``; filling the cache is not counted."""
+        """Returns the statistics since construction or ``reset_stats``; filling the cache is not counted."""
         return LoaderStats.of(self.engine)
 
     def reset_stats(self) -> None:
-        """Start counting anew; between epochs."""
+        """Resets the statistics. Call it between epochs."""
         self.engine.close()
         self.engine.reset()
 
     @contextlib.contextmanager
     def profile(self, path: str | Path) -> Iterator[None]:
-        """Write a Chrome trace of the epochs started inside the ``with`` block: a track per stage and per worker thread.
+        """Writes a Chrome trace of the epochs that start inside the ``with`` block, with a track per stage and per worker thread.
 
-        Open it at ui.perfetto.dev or chrome://tracing. On CUDA the spans are the host's; torch.profiler shows the same stages as
+        Open the file at ui.perfetto.dev or chrome://tracing. On CUDA the spans show the host's time; torch.profiler shows the same stages as
         ranges named ``salientpp::<stage>`` beside the kernels.
         """
         write = self.engine.trace_to(path)
@@ -219,7 +225,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
             write()
 
     def _aff_init_fn(self, worker_id: int) -> None:
-        # PyG's pins the process; here a worker is a thread.
+        # PyG's version pins the whole process; here a worker is a thread.
         cores = self.loader_cores[worker_id]
         os.sched_setaffinity(0, cores if isinstance(cores, list) else [cores])
         self._old_worker_init_fn(worker_id)

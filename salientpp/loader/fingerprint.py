@@ -1,4 +1,4 @@
-"""What a saved state and the loader that takes it must have in common."""
+"""Fingerprints: the values that a saved state and the loader that loads it must have in common."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from salientpp.loader.values import Options
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.store.directory.opened import PartitionedGraph
 
-#: Samplers of torch whose order can be had again. Lightning puts them into a loader, and asks the loader for its state.
+#: Torch's samplers whose order can be reproduced. Lightning puts them into a loader, and then asks the loader for its state.
 _KNOWN_ORDERS = (torch.utils.data.SequentialSampler, torch.utils.data.DistributedSampler)
 
 
 def order_is_known(loader: torch.utils.data.DataLoader) -> bool:
-    """Whether the order of the loader's ``sampler`` can be had again."""
+    """Returns True if the order of the loader's ``sampler`` can be reproduced."""
     return type(loader.batch_sampler) is torch.utils.data.BatchSampler and type(loader.sampler) in _KNOWN_ORDERS
 
 
 def settings_of(sampler: Any) -> list[Any]:
-    """What the order of a sampler of torch depends on beside its epoch."""
-    # Not its rank: Lightning keeps rank 0's state for all.
+    """Returns the values, apart from the epoch, that determine the order of a torch sampler."""
+    # The rank is left out because Lightning keeps rank 0's state for all ranks.
     fields = ("num_replicas", "shuffle", "seed", "drop_last")
     values = [getattr(sampler, name) for name in fields if hasattr(sampler, name)]
     return [type(sampler).__name__, len(sampler), *values]
@@ -36,7 +36,7 @@ def settings_of(sampler: Any) -> list[Any]:
 def fingerprint_of(
     data: Any, source: BatchSource, seeds: SeedsByPart, options: Options, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """Plain values that batches depend on; ``seeds`` are those of all ranks."""
+    """Returns the plain values that batches depend on; ``seeds`` are the seeds of all ranks."""
     sampler = source.sampler
     ours = isinstance(sampler, NeighborSampler)
     partitioned, own = isinstance(data, PartitionedGraph), sources_in(options.columns)
@@ -48,19 +48,19 @@ def fingerprint_of(
         **settings,
         **options.fingerprint(),
         **({"columns": _describe(source, own, 1 if partitioned else 0)} if own else {}),
-        # Of an object in memory the digest knows times and weights; a directory has several attributes that may be meant.
+        # The digest of an object in memory covers times and weights. A directory may have several such attributes, so their names count.
         **{name: value for name, value in attributes.items() if partitioned and value},
     }
 
 
 def _seeds_digest(source: BatchSource, seeds: SeedsByPart) -> str:
-    """Of the seeds of all ranks together, so the same on each, and for every number of ranks."""
+    """Returns a digest of the seeds of all ranks together. It is the same on every rank and for every number of ranks."""
     type_ = source.seeds.inputs.input_type
     whole = hashlib.sha256(json.dumps(sorted(seeds.items())).encode()).hexdigest()[:16]
     return whole if type_ is None else f"{type_}: {whole}"
 
 
 def _describe(source: BatchSource, names: Iterable[Any], first: int) -> list[Any]:
-    """Plain values: dtype and shape, from dimension ``first`` on, of the rows of these attributes."""
+    """Returns the dtype and the shape, from dimension ``first`` on, of the rows of these attributes."""
     rows = {name: source.delivered(name if isinstance(name, tuple) else (None, name)) for name in names}
     return [[str(name), str(of_name.dtype), list(of_name.shape[first:])] for name, of_name in rows.items()]

@@ -1,4 +1,4 @@
-"""The loader whose seeds are edges: batches for link prediction, as PyG's ``LinkNeighborLoader`` gives them."""
+"""Loader whose seeds are edges. It gives batches for link prediction, as PyG's ``LinkNeighborLoader`` does."""
 
 from __future__ import annotations
 
@@ -33,30 +33,31 @@ from salientpp.store.directory.opened import PartitionedGraph
 
 @with_options(but=(Sums,))
 class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader):
-    """Mini-batches of the neighbourhoods of edges, with negative examples, as PyG's ``LinkNeighborLoader`` gives them, which it is an instance of.
+    """Mini-batches of sampled neighbourhoods of edges, with negative examples. The class derives from PyG's ``LinkNeighborLoader``.
 
     Args:
         data: a PyG ``Data`` or ``HeteroData``, a pair of PyG's ``FeatureStore`` and ``GraphStore``, or a
             :class:`~salientpp.PartitionedGraph` from :func:`salientpp.load`.
         num_neighbors: as in :class:`~salientpp.NeighborLoader`.
         edge_label_index: the seeds, int64 [2, M]; None takes the graph's own edges. On a ``HeteroData`` an edge type, or (edge type,
-            [2, M]). On a partitioned graph the name of a stored split of edges, 'all' or None for the graph's own (of both, those whose
-            destination this rank's part owns), or a rank's own pairs of global ids; with several types (edge type, one of these).
-        edge_label: [M, ...] labels. With binary negative sampling 0 comes to mean "negative": labels whose least, over all ranks, is 0 move up by one.
-            Of stored edges also the name of the edge attribute that holds them.
-        edge_label_time: [M]; neighbours are not in the future of their edge. Needs ``time_attr``, and the other way round. Of stored
-            edges also the name of an edge attribute.
+            [2, M]). On a partitioned graph the name of a stored split of edges, 'all' or None for the graph's own edges, or pairs of
+            global ids. With several types (edge type, one of these). Of stored edges, a rank takes those whose destination its part owns;
+            pairs of ids are the rank's own.
+        edge_label: [M, ...] labels. With binary negative sampling, 0 means "negative": labels whose minimum over all ranks is 0 are
+            raised by one. For stored edges also the name of the edge attribute that holds them.
+        edge_label_time: [M]; sampled neighbours are not later than their edge. It needs ``time_attr``, which in turn needs it. For
+            stored edges also the name of an edge attribute.
         neg_sampling: PyG's ``NegativeSampling`` or its mode: 'binary' adds random edges with the label 0, 'triplet' random
             destinations for every edge.
         neg_sampling_ratio: deprecated; means ``NegativeSampling('binary', ratio)``.
         <options>
         input_id, custom_cls: as in PyG's ``LinkLoader``.
 
-    All other arguments are those of :class:`~salientpp.NeighborLoader`. Batches of a ``draw_block`` have negative examples of their own.
+    :class:`~salientpp.NeighborLoader` describes all other arguments. Each batch of a ``draw_block`` has its own negative examples.
 
-    Negative examples are drawn like everything else from the seed, so they repeat; they may be edges of the graph, as in PyG. On a
-    partitioned graph they are drawn from the vertices of all parts, as one process would draw them: most of their rows are remote, and no
-    cache knows them ahead. ``input_id`` of a batch then holds the numbers of the stored edges.
+    Negative examples follow from the seed, like all other draws, so they repeat. As in PyG, they may be edges of the graph. On a
+    partitioned graph they are drawn from the vertices of all parts, as one process would draw them. Most of their rows are remote, and
+    no cache can predict them. ``input_id`` of a batch then holds the numbers of the stored edges.
 
     Raises:
         ValueError: an argument is wrong.
@@ -91,7 +92,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         custom_cls: type | None = None,
         **options: Unpack[LoaderOptions],
     ) -> None:
-        # Each argument is an attribute, see NeighborLoader.
+        # Lightning reads every argument from an attribute, see NeighborLoader.
         self.edge_label_index = edge_label_index
         self.edge_label = edge_label
         self.edge_label_time = edge_label_time
@@ -117,7 +118,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         if (self.edge_label_time is not None) != (sampling.time_attr is not None):
             names = ("edge_label_time", "time_attr")
             one, other = names if sampling.time_attr is None else reversed(names)
-            raise ValueError(f"'{other}' is not set but '{one}' is: temporal sampling needs both")
+            raise ValueError(f"'{one}' is set but '{other}' is not: temporal sampling needs both; set '{other}' too")
         if isinstance(self.data, PartitionedGraph):
             given = self.edge_label_index, self.edge_label, self.edge_label_time, self.input_id, negatives
             return self._open_partition(comm, sampling, lambda part, sampler: edges_of_part(part, sampler, *given))
@@ -129,11 +130,11 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
 
     @property
     def link_sampler(self) -> BaseSampler:
-        """What draws, by PyG's name."""
+        """The sampler, under PyG's name."""
         return self.engine.basis.source.sampler
 
     def _given_edges(self, data: Data | HeteroData) -> tuple[tuple[str, str, str] | None, Tensor]:
-        """Edge type and int64 [2, M] of ``edge_label_index``, checked, of what one process holds."""
+        """Returns the edge type and int64 [2, M] of ``edge_label_index``, checked, for data that one process holds."""
         sizes = count_vertices(data)
         given: Any = self.edge_label_index
         if None not in sizes and not (isinstance(given, (tuple, list)) and len(given) in (2, 3)):
@@ -141,9 +142,9 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
                 f"edge_label_index of a graph with several types must be an edge type or (edge type, [2, M]), got {given!r}"
             )
         if None in sizes and is_remote(data) and (given is None or isinstance(given, Tensor)):
-            given = (None, torch.stack(data[1].coo()[:2]) if given is None else given)  # PyG's function asserts a pair
+            given = (None, torch.stack(data[1].coo()[:2]) if given is None else given)  # PyG's function requires a pair
         if isinstance(data, HeteroData):
-            # PyG's function would add a type that is not there to the user's data.
+            # PyG's function would add an unknown type to the user's data.
             named = given if isinstance(given[0], str) else given[0]
             own = named is given or given[1] is None
             if own and data._to_canonical(*named) not in data.edge_types:
@@ -161,7 +162,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         return dataclasses.replace(facts, same=same, least_label=_sign_of_least(inputs.label))
 
     def _adapt_seeds(self, seeds: Seeds, everyone: Sequence[Facts]) -> None:
-        """Let 0 mean "negative" with binary negatives: if the least label of all ranks is 0, labels move up by one on every rank."""
+        """Makes 0 mean "negative" with binary negatives: if the minimum label of all ranks is 0, every rank raises its labels by one."""
         inputs, binary = seeds.inputs, self.neg_sampling is not None and self.neg_sampling.is_binary()
         assert isinstance(inputs, EdgeSamplerInput)
         least = min((facts.least_label for facts in everyone if facts.least_label is not None), default=None)
@@ -178,7 +179,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
 
 
 def _sign_of_least(label: Tensor | None) -> int | None:
-    """-1, 0 or 1; NaN counts as -1, since PyG does not move such labels either."""
+    """Returns -1, 0 or 1, the sign of the minimum. NaN counts as -1, because PyG does not raise such labels either."""
     if label is None or not label.numel():
         return None
     least = label.min()

@@ -1,4 +1,4 @@
-"""The loader whose seeds are vertices: PyG's ``NeighborLoader``, on an object in memory or on a partitioned graph."""
+"""Loader whose seeds are vertices: PyG's ``NeighborLoader``, for an object in memory or a partitioned graph."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ from salientpp.ways.sums.way import messages_of
 
 @with_options()
 class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
-    """Mini-batches of sampled neighbourhoods, as PyG's ``NeighborLoader`` gives them, which it is an instance of.
+    """Mini-batches of sampled neighbourhoods. The class derives from PyG's ``NeighborLoader`` and gives the same batches.
 
     Args:
         data: a PyG ``Data`` or ``HeteroData``, a pair of PyG's ``FeatureStore`` and ``GraphStore``, or a
             :class:`~salientpp.PartitionedGraph` from :func:`salientpp.load`.
-        num_neighbors: neighbours per vertex and hop, nearest the seeds first; -1 takes all. Of a ``HeteroData`` also a mapping from
+        num_neighbors: neighbours per vertex and hop, nearest the seeds first; -1 takes all. For a ``HeteroData`` also a mapping from
             edge types to such lists.
         input_nodes: seeds. On a ``Data``: mask, ids, or None for all. On a ``HeteroData``: a node type, or (node type, mask or ids).
             On a partitioned graph: 'train', 'val', 'test' (or another split), 'all', a mask [N], or global ids that this rank's part
             owns; with several types (node type, one of these).
-        input_time: [number of seeds]; the seeds' times, instead of those under ``time_attr``.
+        input_time: [number of seeds]; times of the seeds, instead of those under ``time_attr``.
         replace, subgraph_type, disjoint, temporal_strategy, time_attr, weight_attr, is_sorted, directed: how to draw, see
             :class:`~salientpp.NeighborSampler`.
         transform: called with every batch.
         transform_sampler_output: called with every ``SamplerOutput``, in the sampling thread.
-        filter_per_worker: only for who calls ``collate_fn``: False leaves ``filter_fn`` to him. Attributes are gathered beside the caller's thread
-            in any case.
-        neighbor_sampler: a PyG ``BaseSampler`` to draw with; then the arguments that say how to draw are not looked at.
+        filter_per_worker: only for direct calls of ``collate_fn``: if False, the caller applies ``filter_fn``. Attributes are always
+            gathered outside the caller's thread.
+        neighbor_sampler: a PyG ``BaseSampler`` to draw with; the arguments that say how to draw are then ignored.
         batch_size, shuffle, drop_last, num_workers, prefetch_factor, generator, sampler, batch_sampler, pin_memory, worker_init_fn,
-            persistent_workers: as in torch's ``DataLoader``, except that workers are threads that sample ahead (0: the caller's), and
-            ``generator`` only seeds the loader.
+            persistent_workers: as in torch's ``DataLoader``, with two exceptions. Workers are threads that sample ahead (0: the caller's
+            thread samples), and ``generator`` only seeds the loader.
         <options>
         input_id, custom_cls: as in PyG's ``NodeLoader``.
 
     Raises:
-        ValueError: an argument is wrong; with several ranks every rank raises, naming the one at fault.
+        ValueError: an argument is wrong; with several ranks every rank raises, and the message names the rank at fault.
     """
 
     _kinds_of_data = (Data, HeteroData, PartitionedGraph)
@@ -83,7 +83,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         custom_cls: type | None = None,
         **options: Unpack[NeighborLoaderOptions],
     ) -> None:
-        # Lightning makes a loader anew from its attributes, to put another sampler into it: each argument is one.
+        # Lightning constructs a second loader from the attributes of this one, to replace its sampler, so each argument is an attribute.
         self.input_nodes = input_nodes
         self.input_time = input_time
         self.input_id = input_id
@@ -116,12 +116,12 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
 
     @property
     def node_sampler(self) -> BaseSampler:
-        """What draws, by PyG's name."""
+        """The sampler, under PyG's name."""
         return self.engine.basis.source.sampler
 
 
 def _node_inputs(data: Any, nodes: Any, time: Tensor | None, input_id: Tensor | None) -> NodeSamplerInput:
-    """All seeds of what one process holds, with PyG's meaning of ``input_nodes``."""
+    """Returns all seeds, for data that one process holds; ``input_nodes`` means the same as in PyG."""
     sizes = count_vertices(data)
     type_, nodes = (None, nodes) if None in sizes else split_type(nodes, sizes)
     if nodes is None:

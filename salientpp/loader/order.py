@@ -1,4 +1,4 @@
-"""Batches in the order of a sampler of the user's."""
+"""Batches in the order of a user's sampler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from salientpp.sampling.schedule import Turn
 
 
 class GivenOrder:
-    """The order of the user's ``batch_sampler``, or of torch's over the user's ``sampler``; see :class:`~salientpp.engine.epochs.Order`."""
+    """Order of the user's ``batch_sampler``, or of torch's over the user's ``sampler``; see :class:`~salientpp.engine.epochs.Order`."""
 
     num_rounds = num_ticks = None
 
@@ -22,7 +22,7 @@ class GivenOrder:
 
     @property
     def num_batches(self) -> int:
-        assert isinstance(self._batches, Sized)  # the loader has refused others
+        assert isinstance(self._batches, Sized)  # check_order has refused samplers without a length
         return len(self._batches)
 
     @property
@@ -48,7 +48,7 @@ class GivenOrder:
 
 
 def checked_positions(index: Any, num_inputs: int, name: str) -> Tensor:
-    """int64 [B] positions among the seeds, of positions or of a mask."""
+    """Returns int64 [B] positions among the seeds, given positions or a mask."""
     index = as_tensor(index, f"{name} must hold positions of seeds, or a mask of them")
     if index.is_meta:
         raise ValueError(f"{name} must hold positions of seeds, or a mask of them, got Tensor without values")

@@ -1,9 +1,9 @@
-"""Fills batches up to few classes of sizes, for models that are compiled for fixed shapes (``pad='bucket'``).
+"""Padding of batches to a few size classes, for models that are compiled for fixed shapes (``pad='bucket'``).
 
-docs/loader.md says what a padded batch holds. Padding vertices come after the real ones, at least one of each type; padding edges join them alone, in the
-order of their targets. So no message from padding reaches a real vertex, and real degrees stay.
+docs/reference/batch.md describes a padded batch. Padding vertices follow the real ones, at least one of each type. Padding edges join only padding
+vertices, in the order of their targets. So no message from padding reaches a real vertex, and real degrees are unchanged.
 
-The classes come from a trial: :data:`TRIAL` batches of the loader's seeds are drawn, with keys of their own, when the first batch is given.
+The classes come from a trial: when the first batch is given, :data:`TRIAL` batches of the loader's seeds are drawn with separate keys.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.schedule import Turn
 from salientpp.store.buffers import BufferPool
 
-#: Batches whose sizes the classes are made of.
+#: Number of batches from whose sizes the classes are computed.
 TRIAL = 16
 
-#: The key of the trial's draws is that of batches of this epoch; users' epochs count up from 0, and single batches down from -1.
+#: The trial's draws use the keys of this epoch. Users' epochs count up from 0, and single batches count down from -1.
 TRIAL_EPOCH = -(2**61)
 
-#: Sizes are rounded up to one of so many steps between a power of two and the next, and are at least so large.
+#: Number of steps between a power of two and the next, to which sizes are rounded up; also the smallest size.
 _STEPS = 32
 
-#: What a batch says of itself.
+#: Attributes that padding adds to a batch.
 _MASKS = ("node_mask", "edge_mask")
 
-#: By type, None in a graph without types: how many vertices, and how many edges.
+#: Numbers of vertices and of edges by type. A graph without types has the types None and _EDGES.
 Sizes = dict[Any, int]
 
 
 @dataclass(frozen=True)
 class Classes:
-    """The sizes that batches are filled up to, smallest first; each is at least the one before in every type."""
+    """Sizes that batches are padded to, smallest first. Each class is at least as large as the one before, in every type."""
 
     sizes: Sequence[Sizes]
 
     @classmethod
     def of(cls, trial: Iterable[Sizes], types: Iterable[Any]) -> Classes:
-        """From the sizes of some batches, where a type may be missing; ``types`` are all."""
+        """Makes the classes from the sizes of some batches, in which a type may be missing; ``types`` lists all."""
         batches = list(trial)
         seen = {type_: sorted(sizes.get(type_, 0) for sizes in batches) or [0] for type_ in types}
         median = {type_: rounded_up(sizes[len(sizes) // 2]) for type_, sizes in seen.items()}
         return cls([median, {type_: rounded_up(sizes[-1]) for type_, sizes in seen.items()}])
 
     def fitting(self, sizes: Sizes) -> Sizes:
-        """The smallest class that holds ``sizes``."""
+        """Returns the smallest class that holds ``sizes``."""
         for of_class in self.sizes:
             if _fits(sizes, of_class):
                 return of_class
@@ -68,7 +68,7 @@ class Classes:
 
 
 def rounded_up(size: int) -> int:
-    """The next size of a grid with :data:`_STEPS` steps from a power of two to the next, so at most 3 % more; at least :data:`_STEPS`."""
+    """Rounds up to a grid with :data:`_STEPS` steps from a power of two to the next (at most 3 % more), and to at least :data:`_STEPS`."""
     step = 1 << max(0, size.bit_length() - 1 - (_STEPS.bit_length() - 1))
     return max(_STEPS, -(-size // step) * step)
 
@@ -79,27 +79,27 @@ def _fits(sizes: Sizes, of_class: Sizes) -> bool:
 
 @dataclass(eq=False)
 class Padding:
-    """Fills the batches of one loader up."""
+    """Pads the batches of one loader."""
 
-    data: Any  # what the loader was given
+    data: Any  # as given to the loader
     source: BatchSource
     classes: Classes
     _buffers: BufferPool = field(default_factory=BufferPool)
 
     def __call__(self, batch: Data | HeteroData) -> Data | HeteroData:
-        """The batch, filled up; of tensors that it shares with nobody.
+        """Pads the batch in place. Its new tensors share no memory with others.
 
         Raises:
-            ValueError: an attribute is no dense tensor, or has the name of a mask.
+            ValueError: an attribute is not a dense tensor, or has the name of a mask.
         """
         typed = isinstance(batch, HeteroData)
         nodes = {type_: batch[type_] for type_ in batch.node_types} if typed else {None: batch._store}
         edges = {type_: batch[type_] for type_ in batch.edge_types} if typed else {_EDGES: batch._store}
-        # Without n_id nothing of the type can be reached; without edge_index the data has no edges of it.
+        # A store lacks n_id if its type cannot be reached, and edge_index if the data has no edges of its type.
         num_vertices = {type_: store.n_id.numel() if "n_id" in store else 0 for type_, store in nodes.items()}
         ends_of = {type_: store.get("edge_index") for type_, store in edges.items()}
         num_edges = {type_: 0 if of is None else of.size(1) for type_, of in ends_of.items()}
-        # One more of every type, for edges to join.
+        # One padding vertex of every type, which padding edges join.
         sizes = self.classes.fitting({**{type_: number + 1 for type_, number in num_vertices.items()}, **num_edges})
         for type_, store in edges.items():
             if typed and ends_of[type_] is None:
@@ -131,7 +131,7 @@ class Padding:
             store.num_nodes = size
 
     def _attributes(self, store: BaseStorage, names: set[str], kind: str) -> list[str]:
-        """Of a batch: ``names``, and what has an entry per vertex (``kind`` 'node') or per edge ('edge') in the data that it was cut from."""
+        """Returns those of ``names`` that the batch has, and its attributes with an entry per vertex (``kind`` 'node') or edge ('edge') of the data."""
         if isinstance(self.data, (Data, HeteroData)):
             whole = self.data._store if store._key is None else self.data[store._key]
             names |= {name for name in list(whole) if getattr(whole, f"is_{kind}_attr")(name)}
@@ -145,12 +145,12 @@ class Padding:
         if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_nested:
             kind = value.layout if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(
-                f"pad='bucket' can fill up dense tensors only, got {name}: {kind}; delete it, or leave pad out"
+                f"pad='bucket' can pad dense tensors only, got {name}: {kind}; delete the attribute, or leave pad out"
             )
         dim = batch.__cat_dim__(name, value, store)
         shape = list(value.shape)
         if not isinstance(dim, int) or shape[dim] != number:
-            return  # x of another length than the data has vertices is in every batch whole
+            return  # an attribute whose length is not the number of vertices or edges is whole in every batch
         shape[dim] = size
         if value.device.type == "cpu" and not value.requires_grad:
             out = self._buffers.empty(shape, value.dtype)
@@ -165,7 +165,7 @@ class Padding:
         store[name] = out.pin_memory() if torch.accelerator.is_available() and value.is_pinned() else out
 
 
-#: The type of the edges of a graph without types.
+#: Type of the edges of a graph without types.
 _EDGES = "edges"
 
 
@@ -174,8 +174,8 @@ def _mask(number: int, size: int, device: torch.device | None) -> Tensor:
 
 
 def padding_of(data: Any, basis: Basis, turns: Sequence[Turn]) -> Padding:
-    """With classes of sizes from a trial of some of these turns of an epoch, which is a function of the seed."""
-    turns = turns[:-1] or turns  # the last may be smaller
+    """Makes the padding of a loader, with size classes from a trial of some turns of an epoch. The result depends only on the seed and the data."""
+    turns = turns[:-1] or turns  # the last batch may be smaller
     chosen = turns[:: -(-len(turns) // TRIAL) or 1]
     keys = basis.epochs.keys
     trial = (
@@ -187,7 +187,7 @@ def padding_of(data: Any, basis: Basis, turns: Sequence[Turn]) -> Padding:
 
 
 def sizes_of(mfg: SamplerOutput | HeteroSamplerOutput) -> Sizes:
-    """How large a batch of it will be, with one padding vertex of every type that was sampled."""
+    """Returns the size of a batch of this MFG, with one padding vertex of every sampled type."""
     if isinstance(mfg, HeteroSamplerOutput):
         return {
             **{type_: n_id.numel() + 1 for type_, n_id in mfg.node.items()},
@@ -197,16 +197,16 @@ def sizes_of(mfg: SamplerOutput | HeteroSamplerOutput) -> Sizes:
 
 
 def types_of(data: Any) -> list[Any]:
-    """Of vertices and of edges."""
+    """Returns the types of vertices and of edges."""
     typed = isinstance(data, HeteroData) or getattr(data, "is_hetero", False)
     return [*data.node_types, *data.edge_types] if typed else [None, _EDGES]
 
 
 def check_padding(data: Any, source: BatchSource, custom_cls: type | None) -> None:
-    """Raise where batches cannot be filled up."""
+    """Raises an error if batches of this loader cannot be padded."""
     why = None
     if not isinstance(source.sampler, NeighborSampler):
-        why = "is not available with neighbor_sampler=: sizes come from a trial, whose draws would change yours"
+        why = "is not available with neighbor_sampler=: sizes come from a trial, which would change the sampler's later draws"
     elif isinstance(data, tuple) or custom_cls is not None:
         why = "is for a Data, a HeteroData or a partitioned graph, not for a FeatureStore and GraphStore"
     elif source.sampler.disjoint:
@@ -218,7 +218,7 @@ def check_padding(data: Any, source: BatchSource, custom_cls: type | None) -> No
             owner = "data" if store._key is None else f"data[{store._key!r}]"
             if store.get("adj_t") is not None:
                 raise NotImplementedError(
-                    f"pad='bucket' is for edges as edge_index, and {owner} has adj_t; convert it (torch_geometric.utils.to_edge_index), or leave pad out"
+                    f"pad='bucket' needs edges as edge_index, but {owner} has adj_t; convert it (torch_geometric.utils.to_edge_index), or leave pad out"
                 )
             taken = [name for name in ("n_id", "e_id", *_MASKS) if name in store]
             if taken:

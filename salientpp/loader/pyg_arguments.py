@@ -1,4 +1,4 @@
-"""PyG's and torch's arguments of the loaders: how batches are drawn, and checks of numbers and of the order of seeds."""
+"""The loaders' arguments from PyG and torch: how batches are drawn, and checks of numbers and of the seeds' order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TorchArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SamplingOptions:
-    """How batches are drawn: the arguments that PyG's loaders of vertices and of edges share, and the sampler that they make."""
+    """Arguments that PyG's node and link loaders share about how batches are drawn, and the sampler made from them."""
 
     num_neighbors: Sequence[int] | Mapping[tuple[str, str, str], Sequence[int]]
     replace: bool
@@ -54,18 +54,18 @@ class SamplingOptions:
     shared_draws: SharedDraws = None
 
     def sampler_of_part(self, part: PartitionedGraph) -> NeighborSampler:
-        """The given sampler, or one over the topology of a partitioned graph, which every rank has whole."""
+        """Returns the given sampler, or one over the topology of a partitioned graph, which every rank holds whole."""
         own = self.neighbor_sampler
         if own is not None and not isinstance(own, NeighborSampler):
             raise ValueError(
-                "neighbor_sampler= is for data in one process: on a partitioned graph the cache and the order of rows follow from how this "
-                "package's sampler draws; leave it out, and say how to draw with the loader's own arguments, or pass a salientpp.NeighborSampler"
+                "neighbor_sampler= of another class is for data in one process; on a partitioned graph the cache and the order of rows depend on "
+                "this package's draws; leave it out and use the loader's own arguments, or pass a salientpp.NeighborSampler"
             )
         if own is not None:
             sizes = {type_: book.num_vertices for type_, book in part.books.items()}
             if own.topology.num_vertices != sizes:
                 raise ValueError(
-                    f"the topology of neighbor_sampler has {own.topology.num_vertices} vertices, and {part.root} has {sizes}; pass one of the same graph"
+                    f"the topology of neighbor_sampler has {own.topology.num_vertices} vertices, but {part.root} has {sizes}; pass a sampler of the same graph"
                 )
             return own
         draws = {name: getattr(self, name) for name in ("replace", "disjoint", "temporal_strategy", "shared_draws")}
@@ -73,7 +73,7 @@ class SamplingOptions:
         return sampler_of_part(part, self.num_neighbors, self.time_attr, self.weight_attr, **draws)
 
     def sampler(self, data: Any, method: str) -> BaseSampler:
-        """The user's own sampler, which must have ``method``, or one over ``data``."""
+        """Returns the user's sampler, which must have ``method``, or one over ``data``."""
         own: Any = self.neighbor_sampler
         if own is not None and not callable(getattr(own, method, None)):
             raise TypeError(
@@ -85,7 +85,7 @@ class SamplingOptions:
 
 
 def normalise_numbers(kwargs: dict[str, Any]) -> None:
-    """Numbers for torch's ``DataLoader`` become Python's, in place."""
+    """Converts the numbers for torch's ``DataLoader`` to Python's, in place."""
     for name in ("batch_size", "num_workers", "prefetch_factor"):
         number = as_integer(kwargs.get(name))
         if number is not None:
@@ -95,22 +95,22 @@ def normalise_numbers(kwargs: dict[str, Any]) -> None:
 
 
 def check_order(kwargs: Mapping[str, Any], partitioned: bool) -> bool:
-    """Whether the loader orders its seeds itself, and no ``sampler`` or ``batch_sampler`` of the user's does.
+    """Returns True if the loader orders its seeds itself, False if a user's ``sampler`` or ``batch_sampler`` does.
 
     Raises:
-        ValueError: there is one, on a partitioned graph or without a length.
+        ValueError: one is given, but the data is a partitioned graph or the sampler has no length.
     """
     name = next((name for name in ("sampler", "batch_sampler") if kwargs.get(name) is not None), None)
     if name is None:
         return True
     if partitioned:
         raise ValueError(
-            f"{name}= is for a Data or HeteroData object: the ranks of a partitioned graph agree on the order of their seeds. Lightning puts "
-            "one into loaders on ranks unless told Trainer(use_distributed_sampler=False), and into those of trainer.predict in any case: use "
+            f"{name}= is for a Data or HeteroData object; the ranks of a partitioned graph agree on the order of their seeds. Lightning puts a sampler into "
+            "the loaders of every rank unless Trainer(use_distributed_sampler=False) is set, and into those of trainer.predict always: use "
             "salientpp.lightning.LightningNodeData"
         )
     if not hasattr(kwargs[name], "__len__"):
         raise ValueError(
-            f"{name} must have a length (how much it gives in an epoch), got {type(kwargs[name]).__name__} without __len__"
+            f"{name} must have a length (number of items per epoch), got {type(kwargs[name]).__name__} without __len__"
         )
     return False

@@ -1,4 +1,4 @@
-"""Stand-ins for torch's samplers, by which other libraries tell how a loader orders its seeds.
+"""Stand-ins for torch's samplers. Other libraries read from their type how a loader orders its seeds.
 
 The loader never iterates them; ``set_epoch`` on them sets the loader's epoch.
 """
@@ -14,11 +14,11 @@ import torch.utils.data
 
 
 class OfLoader:
-    """A stand-in for the sampler of a loader.
+    """Stand-in for the sampler of a loader.
 
     Args:
         loader: an :class:`~salientpp.loader.engine_loader.EngineLoader`.
-        *args: of torch's class.
+        *args: arguments of torch's class.
     """
 
     def __init__(self, loader: Any, *args: Any) -> None:
@@ -26,17 +26,20 @@ class OfLoader:
         self.belong_to(loader)
 
     def belong_to(self, loader: Any) -> None:
-        """A copy of a loader has a copy of its sampler."""
+        """Sets the loader. A copied loader gets a copy of the sampler, which must refer to the copy."""
         self._loader = weakref.ref(loader)  # a strong reference would be a cycle
 
     def _living_loader(self) -> Any:
         loader = self._loader()
         if loader is None:
-            raise ReferenceError("the loader whose seeds these are is gone")
+            raise ReferenceError("the loader of this sampler has been deleted; keep a reference to the loader")
         return loader
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the number of the next epoch, or of one that was begun and not yet asked for a batch: Lightning calls ``iter`` first."""
+        """Sets the number of the next epoch.
+
+        An epoch that was begun but has given no batch yet is renumbered too, because Lightning calls ``iter`` first.
+        """
         self._living_loader().set_next_epoch(epoch)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -44,21 +47,21 @@ class OfLoader:
 
 
 class ShuffledSampler(OfLoader, torch.utils.data.RandomSampler):
-    """Of a loader with ``shuffle``."""
+    """Sampler of a loader with ``shuffle``."""
 
 
 class OrderedSampler(OfLoader, torch.utils.data.SequentialSampler):
-    """Of a loader without ``shuffle``."""
+    """Sampler of a loader without ``shuffle``."""
 
 
 class RanksSampler(OfLoader, torch.utils.data.DistributedSampler):
     """Positions that a rank of a partitioned graph visits in the loader's next epoch.
 
-    It is torch's ``DistributedSampler`` so that Lightning sees that the ranks have shared the seeds already.
+    The class derives from torch's ``DistributedSampler`` so that Lightning sees that the seeds are already divided among the ranks.
     """
 
     def __init__(self, loader: Any) -> None:
-        self.belong_to(loader)  # torch's has sizes of its own
+        self.belong_to(loader)  # without torch's __init__, which sets sizes that do not apply here
 
     def __iter__(self) -> Iterator[int]:
         positions = self._living_loader().next_positions()

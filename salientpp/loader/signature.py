@@ -1,4 +1,4 @@
-"""The signature and docstring of the loaders, made of the declarations of their options."""
+"""Signature and docstring of the loaders, generated from the declarations of their options."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from salientpp.loader.options import GROUPS, OPTIONS
 
 L = TypeVar("L", bound=type)
 
-#: Where the docstring of a loader has the options.
+#: Placeholder for the options in a loader's docstring.
 MARK = "        <options>\n"
 
-#: The loaders, each with its groups of options, its own docstring, and its own signature.
+#: The loaders, each with its groups of options, its handwritten docstring and its handwritten signature.
 _LOADERS: list[tuple[type, list[type], str, inspect.Signature]] = []
 
 
 def with_options(but: tuple[type, ...] = ()) -> Callable[[L], L]:
-    """A decorator of a loader: its signature and docstring have the options of all groups but those of ``but``."""
+    """Returns a decorator that adds the options of all groups, except ``but``, to a loader's signature and docstring."""
 
     def decorate(loader: L) -> L:
         groups = [group for group in GROUPS if group not in but]
@@ -33,16 +33,18 @@ def with_options(but: tuple[type, ...] = ()) -> Callable[[L], L]:
 
 
 def declare(group: type) -> None:
-    """Add the options of a ``TypedDict`` to every loader, see :mod:`salientpp.engine.option`. The first line of its docstring is its title in the docs.
+    """Adds the options of a ``TypedDict`` to every loader, see :mod:`salientpp.engine.option`.
+
+    The first line of the docstring of ``group`` is its title in the documentation.
 
     Raises:
-        ValueError: an option is there already.
+        ValueError: an option of this name exists already.
     """
     declared = {name: option for name, (_, option) in declared_in(group).items()}
     there = sorted(declared.keys() & OPTIONS.keys())
     if there:
         raise ValueError(
-            f"{group.__name__} declares {', '.join(there)}, which the loaders have already; take other names"
+            f"{group.__name__} declares {', '.join(there)}, which the loaders already have; choose other names"
         )
     OPTIONS.update(declared)
     GROUPS.append(group)
@@ -52,7 +54,7 @@ def declare(group: type) -> None:
 
 
 def divided(given: Mapping[str, Any], but: tuple[type, ...] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What was given for the package's options, of all groups but those of ``but``; and the rest, which is torch's."""
+    """Splits ``given`` into the package's options, of all groups except ``but``, and the rest, which torch takes."""
     names = OPTIONS.keys() - {name for group in but for name in declared_in(group)}
     own = {name: value for name, value in given.items() if name in names}
     return own, {name: value for name, value in given.items() if name not in names}

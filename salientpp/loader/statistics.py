@@ -1,4 +1,4 @@
-"""What a loader did since it was made, or since its statistics were reset."""
+"""Statistics of a loader since it was made or last reset."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ _TIERS = ("device", "host", "cache", "remote")
 
 @dataclass(frozen=True)
 class LoaderStats:
-    """What a loader did since it was made, or since ``reset_stats``.
+    """Statistics of a loader since it was made, or since ``reset_stats``.
 
     Attributes:
-        batches: given to the user.
+        batches: batches given to the user.
         rows_device, rows_host, rows_cache, rows_remote: feature rows delivered, by the tier they came from. Batches that
-            were under way when an epoch was left count too: their rows did cross the network. A remote row that a batch
-            holds several times, as disjoint trees may, was fetched once and counts once.
-        bytes_sent, bytes_received: to and from other ranks: counts, ids and rows.
+            were in the pipeline when an epoch was left count too, because their rows did cross the network. Disjoint trees
+            may hold a remote row several times in one batch; it is fetched once and counted once.
+        bytes_sent, bytes_received: counts, ids and rows exchanged with other ranks, in bytes.
         seconds_by_stage: time spent in each stage by the thread that drives the pipeline.
         seconds_waiting: time that the caller spent in ``next()``.
-        by_type: per vertex type (None where there is only one), these rows by tier, 'device', 'host', 'cache' and 'remote', and
-            'bytes_received', what the remote ones took.
-        rows_partial: sums that this rank received in the place of rows (``partial_aggregation``); no rows of the tiers, and in ``bytes_received``.
-        rows_partial_host: sums that the host of this rank made in the place of its own rows, of the tiers 'host' and 'cache', and copied to the device.
+        by_type: per vertex type (None if the graph has one type), a dict of rows by tier ('device', 'host', 'cache', 'remote') and
+            'bytes_received', the bytes of the remote rows.
+        rows_partial: sums that this rank received instead of rows (``partial_aggregation``). No tier counts them; ``bytes_received`` does.
+        rows_partial_host: sums that this rank's host computed and copied to the device, instead of its own rows of the tiers 'host'
+            and 'cache'.
     """
 
     batches: int
@@ -46,7 +47,7 @@ class LoaderStats:
 
     @classmethod
     def of(cls, engine: Engine) -> LoaderStats:
-        """The statistics of an engine."""
+        """Reads the statistics of an engine."""
         fetch, counters = engine.producer.fetch, engine.counters
         counts, traffic = fetch.counts, fetch.exchange.traffic
         received = traffic.row_bytes_received
@@ -54,7 +55,7 @@ class LoaderStats:
             type_: {**{tier: counts[type_, tier] for tier in _TIERS}, "bytes_received": received[type_]}
             for type_ in fetch.tiers
         }
-        # What ways receive beside rows is of the only type.
+        # Ways receive other data than rows only on graphs with one type.
         beside = sum(number for name, number in received.items() if name not in by_type)
         if None in by_type:
             by_type[None]["bytes_received"] += beside

@@ -1,7 +1,7 @@
-"""The values of the package's options in one loader, and the checks that look at several of them.
+"""Values of the package's options in one loader, and the checks that involve several of them.
 
-Where and how long (:meth:`Options.checked_device`, :meth:`Options.checked_timeout`) is checked before ranks are connected, which cannot be done without.
-Everything else (:meth:`Options.checked`) is checked after, so that a mistake on one rank reaches the others.
+The device and the time-out (:meth:`Options.checked_device`, :meth:`Options.checked_timeout`) are checked before the ranks connect, because connecting
+needs them. Everything else (:meth:`Options.checked`) is checked afterwards, so that a mistake on one rank reaches the others.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from salientpp.ranks.comm import DEFAULT_TIMEOUT
 from salientpp.store.assembly import has_kernel
 from salientpp.vip.policies import PROBABILITIES
 
-#: (an option, one that it excludes) -> why.
+#: (an option, an option that it excludes) -> reason.
 EXCLUDED: Mapping[tuple[str, str], str] = {
-    ("lookahead", "transform_sampler_output"): "it may change the vertices that a batch needs after they were foreseen",
-    ("partial_aggregation", "lookahead"): "a cache that looks ahead decides after the sums which rows it has",
-    ("partial_aggregation", "pad"): "its sums would be as many as before",
-    ("partial_aggregation", "transform_sampler_output"): "it may change what was sampled, and sums are of that",
-    ("partial_aggregation", "send_as"): "it sums rows as they are",
+    ("lookahead", "transform_sampler_output"): "it may change a batch's vertices after the cache was planned",
+    ("partial_aggregation", "lookahead"): "a cache that looks ahead chooses its rows after the sums are planned",
+    ("partial_aggregation", "pad"): "padding would not make the number of sums constant",
+    ("partial_aggregation", "transform_sampler_output"): "it may change the sampled edges after their sums are planned",
+    ("partial_aggregation", "send_as"): "sums are computed from rows as they are stored",
 }
 
 
 class Options(Values):
-    """The values of the package's options of one loader, first as the user gave them, and PyG's ``transform`` and ``transform_sampler_output``."""
+    """Values of the package's options of one loader, as the user gave them, with PyG's ``transform`` and ``transform_sampler_output``."""
 
     declared = OPTIONS
 
@@ -39,10 +39,10 @@ class Options(Values):
         super().__init__({"transform": None, "transform_sampler_output": None, **given})
 
     def checked(self, device: torch.device) -> Options:
-        """These options with Python's numbers; ``device`` is the checked one.
+        """Returns these options with Python's numbers; ``device`` is the checked one.
 
         Raises:
-            ValueError, TypeError: an argument is wrong, whatever the data is.
+            ValueError, TypeError: an argument is wrong for any data.
         """
         found = self.checked_alone()
         for one, other in EXCLUDED:
@@ -56,17 +56,17 @@ class Options(Values):
             )
         if found.lookahead and found.policy not in PROBABILITIES:
             raise ValueError(
-                f"lookahead={found.lookahead!r} expects rows by their inclusion probabilities, so policy must be {' or '.join(map(repr, PROBABILITIES))}, "
+                f"lookahead={found.lookahead!r} plans by inclusion probabilities, so policy must be {' or '.join(map(repr, PROBABILITIES))}, "
                 f"got {found.policy!r}; leave one of them out"
             )
         if found.partial_weight is not None and found.partial_aggregation is None:
             raise ValueError(
-                f"partial_weight={found.partial_weight!r} is for sums of rows; pass partial_aggregation= too, or leave it out"
+                f"partial_weight={found.partial_weight!r} applies only to sums of rows; pass partial_aggregation= too, or leave partial_weight out"
             )
         return found
 
     def checked_device(self) -> torch.device:
-        """The CPU or a CUDA device that is there, with its number."""
+        """Returns the CPU, or a CUDA device that exists, with its index."""
         if self.device is None:
             return torch.device("cpu")
         number = torch.cuda.device_count()
@@ -81,19 +81,19 @@ class Options(Values):
             why = (
                 ""
                 if number or found.type != "cuda"
-                else "; this torch is built without CUDA, or sees no GPU (nvidia-smi, CUDA_VISIBLE_DEVICES)"
+                else "; this torch is built without CUDA, or finds no GPU (check nvidia-smi and CUDA_VISIBLE_DEVICES)"
             )
             raise ValueError(f"device must be {there}, got {str(found)!r}{why}")
         return found
 
     def checked_timeout(self) -> timedelta:
-        """The longest wait for another rank."""
+        """Returns the longest time to wait for another rank."""
         if isinstance(self.timeout, timedelta):
             found = self.timeout
         else:
             seconds, found = as_real(self.timeout), timedelta(0)
             if seconds == 0:
-                return DEFAULT_TIMEOUT  # 0 is how torch says that none was given
+                return DEFAULT_TIMEOUT  # torch's default of 0 means that no time-out was given
             if seconds is not None:
                 with contextlib.suppress(OverflowError):  # too large a number
                     found = timedelta(seconds=seconds)
@@ -104,33 +104,35 @@ class Options(Values):
         return found
 
     def check_for_object(self) -> None:
-        """Raise ValueError where an option is given that is for partitioned graphs, and the data is an object that one process holds."""
+        """Raises ValueError if an option is given that applies only to partitioned graphs, but the data is an object in memory."""
         if self.logical_ranks is not None or self.join_logical_ranks:
             name = "join_logical_ranks" if self.logical_ranks is None else "logical_ranks"
-            raise ValueError(f"{name}= is for a partitioned graph, whose ranks share an epoch's batches; leave it out")
+            raise ValueError(
+                f"{name}= applies only to a partitioned graph, whose ranks share an epoch's batches; leave it out"
+            )
         if self.send_as is not None:
             raise ValueError(
-                "send_as is for a partitioned graph, whose rows travel between ranks; rows of an object in memory do not, so leave it out"
+                "send_as applies only to a partitioned graph, whose rows travel between ranks; rows of an object in memory do not travel; leave it out"
             )
 
     def checked_share(self, partitioned: bool, orders_itself: bool, draws_seed: bool = False) -> tuple[int, int] | None:
-        """Place and number of places of ``share``, or None without one.
+        """Returns ``share`` as (rank, number of ranks), or None if it is not given.
 
         Args:
-            orders_itself: the loader says in which order seeds come, and not a sampler of the user's.
-            draws_seed: the order follows from a seed that each process draws for itself.
+            orders_itself: True if the loader orders its seeds, False if a user's sampler does.
+            draws_seed: True if the order follows from a seed that each process draws for itself.
         """
         share: Any = self.share
         if share is None:
             return None
         if partitioned:
             raise ValueError(
-                "share= is for a Data or HeteroData object: the ranks of a partitioned graph share its seeds by themselves"
+                "share= is for a Data or HeteroData object; the ranks of a partitioned graph divide its seeds without it; leave it out"
             )
         if not orders_itself:
             raise ValueError(
-                "share= excludes sampler= and batch_sampler=: let the sampler give this process its share. Lightning puts a sampler into loaders on ranks "
-                "unless told Trainer(use_distributed_sampler=False)"
+                "share= excludes sampler= and batch_sampler=; let the sampler select this process's seeds. Lightning puts a sampler into the loaders of every "
+                "rank; Trainer(use_distributed_sampler=False) prevents this"
             )
         whole = (
             isinstance(share, (tuple, list))
@@ -141,7 +143,7 @@ class Options(Values):
             raise ValueError(f"share must be (rank, number of ranks), with 0 <= rank < number of ranks, got {share!r}")
         if draws_seed and share[1] > 1:
             raise ValueError(
-                f"share={share!r} with shuffle=True needs one order of the seeds in all {share[1]} processes, but each would draw a seed of its own; pass the "
+                f"share={share!r} with shuffle=True needs the same order of seeds in all {share[1]} processes, but each would draw its own seed; pass the "
                 "same seed= (or a generator= in the same state) in all of them"
             )
         return share[0], share[1]

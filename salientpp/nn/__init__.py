@@ -1,4 +1,4 @@
-"""Models of PyG's that use what the loader knows."""
+"""PyG models adapted to a loader's batches: trimming, and merging of partial sums."""
 
 from salientpp.nn.merge import merge_partial
 from salientpp.nn.trim import trim

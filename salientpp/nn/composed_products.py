@@ -1,7 +1,7 @@
-"""Provides the products of :mod:`salientpp.nn.products` by torch's own operations, for any device and dtype.
+"""Provides the products of :mod:`salientpp.nn.products` with torch's own operations, for any device and dtype.
 
-Shapes and arguments are those of the public functions, which check them. Narrow floats are added up in float32. Sums without a weight per head are
-sparse products, whose backward runs over the lists by source. All else is differentiated by torch, one value per edge and column.
+Shapes and arguments are the same as in the public functions, which check them. Floats of 16 bits are added up in float32. Sums without a weight per head are
+sparse products, whose backward runs over the lists by source. Torch differentiates all other products, with one value per edge and column.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _counts(lists: EdgeLists, num_targets: int, out: Tensor) -> Tensor:
 
 
 class _SparseSum(torch.autograd.Function):
-    """Sums of rows [S', F] times weights [E'], as products of CSR matrices and rows."""
+    """Sums of rows [S', F] times weights [E'], computed as products of CSR matrices and rows."""
 
     @staticmethod
     def forward(ctx: Any, lists: EdgeLists, x: Tensor, weight: Tensor | None, num_targets: int) -> Tensor:
@@ -113,14 +113,14 @@ class _SparseSum(torch.autograd.Function):
 
 
 def _by_source(lists: EdgeLists, num_targets: int, num_sources: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The lists by source, of the first sources, with only the first targets."""
+    """Returns the lists by source, restricted to the first sources and the first targets."""
     indptr, target, place = lists.by_source
     if (num_targets, num_sources) == (lists.num_targets, lists.num_sources):
         return indptr, target, place
     kept = target < num_targets
     before = torch.zeros(kept.numel() + 1, dtype=torch.int64, device=kept.device)
     torch.cumsum(kept, 0, out=before[1:])
-    # Sources of the kept edges are the first ones, so nothing follows them.
+    # The kept edges use only the first sources, so the lists end there.
     return before[indptr[: num_sources + 1]], target[kept], place[kept]
 
 
@@ -129,7 +129,7 @@ def _product(indptr: Tensor, index: Tensor, values: Tensor, rows: Tensor) -> Ten
     if not values.numel() or not rows.numel():
         return rows.new_zeros(shape[0], rows.size(1))
     with warnings.catch_warnings(), torch.autocast(rows.device.type, enabled=False):
-        warnings.simplefilter("ignore")  # that CSR is in beta
+        warnings.simplefilter("ignore")  # torch warns that CSR is in beta
         matrix = torch.sparse_csr_tensor(
             indptr, index.long(), values, shape, check_invariants=False, device=rows.device
         )

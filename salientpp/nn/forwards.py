@@ -1,4 +1,4 @@
-"""Forwards of three layers of PyG in an order that costs less where sources outnumber targets. Results are PyG's up to rounding."""
+"""Forward passes of three PyG layers, reordered so that they cost less if sources outnumber targets. Results equal PyG's up to rounding."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ from torch_geometric.nn.dense import Linear
 
 
 def is_plain(linear: Any) -> bool:
-    """Whether a module is PyG's linear map and nothing more, so that its weight says all that it does."""
+    """Returns True if a module is PyG's linear map without hooks or another forward, so that its weight describes it completely."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return type(linear) is Linear and "forward" not in vars(linear) and not any(getattr(linear, name) for name in hooks)
 
 
 def gcn(conv: Any, x: Tensor, sums: Callable[[Tensor], Tensor]) -> Tensor:
-    """GCNConv with its linear map after the sums, (A x) W in place of A (x W): there are fewer targets.
+    """Computes GCNConv with the linear map after the sums, (A x) W instead of A (x W). It is cheaper because there are fewer targets.
 
     Args:
         x: [S, F].
-        sums: rows of targets [T, F] from rows of sources.
+        sums: function from rows of sources to rows of targets [T, F].
     """
     out = conv.lin(sums(x))
     return out if conv.bias is None else out + conv.bias
 
 
 def can_add_in_place(conv: Any, x: tuple[Tensor, Tensor]) -> bool:
-    """Whether :func:`sage` serves for a SAGEConv."""
+    """Returns True if :func:`sage` can replace the forward of a SAGEConv."""
     is_usual = conv.root_weight and not conv.project and is_plain(conv.lin_l) and is_plain(conv.lin_r)
     return is_usual and conv.lin_r.bias is None and not torch.is_autocast_enabled(x[0].device.type)
 
 
 def sage(conv: Any, x: tuple[Tensor, Tensor], means: Callable[[tuple[Tensor, Tensor]], Tensor]) -> Tensor:
-    """SAGEConv that adds the product of the targets' own rows where that of the means is.
+    """Computes SAGEConv and adds the product of the targets' own rows in place to the product of the means.
 
     Args:
         x: rows of sources [S, F] and of targets [T, F'].
-        means: rows of targets [T, F] from both.
+        means: function from both to rows of targets [T, F].
     """
     out = conv.lin_l(means(x)).addmm_(x[1], conv.lin_r.weight.t())
     return F.normalize(out, p=2.0, dim=-1) if conv.normalize else out
 
 
 def can_score_inputs(conv: Any) -> bool:
-    """Whether :func:`gat` serves for a GATConv without attributes of edges."""
+    """Returns True if :func:`gat` can replace the forward of a GATConv without edge attributes."""
     return is_plain(conv.lin) and conv.lin.bias is None and not torch.is_autocast_enabled()
 
 
 def gat(conv: Any, x: tuple[Tensor, Tensor], attend: Callable[[Tensor, tuple[Tensor, Tensor]], Tensor]) -> Tensor:
-    """GATConv whose scores come from its inputs, x (W a) in place of (x W) a. Targets need no product of their own.
+    """Computes GATConv with scores from its inputs, x (W a) instead of (x W) a. Targets then need no product with W.
 
     Args:
         x: rows of sources [S, F] and of targets [T, F].
-        attend: rows of targets [T, H, C] from rows of sources [S, H, C] and the scores of both, [S, H] and [T, H].
+        attend: function from rows of sources [S, H, C] and the scores of both, [S, H] and [T, H], to rows of targets [T, H, C].
     """
     heads, columns = conv.heads, conv.out_channels
     weight = conv.lin.weight.view(heads, columns, -1)

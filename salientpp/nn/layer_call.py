@@ -1,4 +1,4 @@
-"""One call of a layer on the rows that are needed of it: cut arguments, products over lists of edges, and helpers that see the whole batch."""
+"""One call of a layer on the needed rows only: cut arguments, products over lists of edges, and helpers that see the whole batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _signature(kind: Any) -> inspect.Signature:
 
 
 def arguments_of(conv: MessagePassing, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The arguments of a call by name, with ``edge_index`` for ``adj_t``; None where they do not fit, which the layer itself will say."""
+    """Returns the arguments of a call by name, with ``edge_index`` for ``adj_t``. None if they do not fit; the layer itself then raises."""
     try:
         bound = _signature(cast(Any, type(conv))).bind(conv, *args, **kwargs)
     except TypeError:
@@ -40,7 +40,7 @@ def arguments_of(conv: MessagePassing, args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def edges_in(value: Any) -> list[BatchEdges]:
-    """All edges of batches in lists, tuples and dictionaries, whose hops are known."""
+    """Returns all edges of batches with known hops, in lists, tuples and dictionaries."""
     value = edges_of(value)
     if isinstance(value, BatchEdges):
         return [value] if value.is_given else []
@@ -50,7 +50,7 @@ def edges_in(value: Any) -> list[BatchEdges]:
 
 
 def can_cut(conv: MessagePassing, forward: Callable[..., Any], arguments: Mapping[str, Any] | None, hops: Hops) -> bool:
-    """Whether a layer gives the same rows of targets when it gets the rows and edges that these need."""
+    """Returns True if a layer gives the same rows of targets when it gets only the rows and edges that they need."""
     kind = type(conv)
     facts = layer_of(conv)
     if arguments is None or facts is None or facts.needs_all is not None:
@@ -73,20 +73,20 @@ def can_cut(conv: MessagePassing, forward: Callable[..., Any], arguments: Mappin
 
 
 def _takes_adj_t(conv: MessagePassing, facts: Layer, arguments: Mapping[str, Any], edges: Sequence[BatchEdges]) -> bool:
-    """Whether a layer gives the same for ``adj_t`` as for the edges in the order in which they were sampled."""
+    """Returns True if a layer gives the same result for ``adj_t`` as for the edges in the order in which they were sampled."""
     if any(
         name.startswith("edge") and value is not None and value is not edges[0] for name, value in arguments.items()
     ):
         return False
-    if facts.degrees and edges[0].adj_t_version != -1:  # PyG adds self-loops to those of a CSR tensor
+    if facts.degrees and edges[0].adj_t_version != -1:  # PyG adds self-loops to those already in a CSR tensor
         return False
     return linear_form(conv) is not None or type(conv).message in _FUSED
 
 
-#: Multiplications of a dense product that take as long as one of a sum over edges.
+#: Multiplications of a dense product that take as long as one multiplication in a sum over edges.
 _SUM = 10
 
-#: Arguments with which a layer says more than the rows of targets, or looks at other rows.
+#: Arguments with which a layer returns more than the rows of targets, or reads other rows.
 _EXCLUDING = ("return_attention_weights", "return_attention", "size", "batch")
 
 #: Arguments with a row for each vertex.
@@ -99,25 +99,25 @@ def _edge_indices(value: Any) -> list[Any]:
 
 
 def _is_edge_index(value: Any) -> bool:
-    """Whether an argument says between which vertices the edges are."""
+    """Returns True if an argument holds the ends of edges."""
     if not isinstance(value, Tensor):
         return is_sparse_tensor(value)
     return value.layout != torch.strided or (value.dtype == torch.int64 and value.dim() == 2 and value.size(0) == 2)
 
 
 def first_rows(rows: Tensor, number: int) -> Tensor:
-    """The first rows of a table. The gradient of a slice is made in a table of zeros, also where the slice is the whole."""
+    """Returns the first rows of a table. It avoids a slice of all rows, because the gradient of a slice is written into a table of zeros."""
     return rows if rows.size(0) == number else rows[:number]
 
 
 class LayerCall:
-    """One call of a layer with its arguments cut.
+    """Call of a layer with its arguments cut.
 
     Args:
-        conv: the layer; :func:`can_cut` holds.
-        call: what is needed of it.
+        conv: the layer; :func:`can_cut` must hold for it.
+        call: the plan of the call, with the hops that are needed.
         arguments: by name.
-        hops: of the batch.
+        hops: hops of the batch.
     """
 
     def __init__(self, conv: MessagePassing, call: Call, arguments: dict[str, Any], hops: Hops) -> None:
@@ -125,7 +125,7 @@ class LayerCall:
         given = edges_in(list(arguments.values()))[0]
         self.relation: Relation = given.relation
         self._types = (None, None) if given.relation is None else (given.relation[0], given.relation[-1])
-        self._whole = arguments  # as the model gave them
+        self._whole = arguments  # as given by the model
         self._lists: dict[int, EdgeLists] = {}  # by the id of an edge_index, kept in `_tensors`
         self._tensors: list[Tensor] = []
         self._cut(arguments)
@@ -142,7 +142,7 @@ class LayerCall:
         facts = layer_of(self.conv)
         is_one_hop = call.in_hops == min(ALL, call.out_hops + 1)
         pairs = facts.pairs if facts is not None and is_one_hop else ()
-        # No tensors of more and of fewer rows meet inside: those that do come as pairs.
+        # Inside the layer, tensors with different numbers of rows meet only as pairs.
         self.is_aligned = bool(pairs) or (type(self.conv) is pyg.GCNConv and is_one_hop)
         self.arguments: dict[str, Any] = {}
         for name, value in arguments.items():
@@ -166,7 +166,7 @@ class LayerCall:
             self.arguments[name] = value
 
     def _of_type(self, key: Any, value: Tensor) -> Tensor:
-        """Of a layer that takes dictionaries, the edges of a relation or the rows of a type that are needed."""
+        """Cuts the edges of a relation, or the rows of a type, in a layer that takes dictionaries."""
         if isinstance(value, BatchEdges):
             return value.plain()[:, : self.hops.edges_into(value.relation, self.call.in_hops - 1)]
         return first_rows(value, self.hops.nodes_within(key, self.call.in_hops))
@@ -175,20 +175,20 @@ class LayerCall:
         if value.size(0) < self.num_in:
             raise RuntimeError(
                 f"{type(self.conv).__name__} ({self.call.layer}) needs {self.num_in} rows of {name} for the seeds of this batch, got {value.size(0)}; "
-                "a model of salientpp.nn.trim must pass on the rows that its layers gave, or all of them"
+                "a model with salientpp.nn.trim must pass on the rows that its layers gave, or the rows of all vertices"
             )
         return first_rows(value, self.num_in)
 
     def _know(self, edge_index: Tensor, lists: EdgeLists | None) -> Tensor:
         if lists is not None:
             self._lists[id(edge_index)] = lists
-            self._tensors.append(edge_index)  # else its id could be another's
+            self._tensors.append(edge_index)  # a reference, so that no other tensor gets its id
         return edge_index
 
     # --- the call -------------------------------------------------------------------------------------------
 
     def run(self, forward: Callable[..., Any]) -> Any:
-        """What the layer gives for the rows of targets that are needed."""
+        """Returns the layer's output for the needed rows of targets."""
         conv = self.conv
         placed = {
             "propagate": self._propagate,
@@ -207,7 +207,7 @@ class LayerCall:
         return first_rows(out, self.num_out)
 
     def _cheaper_forward(self) -> Callable[..., Any] | None:
-        """The layer's forward in another order, where that costs less."""
+        """Returns the layer's forward in a cheaper order of operations, or None."""
         conv, x = self.conv, cast(Any, self.arguments.get("x"))
         form = linear_form(conv)
         is_pair = isinstance(x, tuple) and all(isinstance(each, Tensor) and each.dim() == 2 for each in x)
@@ -220,7 +220,7 @@ class LayerCall:
         return None
 
     def _sums_first(self, columns: int, out: int) -> bool:
-        """Whether a product costs less after the sum, where it has fewer rows."""
+        """Returns True if a product costs less after the sum, when it has fewer rows."""
         num_edges = self.hops.edges_into(self.relation, self.call.out_hops)
         return (self.num_in - self.num_out) * columns * out > _SUM * num_edges * (columns - out)
 
@@ -246,7 +246,7 @@ class LayerCall:
 
     @property
     def _is_attention(self) -> bool:
-        """Whether a layer of :data:`_FUSED` weighs rows by scores and nothing else."""
+        """True if a layer of :data:`_FUSED` weights rows by scores and does nothing else with edges."""
         return self._whole.get("edge_attr") is None and reduction_of(self.conv) is not None
 
     def _helpers(self) -> dict[str, Callable[..., Any]]:
@@ -257,13 +257,13 @@ class LayerCall:
         return helpers
 
     def _looped(self) -> Tensor:
-        """An ``edge_index`` that stands for the edges with self-loops; only products look at it."""
+        """Returns a placeholder ``edge_index`` for the edges with self-loops. Only products receive it, and they use the lists instead."""
         lists = self._of_batch(self_loops=True)
         return self._know(torch.empty((2, 0), dtype=torch.int64, device=self._device), lists)
 
     def _of_batch(self, self_loops: bool) -> EdgeLists:
         lists = self.hops.lists(self.relation, self_loops)
-        assert lists is not None  # else the layer is not cut
+        assert lists is not None  # can_cut requires lists
         return lists.to(self._device)
 
     @property
@@ -280,7 +280,7 @@ class LayerCall:
         flow: str = "source_to_target",
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As PyG's, by the degrees of the whole batch."""
+        """Computes the same as PyG's function, with the degrees of the whole batch."""
         lists = self._of_batch(add_self_loops)
         weight = self._whole.get("edge_weight")
         fill = 2.0 if improved else 1.0
@@ -299,7 +299,7 @@ class LayerCall:
     # --- propagate ------------------------------------------------------------------------------------------
 
     def _num_targets(self, rows: Any) -> int:
-        """For how many targets a hop from these rows can be made: those of a pair, or those whose edges come from the rows that are there."""
+        """Returns the number of targets that a hop from these rows can reach: the targets of a pair, or those whose sources all have rows here."""
         source, target = pair_of(rows)
         if source is not target:
             return target.size(self.conv.node_dim) if isinstance(target, Tensor) else self.num_out
@@ -317,7 +317,7 @@ class LayerCall:
         return type(self.conv).propagate(self.conv, edge_index, size=size, **given)
 
     def _lists_of(self, edge_index: Any, given: dict[str, Any]) -> EdgeLists | None:
-        """The lists that an ``edge_index`` stands for; gradients of rows need those by source."""
+        """Returns the lists for an ``edge_index``. Gradients of rows need the lists by source, so these are requested from the sampler."""
         lists = self._lists.get(id(edge_index))
         if lists is not None and any(tensor.requires_grad for tensor in tensors_of(given)):
             demand.lists.add((self.relation, lists.edge is not None, True))
@@ -343,7 +343,7 @@ class LayerCall:
             return _reduced(lists, source, number, reduction, weight)
         rows = source.movedim(conv.node_dim, 0)
         out = _reduced(lists, rows.flatten(1), number, reduction, weight).view(number, *rows.shape[1:])
-        if conv.node_dim % source.dim():  # the layer goes on with the rows that it gave
+        if conv.node_dim % source.dim():  # the layer continues with the number of rows that it passed in
             out = torch.cat([out, rows.new_zeros(rows.size(0) - number, *rows.shape[1:])])
         return out.movedim(0, conv.node_dim)
 
@@ -354,7 +354,7 @@ class LayerCall:
         alpha = score(self, lists.to(self._device), given)
         return F.dropout(alpha, p=self.conv.dropout, training=self.conv.training)
 
-    # --- attention: scores of edges [e, H], and what is weighted by them [n, H, C] ---------------------------------
+    # --- attention: scores of edges [e, H], and weighted rows [n, H, C] -------------------------------------------
 
     def _weighted(self, lists: EdgeLists, given: dict[str, Any]) -> Tensor | None:
         rows, reduction = given["x"], reduction_of(self.conv)
@@ -390,7 +390,7 @@ class LayerCall:
 
 
 def _reduced(lists: EdgeLists, rows: Tensor, number: int, reduction: str, weight: Tensor | None) -> Tensor:
-    """Rows of targets from rows of sources; the extremes of weighted rows take a row for each edge."""
+    """Reduces rows of sources to rows of targets. The maximum or minimum of weighted rows makes one row per edge."""
     if weight is None or reduction in ("sum", "mean"):
         return products.reduce_sources(lists, rows, number, reduction, weight)
     values = products.take_sources(lists, rows, number) * weight.unsqueeze(-1)
@@ -398,8 +398,8 @@ def _reduced(lists: EdgeLists, rows: Tensor, number: int, reduction: str, weight
 
 
 def _with_repeated_loops(lists: EdgeLists, own: Tensor, weight: Tensor, edge_index: Tensor) -> Tensor:
-    """The same weights, whose gradient reaches every loop of a vertex with several; PyG takes the weight of the last, and passes the gradient to all."""
-    assert lists.edge is not None  # these are lists with self-loops
+    """Returns the same weights with a gradient for every self-loop of a vertex. PyG uses the weight of the last loop, but passes the gradient to all."""
+    assert lists.edge is not None  # lists with self-loops number their edges
     loops = (edge_index[0] == edge_index[1]).nonzero().view(-1)
     vertices, loops = edge_index[1, loops].to(weight.device), loops.to(weight.device)
     place = lists.indptr[vertices + 1] - 1
@@ -411,12 +411,11 @@ def _with_repeated_loops(lists: EdgeLists, own: Tensor, weight: Tensor, edge_ind
 def _symmetric(
     lists: EdgeLists, weight: Tensor | None, fill: float, dtype: torch.dtype | None, edge_index: Tensor
 ) -> Tensor:
-    """Weights 1/sqrt(degree of source * degree of target) of all edges, times their own; [places]."""
+    """Returns the weights 1/sqrt(degree of source * degree of target) of all edges, times the edges' own weights; [places]."""
     number = lists.indptr.numel() - 1
     if weight is None:
-        own = torch.ones(
-            lists.source.numel(), dtype=dtype, device=lists.indptr.device
-        )  # PyG fills in weights only where there are some
+        # Without weights, PyG ignores the fill value.
+        own = torch.ones(lists.source.numel(), dtype=dtype, device=lists.indptr.device)
     elif lists.edge is None:
         own = weight
     else:

@@ -1,6 +1,6 @@
-"""The table of PyG's layers that full-graph training, layer-wise inference, ``merge_partial`` and trimming share, and functions that look into a layer.
+"""Table of PyG's layers that full-graph training, layer-wise inference, ``merge_partial`` and trimming share, and functions that inspect a layer.
 
-:data:`LAYERS` says which rows and edges a layer of ``torch_geometric.nn.conv`` looks at. ``tests/nn/test_layers.py`` shows each fact by experiment.
+:data:`LAYERS` says which rows and edges a layer of ``torch_geometric.nn.conv`` reads. ``tests/nn/test_layers.py`` checks each fact by experiment.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from torch_geometric.nn.conv import MessagePassing
 
 @dataclass(frozen=True)
 class Layer:
-    """Facts of one class of message-passing layers, for all options of its constructor but ``flow="target_to_source"``.
+    """Facts about one class of message-passing layers. They hold for all options of its constructor except ``flow="target_to_source"``.
 
-    Normalisations over all rows that a layer holds (``BatchNorm`` in ``GENConv``) are no part of them. Below, a graph has its edges into the first n vertices
-    from the first m, and ``x`` has a row for each vertex.
+    They do not cover normalisations over all rows that a layer holds (``BatchNorm`` in ``GENConv``). Below, all edges into the first n vertices come from
+    the first m vertices, and ``x`` has a row for each vertex.
 
     Attributes:
-        linear: a message is the row of its source, or that times ``weight``.
-        weight: of a linear layer, the argument of ``propagate`` with a number for each edge, or None. It is no function of the layer's parameters.
-        merges: of a linear layer, :func:`~salientpp.nn.merge_partial` takes it for a first one.
-        pairs: arguments of ``forward`` that may be pairs, all together: rows of the sources [m, ...], and their first n, those of the targets. The layer
-            then gives rows of the n targets alone, the first n of what it gives without pairs. Empty if it takes no pairs.
-        degrees: global functions that the layer's methods call, and that count degrees of sources in the edges which they are given. Where none is
-            called, or each counts in all edges of the graph (:func:`with_helpers`), ``layer(x[:m], edges into the first n)[:n]`` is ``layer(x, edges)[:n]``.
+        linear: a message is the row of its source, or this row times ``weight``.
+        weight: for a linear layer, the argument of ``propagate`` with a number for each edge, or None. It does not depend on the layer's parameters.
+        merges: for a linear layer, :func:`~salientpp.nn.merge_partial` accepts it as a first layer.
+        pairs: arguments of ``forward`` that may be pairs, all together: rows of the sources [m, ...], and the first n of them, the rows of the targets. The
+            layer then returns rows of the n targets only, equal to the first n rows of the result without pairs. Empty if it takes no pairs.
+        degrees: global functions that the layer's methods call and that count degrees of sources in the given edges. If none is called, or if each counts
+            in all edges of the graph (:func:`with_helpers`), ``layer(x[:m], edges into the first n)[:n]`` equals ``layer(x, edges)[:n]``.
             A layer of several hops needs the edges and the rows of all its hops.
-        needs_all: why edges and rows cannot be left out even so; None if they can.
-        is_typed: takes dictionaries of rows and of edges, by type.
-        hops: how far a call reaches, where its operations do not show it: a number, or the attribute that has it.
+        needs_all: reason why no edges and rows can be left out even then; None if they can.
+        is_typed: the layer takes dictionaries of rows and of edges, by type.
+        hops: number of hops of a call, or the attribute that holds it, if its operations do not show it.
     """
 
     linear: bool = False
@@ -84,7 +84,7 @@ LAYERS: Mapping[str, Layer] = {
     "MFConv": Layer(linear=True, pairs=_X, hops=1),
     "MixHopConv": Layer(linear=True, weight=_W, degrees=_NORM),
     "NNConv": Layer(pairs=_X),
-    "PDNConv": Layer(degrees=_NORM, needs_all="its degrees add up what it computes of the attributes of edges"),
+    "PDNConv": Layer(degrees=_NORM, needs_all="its degrees are sums of values that it computes from edge attributes"),
     "PNAConv": Layer(),
     "PPFConv": Layer(pairs=("x", "pos", "normal")),
     "PointGNNConv": Layer(),
@@ -105,7 +105,7 @@ LAYERS: Mapping[str, Layer] = {
 }
 
 
-#: Layers for graphs of several types, which take dictionaries. They do not train over ranks.
+#: Layers for graphs with several types, which take dictionaries. Full-graph training does not support them.
 TYPED_LAYERS: Mapping[str, Layer] = {"HGTConv": Layer(is_typed=True, hops=1)}
 
 
@@ -118,7 +118,7 @@ HOOKS = tuple(
 
 
 def layer_of(module: torch.nn.Module) -> Layer | None:
-    """The facts of a layer of PyG's, or None for any other module; a subclass outside PyG is another one."""
+    """Returns the facts of a PyG layer, or None for any other module, including subclasses outside PyG."""
     kind = type(module)
     return (
         {**LAYERS, **TYPED_LAYERS}.get(kind.__name__)
@@ -128,14 +128,14 @@ def layer_of(module: torch.nn.Module) -> Layer | None:
 
 
 def name_of(module: torch.nn.Module, path: str) -> str:
-    """What errors call a module: its class, and its place in the model."""
+    """Returns a module's name for error messages: its class, and its path in the model."""
     kind = type(module).__name__
     return f"{kind} ({path})" if path else kind
 
 
 # --- linear layers ------------------------------------------------------------------------------------------
 
-#: ``message`` of a linear layer, which subclasses may inherit -> its facts.
+#: ``message`` method of a linear layer, which subclasses may inherit -> facts of the layer.
 LINEAR_MESSAGES: Mapping[Any, Layer] = {
     MessagePassing.message: Layer(linear=True, merges=True),
     **{getattr(pyg, name).message: layer for name, layer in LAYERS.items() if layer.linear},
@@ -143,10 +143,9 @@ LINEAR_MESSAGES: Mapping[Any, Layer] = {
 
 
 def linear_form(conv: MessagePassing) -> tuple[str | None, str] | None:
-    """The layer's aggregation as a sparse product: the name of the edges' weights among the arguments of ``propagate`` or None, and the reduction:
-    "sum", "mean", "max" or "min".
+    """Returns the layer's aggregation as a sparse product, or None if it is none.
 
-    None where it is no such product.
+    The first value names the edge weights among the arguments of ``propagate``, or is None. The second is the reduction: "sum", "mean", "max" or "min".
     """
     reduction, kind = reduction_of(conv), type(conv)
     return (
@@ -157,7 +156,7 @@ def linear_form(conv: MessagePassing) -> tuple[str | None, str] | None:
 
 
 def reduction_of(conv: MessagePassing) -> str | None:
-    """What a layer makes of a target's messages: "sum", "mean", "max" or "min"; None where it is none of these, or does more."""
+    """Returns how a layer reduces a target's messages: "sum", "mean", "max" or "min"; None if it does anything else or more."""
     kind = type(conv)
     if kind.aggregate is not MessagePassing.aggregate or kind.update is not MessagePassing.update or conv.explain:
         return None
@@ -170,18 +169,18 @@ def reduction_of(conv: MessagePassing) -> str | None:
 _REDUCTIONS = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max", "MinAggregation": "min"}
 
 
-# --- what runs in a layer's place ---------------------------------------------------------------------------
+# --- replacement of a layer's methods -----------------------------------------------------------------------
 
 
 def source_names(conv: MessagePassing, edge_level: bool) -> list[str]:
-    """The arguments of ``propagate`` (or of ``edge_updater``) that the layer looks up by the edges' sources, in alphabetical order."""
+    """Returns the arguments of ``propagate`` (or of ``edge_updater``) that the layer looks up by the edges' sources, in alphabetical order."""
     names = conv._edge_user_args if edge_level else conv._user_args
     return sorted({name[:-2] for name in names if name.endswith("_j")})
 
 
 @contextmanager
 def replaced(replacements: Iterable[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
-    """While this lasts, some dictionaries have other values, (dictionary, key, value)."""
+    """Sets (dictionary, key, value) within the ``with`` block, and restores the old values after it."""
     before: list[tuple[dict[str, Any], str, Any]] = []
     try:
         for owner, name, value in replacements:
@@ -200,9 +199,9 @@ _ABSENT = object()
 
 
 def with_helpers(module: torch.nn.Module, helpers: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """The module's methods that call one of some global functions, as copies that call ``helpers`` instead, by name.
+    """Copies those methods of the module that call one of some global functions, so that they call ``helpers`` instead. Returns them by name.
 
-    PyG's functions stay as they are for everything else in the process.
+    PyG's functions stay unchanged for everything else in the process.
     """
     found: dict[str, Callable[..., Any]] = {}
     for name, method, called in _callers(cast(Any, type(module)), frozenset(helpers)):
@@ -217,7 +216,7 @@ def with_helpers(module: torch.nn.Module, helpers: Mapping[str, Callable[..., An
 
 @functools.cache
 def _callers(kind: Any, names: frozenset[str]) -> list[tuple[str, types.FunctionType, list[str]]]:
-    """Of a class of PyG's, the methods that call global functions of these names: name, method, names of the functions."""
+    """Returns the methods of a PyG class that call global functions of these names: name, method, names of the functions."""
     found: dict[str, tuple[str, types.FunctionType, list[str]]] = {}
     for base in kind.__mro__:
         if base is MessagePassing or not base.__module__.startswith("torch_geometric.nn."):
@@ -231,5 +230,5 @@ def _callers(kind: Any, names: frozenset[str]) -> list[tuple[str, types.Function
 
 
 def pair_of(value: Any) -> tuple[Any, Any]:
-    """(of sources, of targets) of an argument of ``propagate``."""
+    """Splits an argument of ``propagate`` into the values of sources and of targets."""
     return (value[0], value[1]) if isinstance(value, (tuple, list)) else (value, value)

@@ -1,7 +1,7 @@
-"""Layers of PyG's that add sums which other machines have made to those that they make themselves.
+"""PyG layers that add the sums of other machines to their own.
 
 A loader with ``partial_aggregation`` leaves neighbours out of its batches and gives their sums, means or maxima instead. :func:`merge_partial` makes the first
-layers of a model add them where they aggregate. Outputs and gradients are those of the whole batch, up to rounding.
+layers of a model add them where they aggregate. Outputs and gradients equal those of the whole batch, up to rounding.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, SumAggregat
 from salientpp.nn.layers import HOOKS, LINEAR_MESSAGES
 from salientpp.ways.sums.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, Marked, mark, marked_in
 
-#: Which of the loader's reductions an aggregation can go on with.
+#: Reductions of the loader that an aggregation can continue.
 _REDUCTIONS: dict[type, tuple[str, ...]] = {
     SumAggregation: ("sum", "mean"),
     MeanAggregation: ("sum", "mean"),
     MaxAggregation: ("max",),
 }
 
+#: Aggregation -> reason why it cannot continue a sum.
 _WHY_NOT = {
     **dict.fromkeys(("LSTMAggregation", "GRUAggregation"), "which depends on the order of the messages"),
-    **dict.fromkeys(("StdAggregation", "VarAggregation"), "which needs squares, and those were not summed"),
-    "SoftmaxAggregation": "which weighs each message by all others",
-    "MultiAggregation": "and one reduction cannot stand for several",
+    **dict.fromkeys(("StdAggregation", "VarAggregation"), "which needs sums of squares, and the batch has none"),
+    "SoftmaxAggregation": "which weights each message by all others",
+    "MultiAggregation": "and one reduction cannot replace several",
 }
 
-#: Attribute of a layer: what its propagate() call under way works on.
+#: Attribute of a layer: the _Call of its running propagate().
 _CALL = "_salientpp_call"
-#: Attribute of a layer: the same for its forward() call, where that got all tensors without their marks.
+#: Attribute of a layer: the _Call of its running forward(), if this received all tensors without their marks.
 _OPENED = "_salientpp_opened"
-#: Attribute of a layer: whether its forward() call under way was given x as the loader gave it.
+#: Attribute of a layer: True if its running forward() was given x as the loader gave it.
 _HAS_X = "_salientpp_has_x"
 
-#: Layers whose forward() works on each edge by itself. It may add and remove loops, and gets plain tensors.
+#: Layers whose forward() works on each edge separately. It may add and remove loops, and gets plain tensors.
 _BY_EDGE = (GATConv, GATv2Conv)
 
 _Inputs = tuple[Any, Any, dict[str, Any]]
@@ -48,13 +49,13 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 
 @dataclass
 class _Call:
-    """A call of propagate() on a batch with sums.
+    """Call of propagate() on a batch with sums.
 
     Attributes:
-        delivered: the batch.
-        level: of the rows that the call gives.
-        merges: the call is a first layer's.
-        merged: it has added the sums.
+        delivered: facts of the batch.
+        level: number of layers between ``x`` and the rows that the call returns.
+        merges: the call belongs to a first layer.
+        merged: the call has added the sums.
     """
 
     delivered: Delivered
@@ -64,29 +65,29 @@ class _Call:
 
 
 def merge_partial(model: Model) -> Model:
-    """Let a model train on batches with sums: its first layers add ``batch.partial`` to what they aggregate.
+    """Lets a model train on batches with sums: its first layers add ``batch.partial`` to their aggregation.
 
     Call it on the whole model. It may be called again, and the model may be copied and pickled. The model takes batches of a
     :class:`~salientpp.NeighborLoader` with ``partial_aggregation``, and any other batch or graph as before. A first layer is one that is given ``batch.x``; a
-    model can have several. With the loader's ``partial_weight="w"`` first layers must be given ``batch.w`` as ``edge_weight``; it gets no gradient.
+    model can have several. With the loader's ``partial_weight="w"``, first layers must be given ``batch.w`` as ``edge_weight``; it gets no gradient.
 
-    Outputs of the seeds, ``out[:batch.batch_size]``, are those of the whole batch, and so are their gradients. A model that would give anything else raises at
-    its first forward. ``x``, ``edge_index`` and the weights of such a batch refuse operations that would be wrong.
+    The outputs of the seeds, ``out[:batch.batch_size]``, and their gradients equal those of the whole batch. A model that would give other results raises at
+    its first forward. ``x``, ``edge_index`` and the weights of such a batch refuse operations that would give wrong results.
 
     Args:
-        model: with at most as many layers, one after the other, as ``num_neighbors`` has hops. First layers can be
+        model: a model with at most as many consecutive layers as ``num_neighbors`` has hops. First layers can be
             :class:`~torch_geometric.nn.SAGEConv` (mean, sum, max), :class:`~torch_geometric.nn.GINConv`, :class:`~torch_geometric.nn.GraphConv`,
-            :class:`~torch_geometric.nn.GCNConv` with ``normalize=False``, or a ``MessagePassing`` of yours whose messages are the rows of ``x``.
+            :class:`~torch_geometric.nn.GCNConv` with ``normalize=False``, or your own ``MessagePassing`` whose messages are the rows of ``x``.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: no layer of the model can be a first one, and why.
+        ValueError: no layer of the model can be a first layer; the message says why.
     """
     layers = [module for module in model.modules() if isinstance(module, MessagePassing)]
     if not layers:
-        raise ValueError(f"merge_partial takes a model with layers of PyG's MessagePassing, got {type(model).__name__}")
+        raise ValueError(f"merge_partial needs a model with layers of PyG's MessagePassing, got {type(model).__name__}")
     reasons = [_why_not(layer) for layer in layers]
     if all(reasons):
         raise ValueError(f"merge_partial: {reasons[0]}")
@@ -101,7 +102,7 @@ def merge_partial(model: Model) -> Model:
     return model
 
 
-# --- hooks: functions of the module, so that copies of a layer have them too -----------------------------------
+# --- hooks: module-level functions, so that copies of a layer keep them ----------------------------------------
 
 
 def _before_forward(conv: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -121,7 +122,7 @@ def _after_forward(conv: MessagePassing, args: Any, out: Any) -> Any:
     opened: _Call | None = getattr(conv, _OPENED, None)
     for name in (_CALL, _OPENED, _HAS_X):
         setattr(conv, name, None)
-    # A layer that raised has no output.
+    # The output is None if the layer raised.
     return None if opened is None or out is None else _marked(conv, out, opened)
 
 
@@ -135,22 +136,22 @@ def _before_propagate(conv: MessagePassing, inputs: _Inputs) -> _Inputs | None:
     lacking = [name for name in asked if name.startswith(("edge_index", "adj_t"))]
     if lacking:
         raise ValueError(
-            f"{type(conv).__name__} asks for {lacking[0]} in its messages, which lacks the edges that sums have replaced; leave partial_aggregation out"
+            f"{type(conv).__name__} reads {lacking[0]} in its messages, which lacks the edges that sums replace; leave partial_aggregation out"
         )
     setattr(conv, _CALL, call)
     return edge_index.plain(), size, _plain(kwargs)
 
 
 def _call_on(conv: MessagePassing, edges: Marked, given: dict[Any, Any]) -> _Call:
-    """The call of a layer with these arguments; raises where its outputs at the seeds would not be those of the whole batch."""
+    """Makes the call of a layer with these arguments. Raises an error if its outputs at the seeds would differ from those of the whole batch."""
     name = type(conv).__name__
     _check_hooks(conv)
     marked = list(marked_in(given))
     rows = [each for each in marked if each.role == ROWS]
     if not rows or any(each.delivered is not edges.delivered for each in marked):
         raise RuntimeError(
-            f"{name} was given the edges of a batch with sums, and rows that are neither the batch's x nor made from it. "
-            "Nothing is known of the rows that sums have replaced; leave the loader's partial_aggregation out"
+            f"{name} was given the edges of a batch with sums, but rows that are neither the batch's x nor computed from it. "
+            "Such rows do not exist for the vertices that sums replace; leave the loader's partial_aggregation out"
         )
     sources = [each for each in marked_in([_source(value) for value in given.values()]) if each.role == ROWS]
     merges = any(each.level == 0 for each in sources)
@@ -159,8 +160,8 @@ def _call_on(conv: MessagePassing, edges: Marked, given: dict[Any, Any]) -> _Cal
         _check_first(conv, edges, given)
     elif level > edges.delivered.hops:
         raise ValueError(
-            f"{name} is layer {level} of a model on batches with sums of {edges.delivered.hops} hops, and its outputs at the seeds need rows that sums have "
-            "replaced; give num_neighbors as many hops as the model has layers, or leave partial_aggregation out"
+            f"{name} is layer {level} of a model, but the batch has sums of {edges.delivered.hops} hops; its outputs at the seeds need rows that sums "
+            "replace; give num_neighbors as many hops as the model has layers, or leave partial_aggregation out"
         )
     if conv.flow != "source_to_target" or conv.decomposed_layers != 1:
         raise ValueError(
@@ -191,7 +192,7 @@ def _after_propagate(conv: MessagePassing, inputs: _Inputs, out: Any) -> Any:
     name = type(conv).__name__
     if call.merges and not call.merged:
         raise RuntimeError(
-            f"{name} did not aggregate by PyG's aggregate(), where sums are merged; give it edge_index as it is"
+            f"{name} did not call PyG's aggregate(), where sums are merged; pass batch.edge_index to it unchanged"
         )
     return _marked(conv, out, call)
 
@@ -199,7 +200,7 @@ def _after_propagate(conv: MessagePassing, inputs: _Inputs, out: Any) -> Any:
 def _marked(conv: MessagePassing, out: Any, call: _Call) -> Marked:
     if not isinstance(out, Tensor) or not out.dim() or out.size(0) > call.delivered.num_nodes:
         raise RuntimeError(
-            f"{type(conv).__name__} must give a tensor with a row for each vertex of a batch with sums, got {type(out).__name__}"
+            f"{type(conv).__name__} must return a tensor with a row for each vertex of a batch with sums, got {type(out).__name__}"
         )
     return mark(out, call.delivered, ROWS, call.level)
 
@@ -208,7 +209,7 @@ def _marked(conv: MessagePassing, out: Any, call: _Call) -> Marked:
 
 
 def _source(value: Any) -> Any:
-    """Of a pair, what belongs to the sources of edges."""
+    """Returns the part of a pair that belongs to the sources of edges."""
     return value[0] if isinstance(value, (tuple, list)) and value else value
 
 
@@ -225,12 +226,12 @@ def _check_hooks(conv: MessagePassing) -> None:
     for name in HOOKS:
         if any(hook not in own for hook in getattr(conv, name).values()):
             raise RuntimeError(
-                f"{type(conv).__name__} has a hook of PyG's ({name.strip('_')}) on a batch with sums, where it would see some of the messages only; remove it, "
+                f"{type(conv).__name__} has a PyG hook ({name.strip('_')}) on a batch with sums, where the hook would see only some messages; remove it, "
                 "or use batches without partial_aggregation"
             )
     if conv.explain:
         raise RuntimeError(
-            f"{type(conv).__name__} has explain=True on a batch with sums, and no mask reaches the edges that sums have replaced; use batches without "
+            f"{type(conv).__name__} has explain=True on a batch with sums, but no mask reaches the edges that sums replace; use batches without "
             "partial_aggregation"
         )
 
@@ -239,11 +240,11 @@ def _check_first(conv: MessagePassing, edges: Marked, kwargs: dict[str, Any]) ->
     name, partial = type(conv).__name__, edges.delivered.partial
     if why := _why_not(conv):
         raise ValueError(
-            f"on a batch with sums, a layer that is given x must be one that can merge sums; {why}; leave partial_aggregation out"
+            f"on a batch with sums, a layer that is given x must be able to merge sums; {why}; leave partial_aggregation out"
         )
     if not edges.is_given:
         raise RuntimeError(
-            f"{name} merges sums, and was given an edge_index that was cut or written to; give it batch.edge_index as it is"
+            f"{name} merges sums, but was given an edge_index that was cut or written to; pass batch.edge_index to it unchanged"
         )
     x = _source(kwargs.get("x"))
     is_x = (
@@ -253,17 +254,17 @@ def _check_first(conv: MessagePassing, edges: Marked, kwargs: dict[str, Any]) ->
     )
     if not is_x:
         raise RuntimeError(
-            f"{name} merges sums of the batch's x, and was given another x: what is done to x before the first layer (dropout, scaling, another dtype) is not "
-            "done to the rows in the sums; do it to the stored rows, or leave partial_aggregation out"
+            f"{name} merges sums of the batch's x, but was given another x; a change before the first layer (dropout, scaling, another dtype) does not "
+            "apply to the rows in the sums; change the stored rows, or leave partial_aggregation out"
         )
     if not isinstance(conv, GCNConv) and x.requires_grad:
         raise ValueError(
-            f"{name} was given an x that requires a gradient, and none reaches the rows in sums; detach it, or leave partial_aggregation out"
+            f"{name} was given an x that requires a gradient, but rows in sums get none; detach x, or leave partial_aggregation out"
         )
     served = _REDUCTIONS[type(conv.aggr_module)]
     if partial.reduction not in served:
         raise ValueError(
-            f"{name} aggregates with {type(conv.aggr_module).__name__}, which goes on with partial_aggregation={' or '.join(map(repr, served))}, "
+            f"{name} aggregates with {type(conv.aggr_module).__name__}, which needs partial_aggregation={' or '.join(map(repr, served))}, "
             f"got {partial.reduction!r}"
         )
     _check_weight(conv, name, partial.weight, kwargs)
@@ -275,49 +276,47 @@ def _check_weight(conv: MessagePassing, name: str, expected: str | None, kwargs:
     if expected is None:
         if weight is not None:
             raise ValueError(
-                f"{name} was given edge_weight, and partial sums are without weights; pass the loader partial_weight=, the name of these weights, or leave "
+                f"{name} was given edge_weight, but the partial sums have no weights; pass their name to the loader as partial_weight=, or leave "
                 "edge_weight out"
             )
         return
     if weight is None:
-        why = "was given none" if takes else "takes none"
+        why = "was given no edge_weight" if takes else "takes no edge_weight"
         raise ValueError(
-            f"{name} {why} of the edge_weight that rows in the sums were multiplied by; pass batch.{expected}, or leave the loader's partial_weight out"
+            f"{name} {why}, but rows in the sums were multiplied by batch.{expected}; pass batch.{expected} as edge_weight, or leave partial_weight out"
         )
     if weight.requires_grad:
         raise ValueError(
-            f"{name} was given an edge_weight that requires a gradient, and none reaches the weights of edges that sums have replaced; detach it, or leave "
+            f"{name} was given an edge_weight that requires a gradient, but weights of edges that sums replace get none; detach it, or leave "
             "the loader's partial_aggregation out"
         )
     if not (isinstance(weight, Marked) and weight.role == EDGE_WEIGHTS and weight.is_given):
         raise RuntimeError(
-            f"{name} merges sums of rows times the batch's {expected}, and was given another edge_weight: what is done to weights is not done to those in the "
-            "sums; do it to the stored ones, or leave partial_aggregation out"
+            f"{name} merges sums of rows times the batch's {expected}, but was given another edge_weight; edge weights changed after loading do not apply to "
+            "rows that arrived as sums; change the stored weights, or leave partial_aggregation out"
         )
 
 
 def _why_not(conv: MessagePassing) -> str | None:
-    """Why sums cannot stand for what this layer does with its messages; None: they can."""
+    """Returns the reason why a sum cannot replace this layer's messages; None if it can."""
     name = type(conv).__name__
     message = type(conv).message
     if message not in LINEAR_MESSAGES or not LINEAR_MESSAGES[message].merges:
-        why = "weighs them by attention" if hasattr(conv, "heads") else "has a message() of its own"
-        return f"{name} {why}, so its messages are not known to be the rows of their sources, and a sum of rows cannot stand for them"
+        why = "weights them by attention" if hasattr(conv, "heads") else "has its own message()"
+        return f"{name} {why}, so its messages are not known to be the rows of their sources, and a sum of rows cannot replace them"
     if getattr(conv, "project", False):
         return f"{name} with project=True sends relu(lin(x_j)), which is not linear in x_j; make it without project"
     is_gcn = message is GCNConv.message
     if is_gcn and not (isinstance(conv, GCNConv) and type(conv).forward is GCNConv.forward):
-        return f"{name} sends messages as a GCNConv does, and has a forward() of its own"
+        return f"{name} sends messages as a GCNConv does, but has its own forward()"
     if is_gcn and conv.normalize:
-        return (
-            f"{name} normalises by the degrees of the batch, of which sums have no edges; make it with normalize=False"
-        )
+        return f"{name} normalises by the degrees of the batch, which lacks the edges in sums; make it with normalize=False"
     aggregation = type(conv.aggr_module)
     if aggregation not in _REDUCTIONS or type(conv).aggregate is not MessagePassing.aggregate:
-        kind = aggregation.__name__ if aggregation not in _REDUCTIONS else "an aggregate() of its own"
-        return f"{name} aggregates with {kind}, {_WHY_NOT.get(kind, 'which is no plain sum, mean or maximum')}"
+        kind = aggregation.__name__ if aggregation not in _REDUCTIONS else "its own aggregate()"
+        return f"{name} aggregates with {kind}, {_WHY_NOT.get(kind, 'which is not a plain sum, mean or maximum')}"
     if is_gcn and aggregation is MaxAggregation:
-        return f"{name} takes the maximum of lin(x_j), which does not follow from that of x_j; use a sum or mean"
+        return f"{name} takes the maximum of lin(x_j), which does not follow from the maximum of x_j; use a sum or mean"
     if conv.flow != "source_to_target" or conv.decomposed_layers != 1 or conv.node_dim not in (-2, 0):
         return (
             f"{name} must have flow='source_to_target', decomposed_layers=1 and node_dim=-2, got {conv.flow!r}, "
@@ -326,7 +325,7 @@ def _why_not(conv: MessagePassing) -> str | None:
     return None
 
 
-# --- out [n, F] of the batch's own edges, into index [e]; the others' value [m, F] of count [m] neighbours of target [m] ----
+# --- out [n, F] aggregates the batch's own edges, into index [e]; value [m, F] the other count [m] neighbours of target [m] ----
 
 
 def _merge_sum(out: Tensor, index: Tensor, target: Tensor, value: Tensor, count: Tensor, reduction: str) -> Tensor:
@@ -339,14 +338,14 @@ def _merge_mean(out: Tensor, index: Tensor, target: Tensor, value: Tensor, count
     own.index_add_(0, index, own.new_ones(index.numel(), 1))
     others.index_add_(0, target, count.to(wide).unsqueeze(-1))
     total = (own + others).clamp_(min=1)
-    # A vertex without sums keeps its mean to the last bit.
+    # This keeps the mean of a vertex without sums exactly as it is.
     kept = torch.where(others > 0, own / total, 1).to(out.dtype)
     share = (count.to(wide).unsqueeze(-1) if reduction == "mean" else 1) / total[target]
     return (out * kept).index_add(0, target, value * share.to(out.dtype))
 
 
 def _merge_max(out: Tensor, index: Tensor, target: Tensor, value: Tensor, count: Tensor, reduction: str) -> Tensor:
-    # Where nothing was aggregated PyG has zeros.
+    # PyG gives zeros if nothing was aggregated.
     empty = torch.ones(out.size(0), 1, dtype=torch.bool, device=out.device).index_fill_(0, index, False)
     summed = torch.zeros_like(empty).index_fill_(0, target, True)
     least = out.masked_fill(empty & summed, -torch.inf)

@@ -1,10 +1,10 @@
-"""Provides the products of message passing over edges that are grouped by target, each differentiable once.
+"""Provides the products of message passing over edges that are grouped by target. Each is differentiable once.
 
-All functions take the lists of a batch and ``num_targets``: they use the first ``num_targets`` targets, hence the first E' edges. In shapes T' is
-``num_targets`` and S' the number of rows of x, which has a row for each source that is used. No function makes one row per edge unless it returns it.
+All functions take the lists of a batch and ``num_targets``. They use the first ``num_targets`` targets, and thus the first E' edges. In shapes, T' is
+``num_targets`` and S' is the number of rows of x, which has a row for each source that is used. No function makes one row per edge unless it returns it.
 
-On the CPU, kernels gather and reduce in one pass; their backward runs over the lists by source, so it needs no atomics. float16 and bfloat16 are
-added up in float32. Elsewhere :mod:`salientpp.nn.composed_products` computes the same with torch's operations.
+On the CPU, kernels gather and reduce in one pass. Their backward runs over the lists by source, so it needs no atomics. float16 and bfloat16 are
+added up in float32. On other devices, :mod:`salientpp.nn.composed_products` computes the same with torch's operations.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from salientpp.nn import composed_products as composed
 from salientpp.sampling.edge_lists import EdgeLists
 
 _KERNEL_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-#: Attribute of a gradient that a product has made, and that nothing else refers to.
+#: Attribute of a gradient that a product has just made and to which nothing else refers.
 _OURS = "_salientpp_made"
 _REDUCTIONS = ("sum", "mean", "max", "min")
 
@@ -28,20 +28,20 @@ _REDUCTIONS = ("sum", "mean", "max", "min")
 def reduce_sources(
     lists: EdgeLists, x: Tensor, num_targets: int, reduction: str, weight: Tensor | None = None
 ) -> Tensor:
-    """Reduce the rows of each target's sources, times the weights of the edges.
+    """Reduces the rows of each target's sources, times the weights of the edges.
 
     Args:
         lists: the edges.
         x: [S', ...], S' <= num_sources.
         num_targets: T'.
         reduction: "sum", "mean" (over the number of edges), "max" or "min". Equal extremes share their gradient as in ``torch.scatter_reduce``.
-        weight: [E'], or [E', H] for an x of [S', H, ...]. For "sum" and "mean" only.
+        weight: [E'], or [E', H] for an x of [S', H, ...]; only for "sum" and "mean".
 
     Returns:
-        [T', ...], zeros where a target has no edges. Its dtype is that of x, or the promoted one of x and weight.
+        [T', ...], zeros for a target without edges. Its dtype is x's, or the promoted dtype of x and weight.
 
     Raises:
-        ValueError: a shape or the reduction is not one of these, or "max" and "min" are given a weight.
+        ValueError: a shape or the reduction is wrong, or "max" or "min" is given a weight.
         RuntimeError: an edge that is used has a source that x has no row for.
     """
     num_places = _check(lists, num_targets)
@@ -69,26 +69,26 @@ def reduce_sources(
 
 
 def with_first_rows(x: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """x [S', ...] and its first rows [number, ...]. The gradient of both is made without a table of zeros."""
+    """Returns x [S', ...] and its first rows [number, ...]. The gradient of both is made without a table of zeros."""
     return _WithFirstRows.apply(x, number)
 
 
 def take_sources(lists: EdgeLists, x: Tensor, num_targets: int) -> Tensor:
-    """The row of each edge's source, [E', ...], of x [S', ...]."""
+    """Returns the row of each edge's source, [E', ...], of x [S', ...]."""
     _check(lists, num_targets)
     _check_sources(lists, x, "x")
     return (_TakeSources.apply if _has_kernel(x) else composed.take_sources)(lists, x, num_targets)
 
 
 def take_targets(lists: EdgeLists, x: Tensor, num_targets: int) -> Tensor:
-    """The row of each edge's target, [E', ...], of x [T' or more, ...]."""
+    """Returns the row of each edge's target, [E', ...], of x [T' or more, ...]."""
     _check(lists, num_targets)
     _check_rows(x, num_targets, "x", "targets")
     return (_TakeTargets.apply if _has_kernel(x) else composed.take_targets)(lists, x, num_targets)
 
 
 def reduce_edges(lists: EdgeLists, values: Tensor, num_targets: int, reduction: str) -> Tensor:
-    """Reduce the values of each target's edges, [E', ...], to [T', ...], as :func:`reduce_sources` does."""
+    """Reduces the values of each target's edges, [E', ...], to [T', ...], as :func:`reduce_sources` does."""
     _check_rows(values, _check(lists, num_targets), "values", "edges that are used", exact=True)
     _check_reduction(reduction)
     if not _has_kernel(values):
@@ -99,13 +99,13 @@ def reduce_edges(lists: EdgeLists, values: Tensor, num_targets: int, reduction: 
 
 
 def softmax_by_target(lists: EdgeLists, scores: Tensor, num_targets: int) -> Tensor:
-    """The softmax of scores [E', ...] over the edges of each target, as :func:`torch_geometric.utils.softmax`."""
+    """Returns the softmax of scores [E', ...] over the edges of each target, as :func:`torch_geometric.utils.softmax` does."""
     _check_rows(scores, _check(lists, num_targets), "scores", "edges that are used", exact=True)
     return (_Softmax.apply if _has_kernel(scores) else composed.softmax_by_target)(lists, scores, num_targets)
 
 
 def dot_edges(lists: EdgeLists, target_rows: Tensor, source_rows: Tensor, num_targets: int) -> Tensor:
-    """The inner product of each edge's two rows, [E', H], of rows [T' or more, H, C] and [S', H, C]."""
+    """Returns the inner product of each edge's two rows, [E', H], of rows [T' or more, H, C] and [S', H, C]."""
     _check(lists, num_targets)
     _check_pair(lists, target_rows, source_rows, num_targets)
     target_rows, source_rows = _promoted(target_rows, source_rows)
@@ -116,9 +116,9 @@ def dot_edges(lists: EdgeLists, target_rows: Tensor, source_rows: Tensor, num_ta
 def additive_scores(
     lists: EdgeLists, target_rows: Tensor, source_rows: Tensor, att: Tensor, negative_slope: float, num_targets: int
 ) -> Tensor:
-    """GATv2's scores [E', H]: the sum over c of ``att[h, c] * leaky_relu(target_rows[t, h, c] + source_rows[s, h, c])``.
+    """Returns GATv2's scores [E', H]: the sum over c of ``att[h, c] * leaky_relu(target_rows[t, h, c] + source_rows[s, h, c])``.
 
-    Rows are [T' or more, H, C] and [S', H, C], ``att`` is [H, C]. No sum of two rows is kept for the backward, which computes it again.
+    Rows are [T' or more, H, C] and [S', H, C], ``att`` is [H, C]. The backward computes sums of two rows again instead of storing them.
     """
     _check(lists, num_targets)
     _check_pair(lists, target_rows, source_rows, num_targets)
@@ -135,12 +135,12 @@ def additive_scores(
 
 
 def _has_kernel(x: Tensor) -> bool:
-    """Whether the kernels take it; else torch's operations compute the product. This is the only place that chooses."""
+    """Returns True if the kernels support x. If not, torch's operations compute the product. Only this function decides it."""
     return x.device.type == "cpu" and x.dtype in _KERNEL_DTYPES
 
 
 def _check(lists: EdgeLists, num_targets: int) -> int:
-    """The number of edges that are used."""
+    """Returns the number of edges that are used."""
     if not 0 <= num_targets <= lists.num_targets:
         raise ValueError(
             f"num_targets must be in [0, {lists.num_targets}], the targets of the lists, got {num_targets}"
@@ -192,13 +192,13 @@ def _indptr(lists: EdgeLists, num_targets: int) -> Tensor:
 
 
 def _divided(grad: Tensor, lists: EdgeLists, num_targets: int) -> Tensor:
-    """The gradient of sums, from that of means."""
+    """Returns the gradient of sums, given the gradient of means."""
     sizes = lists.sizes(num_targets).clamp_(min=1)
     return grad / sizes.view(-1, *[1] * (grad.dim() - 1))
 
 
 def _padded(rows: Tensor, count: int) -> Tensor:
-    """The gradient of ``count`` rows, of which the first are used."""
+    """Returns the gradient of ``count`` rows of which only the first are used."""
     if rows.size(0) == count:
         return rows
     out = rows.new_zeros(count, *rows.shape[1:])
@@ -207,7 +207,7 @@ def _padded(rows: Tensor, count: int) -> Tensor:
 
 
 def _sum_by_source(lists: EdgeLists, num_sources: int, rows: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Sums over the lists by source of the rows of targets [T', ...], times the weights of the edges."""
+    """Sums the rows of targets [T', ...], times the weights of the edges, over the lists by source."""
     indptr, target, place = lists.by_source
     places = None if weight is None else place
     return ops.sum_listed_rows(indptr[: num_sources + 1], target, places, rows, weight, prefix=True)
@@ -238,7 +238,7 @@ class _SumOfSources(torch.autograd.Function):
 
 
 class _WithFirstRows(torch.autograd.Function):
-    """A table of rows, and its first rows. Backward adds the second gradient to the first, in place where a product of this module has just made that."""
+    """Table of rows, and its first rows. Backward adds the second gradient to the first, in place if a product of this module has just made the first."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, number: int) -> tuple[Tensor, Tensor]:

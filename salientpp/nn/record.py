@@ -1,4 +1,4 @@
-"""Records the plan of a model: one forward pass on a whole batch that leaves the model and the random number generators as they were."""
+"""Records the plan of a model in one forward pass on a whole batch. The model and the random number generators stay as they were."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from salientpp.nn.rules import tensors_of
 from salientpp.nn.trace import Plan, Recorder
 from salientpp.sampling.hops import Hops
 
-#: Beginnings of the names of modules whose statistics are those of all rows that they get.
+#: Name prefixes of modules that compute statistics over all rows they get.
 _NORMS = (
     "BatchNorm",
     "SyncBatchNorm",
@@ -35,7 +35,7 @@ _NORMS = (
     "LayerNorm",
 )
 
-#: Files whose functions call layers in the forward and once more in the backward.
+#: Files whose functions call layers in the forward and again in the backward.
 _CALL_AGAIN = frozenset([torch.utils.checkpoint.__file__, rev_gnn.__file__])
 _READS = frozenset(["numpy", "__array__", "__dlpack__", "tolist", "data_ptr"])
 
@@ -48,7 +48,7 @@ def record(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Plan:
-    """The plan of a model for the batches of a loader, by a call with these arguments. ``frame``: Python's, that calls the model."""
+    """Records the plan of a model for the batches of a loader, by a call with these arguments. ``frame`` is the Python frame that calls the model."""
     recorder = Recorder(min(counts[0] for counts in hops.num_nodes.values()), frame)
     seen: dict[torch.nn.Module, dict[str, Any]] = {}
     for path, module in model.named_modules():
@@ -79,14 +79,14 @@ def record(
 
 
 def is_row_wise(module: torch.nn.Module) -> bool:
-    """Whether a module works on each row by itself, though the operations that it is made of do not show it. All its tensors have a row for each vertex."""
+    """Returns True for modules that work on each row separately although their operations do not show it. All their tensors have a row for each vertex."""
     if isinstance(module, (torch.nn.RNNBase, torch.nn.MultiheadAttention)):
         return module.batch_first
     return isinstance(module, (torch.nn.RNNCellBase, torch.nn.Bilinear, HeteroLinear))
 
 
 class _Reads(TorchFunctionMode):
-    """Tells a recorder which tensors leave torch, so that nobody sees what becomes of their rows."""
+    """Tells a recorder which tensors leave torch. Python may then use their rows in any way."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class _Reads(TorchFunctionMode):
 
 
 def _has_all_rows(arguments: dict[str, Any], hops: Hops) -> bool:
-    """Whether a layer gets rows of the batch's vertices, and not of others that the model has added or left out."""
+    """Returns True if a layer gets one row for each of the batch's vertices: the model has neither added nor removed rows."""
     relation = edges_in(list(arguments.values()))[0].relation
     source, target = (None, None) if relation is None else (relation[0], relation[-1])
     x = arguments.get("x")
@@ -111,7 +111,7 @@ def _has_all_rows(arguments: dict[str, Any], hops: Hops) -> bool:
 
 
 def is_called_again(until: Any) -> bool:
-    """Whether what is called, by a frame further in than ``until``, will be called once more in the backward, where no layer is cut."""
+    """Returns True if a frame further in than ``until`` will call the layer again in the backward, where no layer is cut."""
     frame: Any = sys._getframe()
     while frame is not None and frame is not until:
         if frame.f_code.co_filename in _CALL_AGAIN:
@@ -133,7 +133,7 @@ def _call(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """A layer's call, as the recorder sees it."""
+    """Runs a layer's call and reports it to the recorder."""
     if recorder.is_inside:
         return forward(*args, **kwargs)
     facts, arguments = layer_of(conv), arguments_of(conv, args, kwargs)

@@ -1,6 +1,7 @@
-"""What operations of torch do with rows: the rules by which a recorder follows them.
+"""Rules by which a recorder follows rows through torch's operations.
 
-An operation is row-wise if each row of its result comes from the same rows of its arguments. One without a rule mixes rows, unless torch calls it pointwise.
+An operation is row-wise if each row of its result depends only on the same rows of its arguments. An operation without a rule mixes rows, unless torch tags
+it as pointwise.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
-    """All tensors in lists, tuples and dictionaries."""
+    """Yields all tensors in lists, tuples and dictionaries."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -25,25 +26,25 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
             yield from tensors_of(each)
 
 
-#: Rows of the result come from other rows too; from no values; from rows of seeds.
+#: Verdicts: rows of the result depend on other rows too; on no values; on rows of seeds.
 MIXES, NO_VALUES, SEEDS = "mixes", "no values", "seeds"
 
 
 @dataclass(frozen=True)
 class RowWise:
-    """Each row of the result comes from the same rows of the arguments; ``lead`` dimensions stand before the one that counts them."""
+    """Verdict: each row of the result depends only on the same rows of the arguments. ``lead`` dimensions precede the one that counts rows."""
 
     lead: int
 
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """An operation on tensors whose rows are followed.
+    """Operation on tensors whose rows are followed.
 
     Attributes:
-        lead: dimensions before the one that counts rows.
-        given: these tensors; all have ``number`` rows, in place of each of ``base`` rows the same number.
+        given: the followed tensors. All have ``number`` rows, the same number for each of ``base`` original rows.
         named: its arguments, by name.
+        lead: dimensions before the one that counts rows.
     """
 
     given: Sequence[Tensor]
@@ -65,18 +66,18 @@ class Operation:
 Rule = Callable[[Operation], "bool | str | RowWise"]
 
 
-#: Rules for rows that are counted by any dimension; the others take the first.
+#: Rules for rows that any dimension may count. The other rules require the first dimension.
 LEADING: list[Rule] = []
 
 
 def pointwise(op: Operation) -> bool:
-    """Elementwise with broadcasting: rows stay rows if no argument has more dimensions than those that are followed."""
+    """Handles elementwise operations with broadcasting. Rows stay rows if no argument has more dimensions than the followed ones."""
     tensors = list(tensors_of(op.out))
     return op.keeps_rows() and all(each.dim() == tensor.dim() for tensor in tensors for each in op.given)
 
 
 def _along(name: str, default: Any = None) -> Rule:
-    """Works along one dimension or several, which must not be that of the rows. Reductions take them away."""
+    """Returns a rule for operations along one dimension or several, none of which may count the rows. Reductions remove these dimensions."""
 
     def rule(op: Operation) -> str | RowWise:
         ndim = op.given[0].dim()
@@ -93,13 +94,13 @@ def _along(name: str, default: Any = None) -> Rule:
 
 
 def _new_dimension(op: Operation) -> str | RowWise:
-    """Adds a dimension."""
+    """Handles operations that add a dimension."""
     lead = op.lead + (op.named.get("dim", 0) % (op.given[0].dim() + 1) <= op.lead)
     return RowWise(lead) if op.keeps_rows(lead) else MIXES
 
 
 def _view(op: Operation) -> bool:
-    """Rows may be split into several, or put together again."""
+    """Handles views. A row may be split into several, or joined again."""
     return op.keeps_rows() or (op.out.dim() > 0 and op.number % op.base == 0 and op.out.size(0) % op.base == 0)
 
 
@@ -129,14 +130,14 @@ def _expand(op: Operation) -> bool:
 
 
 def _product(name: str, others: Sequence[str]) -> Rule:
-    """A matrix product whose left factor has the rows."""
+    """Returns a rule for a matrix product whose left factor has the rows."""
     return lambda op: (
         op.is_given(name) and not any(map(op.is_given, others)) and op.named[name].dim() > 1 and op.keeps_rows()
     )
 
 
 def _sum_of_product(op: Operation) -> bool:
-    """``self`` + mat1 @ mat2, where ``self`` may have the rows too."""
+    """Handles ``self`` + mat1 @ mat2, where ``self`` may have the rows too."""
     return (
         op.is_given("mat1")
         and not op.is_given("mat2")
@@ -146,7 +147,7 @@ def _sum_of_product(op: Operation) -> bool:
 
 
 def _repeat(op: Operation) -> bool:
-    """Repeats along other dimensions."""
+    """Handles repetition along other dimensions."""
     return op.out.dim() == op.given[0].dim() and op.named["repeats"][0] == 1 and op.keeps_rows()
 
 
@@ -159,14 +160,14 @@ def _batch_norm(op: Operation) -> bool:
 
 
 def _rows_of_seeds(op: Operation) -> str:
-    """Takes rows by number: of the seeds, or of anyone."""
+    """Handles selection of rows by number: of seeds only, or of any vertices."""
     index = op.named.get("index") if op.named.get("dim", 0) == 0 else None
     indices = op.named.get("indices") or [index]
     first = indices[0]
     is_of_seeds = (
         op.is_given("self")
         and len(op.given) == 1
-        and op.number > op.num_seeds  # else it says nothing about other batches
+        and op.number > op.num_seeds  # otherwise the numbers prove nothing about other batches
         and all(each is None for each in indices[1:])
         and isinstance(first, Tensor)
         and first.dtype in (torch.int64, torch.int32)

@@ -1,4 +1,4 @@
-"""A forward pass of a model whose layers get only the rows that are needed of them."""
+"""Forward pass of a model whose layers compute only the rows that are needed."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from salientpp.sampling.hops import Hops
 
 
 def _functions(names: str) -> frozenset[Any]:
-    """Torch's functions, methods and operators of these names, also those that work in place."""
+    """Returns torch's functions, methods and operators of these names, including those that work in place."""
     owners, forms = (torch, Tensor, torch.nn.functional), ("{}", "{}_", "__{}__", "__i{}__", "__r{}__")
     found = [getattr(owner, form.format(name), None) for owner in owners for name in names.split() for form in forms]
     return frozenset(function for function in found if callable(function))
 
 
-#: Functions of several tensors that work on each row by itself, and broadcast.
+#: Functions of several tensors that work on each row separately, and broadcast.
 _ALIGNED = _functions(
     "add sub subtract mul multiply div divide true_divide truediv pow maximum minimum max min fmax fmin lerp addcmul addcdiv "
     "where masked_fill fmod remainder atan2 hypot logaddexp xlogy "
     "copysign eq ne lt le gt ge and or xor logical_and logical_or logical_xor cosine_similarity pairwise_distance"
 )
-#: The same for functions that do not broadcast, and for those that may join columns.
+#: Functions that do not broadcast, and functions that may join columns.
 _EQUAL = _functions("stack bmm baddbmm bilinear")
 _JOINS = _functions("cat concat concatenate")
-#: Classes of tensors that have no operations of their own.
+#: Tensor classes without operations of their own.
 _PLAIN = (Tensor, torch.nn.Parameter, BatchEdges)
 
 
@@ -46,15 +46,16 @@ def _joins_columns(tensors: Any, dim: int = 0, **_: Any) -> bool:
 
 
 class Run(TorchFunctionMode):
-    """A forward pass on a batch whose hops are known.
+    """Forward pass on a batch whose hops are known.
 
-    Tensors of more and of fewer rows of one batch meet between layers, as in skip connections. What works on each row by itself gets the rows that all have.
+    Between layers, as in skip connections, tensors with different numbers of rows of one batch meet. An operation on single rows then gets the rows that all
+    of them have.
     """
 
     def __init__(self, model: torch.nn.Module, plan: Plan, hops: Hops, frame: Any) -> None:
         super().__init__()
         self.model = model
-        self._frame = frame  # of Python, that calls the model
+        self._frame = frame  # the Python frame that calls the model
         self._plan = plan
         self._hops = hops
         self._next = 0
@@ -64,7 +65,7 @@ class Run(TorchFunctionMode):
         self._calls = replaced([(vars(module), "forward", call) for module, call in self._forwards()])
 
     def _forwards(self) -> Iterator[tuple[torch.nn.Module, Callable[..., Any]]]:
-        """Modules, and what is called in the place of their forward."""
+        """Yields modules and the functions that replace their forward."""
         for path, module in self.model.named_modules():
             if isinstance(module, MessagePassing):
                 yield module, functools.partial(self._call, module, path, module.forward)
@@ -80,13 +81,13 @@ class Run(TorchFunctionMode):
         self._calls.__exit__(None, None, None)
 
     def _call(self, conv: MessagePassing, path: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self._is_inside:  # a layer of a layer
+        if self._is_inside:  # a layer inside a layer
             return forward(*args, **kwargs)
         name, call = type(self.model).__name__, self._plan[self._next] if self._next < len(self._plan) else None
         if call is None or call.layer != path:
             raise RuntimeError(
-                f"{name} called layer {path!r} where it called {'none' if call is None else repr(call.layer)} before; a model that is trimmed must call the "
-                "same layers in the same order for every batch: leave salientpp.nn.trim out"
+                f"{name} called layer {path!r}, but {'no layer' if call is None else repr(call.layer)} at this place before; a trimmed model must call the "
+                "same layers in the same order for every batch; do not use salientpp.nn.trim on this model"
             )
         self._next += 1
         arguments = arguments_of(conv, args, kwargs)
@@ -96,18 +97,18 @@ class Run(TorchFunctionMode):
                 return forward(*args, **kwargs)
             if arguments is None or not can_cut(conv, forward, arguments, self._hops):
                 raise RuntimeError(
-                    f"{type(conv).__name__} ({path}) was given the batch's edges when {name} was first called, and others or further arguments now; a model "
-                    "that is trimmed must use the same edges in every call: leave salientpp.nn.trim out"
+                    f"{type(conv).__name__} ({path}) was given the batch's edges when {name} was first called, but other edges or further arguments now; a "
+                    "trimmed model must use the same edges in every call; do not use salientpp.nn.trim on this model"
                 )
             if is_called_again(self._frame):
                 raise RuntimeError(
-                    f"{type(conv).__name__} ({path}) of {name} is called by torch.utils.checkpoint, though not where gradients are off; its backward gives it "
-                    "all edges and some rows: leave salientpp.nn.trim out or the checkpoint, which saves less memory in a model that is trimmed"
+                    f"{type(conv).__name__} ({path}) of {name} is called by torch.utils.checkpoint, but was not while gradients were off; the backward would "
+                    "give it all edges but only some rows; remove the checkpoint, which saves less memory in a trimmed model, or do not use salientpp.nn.trim"
                 )
             layer = LayerCall(conv, call, arguments, self._hops)
             if not layer.is_aligned or any(type(each) not in _PLAIN for each in tensors_of(arguments)):
                 return layer.run(forward)
-            with torch._C.DisableTorchFunction():  # this mode costs time
+            with torch._C.DisableTorchFunction():  # avoids the overhead of this mode
                 return layer.run(forward)
         finally:
             self._is_inside = False
@@ -115,7 +116,7 @@ class Run(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _ALIGNED:
-            args, kwargs = self._aligned(args, kwargs, self._numbers_but_1)  # one row meets any number
+            args, kwargs = self._aligned(args, kwargs, self._numbers_but_1)  # a single row broadcasts to any number
         elif func in _EQUAL or (func in _JOINS and _joins_columns(*args, **kwargs)):
             args, kwargs = self._aligned(args, kwargs, self._numbers)
         try:
@@ -126,7 +127,7 @@ class Run(TorchFunctionMode):
                 raise
             raise type(error)(
                 f"{getattr(func, '__name__', func)} of {type(self.model).__name__} was given {' and '.join(map(str, numbers))} rows of one batch ({error}); "
-                "layers of salientpp.nn.trim give the rows that are needed: leave it out for this model, or give the function rows of one layer"
+                "layers of a trimmed model give only the needed rows; pass the function rows of one layer, or do not use salientpp.nn.trim on this model"
             ) from error
 
     def _row_wise(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -134,7 +135,7 @@ class Run(TorchFunctionMode):
         return forward(*args, **kwargs)
 
     def _aligned(self, args: Any, kwargs: Any, numbers: set[int], same_ndim: bool = True) -> Any:
-        """The arguments with as many rows as the one with the fewest; other tensors stay."""
+        """Cuts the arguments to as many rows as the one with the fewest rows has; tensors without such rows stay."""
         rows = [each for each in tensors_of([args, kwargs]) if each.dim() and each.size(0) in numbers]
         ndim = max((each.dim() for each in rows), default=0)
         counts = {each.size(0) for each in rows if each.dim() == ndim or not same_ndim}

@@ -1,8 +1,8 @@
 """Finds out, from one forward pass, how many hops of a batch each layer of a model needs.
 
-A recorder follows the outputs of layers through every operation of torch. An operation that works on each row by itself keeps rows where they are. Any other
-one (a mean over all rows, a gather, a value that Python reads) needs all rows of what it is given. The result is a :class:`Plan`: for each call of a layer, in
-order, within how many hops of the seeds its outputs and its inputs are needed.
+A recorder follows the outputs of layers through every operation of torch. An operation on each row separately keeps rows in place. Any other
+operation (a mean over all rows, a gather, a value that Python reads) needs all rows of its arguments. The result is a :class:`Plan`. It has, for each call of
+a layer in order, the number of hops around the seeds within which its outputs and its inputs are needed.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from salientpp.nn.rules import LEADING, MIXES, RULES, SEEDS, Operation, RowWise, pointwise, tensors_of
 
-#: More hops than any batch has: all rows are needed.
+#: Number of hops that no batch reaches; it means that all rows are needed.
 ALL = 1 << 30
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a layer.
+    """Call of a layer in a plan.
 
     Attributes:
-        layer: its path in the model.
-        out_hops, in_hops: its outputs and its inputs are needed within so many hops of the seeds.
+        layer: path of the layer in the model.
+        out_hops, in_hops: hops around the seeds within which its outputs and its inputs are needed.
         is_whole: the layer gets all rows and edges, as if the batch had no hops.
     """
 
@@ -43,21 +43,21 @@ Plan = Sequence[Call]
 
 @dataclass
 class _Node:
-    """A step of the forward pass.
+    """Step of the forward pass.
 
     Attributes:
-        length: hops that it reaches: 1 for a call of ``propagate``, 0 for the ends of a layer's call.
+        length: number of hops that it reaches: 1 for a call of ``propagate``, 0 for the begin and end of a layer's call.
         parents: a bit for each node whose rows it uses.
     """
 
     length: int
     parents: int
-    hops: int = -1  # outputs are needed within so many; -1: nobody needs them
+    hops: int = -1  # hops within which its outputs are needed; -1: nothing needs them
 
 
 @dataclass
 class _Rows:
-    """What is known of a storage: which nodes its rows come from, and how many rows it has. A tensor may have several in place of each, next to each other."""
+    """Origin of a storage's rows: the nodes they come from, and their number. A tensor may have several consecutive rows for each of them."""
 
     nodes: int
     number: int
@@ -75,8 +75,8 @@ class Recorder(TorchDispatchMode):
     """Follows rows through a forward pass.
 
     Args:
-        num_seeds: rows of every type that are needed at the end at most; a slice of so many first rows keeps rows where they are.
-        frame: Python's frame that calls the model.
+        num_seeds: most rows of every type that are needed at the end. A slice of at most this number of first rows keeps rows in place.
+        frame: Python frame that calls the model.
     """
 
     def __init__(self, num_seeds: int, frame: Any) -> None:
@@ -85,19 +85,19 @@ class Recorder(TorchDispatchMode):
         self._num_seeds = num_seeds
         self._nodes: list[_Node] = []
         self._rows: dict[StorageWeakRef, _Rows] = {}
-        self._leads: dict[Any, int] = {}  # of views: dimensions before the one that counts rows, where there are any
+        self._leads: dict[Any, int] = {}  # for views: number of dimensions before the one that counts rows, if not 0
         self._calls: list[_CallNodes] = []
         self._suspended = 0
 
     @property
     def is_inside(self) -> bool:
-        """Whether a layer is being called."""
+        """True while a layer is being called."""
         return self._suspended > 0 or any(call.end < 0 for call in self._calls[-1:])
 
-    # --- what the layers tell -------------------------------------------------------------------------------
+    # --- reports from the layers ----------------------------------------------------------------------------
 
     def begin_call(self, layer: str, inputs: Any, rows: Any) -> int:
-        """A layer is called with ``inputs``, of which ``rows`` have a row for each vertex; gives the number of the call, for :meth:`end_call`."""
+        """Begins a layer's call with ``inputs``, of which ``rows`` have a row for each vertex. Returns the number of the call, for :meth:`end_call`."""
         node = self._new_node(0, self._nodes_of(inputs))
         for tensor in tensors_of(rows):
             if tensor.is_floating_point():
@@ -106,7 +106,7 @@ class Recorder(TorchDispatchMode):
         return len(self._calls) - 1
 
     def end_call(self, number: int, rows: Any, out: Any) -> None:
-        """It gave ``out``, which should be a tensor with a row for each vertex, or a dictionary of such."""
+        """Ends a call that returned ``out``, which should be a tensor with a row for each vertex, or a dictionary of such tensors."""
         call = self._calls[number]
         for tensor in tensors_of(rows):
             known = self._rows.get(_key(tensor))
@@ -123,13 +123,13 @@ class Recorder(TorchDispatchMode):
             self._rows[_key(value)] = _Rows(1 << call.end, value.size(0))
 
     def whole_call(self, layer: str, inputs: Any, run: Callable[[], Any]) -> Any:
-        """A layer that needs all rows, whatever is needed of its outputs."""
+        """Runs a layer that needs all rows, regardless of which outputs are needed."""
         self._need_all(self._nodes_of(inputs))
         self._calls.append(_CallNodes(layer, self._new_node(0, 0), self._new_node(0, 0), True))
         return self.unseen(run)
 
     def propagate(self, inputs: Any, run: Callable[[], Any], length: int = 1) -> Any:
-        """One hop or several: rows of targets from rows of sources."""
+        """Runs one hop or several: rows of targets from rows of sources."""
         node = self._new_node(length, self._nodes_of(inputs))
         out = self.unseen(run)
         for tensor in tensors_of(out):
@@ -137,7 +137,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def edge_updater(self, inputs: Any, run: Callable[[], Any]) -> Any:
-        """Rows of edges from rows of vertices."""
+        """Runs a function from rows of vertices to rows of edges."""
         found = self._nodes_of(inputs)
         out = self.unseen(run)
         for tensor in tensors_of(out):
@@ -145,12 +145,12 @@ class Recorder(TorchDispatchMode):
         return out
 
     def read(self, inputs: Any) -> None:
-        """Values leave torch."""
+        """Records that values leave torch, which needs all rows."""
         if not self._suspended:
             self._need_all(self._nodes_of(inputs))
 
     def part(self, inputs: Any, run: Callable[[], Any]) -> Any:
-        """A module of a layer. Where messages are made, it gets rows of edges; the layer needs all edges if it mixes them, as normalisations do."""
+        """Runs a module inside a layer. Where messages are made, it gets rows of edges. If it mixes them, as normalisations do, the layer needs all edges."""
         if not self._suspended:
             return run()
         node = self._new_node(0, 0)
@@ -166,7 +166,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def unseen(self, run: Callable[[], Any]) -> Any:
-        """Run what is no business of the recorder's."""
+        """Runs a function whose operations the recorder ignores."""
         self._suspended += 1
         try:
             return run()
@@ -174,10 +174,10 @@ class Recorder(TorchDispatchMode):
             self._suspended -= 1
 
     def plan(self, out: Any) -> Plan:
-        """The plan of a model that gave ``out``."""
+        """Returns the plan of a model that returned ``out``."""
         self._new_node(0, self._nodes_of(out))
         self._nodes[-1].hops = 0
-        for call in self._calls:  # outputs may also leave by ways that are not seen, as in an object or an attribute
+        for call in self._calls:  # outputs may also leave unseen, for example in an object or an attribute
             self._nodes[call.end].hops = max(0, self._nodes[call.end].hops)
         for node in reversed(self._nodes):
             if node.hops >= 0:
@@ -204,7 +204,7 @@ class Recorder(TorchDispatchMode):
         if not given:
             return func(*args, **kwargs)
         if func._schema.name not in RULES and torch.Tag.pointwise not in func.tags:
-            with self:  # in inference mode, operations arrive here that are made of others
+            with self:  # in inference mode, composite operations arrive here undecomposed
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
@@ -229,7 +229,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _verdict(self, func: Any, given: Sequence[Tensor], args: Any, kwargs: Any, out: Any) -> str | RowWise:
-        """What an operation does with the rows of its arguments."""
+        """Returns what an operation does with the rows of its arguments."""
         leads = {self._leads.get(_view_key(tensor), 0) for tensor in given}
         lead = leads.pop()
         numbers = {tensor.size(lead) if tensor.dim() > lead else -1 for tensor in given}
@@ -276,7 +276,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _key(tensor: Tensor) -> Any:
-    """Names a storage, also after it is gone. All tensors that are not strided have one name."""
+    """Identifies a storage, also after it is freed. All tensors that are not strided share one key."""
     return StorageWeakRef(tensor.untyped_storage()) if tensor.layout == torch.strided else None
 
 

@@ -1,4 +1,4 @@
-"""Models that compute, of each layer, only the rows that the seeds of a batch need."""
+"""Trimmed models, whose layers compute only the rows that the seeds of a batch need."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ from salientpp.sampling.hops import Hops, demand
 Model = TypeVar("Model", bound=torch.nn.Module)
 Norms = Literal["all rows", "needed rows"]
 
-#: Attribute of a model: its :class:`_Trimmed`.
+#: Attribute of a model that holds its :class:`_Trimmed`.
 _ATTRIBUTE = "_salientpp_trimmed"
 
-#: ``run``: the forward pass of a trimmed model that is under way in this thread; ``frame``: that of the call.
+#: ``run``: the running forward pass of a trimmed model in this thread; ``frame``: the Python frame that called the model.
 _thread = threading.local()
 
 
 def trim(model: Model, norms: Norms = "all rows") -> Model:
-    """Let a model compute only what the seeds of a batch need. The training loop stays as it is.
+    """Makes a model compute only the rows that the seeds of a batch need. The training loop stays unchanged.
 
-    On a batch of one of this package's loaders, each message-passing layer computes the rows that later layers need for the seeds, by a product over the edges
-    grouped by target. ``out[:batch_size]`` and all gradients equal those of the plain model up to rounding. ``out`` has fewer rows than the batch has vertices:
-    those of the seeds, or more. On any other graph (the whole one, a batch of another loader, edges that a transform has changed) the model runs as before.
+    On a batch of one of this package's loaders, each message-passing layer computes only the rows that later layers need for the seeds. It computes them as
+    products over the edges grouped by target. ``out[:batch_size]`` and all gradients equal those of the plain model up to rounding. ``out`` may have fewer
+    rows than the batch has vertices, but always has the rows of the seeds. On any other graph (the whole one, a batch of another loader, edges that a
+    transform has changed) the model runs as before.
+    state of the random number generators are restored. Dropout draws other numbers than in the plain model, because it draws for fewer rows.
 
-    The first batch of each mode (training, evaluation) is computed once more beforehand, without gradients, to find out what the layers need. Buffers and the
-    state of the random number generators are put back. Dropout draws other numbers than the plain model, because it draws for fewer rows.
-
-    Call it on the whole model that is given ``batch.x`` and ``batch.edge_index``, before or after it is moved, copied, loaded or wrapped in
-    ``DistributedDataParallel``. Layers that it does not know, layers that get other edges, and operations over all rows of a batch get all rows. Under
+    Call it on the whole model that is given ``batch.x`` and ``batch.edge_index``, before or after the model is moved, copied, loaded or wrapped in
+    ``DistributedDataParallel``. Unknown layers, layers that get other edges, and operations over all rows of a batch get all rows. Under
     ``torch.compile`` the model runs untrimmed; compile the parts between the layers instead.
 
     Args:
-        model: made of PyG's layers; for one type of vertices or several. It must call the same layers in the same order for every batch.
-        norms: what normalisations over rows, such as ``BatchNorm`` in training, compute their statistics of. 'all rows': of all vertices of the batch, as in
-            the plain model; the layers before them compute all rows. 'needed rows': of the rows that the seeds need. This is faster, and results differ.
+        model: a model of PyG's layers, for one type of vertices or several. It must call the same layers in the same order for every batch.
+        norms: rows over which normalisations, such as ``BatchNorm`` in training, compute their statistics. 'all rows': all vertices of the batch, as in
+            the plain model; the layers before them then compute all rows. 'needed rows': only the rows that the seeds need; this is faster, but
+            results differ.
 
     Returns:
         The model. Its parameters, buffers and their names are unchanged.
 
     Raises:
-        TypeError: ``model`` is no module.
-        ValueError: it has no message-passing layer, or ``norms`` is another word.
+        TypeError: ``model`` is not a module.
+        ValueError: it has no message-passing layer, or ``norms`` has another value.
     """
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"trim takes a torch.nn.Module, got {type(model).__name__}")
+        raise TypeError(f"trim needs a torch.nn.Module, got {type(model).__name__}")
     if not any(isinstance(module, MessagePassing) for module in model.modules()):
         raise ValueError(
-            f"trim takes a model with layers of PyG's MessagePassing, got {type(model).__name__} without any"
+            f"trim needs a model with layers of PyG's MessagePassing, got {type(model).__name__} without any"
         )
     if norms not in ("all rows", "needed rows"):
         raise ValueError(f"norms must be 'all rows' or 'needed rows', got {norms!r}")
@@ -69,12 +69,14 @@ def trim(model: Model, norms: Norms = "all rows") -> Model:
 
 
 class _Trimmed:
-    """What a model keeps: its plans, by what the order of its layers may depend on."""
+    """State of a trimmed model: its plans, by everything that the order of its layers may depend on."""
 
     def __init__(self, norms: Norms) -> None:
         self.norms = norms
         self.plans: dict[Any, Plan] = {}
-        self.caller: threading.Thread | None = None  # where its layers are not as they were
+        self.caller: threading.Thread | None = (
+            None  # the thread of a running forward pass, during which layers are replaced
+        )
 
     def __reduce__(self) -> Any:
         return _with_plans, (self.norms, self.plans)
@@ -86,25 +88,25 @@ def _with_plans(norms: Norms, plans: dict[Any, Plan]) -> _Trimmed:
     return trimmed
 
 
-# --- hooks: functions of the module, so that copies of a model have them too -----------------------------------
+# --- hooks: module-level functions, so that copies of a model keep them ----------------------------------------
 
 
 def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if torch.compiler.is_compiling() or _is_running():  # part of a model that is trimmed as a whole
+    if torch.compiler.is_compiling() or _is_running():  # a running model may contain this one
         return
     trimmed: _Trimmed = getattr(model, _ATTRIBUTE)
     if trimmed.caller is not None and trimmed.caller is not threading.current_thread() and trimmed.caller.is_alive():
         raise RuntimeError(
-            f"{type(model).__name__} was called while another thread runs it; a model of salientpp.nn.trim takes one call at a time: give each thread a copy"
+            f"{type(model).__name__} was called while another thread runs it; a trimmed model takes one call at a time; give each thread its own copy"
         )
-    demand.hops = True  # in a process that loaded the model
+    demand.hops = True  # trim() may have run in another process, which saved the model
     hops = _hops_of(args, kwargs)
     if hops is None or all(counts[0] == counts[-1] for counts in hops.num_nodes.values()):  # all vertices are seeds
         return
     modes = tuple(module.training for module in model.modules())
     key = (modes, *map(_choice, args), *((name, _choice(each)) for name, each in kwargs.items()))
     if key not in trimmed.plans and any(map(is_lazy, (*model.parameters(), *model.buffers()))):
-        return  # this call makes its parameters
+        return  # lazy parameters get their shapes in this call
     _thread.frame = sys._getframe(1)
     trimmed.caller = threading.current_thread()
     try:
@@ -131,7 +133,7 @@ def _end(run: Run) -> None:
 
 
 def _is_running() -> bool:
-    """Whether a trimmed model is being called in this thread. Ends a run that an interrupt has left, for which torch calls no hooks."""
+    """Returns True if a trimmed model is being called in this thread. Ends a run that an interrupt left behind, because torch calls no hooks then."""
     begun, run = getattr(_thread, "frame", None), getattr(_thread, "run", None)
     frame: Any = sys._getframe() if begun is not None else None
     while frame is not None and frame is not begun:
@@ -142,12 +144,12 @@ def _is_running() -> bool:
 
 
 def _choice(value: Any) -> Any:
-    """What of an argument the way through a model may depend on."""
+    """Returns the part of an argument that the order of a model's layers may depend on."""
     return value if value is None or isinstance(value, (bool, str)) else type(value)
 
 
 def _hops_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hops | None:
-    """The hops of the batch whose edges a model was given; None where there are none, or of two batches."""
+    """Returns the hops of the batch whose edges a model was given; None without such edges, or with edges of two batches."""
     batches = [dict(store.items()) for value in args if hasattr(value, "stores") for store in value.stores]
     found = {id(edges.hops): edges.hops for edges in edges_in([args, kwargs, batches])}
     return next(iter(found.values())) if len(found) == 1 else None

@@ -1,4 +1,4 @@
-"""Keep copies of the remote rows that batches need most, chosen once by a policy."""
+"""Static cache: copies of the remote rows that batches need most, chosen once by a policy."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from salientpp.store.rows import RowSource
 from salientpp.store.tiers import NO_IDS, IdSet
 from salientpp.vip.policies import Policy, add_scores, cache_bytes, plan_caches
 
-#: By vertex type, attribute name -> this part's own rows.
+#: This part's own rows, by vertex type and attribute name.
 HomeRows = Mapping["str | None", Mapping[str, RowSource]]
 
 
 class Cache(Way):
-    """A cache whose rows stay. The ranks of a host share one, and α then counts per host.
+    """Cache with a fixed set of rows. The ranks of a host share one, and α then counts per host.
 
     Args:
-        replication_factor: α as a float, or bytes as an int; this rank caches ``floor(α N / K)`` remote rows, or as many as fit into the bytes. They are rows
-            that no way before this one has copies of.
-        policy: which rows.
-        on_device: the cached rows that have a second copy on the device: a fraction of them as a float, or as many as fit into bytes as an int.
+        replication_factor: α as a float, or bytes as an int. This rank caches ``floor(α N / K)`` remote rows, or as many as fit into the bytes. Rows
+            that an earlier way has copies of are not cached again.
+        policy: chooses the rows.
+        on_device: cached rows with a second copy on the device: a fraction of them as a float, or as many as fit into bytes as an int.
     """
 
     name = "cache"
@@ -64,11 +64,11 @@ class Cache(Way):
         return with_copies(basis, tiers, self.cache, self._stays)
 
     def _stays(self, type_: str | None) -> bool:
-        """Whether the cached rows of a type never change."""
+        """Returns True if the cached rows of a type never change."""
         return True
 
     def _members(self, basis: Basis, scores: Mapping[str | None, Tensor]) -> dict[str | None, Tensor]:
-        """The ids to cache, by vertex type, ascending int64."""
+        """Returns the ids to cache, by vertex type, ascending int64."""
         source = basis.source
         if basis.ranks_by_host:
             scores = _pooled(basis.host, self._policy, {type_: scores[type_] for type_ in source.travelling})
@@ -81,9 +81,9 @@ class Cache(Way):
     def _fetched(
         self, basis: Basis, home: HomeRows, members: Mapping[str | None, Tensor]
     ) -> dict[str | None, FeatureCache]:
-        """The rows of ``members``, from their owners. Collective.
+        """Fetches the rows of ``members`` from their owners. Collective.
 
-        Rows that stay are in the memory of the host, where it has several ranks; each of them fetches its share.
+        On a host with several ranks, rows that never change lie in memory that the ranks share, and each rank fetches a share of them.
         """
         exchange = basis.source.exchange
         sets = {type_: IdSet.of(ids, basis.source.books[type_].num_vertices) for type_, ids in members.items()}
@@ -92,7 +92,7 @@ class Cache(Way):
             stay = {type_: of_type for type_, of_type in sets.items() if self._stays(type_)}
             shared = _in_memory_of_host(basis.host, home, stay)
         caches = {}
-        for type_, rows in home.items():  # in the same order on all ranks
+        for type_, rows in home.items():  # in the same order on all ranks, because fetching is collective
             if type_ in shared:
                 caches[type_], share = shared[type_], slice(basis.host.rank, None, basis.host.size)
                 to = {name: of_name[share] for name, of_name in shared[type_].rows.items()}
@@ -100,12 +100,12 @@ class Cache(Way):
             else:
                 caches[type_] = exchange.fetch_cache(type_, rows, sets[type_])
         if shared:
-            basis.host.gather_numbers([0])  # the others are done too
+            basis.host.gather_numbers([0])  # waits until the other ranks of the host have written their share
         return caches
 
 
 class GivenCache(Way):
-    """The cache of another loader."""
+    """Cache that another loader filled."""
 
     name = "given cache"
 
@@ -119,9 +119,9 @@ class GivenCache(Way):
 
 
 def _pooled(host: Comm, policy: Policy, scores: Mapping[str | None, Tensor]) -> dict[str | None, Tensor]:
-    """The scores by which a host's cache is planned, per vertex type float64 [N] in shared memory. Collective among its ranks, each of which gives its own."""
+    """Adds up the scores of a host's ranks, to plan the host's cache: per vertex type float64 [N] in shared memory. Collective among these ranks."""
     pool = dict(zip(scores, shared_tensors(host, [(tuple(of.shape), torch.float64) for of in scores.values()])))
-    for rank in range(host.size):  # in this order, so that rounding is the same on every host and in every run
+    for rank in range(host.size):  # in rank order, so that rounding is equal on every host and in every run
         if rank == host.rank:
             for type_, of_type in scores.items():
                 add_scores(policy, pool[type_], of_type)
@@ -132,7 +132,7 @@ def _pooled(host: Comm, policy: Policy, scores: Mapping[str | None, Tensor]) -> 
 def _in_memory_of_host(
     host: Comm, home: HomeRows, members: Mapping[str | None, IdSet]
 ) -> dict[str | None, FeatureCache]:
-    """The cache of these ids in a block of memory that the ranks of a host share; its rows are yet to be fetched. Collective among them."""
+    """Allocates the cache of these ids in memory that the ranks of a host share; the rows are fetched later. Collective among these ranks."""
     shapes: list[tuple[Sequence[int], torch.dtype]] = []
     for type_, own in members.items():
         shapes += [(own.ids.shape, own.ids.dtype), (own.words.shape, own.words.dtype)]
@@ -154,7 +154,7 @@ def with_copies(
     cache: FeatureCache | TypedFeatureCache,
     stays: Callable[[str | None], bool] = lambda type_: True,
 ) -> TiersByType:
-    """The tiers, and those of a cache; where its rows on the host do not stay, those on the device."""
+    """Adds the tiers of a cache to ``tiers``. For types whose rows on the host may change, it adds only the tier on the device."""
     found = dict(tiers)
     for type_, of_type in cache.by_type.items():
         if type_ in found and basis.source.books[type_].num_parts > 1:
@@ -164,9 +164,9 @@ def with_copies(
 
 
 def scores_of(basis: Basis, policy: Policy) -> Mapping[str | None, Tensor]:
-    """How much a cached row of each vertex is worth by a policy, per vertex type float [N]."""
+    """Returns the score that a policy gives to a cached row of each vertex, per vertex type float [N]."""
     source = basis.source
-    # It is a partitioned graph: others have no rows to cache.
+    # The data is a partitioned graph, because only such a graph has rows to cache.
     assert source.seeds.start is not None and source.part is not None and source.part.part_id is not None
     return scores_of_part(
         policy, part=source.part, part_id=source.part.part_id, sampler=source.sampler, inputs=source.seeds.inputs,
@@ -175,23 +175,23 @@ def scores_of(basis: Basis, policy: Policy) -> Mapping[str | None, Tensor]:
 
 
 def _scores_beside(scores: Mapping[str | None, Tensor], tiers: TiersByType) -> Mapping[str | None, Tensor]:
-    """These scores, with 0 for rows that an earlier way has copies of."""
+    """Returns these scores, with 0 for rows that an earlier way has copies of."""
     found = dict(scores)
     for type_, of_type in tiers.items():
         for tier in of_type.copies:
-            assert tier.members is not None  # only home has all rows
+            assert tier.members is not None  # None means all rows, which only the home tier has
             found[type_] = found[type_].index_fill(0, tier.members.ids, 0)
     return found
 
 
 def contents_of(source: BatchSource) -> str:
-    """What cached rows are of: the dataset, and how rows are encoded in order to be sent."""
+    """Returns a text that identifies the contents of cached rows: the dataset, and how rows are encoded for sending."""
     sent = (f", {column} as {source.narrow[column].format}" for column in source.exchanged if column in source.narrow)
     return source.fingerprint + "".join(sent)
 
 
 def check_given(cache: FeatureCache | TypedFeatureCache | None, source: BatchSource) -> None:
-    """Refuse a given cache of other contents or of another part, or one that lacks an attribute."""
+    """Raises ValueError if a given cache has other contents, belongs to another part, or lacks an attribute."""
     if cache is None or not len(cache):
         return
     part_id = source.exchange.part_id
@@ -199,11 +199,11 @@ def check_given(cache: FeatureCache | TypedFeatureCache | None, source: BatchSou
     if fingerprint != contents_of(source) or owner is None:
         raise ValueError(
             f"the given cache holds rows of another dataset (its fingerprint is {fingerprint or 'none'}, this one's {contents_of(source) or 'none'}), "
-            "perhaps of before the directory was partitioned again; take the cache of a loader on the same dataset directory"
+            "or was made before the directory was partitioned again; take the cache of a loader on the same dataset directory"
         )
     if owner != part_id:
         raise ValueError(
-            f"the given cache was chosen for part {owner} and this rank serves part {part_id}; take the cache of a loader on that part"
+            f"the given cache was chosen for part {owner}, but this rank serves part {part_id}; take the cache of a loader on that part"
         )
     for column in source.exchanged:
         type_, name = column
@@ -213,7 +213,7 @@ def check_given(cache: FeatureCache | TypedFeatureCache | None, source: BatchSou
         if of_type is None or name not in of_type.rows:
             names = tuple(dict.fromkeys(name for _, name in source.exchanged))
             of = "" if type_ is None else f" of {type_!r}"
-            raise ValueError(f"the given cache holds no rows of {name!r}{of}; make it with columns={names}")
+            raise ValueError(f"the given cache holds no rows of {name!r}{of}; make its loader with columns={names}")
         rows, cached = source.rows_of(column), of_type.rows[name]
         if (rows.dtype, rows.shape[1:]) != (cached.dtype, cached.shape[1:]):
             raise ValueError(

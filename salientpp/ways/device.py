@@ -1,4 +1,4 @@
-"""Keep those of the part's rows that batches need most in device memory."""
+"""Copies of a part's most needed rows in device memory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from salientpp.engine.way import TiersByType, Way
 
 
 class DeviceRows(Way):
-    """A copy on the device of some of the part's rows.
+    """Copy on the device of some of the part's rows.
 
     Args:
-        amount: β in [0, 1], a fraction of the rows of each vertex type; or bytes, as an int, which types share by the bytes of their rows.
+        amount: β in [0, 1], a fraction of the rows of each vertex type; or bytes, as an int. Types divide the bytes in proportion to the bytes of their rows.
     """
 
     name = "device"
@@ -30,7 +30,7 @@ class DeviceRows(Way):
             return tiers
         hottest = {type_: torch.arange(of_type, device="cpu") for type_, of_type in number.items()}
         chance = basis.source.seeds.access_probability
-        if chance is not None:  # else rows are in that order
+        if chance is not None:  # otherwise the rows are stored in this order
             for type_, of_type in chance(basis.batch_size).items():
                 if type_ in hottest:
                     order = torch.sort(of_type, descending=True, stable=True).indices

@@ -1,7 +1,7 @@
-"""Agrees on which ranks are on one host, so that they can share its memory.
+"""Agreement of the ranks on which of them run on one host, so that these can share its memory.
 
-A user says it (``ranks_per_host=``), or torchrun, or SLURM's srun. What a launcher says may be wrong, so ranks compare it, and those of a host try to share
-memory, before anything is built on it.
+The hosts come from the user (``ranks_per_host=``), torchrun, or SLURM's srun. A launcher's variables may be wrong. So the ranks compare them, and the ranks
+of each host try to share memory, before anything depends on them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from salientpp.store.directory.opened import PartitionedGraph
 
 
 def checked_hosts(given: Any) -> int | list[int] | None:
-    """``ranks_per_host`` as Python's numbers.
+    """Returns ``ranks_per_host`` as Python's numbers.
 
     Raises:
-        ValueError: it is neither None, nor a number >= 1, nor a list of such.
+        ValueError: it is neither None, nor a number >= 1, nor a list of such numbers.
     """
     if given is None:
         return None
@@ -36,17 +36,17 @@ def checked_hosts(given: Any) -> int | list[int] | None:
     numbers = [as_integer(each) for each in given] if isinstance(given, Sequence) and not isinstance(given, str) else []
     if not numbers or not all(each is not None and each >= 1 for each in numbers):
         raise ValueError(
-            "ranks_per_host must be how many ranks each host has, a number >= 1 or a list with one for every host, or None (what torchrun "
-            f"or SLURM says), got {given!r}"
+            "ranks_per_host must be the number of ranks on each host (a number >= 1, or a list with one for every host), or None (taken from torchrun "
+            f"or SLURM), got {given!r}"
         )
     return [each for each in numbers if each is not None]
 
 
 def host_by_launcher(rank: int, world_size: int, environ: Mapping[str, str] | None = None) -> str | None:
-    """A name for the host that torchrun or srun says this process is on, the same for its ranks alone; None where neither speaks of this rank.
+    """Returns a name for this process's host as torchrun or srun reports it, equal exactly for the ranks of one host. None if neither describes this rank.
 
     Args:
-        rank, world_size: of the default process group. Variables of other numbers are left over from another start, or wrong.
+        rank, world_size: of the default process group. Variables with other numbers are stale or wrong.
         environ: the environment; None is this process's.
     """
     environ = os.environ if environ is None else environ
@@ -70,17 +70,17 @@ def host_by_launcher(rank: int, world_size: int, environ: Mapping[str, str] | No
 def agree_on_hosts(
     comm: Comm, part: PartitionedGraph, given: Any, num_logical_ranks: int, own_rows: bool
 ) -> tuple[int, ...]:
-    """How many ranks each host has, in the order of the ranks; empty: every rank is a host of its own. Collective, the same on all ranks.
+    """Returns the number of ranks on each host, in the order of the ranks; empty if every rank is its own host. Collective, the same on all ranks.
 
-    Where hosts were not given but believed, and cannot be used after all, a warning says why.
+    If the hosts come from a launcher and cannot be used, a warning says why.
 
     Args:
         given: the user's ``ranks_per_host``.
-        num_logical_ranks: S; 0 stands for as many as ranks.
-        own_rows: this rank has a source of rows of its own, which others cannot read.
+        num_logical_ranks: S; 0 stands for the number of ranks.
+        own_rows: True if this rank has its own source of rows, which other ranks cannot read.
 
     Raises:
-        ValueError: what was given is wrong, differs between ranks or does not fit; on every rank.
+        ValueError: ``given`` is wrong, differs between ranks or does not fit; on every rank.
     """
     if comm.size == 1:
         checked_hosts(given)
@@ -94,7 +94,7 @@ def agree_on_hosts(
     try:
         everyone = comm.gather_facts(facts, error)
     finally:
-        error = None  # else this frame and the traceback would hold each other
+        error = None  # otherwise this frame and the traceback would reference each other
     asked = everyone[0]["given"]
     for rank, theirs in enumerate(everyone):
         if theirs["given"] != asked:
@@ -102,10 +102,10 @@ def agree_on_hosts(
                 f"all ranks must have the same ranks_per_host, got {asked} on rank 0 and {theirs['given']} on rank {rank}{comm.of}"
             )
     sizes = _sizes(comm, asked, [theirs["believed"] for theirs in everyone])
-    differ = len({theirs["logical_ranks"] for theirs in everyone}) > 1  # an error when arguments are compared
+    differ = len({theirs["logical_ranks"] for theirs in everyone}) > 1  # raises later, when the arguments are compared
     if max(sizes) == 1 or differ:
         return ()
-    # Not before: now every rank is here, and a host's copy on a disk of its own has what each of its ranks has added.
+    # Read only now: every rank has arrived, so a host's copy on its local disk has the parts that each of its ranks staged.
     there = parts_there(part.root)
     copies = [facts["there"] for facts in comm.gather_facts({"there": None if there is None else sorted(there)})]
     owning = [theirs["own_rows"] for theirs in everyone]
@@ -119,7 +119,7 @@ def agree_on_hosts(
         return sizes
     if not any(owning):
         warnings.warn(
-            f"the ranks of a host do not share its memory: {trouble}. Each has a cache of its own; pass ranks_per_host=1 if that is meant",
+            f"the ranks of a host do not share its memory: {trouble}. Each rank has its own cache; pass ranks_per_host=1 if that is intended",
             UserWarning,
             stacklevel=4,
         )
@@ -127,20 +127,20 @@ def agree_on_hosts(
 
 
 def _sizes(comm: Comm, asked: int | list[int] | None, believed: Sequence[str | None]) -> tuple[int, ...]:
-    """Ranks by host."""
+    """Returns the number of ranks on each host."""
     if asked is None:
-        # Where ranks of a host do not follow one another, each run of them counts as a host.
+        # If the ranks of a host are not consecutive, each run of them counts as a host.
         names = [rank if name is None else name for rank, name in enumerate(believed)]
         return tuple(len(list(ranks)) for _, ranks in groupby(names))
     if isinstance(asked, int):
         if comm.size % asked:
             raise ValueError(
-                f"ranks_per_host={asked} does not fit {comm.size} ranks{comm.of}; start a multiple of it, or pass a list with a number for every host"
+                f"ranks_per_host={asked} does not fit {comm.size} ranks{comm.of}; start a multiple of {asked}, or pass a list with a number for every host"
             )
         return (asked,) * (comm.size // asked)
     if sum(asked) != comm.size:
         raise ValueError(
-            f"ranks_per_host={asked} must add up to the {comm.size} ranks{comm.of}, and gives {sum(asked)}"
+            f"ranks_per_host={asked} must add up to the {comm.size} ranks{comm.of}, got a sum of {sum(asked)}"
         )
     return tuple(asked)
 
@@ -153,7 +153,7 @@ def _trouble(
     own_rows: Sequence[bool],
     copies: Sequence[list[int] | None],
 ) -> str | None:
-    """Why these hosts cannot be, as every rank finds out alone."""
+    """Returns the reason why these hosts cannot be used, or None. Every rank computes it without communication."""
     for rank, has_own in enumerate(own_rows):
         if has_own:
             return f"rank {rank}{comm.of} has columns= with own rows, which the other ranks of its host cannot read; leave them out, or pass ranks_per_host=1"

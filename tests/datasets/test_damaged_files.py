@@ -1,4 +1,4 @@
-"""Damaged files: every outcome of reading one is a graph or one of the package's errors in words."""
+"""Laws of damaged files: reading one gives a graph or a clear error of the package."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ N, NUM_CASES = 60, 60
 ROOT = Path(__file__).parents[2]
 
 
-# Numbers of vertices are given: without them a damaged id would be the largest of a graph of billions.
+# The sources state their numbers of vertices. Otherwise a damaged id could mean a graph with billions of vertices.
 
 
 def edges() -> np.ndarray:
@@ -108,7 +108,7 @@ FORMATS: dict[str, Callable[[Path], str]] = {
 
 
 def damaged(contents: bytes, rng: random.Random) -> bytes:
-    """A file that was cut off, lengthened, or some of whose bytes are others. Half of the damage is near the ends, where headers are."""
+    """Returns contents that are cut off, longer, or have changed bytes. Half of the damage is near the ends, where headers are."""
     data = bytearray(contents)
     kind = rng.choice(["cut", "bytes", "bytes", "bytes", "zeros", "insert", "disks"])
     at_end = rng.random() < 0.5
@@ -125,7 +125,7 @@ def damaged(contents: bytes, rng: random.Random) -> bytes:
     elif kind == "insert":
         first = place() % len(data)
         data[first:first] = rng.randbytes(rng.randrange(1, 40))
-    elif kind == "disks" and (end := data.rfind(b"PK\5\6")) >= 0:  # the archive says that it spans several disks
+    elif kind == "disks" and (end := data.rfind(b"PK\5\6")) >= 0:  # makes the archive say that it spans several disks
         data[end + 4 + rng.randrange(4)] = 1 + rng.randrange(255)
         if rng.random() < 0.5:
             data[end:end] = b"PK\6\7" + (7).to_bytes(4, "little") + rng.randbytes(8) + (3).to_bytes(4, "little")
@@ -136,7 +136,7 @@ def damaged(contents: bytes, rng: random.Random) -> bytes:
 
 
 def check_command(capsys, *words: str) -> int:
-    """The exit code of a command, which is 0 or 2; with 2 stderr has one line beside the steps and warnings."""
+    """Returns the exit code of a command, which must be 0 or 2. With 2, stderr must have one line apart from steps and warnings."""
     capsys.readouterr()
     code = cli.main([*words])
     err = capsys.readouterr().err
@@ -148,11 +148,11 @@ def check_command(capsys, *words: str) -> int:
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.filterwarnings("ignore")
-def test_converting_or_loading_a_damaged_file_gives_a_graph_or_an_error_in_words(tmp_path, capsys, name):
+def test_converting_or_loading_a_damaged_file_gives_a_graph_or_a_clear_error(tmp_path, capsys, name):
     source = FORMATS[name](tmp_path)
     (file,) = tmp_path.glob("f.*")
     whole, root = file.read_bytes(), tmp_path / "c"
-    # Files of torch before 1.6 can be loaded, and are refused by convert.
+    # Files of torch before 1.6 can be loaded, but not converted.
     assert check_command(capsys, "convert", source, str(root)) == (2 if "old" in name else 0)
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -172,8 +172,8 @@ def test_converting_or_loading_a_damaged_file_gives_a_graph_or_an_error_in_words
     assert refused
 
 
-def test_a_damaged_footer_of_parquet_does_not_abort_the_process(tmp_path):
-    # pyarrow ends the process if it is asked for the metadata of a column in this footer.
+def test_a_damaged_parquet_footer_does_not_abort_the_process(tmp_path):
+    # pyarrow aborts the process when asked for the metadata of a column in this footer.
     source = write_parquet(tmp_path, "none")
     file = tmp_path / "f.parquet"
     file.write_bytes(damaged(file.read_bytes(), random.Random(1774)))
@@ -207,7 +207,7 @@ def test_a_damaged_converted_graph_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("reshuffled", [True, False])
-def test_a_damaged_assignment_of_dgls_is_an_assignment_or_an_error_in_words(tmp_path, reshuffled):
+def test_a_damaged_dgl_file_gives_an_assignment_or_a_clear_error(tmp_path, reshuffled):
     file = tmp_path / "g.json"
     ranges = {"_N": [[0, 20], [20, 45], [45, N]]}
     np.save(tmp_path / "parts.npy", np.arange(N) % 3)
@@ -221,7 +221,7 @@ def test_a_damaged_assignment_of_dgls_is_an_assignment_or_an_error_in_words(tmp_
         chosen = rng.choice(files)
         whole = chosen.read_bytes()
         contents = damaged(whole, rng)
-        if rng.random() < 0.2:  # digits, which stay JSON
+        if rng.random() < 0.2:  # change digits, so that the file stays JSON
             contents = whole.replace(b"60]", rng.choice([b"6" * rng.randrange(3, 25), b"-6", b"1e9"]) + b"]")
         chosen.write_bytes(contents)
         try:

@@ -1,6 +1,6 @@
-"""Laws of `salientpp.datasets`: what comes in is checked with words, what goes out always looks the same.
+"""Laws of `salientpp.datasets`: inputs are checked with clear errors, and graphs always have the same form.
 
-The OGB folders are written here, in the on-disk format of the published archives, so nothing is downloaded.
+The tests write OGB folders in the format of the published archives, so nothing is downloaded.
 Real graphs (.npz) are read from the folder that SALIENTPP_TEST_DATA names.
 """
 
@@ -30,7 +30,7 @@ from salientpp.datasets.generated import power_law_weights
 from salientpp.graph.csc import Graph
 from salientpp.partitioning.undirected import symmetric_closure
 
-# A directed graph that fits in the head: a reciprocal pair 0-1, a self-loop at 2, and vertex 4 alone.
+# A small directed graph with a reciprocal pair 0-1, a self-loop at 2, and an isolated vertex 4.
 EDGES = np.array([[0, 1, 0, 2, 3], [1, 0, 2, 2, 0]])
 BOTH_DIRECTIONS = {(0, 1), (1, 0), (0, 2), (2, 0), (2, 2), (3, 0), (0, 3)}
 
@@ -90,7 +90,7 @@ def assert_looks_as_promised(data):
         (None, "got an object of type NoneType"),
     ],
 )
-def test_what_is_not_accepted_is_answered_with_what_is(dataset, suggestion):
+def test_an_unknown_dataset_is_refused_with_the_accepted_forms(dataset, suggestion):
     with pytest.raises(ValueError) as error:
         load_dataset(dataset)
     assert suggestion in str(error.value)
@@ -98,7 +98,7 @@ def test_what_is_not_accepted_is_answered_with_what_is(dataset, suggestion):
         assert accepted in str(error.value)
 
 
-def test_parameters_can_ride_on_the_name():
+def test_a_name_can_carry_parameters():
     by_name = load_dataset("synthetic:num_vertices=500, average_degree=6,seed=3")
     by_keyword = load_dataset("synthetic", num_vertices=500, average_degree=6, seed=3)
     direct = synthetic(num_vertices=500, average_degree=6, seed=3)
@@ -125,13 +125,13 @@ def test_parameters_can_ride_on_the_name():
         ),
     ],
 )
-def test_a_wrong_parameter_is_answered_with_the_known_ones(dataset, parameters, words):
+def test_a_wrong_parameter_is_refused(dataset, parameters, words):
     with pytest.raises(ValueError) as error:
         load_dataset(dataset, **parameters)
     assert words in str(error.value)
 
 
-def test_importing_the_module_imports_no_ogb():
+def test_importing_the_module_does_not_import_ogb():
     code = "import sys, salientpp.datasets; sys.exit(any(m.split('.')[0] == 'ogb' for m in sys.modules))"
     root = Path(datasets.__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
@@ -151,7 +151,7 @@ def small_data(**changes):
     return Data(**{key: value for key, value in attributes.items() if value is not None})
 
 
-def test_a_sound_data_object_comes_back_as_the_same_object():
+def test_a_valid_data_object_is_returned_as_the_same_object():
     for data in (
         small_data(),
         small_data(x=None, y=None, train_mask=None, num_nodes=5),
@@ -184,7 +184,7 @@ def test_a_sound_data_object_comes_back_as_the_same_object():
         ({"edge_index": None, "adj_t": torch.eye(4).to_sparse()}, "adj_t must have shape [5, 5], got [4, 4]"),
     ],
 )
-def test_an_unsound_data_object_is_refused_by_name_of_its_array(changes, words):
+def test_an_error_about_a_data_object_names_the_array(changes, words):
     with pytest.raises(ValueError) as error:
         load_dataset(small_data(**changes))
     assert str(error.value).startswith("Data object: ") and words in str(error.value)
@@ -201,7 +201,7 @@ def test_finiteness_is_checked_in_every_block_of_rows():
 # --- .npz -------------------------------------------------------------------------------------------------
 
 
-def test_an_npz_file_is_taken_as_stored(npz):
+def test_an_npz_file_is_loaded_as_stored(npz):
     data = load_dataset(npz())
     assert_looks_as_promised(data)
     assert edge_list(data) == list(zip(*EDGES.tolist()))
@@ -212,7 +212,7 @@ def test_an_npz_file_is_taken_as_stored(npz):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_features_keep_the_dtype_they_are_stored_in(npz, dtype):
+def test_features_keep_their_stored_dtype(npz, dtype):
     assert load_dataset(npz(x=np.ones((5, 2), dtype))).x.numpy().dtype == dtype
 
 
@@ -226,13 +226,13 @@ def test_unlabelled_vertices_are_in_no_split(npz):
 
 @pytest.mark.parametrize("y", [[-1, 1, -1, 1, 1], [-20, 0, -7, 1, 1], [-1, -1, -1, -1, -1]])
 @pytest.mark.filterwarnings("error")
-def test_labels_that_are_values_stay_as_they_are_and_in_their_splits(npz, y):
+def test_labels_that_are_values_stay_in_their_splits(npz, y):
     data = load_dataset(npz(y=np.array(y), train_idx=np.arange(5), test_idx=np.empty(0)))
     assert data.y.tolist() == y
     assert data.train_mask.all() and not data.test_mask.any()
 
 
-def test_an_undirected_file_holds_both_directions_after_loading_and_single_self_loops(npz):
+def test_an_undirected_file_loads_with_both_directions_and_single_self_loops(npz):
     undirected = npz(edge_index=EDGES.astype(np.int32), directed=np.array(False))
     data = load_dataset(undirected)
     assert_looks_as_promised(data)
@@ -245,7 +245,7 @@ def test_a_directed_file_is_symmetrised_on_request(npz):
     assert edge_list(load_dataset(npz(directed=True), undirected=None)) == list(zip(*EDGES.tolist()))
 
 
-def test_symmetrising_equals_pyg(tmp_path):
+def test_symmetrising_gives_the_same_edges_as_pyg(tmp_path):
     rng = np.random.default_rng(5)
     for num_vertices, num_edges in ((1, 0), (1, 3), (50, 1), (50, 2000), (3000, 20_000)):
         edges = rng.integers(num_vertices, size=(2, num_edges))
@@ -271,7 +271,7 @@ def test_a_graph_needs_no_features_labels_or_splits(npz, left_out):
     assert all(torch.equal(data[name], whole[name]) for name in kept)
 
 
-def test_without_rows_of_vertices_their_number_must_be_given(npz):
+def test_without_features_and_labels_num_nodes_must_be_given(npz):
     everything = dict.fromkeys(["x", "y", "train_idx", "val_idx", "test_idx"])
     assert load_dataset(npz(**everything, num_nodes=np.int64(9))).num_nodes == 9
     with pytest.raises(
@@ -302,14 +302,14 @@ def test_without_rows_of_vertices_their_number_must_be_given(npz):
         ({"num_nodes": np.array(5.0)}, "num_nodes must be one integer, got float64 []"),
     ],
 )
-def test_an_unsound_npz_file_is_refused_by_file_and_key(npz, changes, words):
+def test_an_error_about_an_npz_file_names_file_and_key(npz, changes, words):
     dataset = npz(**changes)
     with pytest.raises(ValueError) as error:
         load_dataset(dataset)
     assert str(error.value).startswith(f"{dataset.removeprefix('npz:')}: {words}")
 
 
-def test_a_file_that_is_no_archive_is_refused(tmp_path):
+def test_a_file_that_is_not_an_archive_is_refused(tmp_path):
     file = tmp_path / "graph.npz"
     with pytest.raises(FileNotFoundError, match="graph.npz: no such file"):
         load_dataset(f"npz:{file}")
@@ -346,7 +346,7 @@ def test_real_graphs_load_with_their_published_sizes(file, num_vertices, num_edg
 @pytest.mark.parametrize(
     ("code", "words"), [(errno.EMFILE, "raise the limit"), (errno.ENOMEM, "lacks memory"), (errno.EIO, "")]
 )
-def test_what_the_machine_lacks_for_reading_a_file_is_said(npz, tmp_path, monkeypatch, source, code, words):
+def test_an_error_of_the_operating_system_says_what_the_machine_lacks(npz, tmp_path, monkeypatch, source, code, words):
     def fail(*arguments, **named):
         raise OSError(code, os.strerror(code))
 
@@ -359,7 +359,7 @@ def test_what_the_machine_lacks_for_reading_a_file_is_said(npz, tmp_path, monkey
 
 
 def damaged(contents: bytes, rng: random.Random) -> bytes:
-    """A file that was cut off, or some of whose bytes are others."""
+    """Returns contents that are cut off or have changed bytes."""
     data = bytearray(contents)
     if rng.random() < 0.2:
         return bytes(data[: rng.randrange(len(data))])
@@ -370,7 +370,7 @@ def damaged(contents: bytes, rng: random.Random) -> bytes:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["npz", "npz compressed", "pyg", "pyg legacy", "pyg dict", "pyg adj_t"])
-def test_a_damaged_file_is_a_sound_graph_or_an_error_that_names_it(tmp_path, kind, num_cases=100):
+def test_a_damaged_file_gives_a_valid_graph_or_an_error_that_names_it(tmp_path, kind, num_cases=100):
     file = tmp_path / "graph"
     data = small_data(adj_t=torch.eye(5).to_sparse_csr(), edge_index=None) if kind == "pyg adj_t" else small_data()
     with file.open("wb") as out:
@@ -402,7 +402,7 @@ def test_a_damaged_file_is_a_sound_graph_or_an_error_that_names_it(tmp_path, kin
 
 
 @pytest.mark.parametrize("prefix", ["npz", "pyg"])
-def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, prefix):
+def test_a_directory_or_pipe_is_refused_without_blocking(tmp_path, prefix):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty").touch()
     for name, words in (
@@ -415,7 +415,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, prefix):
             load_dataset(f"{prefix}:{tmp_path / name}")
 
 
-def test_numbers_beyond_int64_are_no_negative_labels(npz):
+def test_numbers_beyond_int64_are_refused(npz):
     for key in ("y", "train_idx", "edge_index"):
         array = np.abs(small_arrays()[key]).astype(np.uint64)
         array[..., 0] = 2**63 + 5
@@ -447,10 +447,10 @@ class RunsCode:
         return os.mkdir, (str(self.witness),)
 
 
-def test_every_form_in_which_pyg_writes_a_graph_is_read(pt, tmp_path):
+def test_every_form_that_pyg_writes_is_read(pt, tmp_path):
     data = small_data()
     InMemoryDataset.save([data], str(tmp_path / "processed.pt"))
-    # As PyG before 2.4 wrote it.
+    # `(data, None)` below is the form of PyG before 2.4.
     forms = [pt(data), f"pyg:{tmp_path / 'processed.pt'}"]
     loaded = [load_dataset(form) for form in forms]
     loaded += [
@@ -506,7 +506,7 @@ def test_a_sparse_adjacency_in_a_file_is_read(pt):
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_a_file_that_would_run_code_is_refused_and_runs_none(pt, tmp_path, legacy):
+def test_a_file_that_would_run_code_is_refused_before_it_runs(pt, tmp_path, legacy):
     for stored in (RunsCode(tmp_path / "ran"), small_data(extra=RunsCode(tmp_path / "ran"))):
         dataset = pt(stored, _use_new_zipfile_serialization=not legacy)
         with pytest.raises(
@@ -522,7 +522,7 @@ def test_a_file_that_would_run_code_is_refused_and_runs_none(pt, tmp_path, legac
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_advice_for_a_file_that_needs_more_is_right(pt, tmp_path):
+def test_the_advice_for_a_file_with_other_classes_works(pt, tmp_path):
     with pytest.raises(ValueError) as error:
         load_dataset(pt(small_data(extra=OfTheUser())))
     assert f"({OfTheUser.__module__}.OfTheUser)" in str(error.value)
@@ -556,12 +556,12 @@ def test_the_advice_for_a_file_that_needs_more_is_right(pt, tmp_path):
         (small_data(edge_index=None, adj_t=[1]), "adj_t must be a sparse matrix, got a list"),
     ],
 )
-def test_a_file_without_one_sound_graph_is_refused(pt, stored, words):
+def test_a_file_without_exactly_one_valid_graph_is_refused(pt, stored, words):
     with pytest.raises(ValueError, match=f"graph.pt: .*{words}"):
         load_dataset(pt(stored))
 
 
-def test_features_of_any_strides_are_checked():
+def test_features_with_any_strides_are_checked():
     x = torch.zeros(3, 4, 5).permute(2, 0, 1)
     assert load_dataset(small_data(x=x)).x is x
     x[4, 2, 3] = np.nan
@@ -569,7 +569,7 @@ def test_features_of_any_strides_are_checked():
         load_dataset(small_data(x=x))
 
 
-# --- a function of the user's ------------------------------------------------------------------------------
+# --- functions of users -----------------------------------------------------------------------------------
 
 MODULE = """
 import sys, torch
@@ -605,7 +605,7 @@ number = 3
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """A module of a name of its own, since Python imports each only once."""
+    """Returns the name of a module. Each test has a different name, since Python imports a module only once."""
     name = f"graph_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
@@ -613,7 +613,7 @@ def module(tmp_path, monkeypatch):
     sys.modules.pop(name, None)
 
 
-def test_a_function_of_the_users_gives_the_graph_and_prints_to_stderr(module, capsys):
+def test_a_user_function_returns_the_graph_and_prints_to_stderr(module, capsys):
     before = list(sys.path)
     data = load_dataset(f"python:{module}:make")
     assert data.num_nodes == 2 and data.edge_index.tolist() == [[0, 1], [1, 0]]
@@ -637,12 +637,12 @@ def test_a_function_of_the_users_gives_the_graph_and_prints_to_stderr(module, ca
         ("mak", "has no function 'mak'.*Did you mean make"),
     ],
 )
-def test_what_a_function_does_wrong_is_said_with_its_place(module, function, words):
+def test_an_error_of_a_user_function_names_its_place(module, function, words):
     with pytest.raises(ValueError, match=f"^python:{module}:{function}: .*{words}"):
         load_dataset(f"python:{module}:{function}")
 
 
-def test_a_module_that_cannot_be_imported_is_said_with_its_place(module, tmp_path):
+def test_an_error_of_a_user_module_names_its_place(module, tmp_path):
     (tmp_path / "broken_graph.py").write_text("x = 1\nx.y\n")
     (tmp_path / "unfinished_graph.py").write_text("def f(:\n")
     with pytest.raises(
@@ -672,7 +672,7 @@ def write_csv(path, rows):
 
 
 def write_ogb_folder(folder, *, split, node_feat=True, label_columns=1, edge_feat=False, node_year=False):
-    """A raw OGB dataset in text form: the same five vertices and five edges as everywhere in this file."""
+    """Writes a raw OGB dataset in text form, with the five vertices and the edges of this file."""
     rng = np.random.default_rng(0)
     raw = folder / "raw"
     write_csv(raw / "edge.csv.gz", EDGES.T)
@@ -696,7 +696,7 @@ def write_splits(folder, split):
 
 
 def write_papers(folder):
-    """A raw OGB dataset in the binary form of ogbn-papers100M; vertex 3 has no label."""
+    """Writes a raw OGB dataset in the binary form of ogbn-papers100M. Vertex 3 has no label."""
     (folder / "raw").mkdir(parents=True)
     np.savez(
         folder / "raw" / "data.npz",
@@ -729,7 +729,7 @@ def ogb_root(tmp_path, never_asks):
     return tmp_path
 
 
-def test_an_ogb_dataset_in_text_form(ogb_root):
+def test_an_ogb_dataset_in_text_form_is_loaded(ogb_root):
     data = load_dataset("ogbn-arxiv", root=ogb_root)
     assert_looks_as_promised(data)
     assert edge_list(data) == list(zip(*EDGES.tolist()))  # arxiv is directed
@@ -739,7 +739,7 @@ def test_an_ogb_dataset_in_text_form(ogb_root):
     assert data.node_year.flatten().tolist() == [2010, 2011, 2012, 2013, 2014]
 
 
-def test_an_ogb_dataset_in_binary_form(ogb_root):
+def test_an_ogb_dataset_in_binary_form_is_loaded(ogb_root):
     data = load_dataset("ogbn-papers100M", root=str(ogb_root))
     assert_looks_as_promised(data)
     assert edge_list(data) == list(zip(*EDGES.tolist()))
@@ -748,18 +748,18 @@ def test_an_ogb_dataset_in_binary_form(ogb_root):
     assert data.val_mask.nonzero().tolist() == [[1]]
 
 
-def test_ogb_edges_follow_the_dataset_unless_told_otherwise(ogb_root):
+def test_undirected_overrides_the_definition_of_an_ogb_dataset(ogb_root):
     stored = list(zip(*EDGES.tolist()))
     assert edge_list(load_dataset("ogbn-papers100M:undirected=true", root=ogb_root)) == sorted(BOTH_DIRECTIONS)
     assert edge_list(load_dataset("ogbn-arxiv", root=ogb_root, undirected=True)) == sorted(BOTH_DIRECTIONS)
-    # ogbn-products is undirected and stored with each edge once; ogb's reader adds the inverse of each.
+    # ogbn-products is undirected and stored with each edge once. ogb's reader adds the inverse edges.
     with_inverse = sorted(stored + [(target, source) for source, target in stored])
     for undirected in (None, True):
         assert sorted(edge_list(load_dataset("ogbn-products", root=ogb_root, undirected=undirected))) == with_inverse
     assert edge_list(load_dataset("ogbn-products", root=ogb_root, undirected=False)) == stored
 
 
-def test_a_multi_label_dataset_without_features_keeps_what_it_has(tmp_path, never_asks):
+def test_a_multi_label_ogb_dataset_keeps_labels_and_edge_attributes(tmp_path, never_asks):
     folder = tmp_path / "ogbn_proteins"
     write_ogb_folder(folder, split="species", node_feat=False, label_columns=112, edge_feat=True)
     write_csv(folder / "raw" / "species.csv.gz", np.arange(5))
@@ -769,13 +769,13 @@ def test_a_multi_label_dataset_without_features_keeps_what_it_has(tmp_path, neve
     assert data.node_species.flatten().tolist() == [0, 1, 2, 3, 4]
 
 
-def test_the_arrays_are_those_of_ogbs_own_loader_and_its_cache_is_never_in_the_way(ogb_root):
+def test_arrays_equal_the_loader_of_ogb_with_and_without_its_cache(ogb_root):
     from ogb.nodeproppred import NodePropPredDataset
 
     for name in ("ogbn-arxiv", "ogbn-products", "ogbn-papers100M"):
         files = sorted(ogb_root.rglob("*"))
         first = load_dataset(name, root=ogb_root)
-        assert sorted(ogb_root.rglob("*")) == files, "loading wrote something"
+        assert sorted(ogb_root.rglob("*")) == files, "loading writes nothing"
 
         theirs = NodePropPredDataset(name, root=str(ogb_root))  # writes its pickled cache
         assert (ogb_root / name.replace("-", "_") / "processed" / "data_processed").exists()
@@ -791,7 +791,7 @@ def test_the_arrays_are_those_of_ogbs_own_loader_and_its_cache_is_never_in_the_w
 
 @pytest.mark.parametrize("undirected", [None, True, False])
 @pytest.mark.parametrize("name", ["ogbn-arxiv", "ogbn-products", "ogbn-papers100M"])
-def test_ogb_datasets_convert_to_what_they_load_as(ogb_root, tmp_path, name, undirected):
+def test_converting_and_loading_an_ogb_dataset_give_the_same_graph(ogb_root, tmp_path, name, undirected):
     given = {} if undirected is None else {"undirected": undirected}
     expected = load_dataset(name, root=ogb_root, **given)
     convert(name, tmp_path / "c", data=ogb_root, memory="8GB", **given)
@@ -808,7 +808,7 @@ def test_nothing_is_printed_on_standard_output(ogb_root, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_a_missing_ogb_dataset_is_answered_with_what_to_do(tmp_path, never_asks):
+def test_an_error_about_a_missing_ogb_dataset_says_what_to_do(tmp_path, never_asks):
     with pytest.raises(FileNotFoundError) as error:
         load_dataset("ogbn-products", root=tmp_path)
     for words in ("ogbn-products is not in", "ogbn_products", "Pass download=True", "http", "products.zip"):
@@ -831,7 +831,7 @@ def test_a_folder_of_another_release_is_refused(ogb_root):
         load_dataset("ogbn-arxiv", root=ogb_root)
 
 
-def test_download_fetches_and_unpacks_when_permitted(ogb_root, tmp_path, monkeypatch):
+def test_download_fetches_and_unpacks_a_dataset(ogb_root, tmp_path, monkeypatch):
     published, root = tmp_path / "published", tmp_path / "data"
     shutil.copytree(ogb_root / "ogbn_arxiv", published / "arxiv")
     shutil.make_archive(str(published / "arxiv"), "zip", published, "arxiv")
@@ -873,7 +873,7 @@ def test_a_generated_graph_is_simple_and_undirected(generated):
 
 
 @pytest.mark.parametrize("num_vertices, average_degree", [(2, 1), (100, 5), (1000, 3.5), (3000, 40)])
-def test_the_number_of_edges_is_exactly_what_was_asked_for(num_vertices, average_degree):
+def test_the_number_of_edges_is_exactly_as_requested(num_vertices, average_degree):
     data = synthetic(num_vertices=num_vertices, average_degree=average_degree, num_classes=2)
     assert data.num_edges == 2 * round(num_vertices * average_degree / 2)
     assert data.is_coalesced() and not data.has_self_loops()
@@ -884,15 +884,15 @@ def test_degrees_have_a_power_law_tail(generated):
     assert degree[0] > 15 * degree.mean()
     assert degree[0] < 20_000 / 20
     assert np.median(degree) < 0.75 * degree.mean()
-    # Hill's estimate of the exponent from the largest 2 % (drawn with 2.5; the cap steepens the end).
+    # Hill's estimate of the exponent from the largest 2 %. The exponent is 2.5, and the cap makes the end steeper.
     largest = degree[:400]
     assert 2.2 < 1 + 1 / np.log(largest / largest[-1]).mean() < 3.3
 
 
-def test_expected_degrees_follow_the_asked_exponent():
+def test_expected_degrees_follow_the_exponent():
     weights = power_law_weights(np.random.default_rng(0), 200_000, mean=20, exponent=2.5, cap=2000)
     assert weights.mean() == pytest.approx(20, rel=1e-6) and weights.max() <= 2000
-    # Beyond w the share falls as w^-1.5: 10^-1.5 per decade.
+    # The share of larger weights falls as w^-1.5, a factor of 10^-1.5 per decade.
     ratio = (weights > 300).mean() / (weights > 30).mean()
     assert ratio == pytest.approx(10**-1.5, rel=0.1)
 
@@ -906,24 +906,24 @@ def test_the_same_seed_gives_the_same_arrays_and_another_seed_another_graph():
     assert not torch.equal(first.edge_index, other.edge_index)
 
 
-def test_features_labels_and_splits_leave_the_graph_as_it_is():
+def test_parameters_of_features_labels_and_splits_do_not_change_the_graph():
     plain = synthetic(num_vertices=2000)
     changed = synthetic(num_vertices=2000, num_features=3, signal=2, label_noise=0.5, train_fraction=0.5)
     assert torch.equal(plain.edge_index, changed.edge_index)
 
 
-def test_the_share_of_edges_within_a_class_is_the_asked_homophily():
+def test_the_share_of_edges_within_a_class_is_the_homophily():
     for homophily in (0.2, 0.5, 0.8, 1.0):
         data = synthetic(num_vertices=20_000, num_classes=8, homophily=homophily, label_noise=0.0)
         source, target = data.edge_index
         measured = float((data.y[source] == data.y[target]).double().mean())
         by_chance = (1 - homophily) * float((np.bincount(data.y) / 20_000) @ (np.bincount(data.y) / 20_000))
-        # A little below: repeated pairs, which are drawn anew, are mostly local ones.
+        # The share is a little smaller: repeated pairs are drawn again, and most of them are local.
         assert homophily + by_chance - 0.06 < measured <= homophily + by_chance + 0.02
 
 
 def ridge_accuracy(data, x):
-    """Test accuracy of a ridge regression on the training vertices' one-hot labels."""
+    """Returns the test accuracy of a ridge regression on the one-hot labels of training vertices."""
     x = torch.cat([x, torch.ones(len(x), 1)], dim=1).double()
     train, test = x[data.train_mask], x[data.test_mask]
     targets = torch.nn.functional.one_hot(data.y[data.train_mask]).double()
@@ -959,10 +959,10 @@ def test_a_partitioner_finds_the_communities(generated):
     starts = np.concatenate([[0], np.cumsum(np.bincount(source, minlength=20_000))])
     _, owner = pymetis.part_graph(4, pymetis.CSRAdjacency(adj_starts=starts, adjacent=target))
     owner = np.array(owner)
-    assert (owner[source] != owner[target]).mean() < 0.75 / 2  # a random owner cuts three quarters
+    assert (owner[source] != owner[target]).mean() < 0.75 / 2  # random parts cut three quarters
 
 
-def test_splits_are_disjoint_and_have_the_asked_sizes():
+def test_splits_are_disjoint_and_have_the_requested_sizes():
     data = synthetic(num_vertices=1003)
     masks = torch.stack([data.train_mask, data.val_mask, data.test_mask])
     assert masks.sum(0).max() == 1
@@ -1008,7 +1008,7 @@ def test_arguments_out_of_range_are_refused(arguments, words):
 
 
 @pytest.mark.parametrize("key", list(inspect.signature(synthetic).parameters))
-def test_an_odd_value_of_any_parameter_is_a_graph_or_an_error_that_names_it(key):
+def test_an_odd_value_of_a_parameter_gives_a_graph_or_an_error_that_names_it(key):
     sizes = {"num_vertices": 60, "average_degree": 4, "num_features": 2, "community_size": 20}
     refused = 0
     for value in ODD_VALUES:
@@ -1020,7 +1020,7 @@ def test_an_odd_value_of_any_parameter_is_a_graph_or_an_error_that_names_it(key)
     assert refused >= 5
 
 
-def test_a_graph_that_this_machine_cannot_hold_is_refused_before_it_is_made():
+def test_a_graph_larger_than_memory_is_refused_before_it_is_generated():
     with pytest.raises(
         ValueError, match=r"need at least [\d,]+ GB of memory, and this machine has \d+ GB; ask for a smaller graph"
     ):
@@ -1033,7 +1033,7 @@ def test_a_graph_that_this_machine_cannot_hold_is_refused_before_it_is_made():
     "file", ["raw/edge.csv.gz", "raw/node-feat.csv.gz", "raw/node-label.csv.gz", "split/time/train.csv.gz"]
 )
 @pytest.mark.parametrize("contents", [b"no gzip", b"\x1f\x8b\x08\x00cut off", gzip.compress(b"a,b\nc\n", mtime=0)])
-def test_a_damaged_file_of_an_ogb_folder_is_an_error_that_names_the_folder(tmp_path, file, contents):
+def test_an_error_about_a_damaged_ogb_file_names_the_folder(tmp_path, file, contents):
     write_ogb_folder(tmp_path / "ogbn_arxiv", split="time", node_year=True)
     assert load_dataset("ogbn-arxiv", root=tmp_path).num_nodes == 5
     (tmp_path / "ogbn_arxiv" / file).write_bytes(contents)

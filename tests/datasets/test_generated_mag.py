@@ -51,11 +51,11 @@ def assert_looks_as_promised(data: HeteroData) -> None:
         for row, end in enumerate((source, target)):
             assert not ends.numel() or 0 <= int(ends[row].min()) <= int(ends[row].max()) < data[end].num_nodes
     citing, cited = data["paper", "cites", "paper"].edge_index
-    assert bool((paper.year[citing] >= paper.year[cited]).all()), "nothing newer is cited"
+    assert bool((paper.year[citing] >= paper.year[cited]).all()), "no paper cites a newer one"
     assert bool((citing != cited).all())
 
 
-def test_the_schema_is_that_of_mag240m_and_the_sizes_are_what_was_asked_for(generated):
+def test_the_schema_equals_mag240m_and_sizes_are_as_requested(generated):
     assert_looks_as_promised(generated)
     assert {name: generated[name].num_nodes for name in generated.node_types} == {
         "paper": 10_000,
@@ -82,8 +82,8 @@ def test_the_same_seed_gives_the_same_arrays_and_another_seed_another_graph():
     assert torch.equal(wide["paper"].y, a["paper"].y)
 
 
-def test_what_relations_lead_to_tells_the_label_better_than_a_paper_alone(generated):
-    """Nearest class mean, by the features of a paper and by means over what relations lead to."""
+def test_neighbours_tell_the_label_better_than_a_paper_alone(generated):
+    """Compares nearest class means by the features of a paper with means over its neighbours."""
     paper, num_papers = generated["paper"], 10_000
     x = paper.x.float()
 
@@ -122,7 +122,7 @@ def test_institutions_and_authors_stay_near_their_communities(generated):
     assert float((of_place.max(1).values / of_place.sum(1)).mean()) > 0.3, "by chance 0.125"
 
 
-def test_a_name_with_parameters_loads_it():
+def test_a_name_with_parameters_loads_the_graph():
     data = load_dataset("synthetic-mag:num_papers=60,citations_per_paper=4,seed=2")
     assert_looks_as_promised(data)
     assert data["paper"].num_nodes == 60
@@ -131,7 +131,7 @@ def test_a_name_with_parameters_loads_it():
 
 
 @pytest.mark.parametrize("key", list(inspect.signature(synthetic_mag).parameters))
-def test_an_odd_value_of_any_parameter_is_a_graph_or_an_error_that_names_it(key):
+def test_an_odd_value_of_a_parameter_gives_a_graph_or_an_error_that_names_it(key):
     refused = 0
     for value in ODD_VALUES:
         try:
@@ -142,7 +142,7 @@ def test_an_odd_value_of_any_parameter_is_a_graph_or_an_error_that_names_it(key)
     assert refused >= 5
 
 
-def test_a_tiny_graph_is_one_too():
+def test_a_tiny_graph_is_valid():
     for seed in range(20):
         data = synthetic_mag(
             num_papers=5, citations_per_paper=1, authors_per_paper=1, papers_per_author=1, num_classes=2, seed=seed

@@ -728,7 +728,7 @@ def test_two_ranks_share_the_seeds_and_resume_after_a_stop(tmp_path, partitioned
 def shared_loader_on_rank(rank, root):
     as_torchrun_would(rank, 2)
     make = lambda: NeighborLoader(graph(), [3], graph().train_mask, batch_size=8, share=(rank, 2), shuffle=True, seed=3)  # noqa: E731
-    with pytest.raises(ValueError, match="unless told Trainer\\(use_distributed_sampler=False\\)"):
+    with pytest.raises(ValueError, match="Trainer\\(use_distributed_sampler=False\\) prevents this"):
         trainer(root, strategy="ddp", devices=2).fit(Homogeneous(), make())
     model = Homogeneous()
     trainer(root, strategy="ddp", devices=2, use_distributed_sampler=False).fit(model, make())

@@ -326,7 +326,9 @@ def test_invalid_logical_ranks_are_refused(tmp_path):
         assert all(word in text for word, text in zip(words, texts, strict=True)), texts
     data = random_data()
     for options in ({"logical_ranks": 2}, {"join_logical_ranks": True}):
-        with pytest.raises(ValueError, match="= is for a partitioned graph, whose ranks share an epoch's batches"):
+        with pytest.raises(
+            ValueError, match="= applies only to a partitioned graph, whose ranks share an epoch's batches"
+        ):
             NeighborLoader(data, [2], **options)
 
 

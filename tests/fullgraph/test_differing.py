@@ -1,6 +1,6 @@
-"""Laws of full-graph training where one rank does something else than the others: every rank says so in words, or the result is that of one process.
+"""Laws of full-graph training when one rank does something else: every rank raises a clear error, or the result equals that of one process.
 
-Each mistake trains on a part of its own, all in the same processes: the ranks outlive it.
+Each mistake trains on its own part, all in the same processes, because ranks survive it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def data_of() -> Data:
 
 
 class Net(torch.nn.Module):
-    """Two layers, batch normalisation, and two heads. ``during`` runs between the layers."""
+    """Model with two layers, batch normalisation, and two heads. ``during`` runs between the layers."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Net(torch.nn.Module):
 
 
 class Step:
-    """A training step, in pieces that a mistake replaces. ``number`` counts from 0; ``part`` and ``model`` are this rank's."""
+    """Training step in pieces that a mistake replaces. ``number`` counts from 0; ``part`` and ``model`` are this rank's."""
 
     def __init__(self, rank: int, layout: str) -> None:
         self.rank = rank
@@ -87,14 +87,14 @@ class Step:
 
 
 # --- mistakes -----------------------------------------------------------------------------------------------
-# Each is called on every rank before each step, with whether this is the rank and the step at which it happens.
+# Each mistake is called on every rank before each step. ``here`` is True at the rank and step at which it happens.
 
 ROW = "rows of float64 [*, 6]"
 MISTAKES: dict[str, tuple[Callable[[Step, bool], Any], str | None]] = {}
 
 
 def mistake(says: str | None) -> Callable[[Callable[[Step, bool], Any]], Callable[[Step, bool], Any]]:
-    """``says`` is part of each rank's error, None where the result is right."""
+    """Registers a mistake. ``says`` is part of each rank's error, or None if the result is right."""
 
     def add(function: Callable[[Step, bool], Any]) -> Callable[[Step, bool], Any]:
         MISTAKES[function.__name__] = function, says
@@ -303,7 +303,7 @@ def a_matrix_laid_out_on_one(step: Step, here: bool) -> None:
         DistAdjacency(step.part, "1d")
 
 
-#: Other layouts refuse these on any rank, in words of their own.
+#: Other layouts refuse these on every rank, with a different error.
 HALO_ALONE = {"other_edges_on_one", "another_aggregation_on_one"}
 
 
@@ -311,7 +311,7 @@ HALO_ALONE = {"other_edges_on_one", "another_aggregation_on_one"}
 
 
 def said_of(rank: int, name: str, layout: str) -> str:
-    """What this rank's error says, or the losses of its steps."""
+    """Returns this rank's error, or the losses of its steps."""
     step = Step(rank, layout)
     mistaken, losses = MISTAKES[name][0], []
     try:
@@ -328,7 +328,7 @@ def said_of_all(rank: int, names: list[str], layout: str) -> dict[str, str]:
 
 
 def alone(name: str) -> list[float]:
-    """The losses of one process, of a mistake that is none."""
+    """Returns the losses of one process, for a mistake that changes nothing."""
     data, net, losses = data_of(), Net().double(), []
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     on_rank_1 = (torch.arange(NUMBER) >= NUMBER // 2)[:, None]
@@ -344,7 +344,7 @@ def alone(name: str) -> list[float]:
 
 
 @pytest.mark.parametrize("layout", ["halo", "cover", "1d"])
-def test_what_one_rank_does_differently_every_rank_names(layout):
+def test_every_rank_names_what_one_rank_does_differently(layout):
     wrong = []
     names = [name for name in MISTAKES if layout == "halo" or name not in HALO_ALONE]
     for rank, said in enumerate(distributed.run(said_of_all, 2, names, layout)):
@@ -379,13 +379,13 @@ def named(rank: int) -> str:
     return said_of(rank, "eval_on_one", "halo")
 
 
-def test_an_error_says_on_which_ranks_each_value_is():
+def test_an_error_lists_the_ranks_of_each_value():
     for said in distributed.run(named, 4):
         assert "is in training mode on ranks 0, 2, 3 and in evaluation mode on rank 1; module first" in said
 
 
 def goes_on(rank: int) -> list[float]:
-    """The losses of steps after a mistake that all ranks have caught."""
+    """Returns the losses of steps after a mistake that all ranks have caught."""
     step = Step(rank, "halo")
     with pytest.raises(ValueError, match="the next step is loss_mean"):
         if rank:
@@ -394,7 +394,7 @@ def goes_on(rank: int) -> list[float]:
     return [step.run() for _ in range(STEPS)]
 
 
-def test_ranks_that_catch_such_an_error_go_on():
+def test_ranks_that_catch_such_an_error_can_continue():
     first, second = distributed.run(goes_on, 2)
     assert first == second and first[-1] < first[0]
 
@@ -404,7 +404,7 @@ def test_ranks_that_catch_such_an_error_go_on():
 COLLECTIVES = {"all_to_all", "gather_numbers", "gather_facts", "begin"}
 AGREEMENTS = {"agree", "agree_to_exchange", "propose"}
 
-#: Functions that start a collective to which the ranks have agreed elsewhere.
+#: Functions that start a collective on which the ranks have agreed elsewhere.
 AGREED_ELSEWHERE = {
     "begin": "its callers agree",
     "propose": "is the agreement",
@@ -415,7 +415,7 @@ AGREED_ELSEWHERE = {
 
 
 def calls_of(function: ast.AST) -> list[tuple[str, str]]:
-    """(owner, name) of each method that a function calls, in order of lines."""
+    """Returns (owner, name) of each method that a function calls, in the order of lines."""
     found = [each for each in ast.walk(function) if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)]
     found.sort(key=lambda call: (call.lineno, call.col_offset))
     return [(ast.unparse(call.func.value).split(".")[-1], call.func.attr) for call in found]

@@ -58,9 +58,9 @@ def test_classes_are_counted_over_all_ranks(tmp_path, kind):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_losses_and_scores_of_a_directory_are_those_of_one_process(tmp_path, world_size):
+def test_losses_and_scores_of_a_directory_equal_one_process(tmp_path, world_size):
     data, names = data_of(), ["sage", "gat", "gcn"]
-    salientpp.partition(data, 4, tmp_path / "parts", [5, 5], 16)  # joined on fewer ranks
+    salientpp.partition(data, 4, tmp_path / "parts", [5, 5], 16)  # a rank joins several parts if there are fewer ranks
     found = distributed.run(curves, world_size, str(tmp_path / "parts"), names, 4)
     for name in names:
         model = network(name)
@@ -73,7 +73,7 @@ def test_losses_and_scores_of_a_directory_are_those_of_one_process(tmp_path, wor
 
 
 @pytest.mark.parametrize("name", ["debian_full", "facebook_pages"])
-def test_loss_curves_of_real_graphs_are_those_of_one_process(tmp_path, name):
+def test_loss_curves_of_real_graphs_equal_one_process(tmp_path, name):
     data = real_data(name)
     draw = torch.Generator().manual_seed(0)
     data.x = torch.randn(data.num_nodes, 8, generator=draw).double()
@@ -86,7 +86,7 @@ def test_loss_curves_of_real_graphs_are_those_of_one_process(tmp_path, name):
 
 
 def several_splits(rank: int) -> tuple[float, int]:
-    """Two graphs in one, one to train on and one to test on."""
+    """Trains on one of two graphs in a joined graph, and tests on the other."""
     data = data_of(60)
     both = Data(
         x=torch.cat([data.x, -data.x]),
@@ -102,12 +102,12 @@ def several_splits(rank: int) -> tuple[float, int]:
     return losses[-1], int(accuracy(out[part.test_mask], part.y[part.test_mask], part) * 60 + 0.5)
 
 
-def test_one_graph_may_be_trained_on_and_another_tested():
+def test_training_and_test_vertices_may_be_on_different_graphs():
     assert len(set(distributed.run(several_splits, 2))) == 1
 
 
 def accumulated(rank: int) -> list[float]:
-    """Gradients of two losses, added up, and of their sum."""
+    """Returns gradients of two losses that are added up, and of the sum of the losses."""
     part, norms = local(data_of()), []
     for together in (True, False):
         model = distribute(network("gcn"), part)
@@ -159,7 +159,7 @@ def with_layouts(rank: int, size: int, layouts: list[str]) -> list[str]:
     ("size", "layouts"),
     [(4, ["halo", "cover", "1d", "1.5d", "2d", "grid:2x2", "auto"]), (8, ["3d", "grid:2x4", "grid:4x2", "1.5d"])],
 )
-def test_models_over_every_layout_are_those_of_one_process(size, layouts):
+def test_models_over_every_layout_equal_one_process(size, layouts):
     assert sum(distributed.run(with_layouts, size, size, layouts), []) == []
 
 
@@ -176,7 +176,7 @@ def words(rank: int, layout: str) -> tuple[dict[str, int], dict[str, int]]:
     if layout == "halo":
         expected = {
             "forward": columns * route.num_received,
-            # The first layer's rows are given, so nothing goes back.
+            # The first layer's rows are given, so no gradient travels for them.
             "backward": (columns - WIDTH) * sum(route.send_counts),
         }
     else:
@@ -189,16 +189,16 @@ def words(rank: int, layout: str) -> tuple[dict[str, int], dict[str, int]]:
 
 
 @pytest.mark.parametrize("layout", ["halo", "1d", "grid:2x2"])
-def test_a_step_moves_as_many_words_as_its_closed_form(layout):
+def test_a_step_moves_the_words_of_its_closed_form(layout):
     for found, expected in distributed.run(words, 4, layout):
         assert found == expected
 
 
-def test_a_layout_that_a_layer_cannot_have_is_refused_by_name():
+def test_a_layout_that_a_layer_does_not_support_is_refused_by_name():
     part = local(data_of(50))
-    with pytest.raises(ValueError, match=r"layout='1d' multiplies rows by a constant matrix, and GATConv \(convs.0\)"):
+    with pytest.raises(ValueError, match=r"layout='1d' multiplies rows by a constant matrix, but GATConv \(convs.0\)"):
         distribute(network("gat"), part, layout="1d")
-    with pytest.raises(ValueError, match=r"layout='2d' adds up products, and SAGEConv \(convs.0\) takes the maximum"):
+    with pytest.raises(ValueError, match=r"layout='2d' adds up products, but SAGEConv \(convs.0\) takes the maximum"):
         distribute(network("max"), part, layout="2d")
     with pytest.raises(ValueError, match="layout must be one of"):
         distribute(network("gcn"), part, layout="4d")
@@ -206,7 +206,7 @@ def test_a_layout_that_a_layer_cannot_have_is_refused_by_name():
 
 
 def chosen(rank: int, name: str, word: float) -> tuple[str, list[int]]:
-    """The layout that is chosen where a word takes ``word`` seconds, and the rows under 'cover' and 'halo'."""
+    """Returns the layout chosen if a word takes ``word`` seconds, and the rows under 'cover' and 'halo'."""
     part = local(data_of(200))
     with pytest.MonkeyPatch.context() as patch:
         constants = Constants(edge=1e-9, vertex=1e-9, word=word, exchange=1e-4)
@@ -225,7 +225,7 @@ def test_the_fastest_layout_may_be_a_cover(name, word, expected):
 
 
 def with_other_weights(rank: int) -> list[float]:
-    """Weights that differ at each step, under a layout that was chosen."""
+    """Trains with weights that differ at each step, under an automatically chosen layout."""
     data = data_of(50)
     part, alone = local(data), network("gcn")
     with pytest.MonkeyPatch.context() as patch:
@@ -240,12 +240,12 @@ def with_other_weights(rank: int) -> list[float]:
     return off
 
 
-def test_a_chosen_layout_takes_weights_that_change():
+def test_an_automatic_layout_allows_weights_that_change():
     for off in distributed.run(with_other_weights, 2):
         assert max(off) < 1e-10
 
 
-# --- narrow numbers -----------------------------------------------------------------------------------------
+# --- 16-bit floats ------------------------------------------------------------------------------------------
 
 NARROW = {"autocast": torch.bfloat16, "bfloat16": torch.bfloat16, "half": torch.float16}
 
@@ -253,7 +253,7 @@ NARROW = {"autocast": torch.bfloat16, "bfloat16": torch.bfloat16, "half": torch.
 def step_in(
     mode: str, name: str, model: Any, whole: torch.nn.Module, g: Any, mean: Any
 ) -> tuple[Tensor, list[Tensor], Tensor]:
-    """The output, the gradients and the loss of a step, in narrow numbers unless ``mode`` is 'double'."""
+    """Returns the output, the gradients and the loss of a step, in 16-bit floats unless ``mode`` is 'double'."""
     dtype = {"autocast": torch.float32, "double": torch.float64}.get(mode, NARROW.get(mode))
     whole.to(dtype)
     with torch.autocast("cpu", torch.bfloat16, enabled=mode == "autocast"):
@@ -296,16 +296,16 @@ def narrow(rank: int, mode: str, names: list[str], layouts: list[str]) -> list[s
 
 
 @pytest.mark.parametrize("mode", NARROW)
-def test_narrow_numbers_give_what_they_give_in_one_process(mode):
+def test_16_bit_floats_equal_one_process(mode):
     layouts = ["halo", "cover", "1d", "1.5d", "grid:2x2", "2d", "auto"]
     names = ["gcn", "gin", "sage", "gat", "max", "appnp"]
-    if mode == "autocast":  # else a layer would get weighted rows, which are wider than its parameters
+    if mode == "autocast":  # in other modes a layer would get weighted rows, which are wider than its parameters
         names.append("weighted gcn")
     wrong = distributed.run(narrow, 4, mode, names, layouts)
     assert sum(wrong, []) == []
 
 
-def test_means_and_measurements_of_narrow_numbers_do_not_overflow():
+def test_means_and_measurements_of_16_bit_floats_do_not_overflow():
     part = local(data_of(50), dtype=torch.float16)
     assert float(loss_mean(torch.full((40_000,), 4.0, dtype=torch.float16), part)) == 4
     weight = torch.full((40_000,), 2.0, dtype=torch.float16)
@@ -331,7 +331,7 @@ def resumed(rank: int, folder: str, first: int, more: int) -> list[float]:
     return losses + train(model, part, more, optimizer)
 
 
-def test_training_goes_on_from_a_state_on_any_number_of_ranks_and_alone(tmp_path):
+def test_training_resumes_from_a_state_on_any_number_of_ranks(tmp_path):
     straight = distributed.run(resumed, 2, str(tmp_path), 2, 2)[0]
     assert distributed.run(resumed, 3, str(tmp_path), 0, 2)[0] == pytest.approx(straight[2:], abs=1e-9)
     model = network("sage")
@@ -342,7 +342,7 @@ def test_training_goes_on_from_a_state_on_any_number_of_ranks_and_alone(tmp_path
 
 
 def averaged_alone(epochs: int) -> tuple[list[float], Tensor, Tensor]:
-    """Losses of a copy that is trained, and what averages of its parameters say; the second average is exponential."""
+    """Returns losses of a trained copy, and outputs of two averages of its parameters, the second exponential."""
     data, model = data_of(50), copy.deepcopy(network("sage"))
     averages = averages_of(model)
     losses = []
@@ -361,7 +361,7 @@ def averages_of(model: Any) -> list[Any]:
 def averaged(rank: int, epochs: int) -> tuple[list[float], bool, list[Tensor]]:
     part = local(data_of(50))
     first = distribute(network("sage"), part)
-    train(first, part, 1)  # so that it keeps products and gradients
+    train(first, part, 1)  # so that it stores products and gradients
     before = copy.deepcopy(first.state_dict())
     first.module.load_state_dict(network("sage").state_dict())
     model = copy.deepcopy(first)
@@ -373,7 +373,7 @@ def averaged(rank: int, epochs: int) -> tuple[list[float], bool, list[Tensor]]:
         for average in averages:
             average.update_parameters(model)
     same = all(torch.equal(value, before[name]) for name, value in first.state_dict().items())
-    # A state is that of an average of the plain model, and an average of a distributed one loads it.
+    # The state equals that of an average of the plain model, and an average of a distributed model loads it.
     state = averages[1].state_dict()
     AveragedModel(network("sage"), use_buffers=True).load_state_dict(state)
     averages[1] = AveragedModel(first, use_buffers=True)
@@ -381,12 +381,12 @@ def averaged(rank: int, epochs: int) -> tuple[list[float], bool, list[Tensor]]:
     return losses, same, [average.eval()(part.x, part.edge_index).detach() for average in averages]
 
 
-def test_a_copy_and_averages_of_a_model_are_those_of_one_process():
+def test_a_copy_and_averages_of_a_model_equal_one_process():
     losses, *expected = averaged_alone(3)
     found = distributed.run(averaged, 2, 3)
     for each, same, _ in found:
         assert each == pytest.approx(losses, abs=1e-9)
-        assert same, "the model that was copied stays as it is"
+        assert same, "the copied model is unchanged"
     for number, rows in enumerate(expected):
         assert torch.allclose(torch.cat([outs[number] for _, _, outs in found]), rows, atol=1e-9)
 
@@ -424,7 +424,7 @@ def example(rank: int, root: str, state: str, epochs: int) -> tuple[list[float],
     return train_full.train(root, state, epochs, every=2)
 
 
-def test_the_example_learns_and_goes_on_from_its_checkpoint(tmp_path):
+def test_the_example_learns_and_resumes_from_its_checkpoint(tmp_path):
     salientpp.partition(synthetic(num_vertices=600, num_features=8), 2, tmp_path / "parts", [5, 5], 16)
     paths = str(tmp_path / "parts"), str(tmp_path / "state.pt")
     (losses, _), _ = distributed.run(example, 2, *paths, 4)
@@ -433,7 +433,7 @@ def test_the_example_learns_and_goes_on_from_its_checkpoint(tmp_path):
     assert more[-1] < losses[0] and 0 <= score <= 1
 
 
-def test_the_model_stays_as_it_is():
+def test_the_model_is_unchanged():
     data = data_of(50)
     part, model = local(data), network("gat")
     before = {name: dict(module.__dict__) for name, module in model.named_modules()}
@@ -477,7 +477,7 @@ def failing(rank: int, kill: bool) -> None:
         loss_mean(model(part.x, part.edge_index).square(), part).backward()
 
 
-def test_what_fails_on_one_rank_ends_the_others_with_its_text():
+def test_a_failure_on_one_rank_ends_the_others_with_its_text():
     first, second, third = distributed.run(failing, 3, False, may_fail=True)
     assert second.kind == "LookupError"
     for other in (first, third):
@@ -507,7 +507,7 @@ def differing(rank: int, what: str) -> str:
 
 
 def other(data: Data, what: str) -> Data:
-    """Of the same sizes, but for one thing."""
+    """Returns data of the same sizes that differ in one thing."""
     if what == "edges":
         data.edge_index[0, 0] = (data.edge_index[0, 0] + 1) % 50
     elif what == "order of edges":
@@ -539,7 +539,7 @@ def opening_other_data(rank: int, what: str) -> str:
         ("mask", "val_mask"),
     ],
 )
-def test_ranks_whose_data_differ_in_contents_all_say_in_what(what, named):
+def test_ranks_whose_data_differ_all_name_the_difference(what, named):
     words = f"all ranks must open the same graph, but rank 0 and rank 1 have different contents of {named}"
     assert distributed.run(opening_other_data, 3, what) == [words] * 3
 
@@ -550,7 +550,7 @@ def opening_another_directory(rank: int, roots: list[str]) -> str:
     return str(error.value)
 
 
-def test_ranks_that_open_different_directories_of_the_same_sizes_all_say_so(tmp_path):
+def test_ranks_that_open_different_directories_of_the_same_sizes_all_raise(tmp_path):
     roots = [str(tmp_path / name) for name in ("a", "b")]
     for root, what in zip(roots, ("x", "y")):
         salientpp.partition(other(data_of(50), what), 2, root, [5, 5], 16)
@@ -562,13 +562,13 @@ def test_ranks_that_open_different_directories_of_the_same_sizes_all_say_so(tmp_
     ("what", "words"),
     [
         ("graph", "all ranks must open the same graph, got offsets [0, 25, 50] on rank 0 and [0, 25, 51] on rank 1"),
-        ("offsets", "offsets must ascend from 0 to the 50 vertices"),
+        ("offsets", "offsets must ascend from 0 to 50, the number of vertices"),
         ("model", "all ranks must have the same model, but rank 0 and rank 1 differ in"),
         ("layer", "ChebConv rescales by the largest weight"),
         ("layout", "all ranks must have the same layout, got 'halo' on rank 0 and '1d' on rank 1"),
     ],
 )
-def test_ranks_that_differ_all_say_so(what, words):
+def test_ranks_that_differ_all_raise(what, words):
     for said in distributed.run(differing, 2, what):
         assert words in said, said
 
@@ -581,13 +581,13 @@ def too_many(rank: int, root: str) -> str:
     return "none"
 
 
-def test_each_rank_needs_a_part_of_its_own(tmp_path):
+def test_each_rank_needs_its_own_part(tmp_path):
     salientpp.partition(data_of(50), 2, tmp_path / "parts", [5, 5], 16)
     for said in distributed.run(too_many, 4, str(tmp_path / "parts")):
-        assert "has 2 parts, and full-graph training gives each of the 4 ranks its own; start at most 2 ranks" in said
+        assert "has 2 parts, but full-graph training gives each of the 4 ranks its own; start at most 2 ranks" in said
 
 
-def test_a_loss_that_is_a_mean_already_is_refused():
+def test_a_loss_that_is_already_a_mean_is_refused():
     part = local(data_of(50))
     with pytest.raises(ValueError, match="losses must be a tensor"):
         loss_mean(torch.tensor(1.0), part)
@@ -595,5 +595,5 @@ def test_a_loss_that_is_a_mean_already_is_refused():
         _ = part.weights
     with pytest.raises(TypeError, match="data must be a PartitionedGraph"):
         local(data_of(50).edge_index)
-    with pytest.raises(TypeError, match="part must be what salientpp.fullgraph.local or salientpp.load gives"):
+    with pytest.raises(TypeError, match="part must come from salientpp.fullgraph.local or salientpp.load"):
         distribute(network("gcn"), data_of(50))

@@ -1,6 +1,6 @@
-"""Laws of full-graph training, layer by layer: on any number of ranks, outputs and all gradients are those of one process with the whole graph.
+"""Laws of full-graph training by layer: on any number of ranks, outputs and all gradients equal those of one process with the whole graph.
 
-The table of layers is complete: every class of ``torch_geometric.nn.conv`` either is compared here or is refused by name.
+The table of layers is complete: every class of ``torch_geometric.nn.conv`` is either compared here or refused by name.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from salientpp.nn.layers import LAYERS
 F, H = 6, 12  # columns of x and of a layer's output
 N = 41
 
-#: Very uneven blocks, with empty ones; on several ranks some have no training vertices.
+#: Very uneven blocks, some of them empty. On several ranks some have no training vertices.
 OFFSETS = {1: [0, N], 2: [0, 7, N], 3: [0, 0, 30, N], 4: [0, 3, 3, 30, N]}
 
 
 def graph() -> Data:
-    """Directed, with self-loops, repeated edges and vertices without edges."""
+    """Makes a directed graph with self-loops, repeated edges and vertices without edges."""
     draw = torch.Generator().manual_seed(5)
     source = (torch.rand(170, generator=draw).square() * N).long()
     target = torch.randint(N - 2, (170,), generator=draw)
@@ -37,13 +37,13 @@ def graph() -> Data:
     edge_index[:, :5] = edge_index[:1, :5]
     edge_index[:, 5:9] = edge_index[:, 9:13]
     data = with_columns(edge_index, N, F, draw)
-    # None on rank 0, and on the last rank of four.
+    # Rank 0, and the last of four ranks, have no such vertices.
     data.train_mask = (torch.rand(N, generator=draw) < 0.5) & (torch.arange(N) >= 8) & (torch.arange(N) < 30)
     return data
 
 
 class Called(torch.nn.Module):
-    """A layer with its way of being called, after one of single rows, so that gradients pass between ranks."""
+    """Layer with its way of being called, after a layer on single rows, so that gradients travel between ranks."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def compare(rank: int, size: int, names: list[str]) -> list[str]:
-    """What differs from one process with the whole graph, in words."""
+    """Describes the differences from one process with the whole graph."""
     torch_geometric.backend.use_segment_matmul = False  # some builds of pyg-lib lack it
     data, wrong = graph(), []
     part = local(data, offsets=OFFSETS[size])
@@ -76,7 +76,7 @@ def compare(rank: int, size: int, names: list[str]) -> list[str]:
             expected = whole(x, data)
             target = torch.linspace(-1, 1, expected[0].numel(), dtype=torch.float64).view(expected[0].shape)
             (expected[data.train_mask] - target).square().flatten(1).sum(1).mean().backward()
-            torch.manual_seed(rank)  # other values on other ranks, but for rank 0's
+            torch.manual_seed(rank)  # gives other ranks other values, which rank 0's must replace
             mine = Called(case)
             if rank:
                 with torch.no_grad():
@@ -87,7 +87,7 @@ def compare(rank: int, size: int, names: list[str]) -> list[str]:
             out = model(own, part)
             losses = (out[part.train_mask] - target).square().flatten(1).sum(1)
             loss_mean(losses, part).backward()
-            of = slice(end - begin)  # a rank without vertices has a row all the same
+            of = slice(end - begin)  # excludes the placeholder row of a rank without vertices
             pairs = {"output": (expected[begin:end], out[of]), "input": (x.grad[begin:end], own.grad[of])}
             found = gradients(mine)
             pairs.update({key: (value, found[key]) for key, value in gradients(whole).items()})
@@ -104,7 +104,7 @@ def compare(rank: int, size: int, names: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_each_layer_gives_what_it_gives_on_the_whole_graph(size):
+def test_each_layer_equals_the_whole_graph(size):
     wrong = distributed.run(compare, size, size, sorted(CASES))
     assert [words for each in wrong for words in each] == []
 
@@ -125,10 +125,10 @@ def test_every_layer_of_pyg_is_compared_or_refused():
         (lambda: pyg.SAGEConv(F, H, "lstm"), "depends on the order of the edges"),
         (lambda: pyg.SAGEConv(F, H, flow="target_to_source"), "flow='target_to_source'"),
         (lambda: pyg.SuperGATConv(F, H), "it works in evaluation"),
-        (lambda: pyg.SumAggregation(), "SumAggregation looks at all vertices of the graph at once, as a layer"),
+        (lambda: pyg.SumAggregation(), "SumAggregation looks at all vertices of the graph at once if used outside"),
     ],
 )
-def test_what_looks_further_is_refused_by_name(make, words):
+def test_modules_that_read_further_vertices_are_refused_by_name(make, words):
     with pytest.raises(ValueError, match=words):
         distribute(make(), local(graph()))
 

@@ -1,4 +1,4 @@
-"""Laws of layouts: each gives the product of one process, its adjoint, and moves as many words as its closed form says."""
+"""Laws of layouts: each gives the product of one process and its adjoint, and moves the words that its closed form says."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def graph() -> Data:
 
 
 def expected(data: Data, kind: str) -> tuple[Tensor, Tensor]:
-    """The product and the gradient of its sum with weights 0, 1, 2, ..."""
+    """Returns the product and the gradient of its sum with weights 0, 1, 2, ..."""
     x = data.x.clone().requires_grad_()
     source, target = data.edge_index
     rows = x[source] * (data.edge_weight[:, None] if kind == "weighted" else 1)
@@ -95,7 +95,7 @@ def test_every_layout_gives_the_product_and_its_adjoint_and_moves_the_words_of_i
     assert [words for each in wrong for words in each] == []
 
 
-def test_closed_forms_are_those_of_the_paper_where_everything_divides():
+def test_closed_forms_equal_the_papers_if_everything_divides():
     n, f = 64 * 12, 24
     for size in (4, 16, 64):
         offsets = [n * rank // size for rank in range(size + 1)]
@@ -108,7 +108,7 @@ def test_closed_forms_are_those_of_the_paper_where_everything_divides():
         assert words("2d") == pytest.approx(n * f * (side - 1) / side**2 + conversion)
         for copies in (2, 4):
             if size % copies**2 == 0:
-                # n f / c come in stages, one of which is the group's own; the group's rows and sums are shared in it.
+                # n f / c words arrive in stages, one of which is the group's own; the group exchanges its rows and sums.
                 block = n * copies // size
                 staged = n // copies - block
                 assert words(f"1.5d:{copies}") == (staged + 2 * (copies - 1) * n // size) * f
@@ -119,7 +119,7 @@ def test_closed_forms_are_those_of_the_paper_where_everything_divides():
 
 @pytest.mark.parametrize("size", [4, 8])
 def test_every_entry_has_one_holder(size):
-    for name in LAYOUTS[size][2:]:  # 'halo' and 'cover' have no blocks
+    for name in LAYOUTS[size][2:]:  # without 'halo' and 'cover', which have no blocks
         form = Layout.of(name, size)
         for target in range(size):
             for source, holder in enumerate(form.holders(target)):
@@ -128,7 +128,7 @@ def test_every_entry_has_one_holder(size):
 
 
 def matching_by_hand(edges: list[tuple[int, int]]) -> int:
-    """How many edges share no end, at most, by trying all."""
+    """Returns the largest number of edges that share no end, by trying all choices."""
     if not edges:
         return 0
     (a, b), others = edges[0], edges[1:]
@@ -151,7 +151,7 @@ def count_rows(rank: int) -> tuple[int, int]:
     return tuple(DistAdjacency(part, name).rows_received for name in ("cover", "halo"))
 
 
-def test_a_cover_takes_fewer_rows_than_the_halo():
+def test_a_cover_needs_fewer_rows_than_the_halo():
     found = distributed.run(count_rows, 4)
     assert all(cover <= halo for cover, halo in found)
     assert sum(cover for cover, _ in found) < sum(halo for _, halo in found)
@@ -176,12 +176,12 @@ def test_nonzeros_of_summa_go_to_all_but_their_holder(size, name, side):
     ("arguments", "words"),
     [
         ({"layout": "2D"}, "layout must be one of 'halo', 'cover', '1d'"),
-        ({"layout": "grid:2x2"}, "is for 4 ranks, and there are 1"),
-        ({"layout": "1.5d"}, "replicates rows 2 times, which must divide the number of ranks, 1"),
-        ({"layout": "2d", "reduce": "max"}, "goes with '1d', '1.5d' and 'grid:RxC'"),
+        ({"layout": "grid:2x2"}, "needs 4 ranks, got 1"),
+        ({"layout": "1.5d"}, "replicates rows 2 times; this must divide the number of ranks, 1"),
+        ({"layout": "2d", "reduce": "max"}, "needs layout '1d', '1.5d' or 'grid:RxC'"),
         ({"reduce": "median"}, "reduce must be 'sum', 'mean' or 'max'"),
     ],
 )
-def test_what_no_layout_can_is_refused(arguments: dict[str, Any], words):
+def test_unsupported_arguments_of_layouts_are_refused(arguments: dict[str, Any], words):
     with pytest.raises(ValueError, match=words):
         DistAdjacency(local(graph()), **arguments)

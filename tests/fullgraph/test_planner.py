@@ -1,4 +1,4 @@
-"""Laws of plans: whatever is cached or recomputed, results are those of one process, words are as predicted, and no plan is cheaper."""
+"""Laws of plans: with any rows cached or recomputed, results equal those of one process, words are as predicted, and no plan is cheaper."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def counted(rank: int) -> list[tuple[dict[str, float], int, int]]:
         plan = plan_for(distribute(network("sage"), part), kind=kind, constants=CONSTANTS)
         graph = plan.apply()
         model = distribute(network("sage"), graph)
-        model(graph.x, graph.edge_index)  # which fetches what is cached
+        model(graph.x, graph.edge_index)  # fetches the rows to cache
         graph.ranks.received.clear()
         out = model(graph.x, graph.edge_index)
         loss_mean(F.cross_entropy(out, graph.y, reduction="none"), graph).backward()
@@ -67,7 +67,7 @@ def test_words_are_as_the_plan_predicts():
     for of_kind in zip(*per_rank):
         for summary, forward, _ in of_kind:
             assert summary["words"] == forward
-        # A gradient comes to the rank that the row came from.
+        # A gradient travels to the rank that the row came from.
         gone = sum(summary["words with gradients"] - summary["words"] for summary, _, _ in of_kind)
         assert gone == sum(backward for _, _, backward in of_kind)
     summaries = [summary for summary, _, _ in per_rank[0]]
@@ -76,7 +76,7 @@ def test_words_are_as_the_plan_predicts():
     assert all(summaries[3]["seconds"] <= each["seconds"] for each in summaries)
 
 
-# --- what steps take ----------------------------------------------------------------------------------------
+# --- times of steps -----------------------------------------------------------------------------------------
 
 
 def without_others(rank: int) -> bool:
@@ -86,15 +86,15 @@ def without_others(rank: int) -> bool:
     given = [_of(alone, part, each) for each in (x, edge_index, weight, 3)]
     assert given[0] is x and given[1] is alone.edge_index and given[2] is alone.edge_weight and given[3] == 3
     assert not alone.outer.numel() and bool((alone.edge_index < alone.num_own).all())
-    assert torch.equal(alone.edge_index[1], edge_index[1]), "edges lead where they did"
+    assert torch.equal(alone.edge_index[1], edge_index[1]), "targets of edges are unchanged"
     return torch.equal(alone.e_id, part.e_id)
 
 
-def test_what_is_timed_without_a_halo_has_all_vertices_and_edges():
+def test_the_timed_part_without_a_halo_has_all_vertices_and_edges():
     assert distributed.run(without_others, 3) == [True] * 3
 
 
-def test_times_are_those_of_steps_whatever_else_a_round_does():
+def test_times_of_steps_do_not_depend_on_other_load_in_a_round():
     widths, vertex, edge, word, kept = [64, 16], 2e-5, 3e-7, 4e-8, 0.01
     vertices, edges = [0, 1, 1000, 1000, 0], [9000, 9000, 9000, 15000, 9000]
     words = [900_000, 899_936, 836_000, 700_000, 0]
@@ -104,14 +104,14 @@ def test_times_are_those_of_steps_whatever_else_a_round_does():
     rounds = [[seconds + turn for seconds in steps] for turn in (0, 3, 1, 2, 7)]
     times = times_of(rounds, vertices, edges, words)
     assert (times.vertex, times.edge, times.word, times.kept) == pytest.approx((vertex, edge, word, kept))
-    # What the model of costs says of the half that was timed is what it took.
+    # For the timed half, the cost model must predict the measured times.
     costs = Costs(widths, [False, True], _UNIT).timed(times, Constants(0.0, 0.0, 1.0, 0.0))
     saved = 1000 * (costs.fetch(0) - costs.vertex) - costs.constants.kept
     assert saved == pytest.approx(steps[0] - steps[2])
 
 
 def plans_timed(rank: int) -> list[tuple[int, list[int]]]:
-    """What ``step_times`` counts of each plan, and what a step under it moves."""
+    """Returns the words that ``step_times`` counts for each plan, and the words that a step under it moves."""
     found: list[tuple[int, list[int]]] = []
     part = local(data_of())
     base = distribute(network("sage"), part)
@@ -121,7 +121,7 @@ def plans_timed(rank: int) -> list[tuple[int, list[int]]]:
     for depths in (torch.zeros_like(half), torch.arange(half.numel()) % 2):
         graph = part.planned(half, depths)
         model = distribute(network("sage"), graph)
-        model(graph.x, graph.edge_index)  # which fetches what is cached
+        model(graph.x, graph.edge_index)  # fetches the rows to cache
         before = graph.ranks.received.copy()
         model(graph.x, graph.edge_index).sum().backward()
         moved = graph.ranks.received - before
@@ -129,12 +129,12 @@ def plans_timed(rank: int) -> list[tuple[int, list[int]]]:
     return found
 
 
-def test_words_of_a_timed_plan_are_those_that_move():
+def test_words_of_a_timed_plan_equal_the_moved_words():
     for plan in zip(*distributed.run(plans_timed, 3)):
         assert sum(counted for counted, _ in plan) == sum(sum(moved) for _, moved in plan)
 
 
-def test_costs_are_those_that_steps_took():
+def test_costs_reproduce_the_times_of_steps():
     costs = Costs([6, 16, 16], [False, True, True], _UNIT)
     alone = Constants(edge=1e-12, vertex=1e-12, word=1.0, exchange=0.5)
     timed = costs.timed(StepTimes(vertex=3e-4, edge=2e-5, word=7e-8, kept=0.1), alone)
@@ -165,9 +165,9 @@ def timed(rank: int, name: str) -> tuple[list[float], bool]:
 
 
 @pytest.mark.parametrize("name", ["sage", "gat"])
-def test_a_plan_by_measured_steps_leaves_the_model_as_it_was(name):
+def test_planning_by_measured_steps_leaves_the_model_unchanged(name):
     found = distributed.run(timed, 3, name)
-    assert found[0] == found[1] == found[2], "all ranks plan by the same constants"
+    assert found[0] == found[1] == found[2], "all ranks plan with the same constants"
     assert found[0][1] and min(found[0][0]) >= 0 and min(found[0][0][:2]) > 0
 
 
@@ -185,7 +185,7 @@ def with_kept_edges(rank: int) -> tuple[list[float], list[float]]:
     return curves[0], curves[1]
 
 
-def test_what_a_layer_keeps_of_another_graph_is_left_alone():
+def test_values_that_a_layer_caches_from_another_graph_are_kept():
     torch.manual_seed(0)
     alone = pyg.GCN(6, 16, 2, 7).double()
     torch.manual_seed(0)
@@ -196,7 +196,7 @@ def test_what_a_layer_keeps_of_another_graph_is_left_alone():
 
 
 def taken_of(rank: int, slow: list[str], budget: float | None) -> tuple[str, float]:
-    """Which plan is taken where steps under some take longer."""
+    """Returns the plan that is taken if steps under some plans are slow."""
     part = local(data_of())
     model = distribute(network("sage"), part)
 
@@ -218,7 +218,7 @@ def taken_of(rank: int, slow: list[str], budget: float | None) -> tuple[str, flo
     ("slow", "budget", "expected"),
     [(["fetch"], None, "cache"), (["cache", "other"], None, "fetch"), (["fetch"], 0.0, "fetch")],
 )
-def test_the_plan_whose_steps_are_fastest_is_taken_on_all_ranks(slow, budget, expected):
+def test_the_plan_with_the_fastest_steps_is_taken_on_all_ranks(slow, budget, expected):
     for kind, memory in distributed.run(taken_of, 3, slow, budget):
         assert kind == expected and (budget is None or memory <= budget)
 
@@ -227,7 +227,7 @@ def test_the_plan_whose_steps_are_fastest_is_taken_on_all_ranks(slow, budget, ex
 
 
 def small_problem(seed: int, remote: int, hops: int) -> Problem:
-    """Few vertices of others, and constants between which each plan may win."""
+    """Makes a problem with few vertices of other ranks, and constants under which each plan may win."""
     draw = torch.Generator().manual_seed(seed)
     number = remote + 4
     edges = int(torch.randint(2 * number, 4 * number, (), generator=draw))
@@ -249,7 +249,7 @@ def every_plan(problem: Problem) -> torch.Tensor:
     ("seed", "remote", "hops"),
     [*itertools.product(range(12), [6], [2, 3]), *((seed, 12, 2) for seed in range(3)), *((s, 8, 3) for s in range(4))],
 )
-def test_no_plan_of_all_costs_less(seed, remote, hops):
+def test_no_other_plan_costs_less(seed, remote, hops):
     problem = small_problem(seed, remote, hops)
     least = min(float(problem.seconds(some).min()) for some in every_plan(problem).split(50_000))
     found = float(problem.seconds(problem.solve()))
@@ -260,7 +260,10 @@ def test_no_plan_of_all_costs_less(seed, remote, hops):
 
 
 def of_some(problem: Problem, vertices: range) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
-    """Of each choice for some candidates: seconds to keep them; per hop, as bits, the candidates whose rows these need, and those of them that are here."""
+    """Describes every choice for some candidates.
+
+    Returns the seconds to keep them, and per hop, as bits, the candidates whose rows they need, and those of them that are here.
+    """
     costs, hops = problem.costs, problem.costs.num_hops
     depths = np.array([*itertools.product(range(-1, hops), repeat=len(vertices))])
     seconds = np.zeros(len(depths))
@@ -276,7 +279,7 @@ def of_some(problem: Problem, vertices: range) -> tuple[np.ndarray, list[np.ndar
 
 
 def least_of_all(problem: Problem) -> float:
-    """Seconds of the best plan, by a look at each."""
+    """Returns the seconds of the best plan, by trying every plan."""
     number, costs = problem.candidates.numel(), problem.costs
     (seconds, needed, here), others = (
         of_some(problem, span) for span in (range(number // 2), range(number // 2, number))
@@ -289,7 +292,7 @@ def least_of_all(problem: Problem) -> float:
         for hop in range(costs.num_hops):
             fetched = (named | needed[hop][at] | others[1][hop]) & ~(here[hop][at] | others[2][hop])
             total = total + ones[fetched] * costs.fetch(hop)
-        keeps_any = (at > 0) | (np.arange(len(others[0])) > 0)  # the first choice of each half is to fetch
+        keeps_any = (at > 0) | (np.arange(len(others[0])) > 0)  # the first choice of each half fetches everything
         least = min(least, float((total + keeps_any * costs.constants.kept).min()))
     return least
 
@@ -316,8 +319,8 @@ def test_a_plan_keeps_to_its_budget_and_is_no_worse_than_the_pure_plans_that_do(
                 assert float(problem.seconds(plan)) <= float(problem.seconds(pure)) * (1 + 1e-12)
 
 
-def test_what_two_recomputed_vertices_share_is_paid_once():
-    # 0 <- 1, 0 <- 2, 1 <- 3, 2 <- 3: to recompute 1 and 2 takes the row of 3 once.
+def test_a_row_that_two_recomputed_vertices_need_is_paid_once():
+    # Edges 0 <- 1, 0 <- 2, 1 <- 3, 2 <- 3: recomputing 1 and 2 needs the row of 3 once.
     graph = Graph.from_edge_index(torch.tensor([[1, 2, 3, 3], [0, 0, 1, 2]]), 4)
     problem = Problem.of(graph, 0, 1, Costs([5, 7], [False, True], Constants(0.0, 0.0, 1.0, 0.0)))
     seconds = lambda *depths: float(problem.seconds(torch.tensor(depths)))  # noqa: E731
@@ -342,10 +345,10 @@ def test_wrong_plans_are_refused():
     model = distribute(network("sage"), part)
     with pytest.raises(ValueError, match="kind must be 'hybrid', 'fetch', 'cache' or 'recompute', got 'all'"):
         plan_for(model, kind="all")
-    with pytest.raises(ValueError, match="inner must be ids of vertices of other ranks, each once"):
+    with pytest.raises(ValueError, match="inner must be ids of vertices of other ranks, without repetition"):
         part.planned(torch.tensor([3]), torch.tensor([0]))
     flat = distribute(pyg.GCN(6, 8, 2, 7).double(), part, layout="1d")
-    with pytest.raises(ValueError, match="takes a model with layout='halo' and without a plan"):
+    with pytest.raises(ValueError, match="needs a model with layout='halo' and without a plan"):
         plan_for(flat)
 
 

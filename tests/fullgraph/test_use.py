@@ -1,4 +1,4 @@
-"""Laws of how models may be written and used in full-graph training: each use gives what one process gives, or is refused in words.
+"""Laws of how models may be written and used in full-graph training: each use equals one process, or raises a clear error.
 
 The rows of the table run one after the other on two ranks. A row is a function that gets a :class:`Way` and returns tensors. It runs once on the whole
 graph in one process and once over ranks.
@@ -39,11 +39,11 @@ def graph() -> Data:
 
 
 class Way:
-    """How a row is computed: on the whole graph alone, or over ranks.
+    """Way in which a row is computed: on the whole graph in one process, or over ranks.
 
     Args:
-        is_alone: in one process.
-        kept: over ranks, the rank keeps the input rows of its halo: a plan.
+        is_alone: True in one process.
+        kept: True if a rank keeps the input rows of its halo, by a plan.
     """
 
     def __init__(self, is_alone: bool, kept: bool = False) -> None:
@@ -64,7 +64,7 @@ class Way:
         return self.mean(F.cross_entropy(out, self.g.y, reduction="none"))
 
     def own(self, rows: Tensor) -> Tensor:
-        """The rows of the vertices of rank 0 or 1, of the whole graph's rows."""
+        """Returns the rows of the vertices of rank 0 or 1, given the whole graph's rows."""
         if not self.is_alone:
             return rows
         return rows[:22] if torch.distributed.get_rank() == 0 else rows[22:]
@@ -75,7 +75,7 @@ def gradients(module: torch.nn.Module) -> list[Tensor | None]:
 
 
 class Net(torch.nn.Module):
-    """A layer, and a head that ``head`` computes from the module, which may hold its parameters elsewhere."""
+    """Layer, and a head that ``head`` computes from the module, which may hold its parameters elsewhere."""
 
     def __init__(
         self, head: Callable[[Net, Tensor], Any] | None = None, hold: Callable[[Net], Any] | None = None
@@ -205,7 +205,7 @@ def checkpointed_again(way: Way) -> Any:
     return trained(way, Net(lambda net, h: checkpoint(net.lin, h, use_reentrant=True)))
 
 
-# --- which gradients there are ------------------------------------------------------------------------------
+# --- gradients that exist or not ----------------------------------------------------------------------------
 
 
 class Heads(torch.nn.Module):
@@ -226,7 +226,7 @@ def with_an_idle_head(way: Way) -> Any:
 
 
 def with_idle_heads_under_adam(way: Way) -> Any:
-    """Momentum and weight decay move a parameter whose gradient is zero, and leave one alone that has none."""
+    """Momentum and weight decay move a parameter whose gradient is zero, but not one without a gradient."""
     net = Heads()
     model = way.wrap(net)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, weight_decay=0.3)
@@ -286,7 +286,7 @@ def two_calls_in_one_loss(way: Way) -> Any:
 
 
 def with_a_penalty(way: Way) -> Any:
-    """A term of the parameters alone is the same on every rank, and counts once."""
+    """A term of the parameters alone is equal on every rank, and counts once."""
     net = Net()
     model = way.wrap(net)
     loss = way.loss(model(way.g.x, way.g.edge_index)) + 0.1 * sum(p.square().sum() for p in net.parameters())
@@ -339,7 +339,7 @@ class Weighted(torch.nn.Module):
 
 
 def after(change: Callable[[Any], None], conv: str) -> Callable[[Way], Any]:
-    """Outputs and gradients before and after something of the graph changed, twice."""
+    """Compares outputs and gradients before and after a change of the graph, twice."""
 
     def row(way: Way) -> Any:
         net = Weighted(conv)
@@ -379,7 +379,7 @@ def with_learned_edges(way: Way) -> Any:
     order = torch.zeros(240, dtype=torch.float64)
     ids = torch.arange(240) if way.is_alone else way.g.e_id
     order[ids] = weight.grad
-    if not way.is_alone:  # an edge's gradient is complete where the edge is
+    if not way.is_alone:  # the gradient of an edge is complete on the rank that has the edge
         order = way.g.ranks.sum_up(order, "test")
     return [way.own(out), order]
 
@@ -439,7 +439,7 @@ def learned_rows(way: Way) -> Any:
     return [way.own(way.g.x.grad), *gradients(net)]
 
 
-# --- what models return -------------------------------------------------------------------------------------
+# --- outputs of models --------------------------------------------------------------------------------------
 
 
 class Pair(NamedTuple):
@@ -455,7 +455,7 @@ class Result:
 
 
 class Output(collections.OrderedDict):
-    """As the outputs of transformers: a dict whose items are attributes too."""
+    """Output as in transformers: a dict whose items are attributes too."""
 
     def __setitem__(self, key: str, value: Any) -> None:
         super().__setitem__(key, value)
@@ -463,7 +463,7 @@ class Output(collections.OrderedDict):
 
 
 def returned(make: Callable[[Tensor], Any], take: Callable[[Any], list[Any]]) -> Callable[[Way], Any]:
-    """``take`` finds the tensors of vertices in what a model returns that ends in ``make``."""
+    """Makes a row. ``take`` finds the tensors of vertices in the output of a model that ends in ``make``."""
 
     def row(way: Way) -> Any:
         net = Net(lambda net, h: make(net.lin(h)))
@@ -485,7 +485,7 @@ def with_hidden_as_output(rows: Tensor) -> Output:
 
 Row = Callable[[Way], Any]
 
-#: Name -> (row, under a plan, what the error says or None).
+#: Name -> (row, True if under a plan, text of the error or None).
 TABLE: dict[str, tuple[Row, bool, str | None]] = {
     "a parameter in a list": (in_list, False, None),
     "a parameter in a dict of dicts": (in_nested_dict, False, None),
@@ -554,7 +554,7 @@ TABLE: dict[str, tuple[Row, bool, str | None]] = {
 
 
 def differences(rank: int) -> list[str]:
-    """What the rows of the table give over ranks, where that is neither what one process gives nor the error that the table names."""
+    """Lists results over ranks that are neither those of one process nor the error that the table names."""
     wrong = []
     for name, (row, is_planned, words) in TABLE.items():
         expected = row(Way(True))
@@ -575,6 +575,6 @@ def differences(rank: int) -> list[str]:
     return wrong
 
 
-def test_each_use_gives_what_one_process_gives_or_is_refused_in_words():
+def test_each_use_equals_one_process_or_raises_a_clear_error():
     wrong = distributed.run(differences, 2)
     assert sum(wrong, []) == []

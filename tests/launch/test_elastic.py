@@ -1,4 +1,4 @@
-"""Laws of a job that changes its size: killed at any moment, it goes on with fewer or more ranks, and takes the steps that it would have taken."""
+"""Laws of a job that changes its size: killed at any moment, it continues with fewer or more ranks, and takes the same steps."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def arguments(root: str, checkpoint: Path) -> list[str]:
 
 
 def watch(log: Path, rank: int, die_at: int | None) -> None:
-    """Have the example note each batch that it trains on, and end like a lost machine at one of them."""
+    """Makes the example record each batch that it trains on, and kills the process at one of them, like a lost machine."""
     import train_elastic
 
     forward, count = train_elastic.forward, 0
@@ -77,20 +77,20 @@ def _train(rank: int, root: str, folder: str, attempt: str, victim: int, die_at:
 
 
 def noted(folder: Path, attempt: str) -> list[str]:
-    """Everything that the ranks of an attempt trained on, without who did."""
+    """Returns everything that the ranks of an attempt trained on, without the ranks."""
     files = sorted(folder.glob(f"{attempt}-*.jsonl"))
     return [json.dumps(json.loads(line)[1:]) for file in files for line in file.read_text().splitlines()]
 
 
 def whole_run(root: str, folder: Path) -> tuple[list[str], dict[str, torch.Tensor], float]:
-    """What a run that nothing stops trains on, in order, the parameters that it ends with, and its accuracy."""
+    """Returns the batches of an uninterrupted run, in order, its final parameters, and its accuracy."""
     folder.mkdir()
     (found,) = distributed.run(_train, 1, root, str(folder), "whole", 0, None)
     return noted(folder, "whole"), torch.load(folder / "checkpoint.pt", weights_only=True)["model"], found
 
 
 @pytest.mark.parametrize("sizes", [(3, 2), (2, 1), (4, 3, 2), pytest.param((2, 6), marks=pytest.mark.faults)], ids=str)
-def test_a_job_that_loses_a_rank_goes_on_without_it(root, tmp_path, sizes):
+def test_a_job_that_loses_a_rank_continues_without_it(root, tmp_path, sizes):
     batches, parameters, right = whole_run(root, tmp_path / "whole")
     assert len(batches) == EPOCHS * ROUNDS * LOGICAL_RANKS
     rng = random.Random(str(sizes))
@@ -100,7 +100,7 @@ def test_a_job_that_loses_a_rank_goes_on_without_it(root, tmp_path, sizes):
             state = torch.load(checkpoint, weights_only=True)["loader"]
             done = state["epoch"] * ROUNDS + state["round"]
         is_last = attempt == len(sizes) - 1
-        # The killed rank has at least one logical rank, and the job has some rounds before it.
+        # The killed rank has at least one logical rank, and the job has completed some rounds.
         die_at = None if is_last else rng.randint(3, 6)
         victim = rng.randrange(size)
         print(f"attempt {attempt}: {size} ranks from round {done}, rank {victim} dies at its batch {die_at}")
@@ -137,7 +137,7 @@ train_elastic.main()
 
 
 def _agent(number: int, port: int, root: str, folder: Path) -> subprocess.Popen:
-    """torchrun of one host of up to three; the first has the store."""
+    """Starts torchrun on one host of up to three; the first has the store."""
     words = f"--nnodes 2:3 --nproc-per-node 1 --max-restarts 3 --monitor-interval 0.2 --rdzv-id job --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port}"
     words += f" --rdzv-conf last_call_timeout=20,is_host={int(number == 0)} job.py"
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
@@ -155,7 +155,7 @@ def _workers(agent: subprocess.Popen) -> list[int]:
 
 
 @pytest.mark.faults
-def test_torchrun_goes_on_with_the_hosts_that_are_left(root, tmp_path):
+def test_torchrun_continues_with_the_remaining_hosts(root, tmp_path):
     batches, parameters, right = whole_run(root, tmp_path / "whole")
     (tmp_path / "job.py").write_text(JOB.format(folders=[str(EXAMPLES), *sys.path]))
     with socket.socket() as free:
@@ -167,14 +167,14 @@ def test_torchrun_goes_on_with_the_hosts_that_are_left(root, tmp_path):
             agents.append(_agent(number, port, root, tmp_path))
             time.sleep(1)
         _wait_for(lambda: (tmp_path / "checkpoint.pt").exists(), tmp_path)
-        # torchrun's number of the restart may stay 0: a start is told from the first by the files that are there now.
+        # torchrun's restart number may stay 0, so new files show that the ranks have started again.
         first, lost = set(tmp_path.glob("*.jsonl")), agents[2]
         for pid in [lost.pid, *_workers(lost)]:
             os.kill(pid, signal.SIGKILL)
         _wait_for(lambda: "test accuracy" in _said(tmp_path), tmp_path)
     finally:
         for agent in agents:
-            # After the work the agents wait for the lost one for minutes.
+            # After the work, the agents wait minutes for the lost agent.
             pids = _workers(agent) if agent.poll() is None else []
             for pid in [*pids, *([agent.pid] if agent.poll() is None else [])]:
                 os.kill(pid, signal.SIGKILL)

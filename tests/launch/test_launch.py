@@ -1,6 +1,6 @@
-"""Laws of starting: who a process is, how ranks meet, how they stop together, and what a batch script says.
+"""Laws of starting: the identity of a process, the meeting of ranks, their common stop, and batch scripts.
 
-SLURM itself is played by environment variables and small scripts; tests/slurm has the real one.
+Environment variables and small scripts stand for SLURM; tests/slurm has the real one.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def without(environ: dict[str, str], *names: str) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in names}
 
 
-# --- who is this process? ---------------------------------------------------------------------------------
+# --- identity of this process -----------------------------------------------------------------------------
 
 
 def test_a_rank_is_the_same_to_torchrun_and_to_srun():
@@ -84,7 +84,7 @@ def test_a_rank_is_the_same_to_torchrun_and_to_srun():
     assert detect({**STEP, "SLURM_STEP_TASKS_PER_NODE": "6,2"}).ranks_per_host == 2
 
 
-def test_a_process_of_its_own():
+def test_a_process_without_a_launcher_is_a_single_process():
     for environ in (
         {},
         {"MASTER_ADDR": "here", "MASTER_PORT": "1"},
@@ -93,11 +93,11 @@ def test_a_process_of_its_own():
         assert detect(environ) == Launch("none")
 
 
-def test_torchrun_under_srun_and_variables_set_by_hand_are_taken_where_they_agree():
+def test_torchrun_under_srun_and_variables_set_by_hand_are_used_if_they_agree():
     assert detect({**ONE_PER_HOST, **TORCHRUN}).rank == 5
     by_hand = without(TORCHRUN, "GROUP_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     launch = detect({**STEP, **by_hand})
-    assert (launch.local_rank, launch.ranks_per_host) == (1, 4), "SLURM knows what was not set"
+    assert (launch.local_rank, launch.ranks_per_host) == (1, 4), "SLURM's variables fill in the missing ones"
 
 
 @pytest.mark.parametrize(
@@ -110,16 +110,16 @@ def test_torchrun_under_srun_and_variables_set_by_hand_are_taken_where_they_agre
         (without(STEP, "SLURM_PROCID"), "of srun's variables is set, but SLURM_PROCID is missing; start with srun"),
         (without(STEP, "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"), "SLURM_NTASKS is missing"),
         ({**TORCHRUN, "RANK": "five"}, "RANK must be an integer from 0 to 2147483647, in digits alone, got 'five'"),
-        ({**TORCHRUN, "RANK": "8"}, r"RANK must be in \[0, 8\), by WORLD_SIZE, got 8"),
+        ({**TORCHRUN, "RANK": "8"}, r"RANK must be in \[0, 8\), as given by WORLD_SIZE, got 8"),
         ({**TORCHRUN, "LOCAL_RANK": "-1"}, "LOCAL_RANK must be an integer from 0 to 2147483647, in digits alone, got '-1'"),
         ({**STEP, "SLURM_PROCID": "8"}, r"SLURM_PROCID must be in \[0, 8\)"),
         ({**STEP, "SLURM_NODEID": "2"}, r"SLURM_NODEID must be in \[0, 2\)"),
         ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "many"}, r"must look like 4\(x2\),1, with .*, got 'many'; start with srun"),
-        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "9"}, "LOCAL_WORLD_SIZE must be at most 8, by WORLD_SIZE, got 9"),
-        ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "4,9"}, "entry in SLURM_STEP_TASKS_PER_NODE must be at most 8, by SLURM_STEP_NUM_TASKS, got 9"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "9"}, "LOCAL_WORLD_SIZE must be at most 8, as given by WORLD_SIZE, got 9"),
+        ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "4,9"}, "entry in SLURM_STEP_TASKS_PER_NODE must be at most 8, as given by SLURM_STEP_NUM_TASKS, got 9"),
         (
             {**ONE_PER_HOST, **TORCHRUN, "GROUP_WORLD_SIZE": "1"},
-            r"srun has started 2 tasks \(SLURM_NTASKS\), but the torchrun of this one has 1 in its group .* --nnodes 2",
+            r"srun has started 2 tasks \(SLURM_NTASKS\), but the torchrun of this task has 1 in its group .* --nnodes 2",
         ),
         (
             {**STEP, **without(TORCHRUN, "TORCHELASTIC_RUN_ID"), "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"},
@@ -131,7 +131,7 @@ def test_torchrun_under_srun_and_variables_set_by_hand_are_taken_where_they_agre
         ),
     ],
 )  # fmt: skip
-def test_what_is_missing_or_contradicts_itself_is_explained(environ, words):
+def test_missing_or_contradicting_variables_are_explained(environ, words):
     with pytest.raises(LaunchError, match=words):
         detect(environ)
 
@@ -160,7 +160,7 @@ def test_a_variable_that_is_no_number_in_its_range_is_named(environ, name):
         detect({**environ, name: ""})
 
 
-def test_a_rank_alone_may_leave_its_port_to_the_kernel():
+def test_a_single_rank_may_leave_the_port_to_the_kernel():
     alone = {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     assert detect({**alone, "MASTER_PORT": "0"}).master_port == 0
     assert detect({**TORCHRUN, "MASTER_PORT": "65535"}).master_port == 65535
@@ -196,22 +196,22 @@ def test_a_text_that_slurm_or_torchrun_would_not_give_is_refused(name, texts, wo
     ("hosts", "first"),
     [("n1", "n1"), ("n1,m2", "n1"), ("n[1-2,5],m[1-3]", "n1"), ("gpu[007,010-012]", "gpu007"), ("rack[0-1]n[03-16],login", "rack0n03"), ("a-b[2]c", "a-b2c")],
 )  # fmt: skip
-def test_the_first_of_slurms_hosts(hosts, first):
+def test_the_first_host_of_slurms_list(hosts, first):
     assert first_host(hosts) == first
 
 
-def test_tasks_of_each_host():
+def test_tasks_on_each_host():
     assert tasks_per_host("4(x2),1") == [4, 4, 1]
     assert tasks_per_host("3") == [3]
 
 
-# --- how do ranks meet? -----------------------------------------------------------------------------------
+# --- meeting of ranks -------------------------------------------------------------------------------------
 
 
 def as_tasks(
     function: Callable[..., Any], size: int, directory: Path, seconds: float = HANG, **environ: str
 ) -> list[Any]:
-    """What ``function()`` returns, or the text that it raises, in tasks that srun might have started."""
+    """Returns the result of ``function()``, or the text of its error, in tasks as srun might start them."""
     context = distributed.forks()
     pipes, processes = [], []
     for rank in range(size):
@@ -261,7 +261,7 @@ def _meet_twice():
     return sums
 
 
-def test_tasks_meet_at_a_port_that_nobody_was_told_and_leave_no_file(tmp_path):
+def test_tasks_meet_without_a_given_port_and_leave_no_file(tmp_path):
     assert as_tasks(_meet_twice, 3, tmp_path) == [2 * [(rank, 3, 7)] for rank in range(3)]
     assert list(tmp_path.iterdir()) == []
 
@@ -274,7 +274,7 @@ def _meet_with_another_version():
 
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_tasks_with_different_versions_are_told_so_when_they_meet(tmp_path, launcher):
+def test_tasks_with_different_versions_raise_when_they_meet(tmp_path, launcher):
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     agent = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     environ = {"WORLD_SIZE": "2", **agent} if launcher == "torchrun" else {}
@@ -301,7 +301,7 @@ def test_what_rank_0_publishes_must_be_an_address(tmp_path, monkeypatch, text):
         salientpp.init_process_group(timeout=timedelta(seconds=NEVER))
 
 
-def test_tasks_meet_at_a_port_that_they_were_told(tmp_path):
+def test_tasks_meet_at_a_given_port(tmp_path):
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
@@ -318,7 +318,7 @@ def _meet_once():
 
 
 def _listening() -> set[str]:
-    """The addresses at which sockets of this process listen, as the kernel writes them."""
+    """Returns the addresses at which sockets of this process listen, in the kernel's format."""
     mine = set()
     for entry in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -336,7 +336,7 @@ LOOPBACK = "0100007F"
 
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").is_file(), reason="needs /proc")
-def test_the_port_at_which_tasks_of_one_host_meet_is_open_on_loopback_alone(tmp_path):
+def test_the_port_for_tasks_of_one_host_is_open_on_loopback_only(tmp_path):
     first, second = as_tasks(_meet_and_look, 2, tmp_path)
     assert first == {LOOPBACK} and second <= {LOOPBACK}
 
@@ -351,13 +351,11 @@ def test_the_port_at_which_tasks_of_one_host_meet_is_open_on_loopback_alone(tmp_
         (None, "host", None, ("0" * 8, "host")),
         (None, "host", "192.0.2.1", ("0" * 8, "host")),  # no address of this host
         ("nosuch0", "host", "192.0.2.1", ("0" * 8, "host")),
-        # How Python reads a name that is not UTF-8.
+        # Python's form of a name that is not UTF-8.
         ("lo\udcff", "host", "192.0.2.1", ("0" * 8, "host")),
     ],
 )
-def test_the_port_at_which_hosts_meet_is_open_where_the_others_come_from(
-    monkeypatch, interface, name, resolved, expected
-):
+def test_the_port_for_several_hosts_is_open_at_the_address_they_use(monkeypatch, interface, name, resolved, expected):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     if interface is not None:
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
@@ -384,7 +382,7 @@ def _wait_for_rank_0():
         salientpp.init_process_group(timeout=timedelta(seconds=1))
 
 
-def test_a_directory_that_is_not_shared_is_the_explanation(tmp_path):
+def test_an_unshared_directory_is_explained(tmp_path):
     ours, other = as_tasks(_wait_for_rank_0, 2, tmp_path)
     assert ours is None
     assert (
@@ -395,9 +393,9 @@ def test_a_directory_that_is_not_shared_is_the_explanation(tmp_path):
     assert "in which rank 0 (on no-such-host.invalid) publishes its address" in other
 
 
-def test_a_directory_that_cannot_be_written_is_named(tmp_path):
+def test_an_unwritable_directory_is_named(tmp_path):
     first = as_tasks(_meet_once, 1, tmp_path / "missing")
-    assert "LaunchError: rank 0 cannot publish its address" in first[0] and "pass a directory=" in first[0]
+    assert "LaunchError: rank 0 cannot publish its address" in first[0] and "pass a writable directory=" in first[0]
 
 
 @pytest.mark.parametrize("name", ["{}.writing", "{}"])
@@ -412,33 +410,33 @@ def test_nothing_is_written_through_a_link_planted_where_rank_0_publishes(tmp_pa
     assert file.read_text() == "host:1\n" and not file.is_symlink()
     rendezvous._publish(file, f"{rendezvous._FAILED}no memory")
     assert file.read_text() == "failed: no memory\n"
-    assert set(file.parent.iterdir()) == {file, planted}, "nothing is left beside it"
+    assert set(file.parent.iterdir()) == {file, planted}, "no other file remains"
 
 
-def test_a_wrong_network_interface_is_a_hint(tmp_path):
+def test_a_wrong_network_interface_is_hinted_at(tmp_path):
     for text in as_tasks(_meet_once, 2, tmp_path, GLOO_SOCKET_IFNAME="nosuch0"):
         assert (
             "could not connect to the others" in text and "GLOO_SOCKET_IFNAME is nosuch0" in text and "among lo" in text
         )
 
 
-def test_a_process_of_its_own_gets_no_group(monkeypatch):
+def test_a_single_process_gets_no_group(monkeypatch):
     for name in list(os.environ):
         if name.startswith("SLURM") or name in TORCHRUN:
             monkeypatch.delenv(name)
-    assert salientpp.NeighborLoader  # PyG's import sets a variable of torch's
+    assert salientpp.NeighborLoader  # importing PyG sets a variable of torch's
     before = dict(os.environ)
     assert salientpp.init_process_group() == Launch("none")
     assert not dist.is_initialized() and dict(os.environ) == before
 
 
-# --- how do ranks stop together? --------------------------------------------------------------------------
+# --- common stop of ranks ---------------------------------------------------------------------------------
 
 
-def test_handlers_are_there_only_inside_and_alone_a_process_stops_at_once():
+def test_handlers_exist_only_inside_and_a_single_process_stops_at_once():
     before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)}
     preemption = salientpp.Preemption()
-    assert {number: signal.getsignal(number) for number in before} == before, "making one installs nothing"
+    assert {number: signal.getsignal(number) for number in before} == before, "the constructor installs no handler"
     with preemption:
         assert signal.getsignal(signal.SIGTERM) == before[signal.SIGTERM]
         assert not preemption.should_stop() and preemption.stop_signal is None
@@ -454,7 +452,7 @@ def _stop_at(rank, signalled, number):
         while not preemption.should_stop():
             steps += 1
             assert steps < 100
-            time.sleep(0.002 * rank)  # ranks are at different points when the signal comes
+            time.sleep(0.002 * rank)  # ranks are at different points when the signal arrives
             if steps == signalled.get(rank):
                 os.kill(os.getpid(), number)
     return steps, int(preemption.stop_signal)
@@ -472,7 +470,7 @@ def _never_stop(rank):
         return [preemption.should_stop() for _ in range(5)]
 
 
-def test_without_a_signal_nobody_stops():
+def test_no_rank_stops_without_a_signal():
     assert distributed.run(_never_stop, 2) == 2 * [5 * [False]]
 
 
@@ -501,7 +499,7 @@ def _requeue(rank, folder, number):
 
 
 def fake_scontrol(folder: Path, ending: str) -> Path:
-    """A command that writes down how it was called and which ranks had saved."""
+    """Makes a command that records its arguments and the ranks that had saved."""
     command = folder / "scontrol"
     command.write_text(f'#!/bin/bash\ncd {folder}\necho "$@" saved-* >> calls\n{ending}\n')
     command.chmod(0o755)
@@ -518,19 +516,19 @@ def test_after_sigterm_nothing_is_requeued(tmp_path):
     assert not (tmp_path / "calls").exists()
 
 
-def test_a_refusal_of_slurm_is_passed_on(tmp_path):
+def test_a_refusal_by_slurm_is_reported(tmp_path):
     refused, other = distributed.run(
         _requeue, 2, fake_scontrol(tmp_path, "echo 'not allowed' >&2; exit 1"), signal.SIGUSR1, may_fail=True
     )
     assert "`scontrol requeue 12` failed: not allowed; submit the job again by hand" in refused.text and other is True
 
 
-def test_without_slurm_there_is_nothing_to_requeue(monkeypatch):
+def test_nothing_is_requeued_without_slurm(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert salientpp.Preemption().requeue() is False
 
 
-# --- what does a batch script say? ------------------------------------------------------------------------
+# --- batch scripts ----------------------------------------------------------------------------------------
 
 COMMAND = ["train.py", "my parts", "--title", "it's $5 & more", "--epochs", "3"]
 BATCH = Batch(
@@ -542,7 +540,7 @@ FIRST = Partitioning("synthetic:num_vertices=100", "my parts", ["--num-neighbors
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 @pytest.mark.parametrize("first", [None, FIRST], ids=["alone", "chain"])
 @pytest.mark.parametrize("gpus", [0, 2])
-def test_scripts_ask_for_what_was_given_and_read_well(tmp_path, launcher, first, gpus):
+def test_scripts_request_the_given_resources(tmp_path, launcher, first, gpus):
     text = script(
         replace(BATCH, launcher=launcher, first=first, gpus_per_node=gpus, options=["--account=physics"]),
         "salientpp slurm 'a\nb'",
@@ -569,12 +567,12 @@ def test_scripts_ask_for_what_was_given_and_read_well(tmp_path, launcher, first,
     file = tmp_path / "script"
     file.write_text(text)
     subprocess.run(["bash", "-n", file], check=True)
-    if shutil.which("shellcheck"):  # the tests of tests/slurm insist on it
+    if shutil.which("shellcheck"):  # the tests of tests/slurm require it
         subprocess.run(["shellcheck", file], check=True)
 
 
 def run_script(tmp_path: Path, batch: Batch, **environ: str) -> dict[str, list[list[str]]]:
-    """Run a script with commands that only write down how they were called; the calls by command."""
+    """Runs a script with commands that only record their arguments. Returns the calls by command."""
     for name, says in (("srun", ""), ("sbatch", "7;big")):
         command = tmp_path / name
         command.write_text(f'#!/bin/bash\nprintf "%s\\0" "$@" "" >> {tmp_path}/{name}.calls\necho "{says}"\n')
@@ -596,9 +594,9 @@ def run_script(tmp_path: Path, batch: Batch, **environ: str) -> dict[str, list[l
     return calls
 
 
-@pytest.mark.parametrize("hosts", [4, 3])  # as asked for, and requeued with fewer
+@pytest.mark.parametrize("hosts", [4, 3])  # as requested, and requeued with fewer
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_arguments_of_the_training_arrive_as_they_were(tmp_path, launcher, hosts):
+def test_arguments_of_the_training_script_arrive_unchanged(tmp_path, launcher, hosts):
     calls = run_script(tmp_path, replace(BATCH, launcher=launcher), SLURM_JOB_ID="12", SLURM_NNODES=str(hosts))
     assert list(calls) == ["srun"] and len(calls["srun"]) == 1
     words = calls["srun"][0]
@@ -614,7 +612,7 @@ def test_arguments_of_the_training_arrive_as_they_were(tmp_path, launcher, hosts
         } <= set(words)
 
 
-def test_a_chain_submits_both_jobs_and_only_the_training_where_the_directory_is(tmp_path):
+def test_a_chain_submits_both_jobs_or_only_the_training_if_the_directory_exists(tmp_path):
     first, training = run_script(tmp_path, replace(BATCH, first=FIRST))["sbatch"]
     assert {"--parsable", "--partition=cpu", "--time=30", "--cpus-per-task=4"} <= set(first)
     assert first[-1].endswith(
@@ -635,28 +633,28 @@ def test_a_chain_submits_both_jobs_and_only_the_training_where_the_directory_is(
         ({"gpus_per_node": -1}, "--gpus-per-node must be an integer from 0 to 2147483647, got -1"),
         ({"first": replace(FIRST, cpus=0)}, "--partition-cpus must be an integer from 1 to 2147483647, got 0"),
         ({"first": replace(FIRST, cpus=-4)}, "--partition-cpus must be an integer from 1 .*, got -4"),
-        ({"partition": "-x"}, "--partition must be a name without blanks, and not begin with -, got '-x'"),
+        ({"partition": "-x"}, "--partition must be a name without blanks and must not begin with -, got '-x'"),
         ({"python": " "}, "--python must not be empty"),
         ({"first": replace(FIRST, dataset="\t")}, "--dataset must not be empty"),
         ({"ranks_per_node": 3}, r"8 ranks \(8 parts, 1 per part\) do not fill hosts of 3"),
         ({"time": "2 hours"}, "--time must be minutes, H:MM:SS or D-HH:MM:SS"),
-        ({"partition": "a b"}, "--partition must be a name without blanks, and not begin with -, got 'a b'"),
+        ({"partition": "a b"}, "--partition must be a name without blanks and must not begin with -, got 'a b'"),
         ({"job_name": "a\nb"}, "--job-name must be a name without blanks"),
         ({"launcher": "mpirun"}, "--launcher must be srun or torchrun, got 'mpirun'"),
         (
             {"command": ["python", "train.py"]},
             "expected the training script and its arguments, as in .*, got python train.py",
         ),
-        ({"options": ["account"]}, "--sbatch takes an option of sbatch"),
+        ({"options": ["account"]}, "--sbatch needs an option of sbatch"),
         ({"command": ["--"]}, "expected the training script and its arguments, as in .*, got --"),
-        ({"options": ["--account=a\rb"]}, "--sbatch takes an option of sbatch"),
+        ({"options": ["--account=a\rb"]}, "--sbatch needs an option of sbatch"),
         ({"python": ""}, "--python must not be empty"),
         ({"time": "１２"}, "--time must be minutes"),
         ({"first": replace(FIRST, root="")}, "--root must not be empty"),
         ({"first": replace(FIRST, time="soon")}, "--partition-time must be minutes"),
     ],
 )
-def test_what_makes_no_script_is_refused(changes, words):
+def test_wrong_options_make_no_script(changes, words):
     with pytest.raises(ValueError, match=words):
         replace(BATCH, **changes)
 
@@ -679,7 +677,7 @@ def test_the_command_prints_or_writes_the_script(tmp_path, capsys):
     text = capsys.readouterr().out
     assert [line for line in text.splitlines() if "Made by" not in line] == [
         line for line in script(BATCH, "").splitlines() if "Made by" not in line
-    ], "one rank per GPU unless told otherwise"
+    ], "by default one rank per GPU"
     file = tmp_path / "train.sbatch"
     assert cli.main([*words, "--output", str(file), "--", *COMMAND]) == 0
     assert capsys.readouterr().out == "" and file.read_text().count("train.py") == 2
@@ -689,7 +687,7 @@ def test_the_command_prints_or_writes_the_script(tmp_path, capsys):
     assert "--dataset and --root require each other" in capsys.readouterr().err
 
 
-def test_what_the_job_that_partitions_would_refuse_is_refused_when_the_script_is_made(capsys):
+def test_options_that_the_partitioning_job_would_refuse_make_no_script(capsys):
     chain = ["slurm", "--parts", "2", "--time", "5", "--dataset", "synthetic", "--root", "parts"]
     assert cli.main([*chain, "--partition-options", "--num-neighbors 'no end", "--", *COMMAND]) == 2
     assert (
@@ -705,17 +703,17 @@ def test_what_the_job_that_partitions_would_refuse_is_refused_when_the_script_is
 
 
 @pytest.mark.parametrize("option", ["--sbatch", "--parts", "--output", "--json"])
-def test_dashes_alone_are_no_value(capsys, option):
+def test_a_separator_is_no_value(capsys, option):
     with pytest.raises(SystemExit) as end:
         cli.main(["slurm", f"{option}=--", "--", "t.py", "--x=--"])
     assert end.value.code == 2 and f"argument {option}: expected a value, got '--'" in capsys.readouterr().err
 
 
-# --- a store that knows earlier starts --------------------------------------------------------------------
+# --- a store with keys of earlier starts -------------------------------------------------------------------
 
 
 def _together(ranks: dict[int, float], world_size: int, port: int, seconds: float = NEVER) -> dict[int, str]:
-    """What ranks that come after so many seconds find: the prefix of their start, or the error."""
+    """Returns the prefix of the start, or the error, for ranks that come after the given seconds."""
     found = {}
 
     def come(rank: int, delay: float) -> None:
@@ -738,19 +736,19 @@ def _together(ranks: dict[int, float], world_size: int, port: int, seconds: floa
     return {rank: text or str(store.check(keys)) for rank, (text, store) in found.items()}
 
 
-def test_ranks_meet_those_of_their_own_start_whoever_comes_first():
+def test_ranks_meet_only_ranks_of_their_own_start():
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for world_size, late in [(3, None), (3, 0), (3, 1), (2, 1), (2, 0), (4, 3), (1, None)]:
         delays = {rank: 0.4 if rank == late else 0.0 for rank in range(world_size)}
-        # Keys of the starts before are still there, and none of them is seen.
+        # Keys of earlier starts are still there, but no rank reads them.
         assert _together(delays, world_size, server.port) == dict.fromkeys(range(world_size), "True")
 
 
-def test_a_start_that_was_ended_in_mid_meeting_is_not_taken_for_the_next():
+def test_a_start_that_ended_in_mid_meeting_is_not_mistaken_for_the_next():
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ended = _together({0: 0.0, 2: 0.0}, 3, server.port, seconds=0.5)
-    assert ended == {0: "rank 1 did not come", 2: "rank 0 did not come, or not all others"}
-    assert _together({1: 0.0}, 3, server.port, seconds=0.5) == {1: "rank 0 did not come, or not all others"}
+    assert ended == {0: "rank 1 did not come", 2: "rank 0 or another rank did not come"}
+    assert _together({1: 0.0}, 3, server.port, seconds=0.5) == {1: "rank 0 or another rank did not come"}
     assert _together({0: 0.3, 1: 0.0, 2: 0.5}, 3, server.port) == dict.fromkeys(range(3), "True")
 
 

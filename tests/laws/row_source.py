@@ -1,6 +1,6 @@
-"""What must every source of rows do?
+"""Laws of every source of rows.
 
-The test of a source subclasses :class:`RowSourceLaws` and gives ``expected``, the rows as a tensor, and ``source``, a source of them.
+The test of a source subclasses :class:`RowSourceLaws` and provides ``expected``, the rows as a tensor, and ``source``, a source of these rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RowSourceLaws:
     def source(self, expected: Tensor) -> RowSource:
         raise NotImplementedError("give the rows of `expected`")
 
-    def test_shape_and_dtype_are_those_of_the_rows(self, source, expected):
+    def test_shape_and_dtype_describe_the_rows(self, source, expected):
         assert list(source.shape) == list(expected.shape) and source.dtype == expected.dtype
         assert checked_rows(source, "rows['x']", len(expected)) is source
         empty = empty_rows(source, 7)
@@ -71,7 +71,7 @@ class RowSourceLaws:
         source.take(torch.arange(5), whole[3:8])
         assert torch.equal(whole, want)
 
-    def test_threads_may_take_at_once(self, source, expected):
+    def test_threads_may_take_rows_at_the_same_time(self, source, expected):
         def take(key: int) -> bool:
             index = torch.randint(len(expected), (50,), generator=torch.Generator().manual_seed(key))
             return torch.equal(take_rows(source, index), expected[index])
@@ -81,7 +81,7 @@ class RowSourceLaws:
 
     @pytest.mark.parametrize("device_rows", [0, 0.4])
     @pytest.mark.parametrize("way", ["in place", "packed"])
-    def test_batches_have_its_rows(self, source, expected, way, device_rows):
+    def test_batches_have_rows_of_the_source(self, source, expected, way, device_rows):
         size = len(expected)
         ring = torch.arange(size)
         data = Data(edge_index=torch.stack([ring, ring.roll(3)]), num_nodes=size)

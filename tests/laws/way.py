@@ -1,6 +1,6 @@
-"""What must every way to move fewer bytes do?
+"""Laws of every way to move fewer bytes.
 
-The test of a way subclasses :class:`WayLaws` and gives ``options``, with which a loader uses it. Every loader runs on 1, 2 and 4 ranks.
+The test of a way subclasses :class:`WayLaws` and provides ``options``, with which a loader uses the way. Every loader runs on 1, 2 and 4 ranks.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ FANOUTS, BATCH, WIDTH = [5, 4], 16, 6
 
 @dataclass(frozen=True)
 class Found:
-    """What one rank has seen of a way, or of several together.
+    """Observations of one rank about a way, or about several together.
 
     Attributes:
-        wrong: of each batch that differs from the one without the way, its number and in what.
-        fetched, copied: the price and the count, bytes per batch.
-        seconds: of the price.
-        remote_rows: with the way and without.
+        wrong: number of each batch that differs from the one without the way, and the difference.
+        fetched, copied: the price and the count, in bytes per batch.
+        seconds: the price in seconds.
+        remote_rows: numbers with the way and without.
     """
 
     wrong: list[str]
@@ -44,7 +44,7 @@ class Found:
 
 
 def directory(folder: Path, num_parts: int) -> str:
-    """A graph whose batches need rows of other parts, with real features."""
+    """Makes a graph with real features whose batches need rows of other parts."""
     data = random_data(1500, 9000, seed=2)
     data.x = torch.rand(1500, WIDTH, generator=torch.Generator().manual_seed(1))
     salientpp.partition(data, num_parts, folder, FANOUTS, BATCH, refine=False)
@@ -52,7 +52,7 @@ def directory(folder: Path, num_parts: int) -> str:
 
 
 def compare(rank: int, root: str, several: list[dict[str, Any]]) -> list[Found]:
-    """Two epochs of a loader with each of these options beside one without any."""
+    """Runs two epochs of a loader with each of these options beside a loader without them."""
     return [_compare(root, options) for options in several]
 
 
@@ -73,7 +73,7 @@ def _compare(root: str, options: dict[str, Any]) -> Found:
 
 
 def _unlike(ours: Any, want: Any) -> list[str]:
-    """In what two batches differ. Where some rows came as sums, what a first layer makes of them counts, and the seeds."""
+    """Lists the differences of two batches. If some rows came as sums, it compares a first layer's outputs and the seeds instead."""
     if "partial" not in ours:
         return differences(ours, want)
     wrong = [] if torch.equal(ours.n_id[: ours.batch_size], want.n_id[: want.batch_size]) else ["seeds"]
@@ -91,8 +91,8 @@ class WayLaws:
     """Laws of one way.
 
     Attributes:
-        options: of a loader that uses it.
-        band: how far the price may be from the count, as a fraction of the count, and at least bytes of four rows.
+        options: options of a loader that uses the way.
+        band: largest difference of price and count, as a fraction of the count; at least the bytes of four rows are allowed.
     """
 
     options: ClassVar[dict[str, Any]]
@@ -100,7 +100,7 @@ class WayLaws:
 
     @classmethod
     def options_on(cls, num_ranks: int) -> dict[str, Any]:
-        """The options on so many ranks."""
+        """Returns the options for a number of ranks."""
         return cls.options
 
     @pytest.fixture(scope="class", params=RANKS, ids=lambda number: f"{number} ranks")
@@ -110,10 +110,10 @@ class WayLaws:
         ranks = distributed.run(compare, request.param, root, [cls.options_on(request.param)])
         return [found for (found,) in ranks]
 
-    def test_batches_are_those_without_it(self, found):
+    def test_batches_equal_those_without_the_way(self, found):
         assert [each.wrong for each in found] == [[]] * len(found)
 
-    def test_the_price_is_what_is_counted(self, found):
+    def test_the_price_equals_the_count(self, found):
         for each in found:
             for expected, counted in (each.fetched, each.copied):
                 assert abs(expected - counted) <= max(self.band * counted, 4 * WIDTH * 4), (expected, counted)

@@ -1,4 +1,4 @@
-"""Laws of layer-wise inference: what it gives is what the model gives on the whole graph, whoever computes it."""
+"""Laws of layer-wise inference: the result equals the model's on the whole graph, on any ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WIDTH, CLASSES = 6, 5
 
 
 def graph(dtype: torch.dtype = torch.float32) -> Data:
-    """Directed, with skewed degrees, self-loops, repeated edges, isolated vertices, weights and attributes of edges."""
+    """Makes a directed graph with skewed degrees, self-loops, repeated edges, isolated vertices, and weights and attributes of edges."""
     data = random_data(num_vertices=300, num_edges=1500, directed=True)
     generator = torch.Generator().manual_seed(1)
     loops = torch.arange(40)
@@ -51,7 +51,7 @@ def _basic(kind: type, layers: int = 3, **options: Any) -> torch.nn.Module:
     return kind(WIDTH, 8, layers, CLASSES, **options)
 
 
-#: name -> makes a model, and what the edges give it
+#: name -> function that makes a model, and its edge attributes
 MODELS: dict[str, tuple[Any, dict[str, str]]] = {
     "GraphSAGE": (lambda: _basic(gnn.GraphSAGE), {}),
     "GraphSAGE, max, act first": (lambda: _basic(gnn.GraphSAGE, aggr="max", norm="batch_norm", act_first=True), {}),
@@ -82,7 +82,7 @@ MODELS: dict[str, tuple[Any, dict[str, str]]] = {
 
 
 class Block(torch.nn.Module):
-    """A layer of a user's own."""
+    """User's own layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def apply_layers(model: list[Any], data: Data) -> Tensor:
 
 
 def made(make: Any, dtype: torch.dtype = torch.float32) -> Any:
-    """A model with statistics of its own in its norms; in training mode."""
+    """Makes a model whose norms have statistics; in training mode."""
     torch.manual_seed(0)
     model = make()
     for module in model if isinstance(model, list) else [model]:
@@ -121,7 +121,7 @@ def made(make: Any, dtype: torch.dtype = torch.float32) -> Any:
 
 @torch.no_grad()
 def whole(model: Any, data: Data, names: dict[str, str]) -> Tensor:
-    model = copy.deepcopy(model)  # a layer may keep what it computes
+    model = copy.deepcopy(model)  # a layer may cache results
     for module in model if isinstance(model, list) else [model]:
         if isinstance(module, torch.nn.Module):
             module.eval()
@@ -146,7 +146,7 @@ def _quiet():
 
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
 @pytest.mark.parametrize(("name", "make", "names"), cases(), ids=[name for name, _, _ in cases()])
-def test_rows_are_those_of_the_whole_graph(name, make, names, dtype, most):
+def test_rows_equal_the_whole_graphs(name, make, names, dtype, most):
     data, model = graph(dtype), made(make, dtype)
     got = salientpp.inference(model, data, batch_size=64, **names)
     expected = whole(model, data, names)
@@ -154,7 +154,7 @@ def test_rows_are_those_of_the_whole_graph(name, make, names, dtype, most):
     assert (got - expected).abs().max() <= most
 
 
-def test_the_model_is_as_it_was_afterwards():
+def test_the_model_is_unchanged_afterwards():
     data = graph()
     for make in (lambda: _basic(gnn.GCN, norm="batch_norm", cached=True), layers):
         model = made(make)
@@ -164,7 +164,7 @@ def test_the_model_is_as_it_was_afterwards():
             if isinstance(item, torch.nn.Module)
             for part in item.modules()
         ]
-        modules[-1].eval()  # one of them is in another mode
+        modules[-1].eval()  # one module has another mode
         before = [
             (part.training, dict(vars(part)), {k: v.clone() for k, v in part.state_dict().items()}) for part in modules
         ]
@@ -195,7 +195,7 @@ def test_batches_are_bounded_by_vertices_and_by_edges():
     for options in ({"batch_size": 50}, {"batch_edges": 64}, {"batch_size": 10, "batch_edges": 64}, {}):
         seen.clear()
         several[str(options)] = salientpp.inference(model, data, **options)
-        batches = seen[7:]  # those of the trial come first
+        batches = seen[7:]  # the first calls belong to the trial
         largest = int(degree(data.edge_index[1]).max())
         assert sum(edges for _, edges in batches) == data.num_edges
         assert all(targets <= options.get("batch_size", 1024) for targets, _ in batches)
@@ -221,7 +221,7 @@ def test_a_graph_as_adj_t(form):
         salientpp.inference(made(MODELS["GCN"][0]), data)
 
 
-def test_features_in_another_dtype_are_converted_if_asked():
+def test_features_in_another_dtype_are_converted_on_request():
     data, model = graph(), made(MODELS["GraphSAGE"][0])
     data.x = data.x.half()
     with pytest.raises(
@@ -243,7 +243,7 @@ def test_ids_as_features():
 
 
 def sparse_graph() -> Data:
-    """Most vertices have no in-neighbours, or one: the first two, the last twenty, and some between."""
+    """Makes a graph in which most vertices have no or one in-neighbour: the first two, the last twenty, and some between."""
     generator = torch.Generator().manual_seed(2)
     source, target = torch.randint(40, (2, 30), generator=generator)
     target = target % 18 + 2
@@ -276,7 +276,7 @@ AGGREGATIONS: dict[str, Any] = {
 
 @pytest.mark.parametrize("batch_size", [1, 3, 40])
 @pytest.mark.parametrize("name", AGGREGATIONS)
-def test_vertices_without_in_neighbours_get_what_the_whole_graph_gives_them(name, batch_size):
+def test_vertices_without_in_neighbours_equal_the_whole_graph(name, batch_size):
     torch.manual_seed(0)
     data, conv = sparse_graph(), gnn.SimpleConv(AGGREGATIONS[name]()).eval()
     before = [{**vars(module)} for module in conv.modules()]
@@ -287,7 +287,7 @@ def test_vertices_without_in_neighbours_get_what_the_whole_graph_gives_them(name
     assert [vars(module).keys() for module in conv.modules()] == [each.keys() for each in before]
 
 
-def test_functions_may_work_in_place():
+def test_functions_may_write_in_place():
     data, model = graph(), made(lambda: [torch.tanh_, gnn.SAGEConv(WIDTH, 8), torch.relu_, gnn.GraphConv(8, 4)])
     expected = model[3](model[1](data.x.tanh(), data.edge_index).relu(), data.edge_index)
     before = data.x.clone()
@@ -311,54 +311,54 @@ def test_compiled_models_run_as_they_are_written():
         (lambda: [gnn.TAGConv(WIDTH, 4)], "holds TAGConv"),
         (lambda: [gnn.ARMAConv(WIDTH, 4)], "holds ARMAConv"),
         (lambda: [gnn.SAGEConv(WIDTH, 4, aggr="lstm")], r"layer 0 \(SAGEConv\) .*sorted"),
-        (lambda: [gnn.GCNConv(WIDTH, 4), gnn.GraphNorm(4)], "on the whole. It holds GraphNorm, "),
+        (lambda: [gnn.GCNConv(WIDTH, 4), gnn.GraphNorm(4)], "on the whole graph. It holds GraphNorm, "),
         (lambda: [gnn.SAGEConv(WIDTH, 4), gnn.GraphNorm(4)], "holds GraphNorm, which normalises over all vertices of a graph"),
         (lambda: _basic(gnn.GraphSAGE, norm="pair_norm"), "holds PairNorm, which normalises over all vertices"),
         (lambda: _basic(gnn.GraphSAGE, norm="layer_norm"), "holds LayerNorm, .* unless mode='node'"),
         (lambda: _basic(gnn.GraphSAGE, norm="instance_norm"), "holds InstanceNorm"),
         (lambda: [torch.nn.BatchNorm1d(WIDTH, track_running_stats=False), gnn.SAGEConv(WIDTH, 4)], r"layer 0 \(BatchNorm1d, SAGEConv\)"),
-        (lambda: [gnn.Sequential("x, e", [(gnn.GCNConv(WIDTH, 4), "x, e -> x")])], "holds GCNConv, which divides by degrees .*unless it stands"),
-        (lambda: gnn.Sequential("x, e", [(gnn.GraphConv(WIDTH, 4), "x, e -> x"), (gnn.GraphConv(4, 4), "x, e -> x")]), "give a list of its layers"),
+        (lambda: [gnn.Sequential("x, e", [(gnn.GCNConv(WIDTH, 4), "x, e -> x")])], "holds GCNConv, which divides by degrees .*unless it is itself"),
+        (lambda: gnn.Sequential("x, e", [(gnn.GraphConv(WIDTH, 4), "x, e -> x"), (gnn.GraphConv(4, 4), "x, e -> x")]), "pass a list of its layers"),
         (lambda: [lambda x, edge_index: F.dropout(x)], r"layer 0 \(<lambda>\) .*call eval\(\) first"),
         (lambda: [gnn.GCN2Conv(WIDTH, 0.1)], r"layer 0 \(GCN2Conv\) cannot be applied .*missing 1 required positional argument"),
-        (lambda: [lambda x, edge_index: x[:3]], "must give one row per vertex, expected 24, got 3"),
+        (lambda: [lambda x, edge_index: x[:3]], "must return one row per vertex, expected 24, got 3"),
         (lambda: [gnn.SAGEConv(WIDTH + 1, 4)], r"layer 0 \(SAGEConv\) cannot be applied to rows of torch.float32 \[6\]"),
         (lambda: torch.nn.Linear(WIDTH, 4), r"at least one layer that takes \(x, edge_index\), got none"),
         (lambda: [gnn.SAGEConv(WIDTH, 4), 3], "layers must be modules or functions, got int at place 1"),
     ],
 )  # fmt: skip
-def test_what_needs_more_than_one_hop_is_refused_by_name(make, words):
+def test_layers_that_need_more_than_one_hop_are_refused_by_name(make, words):
     with pytest.raises((ValueError, TypeError), match=f"(?s){words}"):
         salientpp.inference(made(make), graph())
 
 
 class Doubled(gnn.GraphSAGE):
-    """Does something between its layers that the layers do not know of."""
+    """Model with an operation between its layers that is in none of the layers."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return 2 * super().forward(x, edge_index)
 
 
-def test_a_model_whose_forward_is_its_own_is_refused():
-    with pytest.raises(ValueError, match="(?s)Doubled.forward .*does not do what its layers do one after the other"):
+def test_a_model_with_its_own_forward_is_refused():
+    with pytest.raises(ValueError, match="(?s)Doubled.forward .*does not just apply its layers in order"):
         salientpp.inference(made(lambda: _basic(Doubled)), graph())
 
 
-def test_wrong_arguments_are_refused_in_words():
+def test_wrong_arguments_raise_a_clear_error():
     data, model = graph(), made(MODELS["GraphSAGE"][0])
     for error, words, options in [
-        (TypeError, "graphs of one type, got a HeteroData of several", {"data": random_hetero()}),
+        (TypeError, "graph with one type, got a HeteroData with several", {"data": random_hetero()}),
         (TypeError, "data must be", {"data": 3}),
         (TypeError, "model must be one of PyG's basic models", {"model": 3}),
         (ValueError, "inference begins with x", {"data": Data(edge_index=data.edge_index, num_nodes=300)}),
         (ValueError, "batch_size must be an integer >= 1", {"batch_size": 0}),
         (ValueError, "batch_edges must be an integer >= 1", {"batch_edges": 0}),
         (ValueError, "edge_weight='weight' is given, but no layer of the model takes edge_weight", {"edge_weight": "weight"}),
-        (ValueError, "edge_weight must be the name of an edge attribute, .*got 'w'; there are .*weight", {"edge_weight": "w"}),
+        (ValueError, "edge_weight must be the name of an edge attribute, .*got 'w'; the data has .*weight", {"edge_weight": "w"}),
         (ValueError, "edge_attr must be the name of an edge attribute, a tensor with 1570 rows, got 'y'", {"edge_attr": "y"}),
         (ValueError, "replication_factor must be >= 0", {"replication_factor": -1}),
         (ValueError, "device must be", {"device": "nowhere"}),
-        (ValueError, "the folder /dev/null/x cannot be made", {"out": "/dev/null/x"}),
+        (ValueError, "the folder /dev/null/x cannot be created", {"out": "/dev/null/x"}),
     ]:  # fmt: skip
         with pytest.raises(error, match=words):
             salientpp.inference(**{"model": model, "data": data, **options})
@@ -366,11 +366,11 @@ def test_wrong_arguments_are_refused_in_words():
 
 def test_a_partitioned_graph_of_several_types_is_refused(tmp_path):
     salientpp.partition(random_hetero(), 2, tmp_path / "parts", [2, 2], 8, split={"paper": {"train": torch.arange(60)}})
-    with pytest.raises(TypeError, match="graphs of one type, got a PartitionedGraph of several"):
+    with pytest.raises(TypeError, match="graph with one type, got a PartitionedGraph with several"):
         salientpp.inference(made(MODELS["GraphSAGE"][0]), salientpp.load(tmp_path / "parts", part_id=0))
 
 
-def test_rows_are_written_if_asked(tmp_path):
+def test_rows_are_written_on_request(tmp_path):
     data, model = graph(), made(MODELS["GraphSAGE"][0])
     got = salientpp.inference(model, data, out=tmp_path / "some" / "rows")
     assert np.array_equal(np.load(tmp_path / "some" / "rows" / "part-00000.npy"), got.numpy())
@@ -400,12 +400,12 @@ def _partition(root: Path, num_parts: int, **options: Any) -> str:
 
 
 def _own(part: salientpp.PartitionedGraph) -> Tensor:
-    """The numbers that the vertices of this rank's part have in the user's data."""
+    """Returns the ids of this rank's vertices in the user's data."""
     return part.original_id(part.split("all"))
 
 
 def _infer(model: Any, part: salientpp.PartitionedGraph, **options: Any) -> tuple[Tensor, Inference]:
-    """The rows, and the call."""
+    """Returns the rows, and the call."""
     calls = []
     run = Inference.run
 
@@ -476,7 +476,7 @@ def test_a_layer_fetches_the_remote_in_neighbours_of_its_batches_and_no_other_ro
             needed.append({*sources, *range(first, last)})
         outside = [{v for v in of_batch if not begin <= v < end} for of_batch in needed]
         times = {v: sum(v in of_batch for of_batch in outside) for v in set().union(*outside)}
-        # What several batches need is worth a place; of equals the lower id.
+        # Rows that several batches need are worth caching; among equals the lower id.
         ranked = sorted((v for v in times if times[v] > 1), key=lambda v: (-times[v], v))
         for alpha, (rows, batches) in counted.items():
             hits = sum(times[v] for v in ranked[: int(alpha * part.num_vertices / 2)])
@@ -506,7 +506,7 @@ def test_parts_may_differ_in_size_and_be_empty(tmp_path, sizes):
 
 
 def _fail(rank: int, root: str, out: str) -> dict[str, str]:
-    """What each of several mistakes of rank 1 says; after each inference works."""
+    """Returns the error for each of several mistakes of rank 1. After each, inference works."""
     part, expected = salientpp.load(root), whole(made(MODELS["GraphSAGE"][0]), graph(), {})
     said = {}
     for how in MISTAKES:
@@ -523,7 +523,7 @@ def _fail(rank: int, root: str, out: str) -> dict[str, str]:
         elif rank == 1 and how == "argument":
             options["batch_size"] = 40
         elif rank == 1 and how == "layer":
-            model.convs[1].register_forward_hook(_fail_at(10))  # 8 calls are the trial's
+            model.convs[1].register_forward_hook(_fail_at(10))  # the trial makes 8 calls
         with pytest.MonkeyPatch.context() as patch:
             if rank == 1 and how == "file":
                 patch.setattr("salientpp.layerwise.inference.write_whole", _no_space)
@@ -551,7 +551,7 @@ def _no_space(path: Path, write: Any) -> None:
     raise OSError(f"{path} cannot be written (No space left on device)")
 
 
-#: What rank 1 does -> what ranks 0 and 1 say.
+#: Mistake of rank 1 -> errors of ranks 0 and 1.
 MISTAKES = {
     "model": (
         r"ValueError: rank 1 could not make its loader: ValueError: layer 0 \(APPNP\) ",
@@ -569,7 +569,7 @@ MISTAKES = {
 }
 
 
-def test_what_fails_on_one_rank_is_an_error_on_every_rank(tmp_path):
+def test_a_failure_on_one_rank_raises_on_every_rank(tmp_path):
     both = distributed.run(_fail, 2, _partition(tmp_path / "parts", 2), str(tmp_path / "rows"))
     for rank, said in enumerate(both):
         for how, expected in MISTAKES.items():
@@ -580,7 +580,7 @@ def _in_groups(rank: int, root: str) -> float:
     groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     group, worst = groups[rank % 2], 0.0
     part = salientpp.load(root, process_group=group)
-    for name in [["GAT"], ["GraphSAGE", "GIN", "GCN"]][rank % 2]:  # each at its own pace
+    for name in [["GAT"], ["GraphSAGE", "GIN", "GCN"]][rank % 2]:  # groups run at different speeds
         model = made(MODELS[name][0])
         got = salientpp.inference(model, part, process_group=group, batch_size=50)
         worst = max(worst, float((got - whole(model, graph(), {})[_own(part)]).abs().max()))
@@ -588,12 +588,12 @@ def _in_groups(rank: int, root: str) -> float:
     return worst
 
 
-def test_groups_of_some_ranks_infer_by_themselves(tmp_path):
+def test_process_groups_infer_independently(tmp_path):
     assert max(distributed.run(_in_groups, 4, _partition(tmp_path / "parts", 2))) <= 1e-5
 
 
 def _watch(rank: int, root: str) -> tuple[int, int, str]:
-    """The largest number of rows of any tensor on the way, and what the progress bar shows."""
+    """Returns the largest number of rows of any tensor during inference, and the text of the progress bar."""
     import contextlib
     import io
 
@@ -623,7 +623,7 @@ def test_no_rank_holds_the_rows_of_all_vertices_and_rank_0_shows_progress(tmp_pa
     assert "inference: 100%" in first[2] and second[2] == ""
 
 
-# --- PyG's own way, on our loaders ------------------------------------------------------------------------
+# --- PyG's own inference, on our loaders ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cache", [False, True])
@@ -641,14 +641,14 @@ def test_models_of_pyg_infer_over_our_loaders_as_over_pygs(name, cache, capsys):
         found.append(model.inference_per_layer(0, batch.x, batch.edge_index, batch.batch_size))
     assert (found[0] - found[2]).abs().max() < 1e-6 and (found[1] - found[3]).abs().max() < 1e-6
     if "GCN" in name:
-        # PyG's own counts the degrees of the sources in the batch. Ours is the whole graph's.
+        # PyG's inference counts the degrees of the sources in the batch. Ours counts them in the whole graph.
         assert (found[0] - whole(model, data, {})).abs().max() > 1e-2
     else:
         assert (found[2] - whole(model, data, {})).abs().max() < 1e-5
 
 
-def test_models_of_pyg_say_what_is_wrong_with_a_loader_of_ours():
-    """Those are PyG's assertions; the same ones fail as on PyG's loaders."""
+def test_pygs_models_name_mistakes_in_our_loaders():
+    """The errors are PyG's assertions; the same ones fail on PyG's loaders."""
     data, model = graph(), made(MODELS["GraphSAGE"][0]).eval()
     with pytest.raises(AssertionError):
         model.inference(salientpp.NeighborLoader(data, [-1, -1]))

@@ -1,4 +1,4 @@
-"""Laws of copies: what can be copied or pickled goes on as the original would, and what cannot says so."""
+"""Laws of copies: a copied or pickled object continues as the original would, and an object that cannot be copied says so."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ LOADERS: dict[str, Callable[..., Any]] = {
 @COPIES
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", LOADERS)
-def test_a_copy_of_a_loader_goes_on_as_the_original(kind, num_workers, copied):
+def test_a_copy_of_a_loader_continues_as_the_original(kind, num_workers, copied):
     loader = LOADERS[kind](num_workers=num_workers)
     before = copied(loader)
     iterator = iter(loader)
@@ -98,7 +98,7 @@ def test_a_copy_of_a_loader_goes_on_as_the_original(kind, num_workers, copied):
 
 
 @COPIES
-def test_a_copy_goes_on_with_a_loaded_state(copied):
+def test_a_copy_continues_from_a_loaded_state(copied):
     loader = LOADERS["data"](seed=5)
     iterator = iter(loader)
     next(iterator)
@@ -130,7 +130,7 @@ def test_an_epoch_cannot_be_copied_and_says_so(copied):
 
 
 @COPIES
-def test_what_a_loader_is_made_of_can_be_copied(tmp_path, copied):
+def test_parts_of_a_loader_can_be_copied(tmp_path, copied):
     data = random_data()
     graph = Graph.from_data(data)
     graph.transpose()
@@ -144,7 +144,7 @@ def test_what_a_loader_is_made_of_can_be_copied(tmp_path, copied):
     assert len(copied(cache)) == len(cache)
     part = salientpp.partition(data, 2, tmp_path / "parts", [4, 3], 8)
     part = salientpp.load(tmp_path / "parts", part_id=1)
-    part.graph.num_edges, part.node_rows()  # open, and not carried along
+    part.graph.num_edges, part.node_rows()  # opens files, which must not be copied along
     assert len(pickle.dumps(part)) < 20_000 < part.graph.nbytes
     other = copied(part)
     assert (other.root, other.part_id, other.fingerprint) == (part.root, 1, part.fingerprint)
@@ -178,7 +178,7 @@ def test_a_rank_cannot_copy_its_loader_and_says_so(tmp_path):
 
 
 def random_copies(number: int, seed: int) -> None:
-    """Copies of copies at random points of an epoch: each goes on as the one that it was made of."""
+    """Makes copies of copies at random points of an epoch. Each continues as the one that it was made from."""
     for case in range(number):
         rng = random.Random(f"{seed} {case}")
         kind = rng.choice([*LOADERS])
@@ -189,12 +189,12 @@ def random_copies(number: int, seed: int) -> None:
             given = sum(1 for _ in epoch)
             other = rng.choice([copy.deepcopy, pickled])(loader)
             assert other.state_dict() == loader.state_dict(), what
-            if rng.random() < 0.3:  # a state says where in the epoch it was
+            if rng.random() < 0.3:  # a state holds the position in the epoch
                 other.load_state_dict(loader.state_dict())
                 loader.load_state_dict(loader.state_dict())
             assert all(same_batch(a, b) for a, b in zip(other, loader, strict=True)), (what, given)
             loader = other
 
 
-def test_copies_of_copies_at_random_points_go_on_as_the_original():
+def test_copies_of_copies_at_random_points_continue_as_the_original():
     random_copies(10, seed=2)

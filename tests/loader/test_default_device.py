@@ -1,4 +1,4 @@
-"""A default device or dtype of torch's changes nothing: every tensor that the package makes for itself says where it lies."""
+"""Law: torch's default device and dtype change nothing. Every tensor that the package makes for itself names its device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from salientpp.analysis.batches import Batches
 from salientpp.datasets import convert, load_dataset
 
 PACKAGE = Path(salientpp.__file__).parent
-#: Makes tensors on the default device unless it is told otherwise.
+#: Functions that make tensors on the default device unless they are given one.
 FACTORIES = {
     *(
         "arange",
@@ -52,7 +52,7 @@ FACTORIES = {
 
 
 def without_device(source: str) -> list[tuple[int, str]]:
-    """(line, name) of every call of one of torch's factories that names no device."""
+    """Returns (line, name) of every call of a torch factory that names no device."""
     return [
         (node.lineno, node.func.attr)
         for node in ast.walk(ast.parse(source))
@@ -65,7 +65,7 @@ def without_device(source: str) -> list[tuple[int, str]]:
     ]
 
 
-def test_every_tensor_that_is_made_says_where_it_lies():
+def test_every_new_tensor_names_its_device():
     found = [
         f"{path.relative_to(PACKAGE)}:{line} torch.{name}"
         for path in sorted(PACKAGE.rglob("*.py"))
@@ -74,7 +74,7 @@ def test_every_tensor_that_is_made_says_where_it_lies():
     assert not found, f"name a device in {', '.join(found)}"
 
 
-def test_a_tensor_that_does_not_say_so_is_found():
+def test_a_tensor_without_a_device_is_found():
     source = "a = torch.empty(3)\nb = torch.empty(3, device='cpu')\nc = torch.tensor([f(torch.arange(2))], **where)"
     assert without_device(source) == [(1, "empty"), (3, "arange")]
 
@@ -103,7 +103,7 @@ def several_types() -> HeteroData:
 
 
 def tensors_of(value: Any) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a batch or of plain containers, by its path."""
+    """Yields every tensor of a batch or of plain containers, by its path."""
     if isinstance(value, (Data, HeteroData)):
         for store in value.stores:
             for key, entry in store.items():
@@ -202,7 +202,7 @@ def made(tmp_path_factory) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("default", "name"),
-    # Labels of edges and values of matrices have the default dtype, as PyG makes them.
+    # Labels of edges and values of matrices have the default dtype, because PyG makes them so.
     [
         *(("device", name) for name in WORK),
         *(("dtype", name) for name in WORK if "edges" not in name and name != "converted"),
@@ -210,7 +210,7 @@ def made(tmp_path_factory) -> dict[str, Any]:
 )
 @pytest.mark.filterwarnings("ignore")
 def test_a_default_device_or_dtype_changes_no_result(tmp_path, made, name, default):
-    # The device meta holds no values: whatever is made on it by mistake cannot be used.
+    # Tensors on the device meta hold no values, so one made there by mistake cannot be used.
     expected = list(tensors_of(WORK[name](tmp_path, made)))
     try:
         if default == "device":

@@ -1,7 +1,7 @@
-"""Laws of the drop-in promise: what PyG's loaders do with these arguments, ours do.
+"""Laws of the drop-in promise: given the same arguments, our loaders do what PyG's loaders do.
 
-Every scenario runs over our classes, and over PyG's with each library that they sample with, pyg-lib and torch-sparse; all must satisfy the same
-recorded facts. Times, trees and weights are held to PyG's own code around the sampler, and to laws that need no peer.
+Every scenario runs over our classes, and over PyG's with each library that they sample with, pyg-lib and torch-sparse. All must satisfy the same
+recorded facts. Times, trees and weights are compared with PyG's own code around the sampler, and checked by laws that need no peer.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FORWARD_AND_BACK = [("paper", "to", "author"), ("author", "rev_to", "paper"), ("
 
 
 def graph(**changes: Any) -> Data:
-    """150 vertices, sparse enough for two whole hops to stay small; edges and vertices know who they are."""
+    """Makes 150 vertices, sparse enough for two whole hops to stay small. The rows of edges and vertices are their ids."""
     data = random_data(150, 260, seed=2, directed=True, edge_attributes=True)
     data.edge_weight = torch.arange(data.num_edges).double()
     return data.update(changes)
@@ -69,7 +69,7 @@ def hetero() -> HeteroData:
 
 @functools.cache
 def there_and_back() -> HeteroData:
-    """A relation with its reverse, and one inside a type."""
+    """Makes a relation with its reverse, and one inside a type."""
     data, base = HeteroData(), random_hetero(100, seed=4)
     for name in ("paper", "author"):
         data[name].x = base[name].x
@@ -81,7 +81,7 @@ def there_and_back() -> HeteroData:
 
 
 def stores(data: Data | HeteroData) -> tuple[MyFeatureStore, MyGraphStore]:
-    """The same graph behind PyG's interfaces, with features ``x``."""
+    """Puts the same graph behind PyG's interfaces, with features ``x``."""
     features, topology = MyFeatureStore(), MyGraphStore()
     if isinstance(data, Data):
         features.put_tensor(data.x, group_name=None, attr_name="x", index=None)
@@ -111,14 +111,14 @@ PYGS = SimpleNamespace(
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A library that PyG samples with, while the test runs."""
+    """A library that PyG samples with during the test."""
     with sampling_with(request.param):
         yield request.param
 
 
 @pytest.fixture(params=["salientpp", *BACKENDS])
 def side(request: pytest.FixtureRequest) -> Iterator[SimpleNamespace]:
-    """Our classes, and PyG's over each of its libraries."""
+    """Our classes, and PyG's with each of its libraries."""
     if request.param == "salientpp":
         yield OURS
         return
@@ -126,20 +126,20 @@ def side(request: pytest.FixtureRequest) -> Iterator[SimpleNamespace]:
         yield SimpleNamespace(**{**vars(PYGS), "name": request.param})
 
 
-# --- scenarios: the same facts on both sides ---------------------------------------------------------------
+# --- scenarios: the same facts for both --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A loader, and what must be true of its batches.
+    """A loader, and facts about its batches.
 
     Attributes:
-        make: of either side's classes, a loader.
-        data: what it reads; batches hold its attributes, and ids.
-        added: per store (None: of a Data), the names beside those and ``n_id``, ``e_id``.
-        lost: the edge stores whose attributes and ids are not there.
-        turned: an edge may stand the other way round.
-        fails: with which library PyG cannot do it, and why.
+        make: makes a loader of either side's classes.
+        data: the loader's data; batches hold its attributes, and ids.
+        added: per store (None: a Data), further names besides those and ``n_id``, ``e_id``.
+        lost: the edge stores whose attributes and ids are missing.
+        turned: True if an edge may have the other direction.
+        fails: libraries with which PyG cannot do it, and the reasons.
     """
 
     make: Callable[[SimpleNamespace], torch.utils.data.DataLoader]
@@ -151,7 +151,7 @@ class Scenario:
 
 
 def node(**options: Any) -> Callable:
-    """Seeds 0 .. 19 of a ``Data``, in batches of 8, with two whole hops."""
+    """Makes a loader with seeds 0 .. 19 of a ``Data``, in batches of 8, with two whole hops."""
     data = options.pop("data", graph)
     options = {"num_neighbors": [-1, -1], "input_nodes": torch.arange(20), "batch_size": 8, **options}
     return lambda side: side.NeighborLoader(data(), **options)
@@ -279,7 +279,7 @@ SCENARIOS = {
     ),
 }  # fmt: skip
 
-#: Vertices and edges in all batches of a scenario, where nothing is left to chance.
+#: Numbers of vertices and edges in all batches of those scenarios that draw nothing at random.
 TOTALS = {
     "ids": (77, 76), "mask": (77, 76), "list": (19, 15), "all": (318, 458), "int32 ids": (77, 76), "one hop": (46, 35),
     "replace": (77, 76), "bidirectional": (77, 151), "induced": (77, 90), "induced, no hops beyond the first": (46, 43),
@@ -308,7 +308,7 @@ COUNTS = {"num_sampled_nodes", "num_sampled_edges"}  # torch-sparse does not giv
 
 
 def expect_failure(request: pytest.FixtureRequest, scenario: Scenario, name: str) -> None:
-    """What the other side cannot do must fail; should it be mended there, the test says so."""
+    """Marks scenarios that the other side cannot do as expected failures. If the other side is repaired, the test reports it."""
     if name in scenario.fails:
         request.applymarker(pytest.mark.xfail(strict=True, reason=f"{name} {scenario.fails[name]}"))
 
@@ -318,7 +318,7 @@ def key_of(store: Any) -> Any:
 
 
 def ids_of_ends(batch: Data | HeteroData, key: Any) -> tuple[Tensor, Tensor]:
-    """``n_id`` of the vertices that edges of this type come from and lead to."""
+    """Returns ``n_id`` of the sources and targets of the edges of this type."""
     return (batch.n_id, batch.n_id) if key is None else (batch[key[0]].n_id, batch[key[2]].n_id)
 
 
@@ -327,7 +327,7 @@ def names_of(store: Any) -> set[str]:
 
 
 @SCENARIO
-def test_batches_hold_what_the_data_holds_for_what_was_sampled(request, name, side):
+def test_batches_hold_the_datas_values_for_the_sample(request, name, side):
     scenario, data = SCENARIOS[name], SCENARIOS[name].data()
     expect_failure(request, scenario, side.name)
     batches = list(scenario.make(side))
@@ -350,7 +350,7 @@ def test_batches_hold_what_the_data_holds_for_what_was_sampled(request, name, si
                 ids = store.n_id if whole.is_node_attr(attribute) else store.e_id
                 assert store[attribute].dtype == whole[attribute].dtype
                 assert torch.equal(store[attribute], whole[attribute][ids]), attribute
-            # Over pyg-lib PyG numbers vertices in the dtype of the edges; ours are int64 always.
+            # With pyg-lib, PyG numbers vertices in the dtype of the edges; ours are always int64.
             narrowed = (name, side.name) == ("int32 edges", "pyg-lib")
             for attribute, dtype in BOOKS.items():
                 if attribute in store:
@@ -372,7 +372,7 @@ def test_batches_hold_what_the_data_holds_for_what_was_sampled(request, name, si
 
 
 def canonical(batch: Data | HeteroData) -> dict:
-    """What was sampled, by ids of the data, whatever the order."""
+    """Returns the sample in terms of ids of the data, independent of its order."""
     out = {}
     for store in batch.stores:
         key = key_of(store)
@@ -398,14 +398,14 @@ def canonical(batch: Data | HeteroData) -> dict:
 
 @pytest.mark.parametrize("name", TOTALS)
 def test_with_all_neighbours_batches_are_pygs(request, name, backend):
-    """Nothing is left to chance: the same vertices, edges, seeds and labels, batch by batch."""
+    """Vertices, edges, seeds and labels are equal, batch by batch, because nothing is drawn at random."""
     expect_failure(request, SCENARIOS[name], backend)
     ours, theirs = (list(map(canonical, SCENARIOS[name].make(side))) for side in (OURS, PYGS))
     assert ours == theirs
 
 
 def test_with_replacement_neighbours_come_as_often_as_pygs(backend):
-    """Uniform on both sides. (Without replacement torch_sparse's draws are not.)"""
+    """Draws are uniform on both sides. (Without replacement, those of torch_sparse are not.)"""
     data = Data(edge_index=star(6), num_nodes=7)
     counts = []
     for side in (OURS, PYGS):
@@ -416,7 +416,7 @@ def test_with_replacement_neighbours_come_as_often_as_pygs(backend):
 
 
 def test_a_sparse_adj_t_gives_pygs_batches(backend):
-    peer("torch_sparse")  # it makes adj_t, whatever samples
+    peer("torch_sparse")  # needed to make adj_t
     from torch_geometric.transforms import ToSparseTensor
 
     plain = there_and_back().clone()
@@ -439,7 +439,7 @@ def test_a_sparse_adj_t_gives_pygs_batches(backend):
                 assert dense[0] == dense[1]
 
 
-# --- the same sample, in PyG's hands -----------------------------------------------------------------------
+# --- the same sample, built by PyG -------------------------------------------------------------------------
 
 
 def as_plain(value: Any) -> Any:
@@ -449,7 +449,7 @@ def as_plain(value: Any) -> Any:
 
 
 def assert_batches_are_pygs(loader_class: type, data: Any, *args: Any, **options: Any) -> list:
-    """Every batch is what PyG makes of the same sample."""
+    """Checks that every batch equals PyG's batch of the same sample."""
     samples = []
 
     def keep(sampled: Any) -> Any:
@@ -501,7 +501,7 @@ def timed(data: Data | HeteroData, how: dict[str, Any], name: str, size: int) ->
 
 
 @pytest.mark.parametrize("how", HOW, ids=str)
-def test_a_batch_of_several_types_is_what_pyg_makes_of_the_same_sample(how):
+def test_a_batch_of_several_types_equals_pygs_of_the_same_sample(how):
     data = random_hetero(seed=5)
     how = timed(data, how, "input_time", 20)
     for batch in assert_batches_are_pygs(
@@ -516,7 +516,7 @@ def test_a_batch_of_several_types_is_what_pyg_makes_of_the_same_sample(how):
 )
 @pytest.mark.parametrize("how", HOW, ids=str)
 @pytest.mark.parametrize("edge_type", [None, BUYS, RELATIONS[2]], ids=["homogeneous", "two types", "one type"])
-def test_a_batch_of_edges_is_what_pyg_makes_of_the_same_sample(edge_type, how, negatives):
+def test_a_batch_of_edges_equals_pygs_of_the_same_sample(edge_type, how, negatives):
     if edge_type is None:
         data = graph(weight=torch.rand(260), time=torch.arange(150) % 9, edge_time=torch.arange(260) % 9)
         seeds = data.edge_index[:, :20]
@@ -531,7 +531,7 @@ def test_a_batch_of_edges_is_what_pyg_makes_of_the_same_sample(edge_type, how, n
 
 
 @pytest.mark.parametrize("how", [{}, {"disjoint": True}, {"subgraph_type": "induced"}], ids=str)
-def test_a_batch_from_stores_is_what_pyg_makes_of_the_same_sample(how):
+def test_a_batch_from_stores_equals_pygs_of_the_same_sample(how):
     for data, seeds in ((graph(), torch.arange(20)), (hetero(), ("paper", torch.arange(20)))):
         assert_batches_are_pygs(NeighborLoader, stores(data), [3, 2], input_nodes=seeds, batch_size=8, **how)
         kept, plain = (
@@ -550,14 +550,14 @@ def test_stores_are_read_whole_and_give_their_features(side, kind):
             assert torch.equal(store.x, whole.x[store.n_id]) and store.num_nodes == len(store.n_id)
 
 
-#: How a feature store may name the group of the edges of a graph of one type.
+#: Names that a feature store may use for the group of edges of a graph with one type.
 EDGE_GROUPS = [None, (None, None)]
 
 
 @pytest.mark.parametrize("link", [False, True])
 @pytest.mark.parametrize("group", EDGE_GROUPS, ids=str)
 @pytest.mark.parametrize("size", [40, 20])
-def test_edge_features_of_a_feature_store_are_those_of_the_edges(group, size, link):
+def test_edge_features_of_a_feature_store_belong_to_the_edges(group, size, link):
     generator = torch.Generator().manual_seed(size)
     edge_index = torch.randint(20, (2, size), generator=generator)
     features, topology = MyFeatureStore(), MyGraphStore()
@@ -590,7 +590,7 @@ def test_edge_features_are_in_the_order_in_which_a_graph_store_has_the_edges(lay
 
 
 @pytest.mark.parametrize("link", [False, True])
-def test_edge_features_of_a_typed_feature_store_are_those_of_the_edges(link):
+def test_edge_features_of_a_typed_feature_store_belong_to_the_edges(link):
     data = hetero()
     features, topology = stores(data)
     for name in data.edge_types:
@@ -619,7 +619,7 @@ def test_edge_features_of_a_feature_store_vanish_with_the_edge_ids():
 
 
 @pytest.mark.parametrize("group", EDGE_GROUPS, ids=str)
-def test_edge_features_of_some_edges_only_are_refused_in_words(group):
+def test_edge_features_of_only_some_edges_raise_a_clear_error(group):
     features, topology = stores(graph())
     features.put_tensor(torch.arange(7), group_name=group, attr_name="edge_attr", index=None)
     with pytest.raises(
@@ -657,7 +657,7 @@ def test_custom_cls_is_the_class_of_batches_from_stores():
         NeighborLoader(graph(), [2], TEN, custom_cls=Citations)
 
 
-# --- features know who they are, whatever the threads and tiers ---------------------------------------------
+# --- features identify their vertices, for all threads and tiers --------------------------------------------
 
 
 def differences(a: Data | HeteroData, b: Data | HeteroData) -> list[str]:
@@ -708,7 +708,7 @@ def test_a_batch_depends_on_seed_epoch_and_index_alone(kind):
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("depth", [1, 10])
 @pytest.mark.parametrize("device_rows", [0, 0.5, 1.0])
-def test_every_vertex_and_edge_of_every_type_knows_who_it_is(device_rows, depth, num_workers):
+def test_rows_of_every_type_identify_their_vertex_or_edge(device_rows, depth, num_workers):
     options = {"device_rows": device_rows, "depth": depth, "num_workers": num_workers}
     for kind in ("hetero", "times", "hetero edges"):
         for batch in SEEDED[kind](**options):
@@ -760,7 +760,7 @@ def test_negatives_by_weight_may_be_of_more_vertices_than_torch_draws_from():
     first, again = (loader(torch.arange(2)) for _ in range(2))
     ends = first.n_id[first.dst_neg_index].flatten()
     assert set(ends.tolist()) == {7, size - 1} and 1300 < int((ends == size - 1).sum()) < 1700
-    assert not torch.equal(ends, again.n_id[again.dst_neg_index].flatten()), "every batch draws anew"
+    assert not torch.equal(ends, again.n_id[again.dst_neg_index].flatten()), "every batch draws independently"
     other = LinkNeighborLoader(
         data, [], batch_size=2, neg_sampling=NegativeSampling("triplet", 1000, dst_weight=weight), seed=1
     )
@@ -768,7 +768,7 @@ def test_negatives_by_weight_may_be_of_more_vertices_than_torch_draws_from():
     assert torch.equal(ends, same.n_id[same.dst_neg_index].flatten()), "the key fixes the draws"
     weight[7] = 0
     later = loader(torch.arange(2))
-    assert later.n_id[later.dst_neg_index].unique().tolist() == [size - 1], "weights are as they are now"
+    assert later.n_id[later.dst_neg_index].unique().tolist() == [size - 1], "current weights are used"
     for value in (-1.0, float("nan"), float("inf")):
         weight[5] = value
         with pytest.raises(ValueError, match="dst_weight of neg_sampling must hold numbers >= 0, finite and not all 0"):
@@ -781,7 +781,7 @@ def test_negatives_by_weight_may_be_of_more_vertices_than_torch_draws_from():
 @pytest.mark.parametrize(
     "weight", [[-1.0] * 60, [float("nan")] * 60, [0.0] * 60, [-1] * 60], ids=["negative", "NaN", "zero", "integers"]
 )
-def test_weights_of_negatives_that_cannot_be_are_refused_by_name(weight):
+def test_impossible_weights_of_negatives_are_refused_by_name(weight):
     given = NegativeSampling("binary", src_weight=torch.tensor(weight), dst_weight=torch.ones(60))
     loader = LinkNeighborLoader(random_data(60, 300), [2], batch_size=4, neg_sampling=given)
     with pytest.raises(
@@ -822,7 +822,7 @@ def test_batches_never_look_into_the_future(time_attr, strategy):
     assert seen > 300
 
 
-def test_without_input_time_seeds_have_their_own():
+def test_seeds_without_input_time_have_their_own_times():
     data = random_hetero(seed=7)
     for batch in NeighborLoader(data, [-1], "paper", time_attr="time", batch_size=16):
         assert "seed_time" not in batch["paper"], "as in PyG"
@@ -864,11 +864,11 @@ def test_edges_with_times_see_no_newer_vertices_and_no_newer_negatives(edge_type
         else:
             assert torch.equal(ends[0].seed_time, times) and torch.equal(ends[1].seed_time, times)
             assert bool((ends[1].time[ends[1].dst_neg_index] <= times[:, None]).all())
-        for store in batch.node_stores:  # a tree's vertices are not newer than its edge
+        for store in batch.node_stores:  # vertices of a tree are not newer than its edge
             assert bool((store.time <= times[store.batch]).all())
 
 
-def test_a_neighbour_of_greater_weight_comes_more_often():
+def test_a_neighbour_of_greater_weight_is_drawn_more_often():
     weight = torch.tensor([1.0, 0.0, 3.0, 6.0])
     loader = NeighborLoader(
         Data(edge_index=star(4), num_nodes=5, weight=weight),
@@ -882,7 +882,7 @@ def test_a_neighbour_of_greater_weight_comes_more_often():
     assert p_of_chances(drawn.elements(), {0: 0.1, 1: 0.0, 2: 0.3, 3: 0.6}) > FALSE_ALARM
 
 
-# --- samplers in other hands --------------------------------------------------------------------------------
+# --- our sampler in other libraries -------------------------------------------------------------------------
 
 
 def test_pygs_loaders_draw_with_our_sampler_in_worker_processes():
@@ -893,7 +893,7 @@ def test_pygs_loaders_draw_with_our_sampler_in_worker_processes():
         assert torch.equal(batch.edge_attr.view(-1).long(), batch.e_id)
 
 
-def test_a_sampler_draws_anew_from_torchs_generator_unless_it_gets_a_key():
+def test_a_sampler_draws_from_torchs_generator_unless_it_gets_a_key():
     sampler, seeds = NeighborSampler(graph(), [1]), NodeSamplerInput(None, torch.arange(150))
     torch.manual_seed(3)
     first, second = (sampler.sample_from_nodes(seeds).edge for _ in range(2))
@@ -950,7 +950,7 @@ def test_fanouts_may_be_given_for_edge_types_with_any_names(on, form, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:There exist type names")
-def test_fanouts_of_edge_types_that_pyg_takes_for_one_are_refused_in_words():
+def test_fanouts_of_edge_types_that_pyg_confuses_raise_a_clear_error():
     data = with_names("u", "i", "x")
     data["u", "x__i", "i"].edge_index = data["u", "x", "i"].edge_index
     data["u", "x", "i__i"].edge_index = data["u", "x", "i"].edge_index
@@ -965,7 +965,7 @@ def test_fanouts_of_edge_types_that_pyg_takes_for_one_are_refused_in_words():
 
 
 def only_edges(declared: bool) -> HeteroData:
-    """``b`` has no attributes, and 7 vertices by its edges."""
+    """Makes a graph in which ``b`` has no attributes, and 7 vertices by its edges."""
     data = HeteroData()
     data["a"].x = torch.arange(6.0).view(3, 2)
     if declared:
@@ -977,7 +977,7 @@ def only_edges(declared: bool) -> HeteroData:
 
 @pytest.mark.parametrize("seeds", ["a", "b"])
 @pytest.mark.parametrize("declared", [False, True])
-def test_a_type_that_has_only_edges_is_as_large_as_these_say(declared, seeds, tmp_path):
+def test_a_type_that_has_only_edges_gets_its_size_from_them(declared, seeds, tmp_path):
     if declared:
         peer("pyg_lib")  # PyG's loader samples with it
     data = only_edges(declared)
@@ -986,8 +986,8 @@ def test_a_type_that_has_only_edges_is_as_large_as_these_say(declared, seeds, tm
         match=r"data\['b'\] has no attribute .* so 7 is assumed, one more than .*; set data\['b'\].num_nodes",
     ):
         loader = NeighborLoader(data, [-1, -1], (seeds, torch.arange(3)), batch_size=3)
-    assert "b" in data.node_types if declared else data.node_types == ["a"], "the user's object stays as it is"
-    if declared:  # else PyG's libraries do not find the type
+    assert "b" in data.node_types if declared else data.node_types == ["a"], "the user's object is unchanged"
+    if declared:  # otherwise PyG's libraries do not find the type
         theirs = torch_geometric.loader.NeighborLoader(data, [-1, -1], (seeds, torch.arange(3)), batch_size=3)
         assert canonical(next(iter(loader))) == canonical(next(iter(theirs)))
     with pytest.warns(UserWarning, match="so 7 is assumed"):
@@ -1016,7 +1016,7 @@ def rated(*more: tuple[str, str, str]) -> HeteroData:
 
 
 @pytest.mark.parametrize("relation", ["rates", "to"])
-def test_short_edge_types_mean_on_parts_what_they_mean_in_pyg(relation, tmp_path):
+def test_short_edge_types_mean_the_same_on_parts_as_in_pyg(relation, tmp_path):
     data, full = rated(("user", relation, "item")), ("user", relation, "item")
     edge_split = {SHORT: {"train": torch.tensor([1, 2])}}
     part = salientpp.partition(data, 1, tmp_path / "d", [2], 4, edge_split=edge_split)
@@ -1034,7 +1034,7 @@ def test_short_edge_types_mean_on_parts_what_they_mean_in_pyg(relation, tmp_path
     assert [batch["user"].n_id[ends[0]].item(), batch["item"].n_id[ends[1]].item()] == [3, 2]
 
 
-def test_short_edge_types_that_may_mean_several_are_refused_with_all_of_them(tmp_path):
+def test_ambiguous_short_edge_types_are_refused_with_all_meanings(tmp_path):
     part = salientpp.partition(rated(("user", "rates", "item"), ("user", "sees", "item")), 1, tmp_path / "d", [2], 4)
     with pytest.raises(
         ValueError, match=r"must be an edge type \(\('user', 'rates', 'item'\), \('user', 'sees', 'item'\)\)"
@@ -1061,7 +1061,7 @@ def test_lightnings_data_module_takes_our_sampler():
 
 
 class FirstNeighbours(BaseSampler):
-    """A sampler of the user's own: of every seed the first edge into it, numbered in an order of its own."""
+    """User's own sampler: for every seed it draws the first edge into it, numbered in its own order."""
 
     def __init__(self, data: Data) -> None:
         self.data = data
@@ -1084,7 +1084,7 @@ class FirstNeighbours(BaseSampler):
         return self.order
 
 
-def test_a_sampler_of_the_users_own_is_taken():
+def test_a_users_own_sampler_is_used():
     data = graph()
     ours = list(NeighborLoader(data, [99], TEN, neighbor_sampler=FirstNeighbours(data), batch_size=4, num_workers=2))
     theirs = list(NodeLoader(data, FirstNeighbours(data), TEN, batch_size=4))
@@ -1147,7 +1147,7 @@ def test_samplers_are_refused_where_they_cannot_work(tmp_path):
     with pytest.raises(ValueError, match="sampler option is mutually exclusive with shuffle"):
         NeighborLoader(graph(), [2], TEN, sampler=[1, 2], shuffle=True)
     loader = NeighborLoader(graph(), [2], TEN, sampler=[1, 2])
-    with pytest.raises(ValueError, match="a loader with a sampler or batch_sampler of its own has no state"):
+    with pytest.raises(ValueError, match="a loader with a user's sampler or batch_sampler has no state"):
         loader.state_dict()
     part = salientpp.partition(random_data(60, 200), 1, tmp_path / "d", [3], 8)
     with pytest.raises(ValueError, match="sampler= is for a Data or HeteroData object"):
@@ -1160,7 +1160,7 @@ def test_worker_init_fn_is_called_once_in_every_thread_and_epoch(persistent):
     gate = threading.Barrier(3)
 
     def greet(number: int) -> None:
-        gate.wait(timeout=HANG)  # all three threads must come
+        gate.wait(timeout=HANG)  # passes only when all three threads have come
         calls.append((number, threading.current_thread().name))
 
     loader = NeighborLoader(
@@ -1225,7 +1225,7 @@ def test_the_generator_seeds_the_loader():
     assert all(differences(a, b) == [] for a, b in zip(first, second, strict=True))
 
 
-def test_a_loader_says_little_of_itself_and_gives_single_batches(side):
+def test_a_loader_has_a_short_repr_and_gives_single_batches(side):
     loader = side.NeighborLoader(hetero(), [-1], ("paper", torch.arange(40, 60)), batch_size=3)
     assert str(loader) == "NeighborLoader()" and len(loader) == 7
     for index in ([0, 3], torch.tensor([0, 3])):
@@ -1245,7 +1245,7 @@ def test_transforms_may_be_set_later(side):
     assert len(list(loader)) == len(seen) == 10
 
 
-def test_a_sampler_says_what_it_draws_from_in_a_line():
+def test_a_sampler_describes_its_graph_in_one_line():
     assert (
         repr(NeighborSampler(graph(), [2]))
         == "NeighborSampler(num_neighbors=[2], graph=Graph(num_vertices=150, num_edges=260, indices=torch.int32))"
@@ -1258,14 +1258,14 @@ def test_a_sampler_says_what_it_draws_from_in_a_line():
     )
 
 
-def test_directed_false_is_the_old_word_for_induced():
+def test_directed_false_is_the_old_name_for_induced():
     with pytest.warns(DeprecationWarning, match="directed=False is deprecated; pass subgraph_type='induced'"):
         old = NeighborLoader(graph(), [2], TEN, directed=False, batch_size=5, seed=1)
     new = NeighborLoader(graph(), [2], TEN, subgraph_type="induced", batch_size=5, seed=1)
     assert all(differences(a, b) == [] for a, b in zip(old, new, strict=True))
 
 
-def test_a_graph_without_edges_warns_and_gives_its_seeds():
+def test_a_graph_without_edges_warns_and_gives_only_seeds():
     with pytest.warns(UserWarning, match="data has neither edge_index nor adj_t, so batches hold their seeds only"):
         loader = NeighborLoader(Data(x=torch.arange(6)), [2], batch_size=3)
     assert [batch.x.tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5]]
@@ -1275,7 +1275,7 @@ def test_a_graph_without_edges_warns_and_gives_its_seeds():
 
 
 @pytest.mark.parametrize("kind", SEEDED)
-def test_a_run_that_stopped_goes_on_bit_for_bit(kind):
+def test_a_stopped_run_resumes_bit_for_bit(kind):
     make = SEEDED[kind]
     whole = make()
     epochs = [list(whole) for _ in range(2)]
@@ -1309,7 +1309,7 @@ def test_a_run_that_stopped_goes_on_bit_for_bit(kind):
         ("stores", lambda: NeighborLoader(stores(there_and_back()), [3, 2], ("paper", None), batch_size=16, shuffle=True), "dataset: expected"),
     ],
 )  # fmt: skip
-def test_the_state_of_another_loader_is_refused_in_words(one, other, text):
+def test_the_state_of_another_loader_raises_a_clear_error(one, other, text):
     loader = (SEEDED[other] if isinstance(other, str) else other)()
     with pytest.raises(ValueError, match=text):
         loader.load_state_dict(SEEDED[one]().state_dict())
@@ -1324,7 +1324,7 @@ def test_statistics_and_memory_add_up_over_types(device_rows):
     assert stats_.batches == 3 and stats_.rows == stats_.rows_device + stats_.rows_host == rows
     assert (stats_.rows_device > 0) == (device_rows > 0) and (stats_.rows_host > 0) == (device_rows < 1)
     memory = loader.memory()
-    row_bytes = 2 * 4 + 8  # x and time
+    row_bytes = 2 * 4 + 8  # bytes of x and time
     assert memory["host"] == row_bytes * data.num_nodes and memory["cache"] == 0
     assert memory["device"] >= row_bytes * sum(int(device_rows * data[name].num_nodes) for name in data.node_types)
     assert memory["graph"] == NeighborSampler(data, [1]).nbytes > 0
@@ -1376,8 +1376,8 @@ def without_features() -> HeteroData:
         (node(columns=("x", "y")), ValueError, "columns without row sources is for partitioned graphs"),
         (node(data=lambda: stores(graph()), weight_attr="w"), NotImplementedError, "weight_attr is for a Data or HeteroData"),
         (link(edge_label=TEN), ValueError, r"edge_label must have one entry per edge of edge_label_index, expected 20, got \[10\]"),
-        (link(edge_label_time=TEN), ValueError, "'time_attr' is not set but 'edge_label_time' is: temporal sampling needs both"),
-        (link(time_attr="y"), ValueError, "'edge_label_time' is not set but 'time_attr' is"),
+        (link(edge_label_time=TEN), ValueError, "'edge_label_time' is set but 'time_attr' is not: temporal sampling needs both"),
+        (link(time_attr="y"), ValueError, "'time_attr' is set but 'edge_label_time' is not"),
         (link(edge_label=torch.ones(20), neg_sampling="triplet"), ValueError, "edge_label needs to be undefined for 'triplet'"),
         (link(edge_label_index=torch.tensor([[0, 1], [2, 150]])), ValueError, r"edge_label_index\[1, 1\] must be in \[0, 150\), got 150"),
         (link(edge_label_index=TEN), ValueError, r"edge_label_index must be a tensor of shape \[2, M\], got \[10\]"),
@@ -1392,7 +1392,7 @@ def without_features() -> HeteroData:
         (lambda side: side.NeighborSampler(graph(), [2], sample_direction="up"), ValueError, "sample_direction must be 'forward' or 'backward', got 'up'"),
     ],
 )  # fmt: skip
-def test_a_wrong_argument_is_refused_in_words(loader, error, text):
+def test_a_wrong_argument_raises_a_clear_error(loader, error, text):
     with pytest.raises(error, match=text):
         loader(OURS)
 
@@ -1401,12 +1401,15 @@ def test_a_wrong_argument_is_refused_in_words(loader, error, text):
     ("options", "text"),
     [
         ({"custom_cls": Citations}, "custom_cls is for a pair of FeatureStore and GraphStore"),
-        ({"neighbor_sampler": FirstNeighbours(graph())}, "neighbor_sampler= is for data in one process"),
+        (
+            {"neighbor_sampler": FirstNeighbours(graph())},
+            "neighbor_sampler= of another class is for data in one process",
+        ),
         ({"sampler": [1, 2]}, "sampler= is for a Data or HeteroData object"),
         ({"batch_sampler": [[1, 2]]}, "batch_sampler= is for a Data or HeteroData object"),
     ],
 )
-def test_what_a_partitioned_graph_does_not_take_is_refused_in_words(options, text, tmp_path):
+def test_an_argument_that_a_partitioned_graph_does_not_take_raises_a_clear_error(options, text, tmp_path):
     part = salientpp.partition(random_data(60, 200), 1, tmp_path / "d", [3], 8)
     for loader in (
         functools.partial(NeighborLoader, part, [2], "train"),
@@ -1444,7 +1447,7 @@ TABLES = {
 
 
 def arguments_of(class_: type) -> dict[str, str]:
-    """Names with their defaults as source text, in order; those without have an empty one."""
+    """Returns names with their defaults as source text, in order; the default is empty if there is none."""
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     parameters = [p for p in list(inspect.signature(class_.__init__).parameters.values())[1:] if p.kind not in kinds]
     return {p.name: "" if p.default is p.empty else repr(p.default) for p in parameters}
@@ -1454,7 +1457,7 @@ def table_of(section: str) -> dict[str, str]:
     text = (ROOT / "docs" / "reference" / "pyg-arguments.md").read_text()
     body = text.split(f"\n## {section}\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (?:`(.*?)`)? ?\| (.+) \|$", body, re.MULTILINE)
-    assert len(rows) == body.count("\n|") - 2, "every row of the table is read, but for its two lines of head"
+    assert len(rows) == body.count("\n|") - 2, "every row of the table is read, except its two header lines"
     return {name: default for name, default, _ in rows}
 
 
@@ -1466,7 +1469,7 @@ def test_the_page_of_arguments_lists_those_of_the_installed_release(section):
     )
 
 
-def test_the_page_of_arguments_lists_what_pygs_loaders_hand_on():
+def test_the_page_of_arguments_lists_arguments_that_pygs_loaders_pass_on():
     for base, loader in ((NodeLoader, "NeighborLoader"), (LinkLoader, "LinkNeighborLoader")):
         rest = {
             name: default for name, default in arguments_of(base).items() if name not in arguments_of(TABLES[loader][0])

@@ -1,6 +1,6 @@
-"""Laws of forks: a child's batches are its parent's, nobody waits for ever, and neither writes into the other's memory.
+"""Laws of forks: a child's batches equal its parent's, no process waits forever, and neither writes into the other's memory.
 
-What takes minutes is marked ``faults`` and runs with `make test-faults`. Each random case prints its seed.
+Tests that take minutes are marked ``faults`` and run with `make test-faults`. Each random case prints its seed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from salientpp import Graph, LinkNeighborLoader, NeighborLoader
 from salientpp.engine.run import Epoch
 from salientpp.processes import Lock, Threads, connecting
 
-#: Seconds after which a child hangs; they are many because the machine may be busy.
+#: Seconds after which a child counts as hanging. There are many, because the machine may be busy.
 HANGS = 60
 
 
 @contextlib.contextmanager
 def child(function: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
-    """Fork a process that calls ``function``. Gives a function that waits for what it returned, and fails if it raised or hangs."""
+    """Forks a process that calls ``function``. Yields a function that waits for its result, and fails if the process raised or hangs."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -84,12 +84,12 @@ def in_child(function: Callable[[], Any]) -> Any:
 
 @pytest.fixture(autouse=True)
 def parallel():
-    """Parallel regions of the forking thread, which leave OpenMP unusable in the child's main thread."""
+    """Runs parallel regions in the forking thread, which leave OpenMP unusable in the child's main thread."""
     torch.rand(10**6).sum()
 
 
 def total(batch: Data | HeteroData) -> int:
-    """All that a batch holds, as one number."""
+    """Adds up everything that a batch holds."""
     plain = [
         (
             key,
@@ -105,14 +105,14 @@ def total(batch: Data | HeteroData) -> int:
 
 @cache
 def wide_data() -> Data:
-    """Batches of it have rows of several megabytes, which lie in pooled buffers and are gathered in parallel."""
+    """Makes data whose batches have rows of several megabytes. These lie in pooled buffers and are gathered in parallel."""
     data = random_data(4000, 20_000)
     data.x = torch.arange(4000).float().view(-1, 1).repeat(1, 300)
     return data
 
 
 def is_right(batch: Data) -> bool:
-    # By NumPy, which has no threads: of torch's own parallel operations the first in a child's main thread never ends.
+    # NumPy has no threads. The first parallel operation of torch in a child's main thread would never end.
     return bool((batch.x.numpy() == batch.n_id.numpy()[:, None]).all())
 
 
@@ -140,7 +140,7 @@ WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
 @WORKERS
 @pytest.mark.parametrize("epochs", [0, 1])
-def test_a_child_goes_on_with_the_epochs_of_its_parent(num_workers, epochs):
+def test_a_child_continues_the_epochs_of_its_parent(num_workers, epochs):
     loader = wide_loader(num_workers=num_workers)
     for _ in range(epochs):
         ids(loader)
@@ -153,7 +153,7 @@ def test_a_child_goes_on_with_the_epochs_of_its_parent(num_workers, epochs):
 
 @WORKERS
 @pytest.mark.parametrize("depth", [1, 4, 10])
-def test_a_child_goes_on_in_the_middle_of_an_epoch_or_begins_the_next(num_workers, depth):
+def test_a_child_continues_in_mid_epoch_or_begins_the_next(num_workers, depth):
     loader = wide_loader(num_workers=num_workers, depth=depth)
     iterator = iter(loader)
     ids(itertools.islice(iterator, 3))
@@ -225,7 +225,7 @@ def test_a_loader_works_in_the_workers_of_a_torch_loader(num_workers):
     assert sorted(epochs) == sorted(2 * expected(1))
 
 
-def test_a_childs_workers_are_greeted_with_their_own_numbers():
+def test_a_childs_workers_get_their_own_numbers():
     numbers: list[int] = []
     loader = wide_loader(num_workers=2, worker_init_fn=numbers.append, persistent_workers=True)
     iterator = iter(loader)
@@ -240,7 +240,7 @@ def test_a_childs_workers_are_greeted_with_their_own_numbers():
     assert set(in_child(greeted)) <= {0, 1}
 
 
-def test_an_epoch_that_was_in_another_threads_hands_at_the_fork_is_refused_in_words():
+def test_an_epoch_that_another_thread_was_running_at_the_fork_raises_a_clear_error():
     inside, go_on = threading.Event(), threading.Event()
 
     def wait(batch: Data) -> Data:
@@ -290,7 +290,7 @@ def test_forks_at_random_moments_while_threads_iterate(seed):
         [thread.join() for thread in threads]
 
 
-def test_a_lock_that_another_thread_held_is_free_in_the_child_and_the_forking_threads_own_stays_its_own():
+def test_a_lock_of_another_thread_is_free_in_the_child_and_the_forking_threads_lock_stays_held():
     lock, inside, go_on = Lock(), threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -312,7 +312,7 @@ def test_a_lock_that_another_thread_held_is_free_in_the_child_and_the_forking_th
         assert in_child(take) is False
 
 
-def test_threads_do_again_in_the_child_what_they_had_not_done():
+def test_threads_in_the_child_run_unfinished_tasks_again():
     threads, go_on, began = Threads(1, "test"), threading.Event(), threading.Event()
     tasks = [
         threads.submit(lambda: (began.set(), go_on.wait(HANGS))),
@@ -330,9 +330,9 @@ def test_threads_do_again_in_the_child_what_they_had_not_done():
 
 
 def test_threads_that_begin_at_once_in_a_child_find_torchs_threads():
-    """Whichever is first makes torch's pool anew; without care others find none then, in nine children of ten."""
+    """The first of the threads makes torch's thread pool again. Without care the others find no threads then, in nine children of ten."""
     before = torch.get_num_threads()
-    torch.set_num_threads(2)  # what is set here is set again by every thread
+    torch.set_num_threads(2)  # every thread sets this value again
     values, threads = torch.ones(200_000), Threads(8, "test")
 
     def use() -> list[float]:
@@ -370,7 +370,7 @@ def test_only_sockets_of_the_connecting_library_are_closed_in_a_child():
         poll = select.epoll()
         server = socket.create_server(("127.0.0.1", 0))
         theirs = socket.create_connection(server.getsockname())
-        other = socket.create_connection(mine.getsockname())  # of another thread, say: nothing watches it
+        other = socket.create_connection(mine.getsockname())  # a connection of another thread, which nothing watches
         file = open(os.devnull)
         [poll.register(each) for each in (server, theirs)]
         [each.set_inheritable(True) for each in (server, theirs, other)]
@@ -387,7 +387,7 @@ def test_only_sockets_of_the_connecting_library_are_closed_in_a_child():
 
     everything = (server, theirs, other, file, late, mine)
     assert in_child(lambda: [is_open(each) for each in everything]) == [False, False, True, True, True, True]
-    assert all(map(is_open, everything)), "the parent's stay open"
+    assert all(map(is_open, everything)), "the parent's connections stay open"
     theirs.close()
     again = [open(os.devnull)]
     while again[-1].fileno() < number:
@@ -396,7 +396,7 @@ def test_only_sockets_of_the_connecting_library_are_closed_in_a_child():
     assert in_child(lambda: is_open(again[-1])), "the number belongs to another file now"
 
 
-# --- what leaves the process otherwise --------------------------------------------------------------------
+# --- other ways out of the process ------------------------------------------------------------------------
 
 
 def _send(loader: NeighborLoader, queue: Any, done: Any) -> None:
@@ -408,7 +408,7 @@ def _send(loader: NeighborLoader, queue: Any, done: Any) -> None:
 
 @pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_batches_keep_their_values_on_the_way_to_another_process(strategy, method):
+def test_batches_keep_their_values_when_sent_to_another_process(strategy, method):
     former = torch.multiprocessing.get_sharing_strategy()
     torch.multiprocessing.set_sharing_strategy(strategy)
     try:
@@ -421,7 +421,7 @@ def test_batches_keep_their_values_on_the_way_to_another_process(strategy, metho
         done.set()
         process.join(HANGS)
         assert process.exitcode == 0
-        # And out of this process, whose pool may reuse the memory only once the receiver has its own.
+        # They must also leave this process intact, whose pool may reuse the memory only after the receiver has a copy.
         queue = context.SimpleQueue()
         for batch, numbers in zip(loader, expected(0), strict=True):
             queue.put(batch)
@@ -431,7 +431,7 @@ def test_batches_keep_their_values_on_the_way_to_another_process(strategy, metho
         torch.multiprocessing.set_sharing_strategy(former)
 
 
-def test_a_batch_in_shared_memory_is_a_childs_too_and_keeps_its_values():
+def test_a_batch_in_shared_memory_keeps_its_values_in_a_child():
     loader = wide_loader()
     iterator = iter(loader)
     batch = next(iterator).share_memory_()
@@ -497,11 +497,11 @@ def summary(kind: str, epoch: int) -> list[int]:
 def _live(
     kind: str, loader: Any, epoch: int, iterator: Epoch | None, given: int, rng: random.Random, generation: int
 ) -> int:
-    """Do a few random things with the loader, some of them in children; the number of forks.
+    """Does a few random things with the loader, some of them in children. Returns the number of forks.
 
     Args:
-        epoch: the next one of this loader.
-        iterator, given: an epoch under way (the one before), and how many of its batches were given.
+        epoch: the loader's next epoch.
+        iterator, given: a begun epoch (the one before), and the number of its batches that were given.
     """
     forks = 0
     held: list[tuple[Any, int]] = []
@@ -530,7 +530,7 @@ def _live(
             with child(
                 lambda: _live(kind, loader, epoch, iterator, given, random.Random(seed), generation + 1)
             ) as wait:
-                # Both at once, or one after the other.
+                # Both at the same time, or one after the other.
                 early = wait() if rng.random() < 0.3 else None
                 if iterator is not None:
                     for batch in itertools.islice(iterator, rng.randrange(3)):
@@ -540,7 +540,7 @@ def _live(
         held = held[-3:]
         assert all(total(batch) == value for batch, value in held), "a batch that was kept has changed"
         if rng.random() < 0.2 and held:
-            held.pop()[0].apply(lambda tensor: tensor.numpy().fill(0))  # it is the user's, and nobody else's
+            held.pop()[0].apply(lambda tensor: tensor.numpy().fill(0))  # the batch belongs to the user alone
     return forks
 
 
@@ -555,7 +555,7 @@ def _random_forks(number: int, seed: int) -> int:
         )
         print(f"seed {seed}, case {case}: {kind}, {num_workers} workers, depth {depth}", flush=True)
         for epoch in range(6 if kind == "wide" else 12):
-            summary(kind, epoch)  # here, lest every child make it
+            summary(kind, epoch)  # computed before the fork, so that not every child computes it
         loader = KINDS[kind](num_workers=num_workers, depth=depth)
         forks += (
             in_child(lambda: _live(kind, loader, 0, None, 0, rng, 0)) + 1

@@ -1,4 +1,4 @@
-"""Classes that override what PyG's loaders are made of (``collate_fn``, ``filter_fn``, ``_get_iterator``) are asked, and see what they see in PyG's."""
+"""Laws of hooks: subclasses that override ``collate_fn``, ``filter_fn`` or ``_get_iterator`` are called with the same values as in PyG's loaders."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def typed() -> HeteroData:
 
 
 class Filters(NeighborLoader):
-    """Changes what was sampled, and then the batch."""
+    """Changes the sampler's output, and then the batch."""
 
     def filter_fn(self, out):
         assert isinstance(out, (SamplerOutput, HeteroSamplerOutput))
@@ -57,7 +57,7 @@ class Both(Filters):
 
 
 class LikePyGs(NeighborLoader):
-    """The hooks of PyG's loader, written anew over its parts."""
+    """Hooks of PyG's loader, written again with its parts."""
 
     def collate_fn(self, index):
         out = self.node_sampler.sample_from_nodes(self.input_data[index])
@@ -101,7 +101,7 @@ def _with_z(batch):
 
 
 @pytest.mark.parametrize("filter_per_worker", [None, True, False])
-def test_hooks_written_over_pygs_names_work(filter_per_worker):
+def test_hooks_that_use_pygs_names_work(filter_per_worker):
     loader = LikePyGs(graph(), [3], SEEDS, batch_size=10, filter_per_worker=filter_per_worker)
     for batch in [*loader, loader([1, 2])]:
         assert batch.mark.eq(7).all() and torch.equal(batch.x[:, 0], batch.n_id.float())
@@ -109,7 +109,7 @@ def test_hooks_written_over_pygs_names_work(filter_per_worker):
     assert isinstance(found, SamplerOutput if filter_per_worker is False else Data)
 
 
-def test_what_was_sampled_goes_through_the_users_transform_once():
+def test_samples_go_through_the_users_transform_once():
     def cut(out):
         out.node = out.node + 0
         calls.append(1)
@@ -120,7 +120,7 @@ def test_what_was_sampled_goes_through_the_users_transform_once():
     assert len(calls) == 4
 
 
-def test_filter_fn_makes_pygs_batch_of_what_the_sampler_drew():
+def test_filter_fn_makes_pygs_batch_of_a_sample():
     loader = NeighborLoader(graph(), [3], SEEDS, batch_size=10)
     out = loader.node_sampler.sample_from_nodes(loader.input_data[torch.tensor([4, 5])])
     batch = loader.filter_fn(out)
@@ -157,7 +157,7 @@ def test_an_assigned_collate_fn_is_called():
     assert all(torch.equal(batch.n_id, n_id) for (_, batch), n_id in zip(found, before, strict=True))
 
 
-def test_an_overridden_get_iterator_is_asked():
+def test_an_overridden_get_iterator_is_called():
     class Twice(NeighborLoader):
         def _get_iterator(self):
             yield from super()._get_iterator()
@@ -167,7 +167,7 @@ def test_an_overridden_get_iterator_is_asked():
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_dataloader_of_the_parts_calls_the_hooks(num_workers):
+def test_a_dataloader_built_from_the_loaders_parts_calls_the_hooks(num_workers):
     ours = Both(graph(), [3], SEEDS, batch_size=10)
     made = torch.utils.data.DataLoader(ours.dataset, batch_size=8, collate_fn=ours.collate_fn, num_workers=num_workers)
     batches = list(made)
@@ -175,7 +175,7 @@ def test_a_dataloader_of_the_parts_calls_the_hooks(num_workers):
     assert all(torch.equal(batch.x[:, 0], batch.n_id.float()) and batch.second for batch in batches)
 
 
-def test_a_run_with_hooks_goes_on_where_it_stopped():
+def test_a_run_with_hooks_resumes_where_it_stopped():
     make = lambda: Collates(graph(), [3], SEEDS, batch_size=5, shuffle=True, seed=1)  # noqa: E731
     whole, stopped, resumed = list(make()), make(), make()
     iterator = iter(stopped)
@@ -210,11 +210,11 @@ def on_rank(rank, root):
     return text
 
 
-def test_several_ranks_refuse_hooks_in_words(tmp_path):
+def test_hooks_on_several_ranks_raise_a_clear_error(tmp_path):
     salientpp.partition(graph(), 2, tmp_path / "parts", [3], 8)
     for text in distributed.run(on_rank, 2, tmp_path / "parts"):
         assert (
-            "Filters overrides filter_fn, which would not be called on several ranks" in text
+            "Filters overrides filter_fn, but several ranks make batches in stages" in text
             and "pass transform=" in text
         )
 

@@ -1,6 +1,6 @@
-"""Laws of the loader on one rank: what a batch carries, when it is the same, how an epoch runs and ends.
+"""Laws of the loader on one rank: contents of a batch, when batches are equal, and how an epoch runs and ends.
 
-Features know who they are, and PyG's own ``NodeLoader.filter_fn`` says what a batch must carry. Laws of several ranks
+Rows identify their vertices, and PyG's own ``NodeLoader.filter_fn`` defines the contents of a batch. Laws of several ranks
 are in tests/loader/test_ranks.py.
 """
 
@@ -36,7 +36,7 @@ from salientpp.datasets import synthetic
 from salientpp.engine.pipeline import StageError
 from salientpp.store.cache import FeatureCache
 
-# torch counts worker processes; ours are threads.
+# torch warns about worker processes, but ours are threads.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
@@ -60,13 +60,13 @@ def typed(tmp_path_factory) -> tuple[HeteroData, salientpp.PartitionedGraph]:
     return data, salientpp.partition(data, 1, tmp_path_factory.mktemp("typed") / "d", [4, 3], 16)
 
 
-# --- law 1: features know who they are -------------------------------------------------------------------
+# --- law 1: features identify their vertices -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 @pytest.mark.parametrize("depth", [1, 3, 10, 99])
 @pytest.mark.parametrize("device_rows", [0, 0.3, 1.0])
-def test_features_know_who_they_are(data, part, device_rows, depth, num_workers):
+def test_features_identify_their_vertices(data, part, device_rows, depth, num_workers):
     options = {"device_rows": device_rows, "depth": depth, "num_workers": num_workers}
     for batch in make(data, **options):
         for name in ["x", "y", *in_every_dtype()]:
@@ -82,7 +82,7 @@ def test_features_know_who_they_are(data, part, device_rows, depth, num_workers)
 
 
 def test_a_batch_is_a_sample_of_the_graph(data):
-    """Seeds first; every edge exists, ends in a vertex of the hop before, and no vertex gets more than the fanout."""
+    """Seeds come first. Every edge exists and ends in a vertex of the hop before, and no vertex gets more than the fanout."""
     fanouts = [4, 3, 2]
     for batch in make(data, num_neighbors=fanouts):
         assert torch.equal(batch.n_id[: batch.batch_size], batch.input_id)
@@ -102,7 +102,7 @@ def test_a_batch_is_a_sample_of_the_graph(data):
             assert int(drawn.sum()) == int(drawn[frontier].sum())
 
 
-def test_minus_one_takes_all_neighbours():
+def test_a_fanout_of_minus_one_takes_all_neighbours():
     data = Data(edge_index=star(40), x=identity_features(41))
     (batch,) = make(data, num_neighbors=[-1], input_nodes=[0])
     assert batch.n_id[0] == 0 and sorted(batch.n_id.tolist()) == list(range(41))
@@ -160,7 +160,7 @@ def test_a_batch_depends_on_seed_epoch_and_index_alone(data, part, source):
     assert all("n_id" in differences(a, b) for a, b in zip(epochs[0], epochs[1])), "another epoch, other batches"
 
 
-def test_without_shuffle_an_epoch_draws_anew_from_the_same_seeds(data):
+def test_epochs_without_shuffle_draw_other_neighbours_of_the_same_seeds(data):
     loader = make(data, shuffle=False, num_neighbors=[2])
     first, second = list(loader), list(loader)
     for a, b in zip(first, second):
@@ -169,12 +169,12 @@ def test_without_shuffle_an_epoch_draws_anew_from_the_same_seeds(data):
 
 
 def test_batches_of_one_epoch_draw_independently():
-    """The same seed in 200 batches: all of its 40 neighbours turn up, none in more than its share."""
+    """The same seed occurs in 200 batches. All of its 40 neighbours are drawn, none much more often than the others."""
     data = Data(edge_index=star(40), num_nodes=41)
     loader = make(data, num_neighbors=[4], input_nodes=[0] * 200, batch_size=1, shuffle=False)
     print("seed 5")
     drawn = torch.bincount(torch.cat([batch.e_id for batch in loader]), minlength=40)
-    # 200 draws with chance 1/10: mean 20, standard deviation 4.2.
+    # 200 draws with probability 1/10: mean 20, standard deviation 4.2.
     assert int(drawn.sum()) == 800 and int(drawn.min()) > 3 and int(drawn.max()) < 40, drawn
 
 
@@ -187,7 +187,7 @@ def test_a_resumed_run_gives_the_batches_it_would_have_given(data):
     assert_same_batches(given, epochs[1][3:])
 
 
-def test_torch_seeds_the_loader_where_it_gets_no_seed(data):
+def test_torch_seeds_a_loader_without_a_seed(data):
     def batches(**options: Any) -> list[Data]:
         return list(make(data, seed=None, **options))
 
@@ -205,11 +205,11 @@ def test_torch_seeds_the_loader_where_it_gets_no_seed(data):
     assert torch.equal(torch.get_rng_state(), state), "a given seed leaves torch's generator alone"
 
 
-# --- what a batch carries --------------------------------------------------------------------------------
+# --- contents of a batch ---------------------------------------------------------------------------------
 
 
 def pyg_batch(data: Data, sampled: SamplerOutput, input_id: Tensor) -> Data:
-    """What PyG makes of a sample."""
+    """Makes PyG's batch of a sample."""
     sampled.metadata = (input_id, None)
     loader = SimpleNamespace(
         data=data, transform=None, transform_sampler_output=None, node_sampler=SimpleNamespace(edge_permutation=None)
@@ -245,7 +245,7 @@ GRAPH_LEVEL = {
 
 
 @pytest.mark.parametrize("device_rows", [0, 0.5])
-def test_a_batch_is_what_pyg_makes_of_the_same_sample(device_rows):
+def test_a_batch_equals_pygs_of_the_same_sample(device_rows):
     generator = torch.Generator().manual_seed(4)
     print("seed 4")
     data = known_data(
@@ -267,7 +267,7 @@ def test_a_batch_is_what_pyg_makes_of_the_same_sample(device_rows):
     batches = assert_batches_are_pygs(data, device_rows=device_rows, input_nodes=data.train_mask)
     for batch in batches:
         ids = batch.n_id - 1000
-        assert torch.equal(batch.x[:, 0].long(), ids), "an n_id of the user's own goes with its vertices"
+        assert torch.equal(batch.x[:, 0].long(), ids), "the user's own n_id has the rows of the batch's vertices"
         assert torch.equal(batch.pair_index, data.pair_index[:, ids]), "vertices in the second dimension"
         assert torch.equal(batch.edge_pair_index, data.edge_pair_index[:, batch.e_id])
         assert batch.learned.requires_grad
@@ -304,7 +304,7 @@ def test_data_of_every_form_gives_pygs_batches(form):
         assert ("x" in batch) == ("x" in data)
 
 
-def test_what_pyg_sets_to_none_is_not_there(data):
+def test_attributes_that_pyg_sets_to_none_are_absent(data):
     batch = next(iter(make(data)))
     for name in ("seed_time", "time", "edge_label"):
         assert name not in batch
@@ -353,7 +353,7 @@ def test_seeds_of_a_partitioned_graph_are_named_or_given(data, part):
     assert set(part.original_id(train).tolist()) == set(data.train_mask.nonzero().flatten().tolist())
 
 
-def test_gather_says_which_attributes_every_vertex_gets(data, part):
+def test_columns_select_the_attributes_that_every_vertex_gets(data, part):
     others = {"y", *in_every_dtype()}
     for gather, every_vertex in ((("x",), {"x"}), ("y", {"y"}), (["x", "y"], {"x", "y"}), ((), set())):
         for batch in make(part, columns=gather, device_rows=0.5):
@@ -417,7 +417,7 @@ def test_the_transform_sees_the_finished_batch_and_its_result_is_given(data):
 
 
 def test_a_transform_may_return_anything_even_none(data):
-    """PyG hands it through. Only three batches are asked for: where None means "no batch yet", an epoch never ends."""
+    """PyG returns it unchanged. The test takes only three batches, because an epoch would never end if None meant "no batch yet"."""
     results = {0: "first", 1: None}
     calls = itertools.count()
     loader = make(data, transform=lambda batch: results.get(next(calls), "later"), depth=1)
@@ -435,7 +435,7 @@ def test_transform_sampler_output_changes_the_sample(data):
         assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
 
 
-def test_transform_sampler_output_sees_what_pygs_sampler_puts_there(data):
+def test_transform_sampler_output_sees_the_fields_of_pygs_sampler(data):
     seen = []
 
     def look(sampled: SamplerOutput) -> SamplerOutput:
@@ -465,7 +465,7 @@ class Boom(Exception):
 @pytest.mark.parametrize(("argument", "stage"), [("transform", "assemble"), ("transform_sampler_output", "sample")])
 def test_a_raising_transform_names_rank_batch_and_stage(data, argument, stage, depth, num_workers):
     def raise_at_3(value: Any) -> Any:
-        # The seeds tell the batch; calls may come from several threads.
+        # The seeds identify the batch, because several threads may call this.
         ids = value.node if isinstance(value, SamplerOutput) else value.n_id
         if int(ids[0]) == 3 * 32:
             raise Boom("no luck")
@@ -507,7 +507,7 @@ def test_after_an_error_the_next_epoch_is_whole(data):
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 7, 25, 50, 51])
-def test_len_is_what_an_epoch_gives(data, batch_size, drop_last):
+def test_len_is_the_number_of_batches_of_an_epoch(data, batch_size, drop_last):
     loader = make(data, input_nodes=torch.arange(50), batch_size=batch_size, drop_last=drop_last)
     sizes = [batch.batch_size for batch in loader]
     whole, rest = divmod(50, batch_size)
@@ -515,7 +515,7 @@ def test_len_is_what_an_epoch_gives(data, batch_size, drop_last):
     assert len(loader) == len(sizes)
 
 
-#: What names no vertices, and what the error says of it.
+#: Wrong values of input_nodes, and the text of the error.
 NO_NODES = [
     ([None], "list (Could not infer dtype of NoneType)"),
     (print, "builtin_function_or_method ("),
@@ -534,7 +534,7 @@ NO_NODES = [
 
 
 @pytest.mark.parametrize(("nodes", "got"), NO_NODES, ids=[got for _, got in NO_NODES])
-def test_what_names_no_vertices_is_refused_in_words(data, part, typed, nodes, got):
+def test_wrong_input_nodes_raise_a_clear_error(data, part, typed, nodes, got):
     for source, given, of in (
         (data, nodes, "a homogeneous graph"),
         (part, nodes, "a homogeneous graph"),
@@ -554,7 +554,7 @@ STRIDED = {
     "nothing of a tensor": lambda: torch.arange(6)[6::3],
     "one of a tensor": lambda: torch.arange(6)[5::3],
     "one broadcast": lambda: torch.tensor(5).expand(1),
-    "an array turned round": lambda: np.arange(5, 6)[::-1],
+    "a reversed array": lambda: np.arange(5, 6)[::-1],
     "an array of another byte order": lambda: np.array([5], ">i8"),
 }
 
@@ -598,7 +598,7 @@ def _epoch_of(data: Data, epoch: int) -> list[Data]:
     return list(loader)
 
 
-def test_two_iterators_at_once_are_two_epochs(data):
+def test_two_simultaneous_iterators_are_two_epochs(data):
     loader = make(data, num_workers=2)
     pairs = list(zip(iter(loader), iter(loader), strict=True))
     assert_same_batches([first for first, _ in pairs], _epoch_of(data, 0))
@@ -621,7 +621,7 @@ def test_an_exhausted_or_closed_epoch_stays_so(data):
 
 @pytest.mark.parametrize("device_rows", [0, 0.3, 1.0])
 @pytest.mark.parametrize("source", ["data", "part"])
-def test_batches_that_are_kept_stay_what_they_were(data, part, source, device_rows):
+def test_kept_batches_do_not_change(data, part, source, device_rows):
     loader = make({"data": data, "part": part}[source], device_rows=device_rows, num_workers=2)
     kept, copies = [], []
     for batch in itertools.chain(loader, loader):
@@ -680,8 +680,8 @@ def test_pygs_graphsage_trains_on_the_batches():
     assert sum(losses[-steps:]) < 0.7 * sum(losses[:steps]), losses
 
 
-def test_pygs_trimming_to_the_hop_changes_no_seed(data):
-    """It relies on vertices and edges being ordered by hop, and on their counts."""
+def test_pygs_trimming_to_the_hop_changes_no_row_of_seeds(data):
+    """Trimming relies on vertices and edges being ordered by hop, and on their counts."""
     torch.manual_seed(1)
     model = GraphSAGE(3, 8, num_layers=3).eval()
     for batch in make(data, num_neighbors=[4, 3, 2]):
@@ -773,7 +773,7 @@ def _new_threads(before: set[threading.Thread]) -> set[threading.Thread]:
 
 
 @pytest.mark.parametrize("ending", ["not begun", "in the middle", "finished", "raised"])
-def test_a_loader_that_is_let_go_takes_its_threads_with_it(data, ending):
+def test_a_deleted_loader_ends_its_threads(data, ending):
     gc.collect()
     before = set(threading.enumerate())
 
@@ -795,7 +795,7 @@ def test_a_loader_that_is_let_go_takes_its_threads_with_it(data, ending):
         return weakref.ref(loader), len(_new_threads(before))
 
     gone, num_threads = run()
-    assert (num_threads > 0) == (ending != "not begun"), "the law is not about nothing"
+    assert (num_threads > 0) == (ending != "not begun"), "the test must not be vacuous"
     gc.collect()
     assert gone() is None
     deadline = time.monotonic() + HANG
@@ -854,7 +854,7 @@ def test_a_loader_that_is_let_go_takes_its_threads_with_it(data, ending):
         ({"is_sorted": True}, ValueError, "is_sorted=True, but edge_index is not sorted by target"),
     ],
 )  # fmt: skip
-def test_a_wrong_argument_is_refused_in_words(data, options, error, text):
+def test_a_wrong_argument_raises_a_clear_error(data, options, error, text):
     with pytest.raises(error, match=text):
         make(data, **options)
 
@@ -889,7 +889,7 @@ def test_only_pygs_data_and_partitioned_graphs_are_taken(graph):
     ],
 )
 @pytest.mark.filterwarnings("ignore:Unable to accurately infer")
-def test_a_wrong_graph_is_refused_in_words(graph, text):
+def test_a_wrong_graph_raises_a_clear_error(graph, text):
     with pytest.raises(ValueError, match=text):
         make(graph)
 
@@ -904,12 +904,12 @@ def test_a_wrong_graph_is_refused_in_words(graph, text):
         ({"input_nodes": torch.ones(N + 1).bool()}, rf"input_nodes as a mask must have shape \[{N}\], got \[{N + 1}\]"),
     ],
 )
-def test_a_wrong_argument_for_a_partitioned_graph_is_refused_in_words(part, options, text):
+def test_a_wrong_argument_for_a_partitioned_graph_raises_a_clear_error(part, options, text):
     with pytest.raises(ValueError, match=text):
         make(part, **options)
 
 
-def test_the_cache_of_another_loader_is_taken(data):
+def test_the_cache_of_another_loader_is_used(data):
     loader = make(data)
     assert isinstance(loader.cache, FeatureCache)
     assert_same_batches(list(make(data, cache=loader.cache)), list(loader))
@@ -918,7 +918,7 @@ def test_the_cache_of_another_loader_is_taken(data):
 # --- calling the loader -----------------------------------------------------------------------------------
 
 
-def test_calling_the_loader_gives_the_batch_of_these_seeds(data):
+def test_calling_the_loader_gives_the_batch_of_the_given_seeds(data):
     loader = make(data, input_nodes=data.train_mask)
     seeds = data.train_mask.nonzero().flatten()
     for index in ([0, 3], torch.tensor([5]), [2, 2]):
@@ -930,7 +930,7 @@ def test_calling_the_loader_gives_the_batch_of_these_seeds(data):
         assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
 
 
-def test_calls_draw_anew_and_leave_the_epochs_alone(data):
+def test_each_call_draws_independently_and_does_not_change_epochs(data):
     first, second = make(data, seed=1), make(data, seed=1)
     drawn = {tuple(first([0, 1, 2, 3, 4, 5, 6, 7]).e_id.tolist()) for _ in range(5)}
     assert len(drawn) > 1
@@ -949,7 +949,7 @@ def test_calls_draw_anew_and_leave_the_epochs_alone(data):
         ({"policy": []}, r"policy must be one of .*, got \[\]"),
     ],
 )
-def test_more_wrong_arguments_are_refused_in_words(data, options, text):
+def test_more_wrong_arguments_raise_a_clear_error(data, options, text):
     with pytest.raises(ValueError, match=text):
         make(data, **options)
 
@@ -970,7 +970,7 @@ def test_a_profile_has_a_track_per_stage_and_worker_and_a_span_per_batch(data, t
     loader = make(data, num_workers=2)
     with loader.profile(tmp_path / "trace.json"):
         count = sum(1 for _ in loader)
-    for _ in loader:  # not traced
+    for _ in loader:  # outside the profile
         pass
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     tracks = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
@@ -982,7 +982,7 @@ def test_a_profile_has_a_track_per_stage_and_worker_and_a_span_per_batch(data, t
     assert {name for track, name in spans if track.startswith("worker: salientpp-sample")} == wanted
 
 
-# --- a peer, where it is installed ------------------------------------------------------------------------
+# --- comparison with a peer, if it is installed ------------------------------------------------------------
 
 
 def _pyg_batches(data, **options):
@@ -994,7 +994,7 @@ def _pyg_batches(data, **options):
 @pytest.mark.parametrize("form", ["edge_index", "adj_t"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_with_all_neighbours_our_batches_are_pygs(data, form, backend):
-    """Taking all neighbours leaves nothing to chance: the same vertices, edges and attributes, up to the order of discovery."""
+    """Vertices, edges and attributes are equal, except for the order of discovery, because nothing is drawn at random."""
     if form == "adj_t":
         peer("torch_sparse")
         from torch_geometric.transforms import ToSparseTensor
@@ -1007,7 +1007,7 @@ def test_with_all_neighbours_our_batches_are_pygs(data, form, backend):
     for a, b in zip(ours, theirs, strict=True):
         counts = (
             set() if backend == "pyg-lib" else {"num_sampled_nodes", "num_sampled_edges"}
-        )  # over torch-sparse PyG does not count by hop
+        )  # with torch-sparse, PyG does not count by hop
         assert set(a.keys()) - counts == set(b.keys())
         assert a.batch_size == b.batch_size and torch.equal(a.input_id, b.input_id)
         assert torch.equal(a.n_id[: a.batch_size], b.n_id[: b.batch_size])
@@ -1021,7 +1021,7 @@ def test_with_all_neighbours_our_batches_are_pygs(data, form, backend):
 
 
 def _global_edges(batch, form):
-    """[2, e] original ends of the edges, sorted."""
+    """Returns [2, e] original ends of the edges, sorted."""
     edge_index = torch.stack(batch.adj_t.t().coo()[:2]) if form == "adj_t" else batch.edge_index
     ends = batch.n_id[edge_index]
     return ends[:, (ends[0] * 10**6 + ends[1]).argsort()]

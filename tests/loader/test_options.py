@@ -1,4 +1,4 @@
-"""Laws of the options: each is declared once, and signature, docstring, docs, facts and fingerprint are made of the declaration."""
+"""Laws of the options: each is declared once, and signature, docstring, docs, facts and fingerprint follow from the declaration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from salientpp.loader.values import Options
 
 ROOT = Path(__file__).parents[2]
 
-#: A file that adds an option, with a way that it leads to, to the loaders.
+#: A file that adds an option to the loaders, with a way that the option makes.
 NEW_FILE = '''
 from typing import Annotated, TypedDict
 from salientpp.engine.option import Option, flag
@@ -66,7 +66,7 @@ assert all(torch.equal(a.x, b.x) for a, b in zip(plain, counting, strict=True))
 assert new_file.Counting.delivered == len(counting) == 4
 with pytest.raises(ValueError, match="count_batches must be True or False, got 3"):
     make(count_batches=3)
-with pytest.raises(ValueError, match="Counts declares count_batches, which the loaders have already"):
+with pytest.raises(ValueError, match="Counts declares count_batches, which the loaders already have"):
     declare(new_file.Counts)
 """
 
@@ -78,7 +78,7 @@ def test_one_new_file_adds_an_option(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_tables_in_the_docs_are_those_of_the_declarations():
+def test_the_tables_in_the_docs_match_the_declarations():
     page = (ROOT / "docs" / "reference" / "options.md").read_text()
     found = page.split("<!-- options -->\n\n")[1].split("\n<!-- /options -->")[0]
     assert found == runpy.run_path(str(ROOT / "docs" / "write_options.py"))["tables_of_options"](), (
@@ -98,7 +98,7 @@ def test_signature_and_docstring_have_every_option(class_):
     assert "<options>" not in class_.__doc__
 
 
-def test_every_option_is_an_attribute_so_that_lightning_can_make_the_loader_anew():
+def test_every_option_is_an_attribute_so_that_lightning_can_make_the_loader_again():
     loader = NeighborLoader(random_data(), [3])
     assert not [
         name for name in inspect.signature(NeighborLoader).parameters if name != "kwargs" and not hasattr(loader, name)

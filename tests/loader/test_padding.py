@@ -1,4 +1,4 @@
-"""Batches that are filled up to few sizes: the same batches behind masks, the same results at the seeds, and few shapes."""
+"""Laws of padded batches: the same batches behind masks, the same results at the seeds, and few shapes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def typed() -> HeteroData:
 
 
 def both(data, input_nodes=None, **options):
-    """Loaders of the same batches, without padding and with it."""
+    """Makes loaders of the same batches, without padding and with it."""
     return [NeighborLoader(data, input_nodes=input_nodes, pad=pad, **(OPTIONS | options)) for pad in (None, "bucket")]
 
 
@@ -80,14 +80,14 @@ def assert_same_but_for_padding(bare, full) -> None:
                 kinds = (ours._key[0], ours._key[2]) if typed else (None, None)
                 for end, type_ in zip(rest, kinds):
                     others = full[type_] if typed else full
-                    assert not others.node_mask[end].any(), "padding edges join padding vertices alone"
+                    assert not others.node_mask[end].any(), "padding edges join only padding vertices"
                 assert (rest[1].diff() >= 0).all()
             else:
                 assert (rest == (-1 if name in ("n_id", "e_id") else 0)).all(), name
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_behind_the_masks_are_those_without_padding(workers):
+def test_batches_behind_the_masks_equal_those_without_padding(workers):
     bare, full = both(DATA, num_workers=workers)
     for _ in range(2):
         for ours, theirs in zip(bare, full, strict=True):
@@ -114,7 +114,7 @@ def test_an_epoch_has_few_shapes_also_with_a_smaller_last_batch(seed):
     assert max(batch.num_edges for batch in full) <= 1.3 * largest
 
 
-def test_every_type_is_filled_up_also_one_without_vertices():
+def test_every_type_is_padded_also_one_without_vertices():
     bare, full = both(typed(), input_nodes="paper", batch_size=32)
     shapes = set()
     for ours, theirs in zip(bare, full, strict=True):
@@ -135,7 +135,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_outputs_at_the_seeds_and_gradients_are_those_without_padding(name):
+def test_outputs_at_the_seeds_and_gradients_equal_those_without_padding(name):
     torch.manual_seed(0)
     model = MODELS[name]().double()
     bare, full = both(DATA)
@@ -151,7 +151,7 @@ def test_outputs_at_the_seeds_and_gradients_are_those_without_padding(name):
 
 
 def compilations(loader: NeighborLoader, plain: bool = False) -> int:
-    """How often a GraphSAGE is compiled over an epoch; ``plain``: without the marks that a loader without padding sets on its tensors."""
+    """Counts the compilations of a GraphSAGE over an epoch. ``plain``: without the marks that a loader without padding sets on its tensors."""
     torch._dynamo.reset()
     model = nn.GraphSAGE(DATA.num_features, 8, 2, 4)
     count = 0
@@ -172,7 +172,7 @@ def compilations(loader: NeighborLoader, plain: bool = False) -> int:
 def test_a_compiled_model_is_compiled_once_for_each_class():
     bare, full = both(DATA, batch_size=300)
     assert compilations(full) == len({shape(batch) for batch in full}) <= 4
-    assert compilations(bare, plain=True) > 4  # so this counts compilations
+    assert compilations(bare, plain=True) > 4  # shows that compilations are counted
 
 
 def test_resumed_and_copied_loaders_give_the_same_padded_batches():
@@ -206,7 +206,7 @@ def test_the_transform_sees_the_padding_also_of_a_single_batch():
     assert len(seen) == 2 and not any(mask.all() for mask in seen)
 
 
-def test_batches_of_no_shape_share_memory():
+def test_padded_batches_share_no_memory():
     batches = list(both(DATA, batch_size=600)[1])
     n_id = [batch.n_id.clone() for batch in batches]
     assert all(torch.equal(batch.x[batch.node_mask], DATA.x[ids[ids >= 0]]) for batch, ids in zip(batches, n_id))
@@ -219,25 +219,25 @@ def test_a_learnable_attribute_keeps_its_gradient():
     assert data.x.grad is not None and bool((data.x.grad >= 1).all())
 
 
-def test_a_partitioned_graph_is_filled_up_too(tmp_path):
+def test_batches_of_a_partitioned_graph_are_padded_too(tmp_path):
     salientpp.partition(DATA, num_parts=1, root=tmp_path / "part", num_neighbors=[8, 4], batch_size=64)
     part = salientpp.load(tmp_path / "part")
     bare, full = both(part, input_nodes="train", batch_size=16)
     shapes = set()
     for ours, theirs in zip(bare, full, strict=True):
         assert_same_but_for_padding(ours, theirs)
-        assert theirs.y.shape == ours.y.shape, "labels come for the seeds alone"
+        assert theirs.y.shape == ours.y.shape, "only seeds have labels"
         shapes.add(shape(theirs))
     assert len(shapes) <= 4
 
 
-def test_sizes_are_rounded_up_by_little():
+def test_sizes_are_rounded_up_only_slightly():
     for size in [*range(2000), 10**6 + 1, 2**31 + 1]:
         assert size <= rounded_up(size) <= max(32, size * 33 / 32 + 1)
         assert rounded_up(rounded_up(size)) == rounded_up(size)
 
 
-def test_larger_batches_get_further_classes_and_none_is_endless():
+def test_larger_batches_get_further_classes():
     classes = Classes.of([{"a": 100, "e": 0}, {"a": 120, "e": 0}, {"a": 130, "e": 0}], ["a", "e"])
     assert classes.fitting({"a": 90, "e": 0}) == {"a": 120, "e": 32}
     assert classes.fitting({"a": 125, "e": 3}) == {"a": 132, "e": 32}
@@ -269,7 +269,7 @@ def with_attribute(name: str) -> Data:
         ("adj_t", {}, NotImplementedError, "data has adj_t"),
     ],
 )
-def test_what_cannot_be_filled_up_is_refused_with_words(data, options, error, text):
+def test_batches_that_cannot_be_padded_raise_a_clear_error(data, options, error, text):
     if isinstance(data, str):
         data = Data(x=torch.zeros(3, 1), adj_t=torch.eye(3).to_sparse_csr())
     if "neighbor_sampler" in options:
@@ -296,7 +296,7 @@ def torch_geometric_sampler() -> type:
 
 @pytest.mark.parametrize("negatives", ["binary", "triplet"])
 @pytest.mark.parametrize("kind", ["one type", "several types"])
-def test_batches_of_edges_are_filled_up_too(kind, negatives):
+def test_batches_of_edges_are_padded_too(kind, negatives):
     data, edges = (DATA, DATA.edge_index[:, :200]) if kind == "one type" else (typed(), ("author", "wrote", "paper"))
     options = {"num_neighbors": [4, 2], "batch_size": 16, "shuffle": True, "seed": 3, "neg_sampling": negatives}
     bare, full = (LinkNeighborLoader(data, edge_label_index=edges, pad=pad, **options) for pad in (None, "bucket"))
@@ -311,7 +311,7 @@ def padded_epochs(rank: int, root: str) -> list[bool]:
     part, found = salientpp.load(root), []
     for alpha in (0.0, 0.2):
         bare, full = both(part, input_nodes="train", batch_size=16, replication_factor=alpha, uneven="exact")
-        # One after the other: a loader gives one epoch at a time.
+        # One after the other, because a loader runs one epoch at a time.
         wanted, padded = list(bare), list(full)
         for ours, theirs in zip(wanted, padded, strict=True):
             assert_same_but_for_padding(ours, theirs)
@@ -320,6 +320,6 @@ def padded_epochs(rank: int, root: str) -> list[bool]:
     return found
 
 
-def test_each_rank_fills_up_its_own(tmp_path):
+def test_each_rank_pads_its_own_batches(tmp_path):
     salientpp.partition(DATA, num_parts=2, root=tmp_path / "parts", num_neighbors=[8, 4], batch_size=64)
     assert distributed.run(padded_epochs, 2, str(tmp_path / "parts")) == [[True, True]] * 2

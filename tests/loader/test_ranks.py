@@ -36,7 +36,7 @@ def _partition(root: Path, num_parts: int, **options) -> str:
 
 
 def _skewed(root: Path, seeds_per_part: list[int]) -> str:
-    """A directory whose parts have the given numbers of training seeds."""
+    """Makes a directory whose parts have the given numbers of training seeds."""
     data = random_data()
     assignment = torch.arange(data.num_nodes) % len(seeds_per_part)
     train = torch.cat([(assignment == part).nonzero().flatten()[:count] for part, count in enumerate(seeds_per_part)])
@@ -81,7 +81,7 @@ def _check_identity(rank: int, root: str, grid: list[dict]) -> list:
 
 
 @pytest.mark.parametrize(("num_parts", "world_size"), [(1, 1), (2, 2), (4, 4), (2, 4), (1, 2)])
-def test_x_is_the_row_of_n_id_and_tiers_workers_and_depth_change_nothing(tmp_path, num_parts, world_size):
+def test_x_has_the_rows_of_n_id_for_all_tiers_workers_and_depths(tmp_path, num_parts, world_size):
     root = _partition(tmp_path / "parts", num_parts)
     grid = [
         {"replication_factor": alpha, "device_rows": beta, "policy": policy, "depth": depth, "num_workers": workers}
@@ -112,7 +112,7 @@ def _check_dtype(rank: int, root: str, dtype: torch.dtype) -> None:
     loader.reset_stats()
 
 
-def test_gather_brings_other_attributes_of_every_vertex(tmp_path):
+def test_columns_bring_other_attributes_of_every_vertex(tmp_path):
     distributed.run(_check_gather, 2, _partition(tmp_path / "parts", 2, edge_attributes=True))
 
 
@@ -151,7 +151,7 @@ def test_measured_communication_is_the_sum_of_distinct_remote_uncached_vertices(
 
 
 def _simulate(root: str, rank: int, cached: set[int]) -> tuple[int, int, int]:
-    """Remote rows, cache hits and all rows of three epochs of a rank, counted without loader or processes."""
+    """Counts remote rows, cache hits and all rows of three epochs of a rank, without loader or processes."""
     part = salientpp.load(root, part_id=rank)
     seeds_per_rank = [part.split("train", part_id).numel() for part_id in range(part.num_parts)]
     seeds = part.split("train")
@@ -181,7 +181,7 @@ def _count(rank: int, root: str, options: dict, epochs: int = 2) -> tuple[int, l
 
 @pytest.mark.parametrize("depth", [1, 3, 10])
 @pytest.mark.parametrize("seeds", [[70, 10], [33, 64], [16, 16], [1, 90]])
-def test_uneven_ranks_never_wait_for_ever(tmp_path, seeds, depth):
+def test_uneven_ranks_never_wait_forever(tmp_path, seeds, depth):
     root = _skewed(tmp_path / "parts", seeds)
     batches = [-(-count // BATCH) for count in seeds]
     for uneven, expected in {"wrap": [max(batches)] * 2, "drop": [min(batches)] * 2, "exact": batches}.items():
@@ -231,7 +231,7 @@ def _train_with_ddp(rank: int, root: str, uneven: str) -> list[float]:
 
 @pytest.mark.parametrize("uneven", ["wrap", "drop", "exact"])
 def test_ddp_trains_on_uneven_ranks(tmp_path, uneven):
-    """Under 'exact' with torch's Join, the ranks that are done go on serving rows in the background."""
+    """Ranks that are done continue to serve rows in the background, under 'exact' with torch's Join."""
     root = _skewed(tmp_path / "parts", [120, 20])
     first, second = distributed.run(_train_with_ddp, 2, root, uneven)
     assert all(torch.tensor(first).isfinite())
@@ -276,7 +276,7 @@ def _second_epoch(rank: int, root: str) -> list:
 
 
 def _abandon(rank: int, root: str) -> int:
-    """Ends the process with an iterator alive, in mid-epoch, on one rank."""
+    """Ends the process with a live iterator, in mid-epoch, on one rank."""
     loader = _loader(root)
     iterator = iter(loader)
     next(iterator)
@@ -301,7 +301,7 @@ def _be_slow(rank: int, root: str, slow: int, depth: int) -> int:
 
 
 @pytest.mark.parametrize("depth", [1, 10])
-def test_a_rank_whose_script_has_ended_goes_on_serving(tmp_path, depth):
+def test_a_rank_whose_script_has_ended_continues_to_serve(tmp_path, depth):
     root = _skewed(tmp_path / "parts", [16, 160])
     assert distributed.run(_be_slow, 2, root, 1, depth) == [1, 10]
 
@@ -312,7 +312,7 @@ def test_a_rank_whose_script_has_ended_goes_on_serving(tmp_path, depth):
 def _fail_in_stage(rank: int, root: str, failing: int, stage: str, depth: int) -> None:
     loader = _loader(
         root, depth=depth, timeout=NEVER, batch_size=4
-    )  # enough batches to need the failing rank in later ones
+    )  # enough batches, so that later ones need the failing rank
     assert len(loader) > 2 + 5
     if rank == failing:
         original, calls = getattr(loader.engine.producer.stages, stage), 0
@@ -343,14 +343,14 @@ STAGES = [
 ]
 
 
-def test_the_stages_are_all_there(tmp_path):
+def test_the_test_knows_all_stages(tmp_path):
     assert list(_loader(_partition(tmp_path / "parts", 1)).stats().seconds_by_stage) == STAGES
 
 
 @pytest.mark.parametrize("depth", [1, 10, *(pytest.param(depth, marks=pytest.mark.faults) for depth in (2, 3, 4, 7))])
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_that_raises_ends_every_rank_with_rank_batch_and_stage(tmp_path, stage, depth):
-    """A reported failure does not cost the time-out, which is longer than the test may take."""
+    """A reported failure does not wait for the time-out, which is longer than the test may take."""
     root = _partition(tmp_path / "parts", 3)
     results = distributed.run(_fail_in_stage, 3, root, 0, stage, depth, may_fail=True)
     for rank, failed in enumerate(results):
@@ -386,7 +386,7 @@ def _die(rank: int, root: str) -> None:
         if rank == 1 and index == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.05)
-    for _ in loader:  # the first epoch may have been under way to its end
+    for _ in loader:  # the first epoch may have been near its end
         pass
 
 
@@ -415,7 +415,7 @@ def _silent(rank: int, root: str) -> None:
         store.set("rank 1 has its answer", "")
 
 
-def test_a_rank_that_does_not_answer_is_an_error_after_the_timeout(tmp_path):
+def test_a_rank_that_does_not_answer_raises_an_error_after_the_timeout(tmp_path):
     _, waiting = distributed.run(_silent, 2, _partition(tmp_path / "parts", 2), may_fail=True)
     assert waiting.kind == "StageError"
     assert "rank 1, batch 0, stage open_epoch: no answer from rank 0 within 5 s" in waiting.text
@@ -436,12 +436,12 @@ def _differ(rank: int, root: str, options: list[dict]) -> None:
         ([{}, {"columns": ()}], "all ranks must have the same columns"),
     ],
 )
-def test_ranks_that_disagree_are_all_told(tmp_path, options, text):
+def test_ranks_that_disagree_all_raise_an_error(tmp_path, options, text):
     for failed in distributed.run(_differ, 2, _partition(tmp_path / "parts", 2), options, may_fail=True):
         assert failed.kind == "ValueError" and text in failed.text
 
 
-def test_a_mistake_on_one_rank_is_every_ranks_error(tmp_path):
+def test_a_mistake_on_one_rank_raises_on_every_rank(tmp_path):
     root = _partition(tmp_path / "parts", 2)
     foreign = int(salientpp.load(root, part_id=0).book.offsets[1])
     options = [{"input_nodes": torch.tensor([foreign])}, {}]
@@ -485,11 +485,11 @@ def test_ranks_outside_the_parts_are_refused(tmp_path):
         distributed.run(_wrong_world, 4, _partition(tmp_path / "parts", 3))
 
 
-# --- whose code runs where ---------------------------------------------------------------------------------
+# --- threads and ranks that run the user's code ------------------------------------------------------------
 
 
 def _leave_with_functions(rank: int, root: str, workers: int, depth: int) -> tuple[list[list], int, bool]:
-    """Rank 1 leaves each epoch after one batch; from then on its functions would raise."""
+    """Rank 1 leaves each epoch after one batch. Its functions would raise after that."""
     left, ran = False, []
 
     def users_own(name):
@@ -519,7 +519,7 @@ def _leave_with_functions(rank: int, root: str, workers: int, depth: int) -> tup
             time.sleep(0.02)
         left, before = True, len(ran)
         if rank == 1:
-            time.sleep(0.5)  # while rank 0 goes on
+            time.sleep(0.5)  # rank 0 continues meanwhile
         counts.append((index, len(ran) - before))
     return counts, len(loader), all(in_main for _, in_main in ran)
 
@@ -532,7 +532,7 @@ def test_a_rank_that_has_left_answers_the_others_without_running_its_users_code(
 
 
 def _leave_with_sampler_output(rank: int, root: str) -> tuple[int, int, int]:
-    """How many samples were begun before leaving, a moment later, and after the epoch?"""
+    """Returns the numbers of samples that were begun before leaving, a moment later, and after the epoch."""
     begun = []
 
     def transform_sampler_output(out):
@@ -561,7 +561,7 @@ def _leave_with_sampler_output(rank: int, root: str) -> tuple[int, int, int]:
 
 def test_a_rank_that_has_left_begins_no_more_samples(tmp_path):
     (rest, _, _), (_, before, after) = distributed.run(_leave_with_sampler_output, 2, _partition(tmp_path / "parts", 2))
-    assert rest > 20 and after - before <= 1, "the one that was under way"
+    assert rest > 20 and after - before <= 1, "only the sample that was being drawn"
 
 
 def _transform_raises(rank: int, root: str, failing: int, workers: int) -> tuple[int, str, str, str]:
@@ -605,7 +605,7 @@ def _make_with(rank: int, root: str, name: str, wrong: dict[int, dict]) -> str:
     part = salientpp.load(root)
     options = {
         "batch_size": BATCH,
-        "timeout": distributed.NEVER,  # what it waits for never comes in time
+        "timeout": distributed.NEVER,  # no rank may wait for it
         "input_nodes": "train",
         "num_neighbors": FANOUTS,
         "data": part,
@@ -616,7 +616,7 @@ def _make_with(rank: int, root: str, name: str, wrong: dict[int, dict]) -> str:
         text = "made"
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-    # Afterwards the ranks are in step again.
+    # Afterwards the ranks take part in the same collectives again.
     loader = _loader(root)
     assert sum(1 for _ in loader) == len(loader) > 0
     return text
@@ -647,7 +647,7 @@ _MISTAKES = [
     ("columns", {"columns": 7}, "columns must be "),
     ("alpha", {"replication_factor": 1e308}, "replication_factor must be at most "),
     ("time_attr", {"time_attr": "no"}, "The time attribute 'no' is neither"),
-    ("neighbor_sampler", {"neighbor_sampler": 3}, "neighbor_sampler= is for data in one process"),
+    ("neighbor_sampler", {"neighbor_sampler": 3}, "neighbor_sampler= of another class is for data in one process"),
     ("sampler", {"sampler": [1, 2]}, "sampler= is for a Data"),
     ("subgraph_type", {"subgraph_type": "some"}, "some"),
 ]
@@ -658,7 +658,7 @@ def _make_all(rank: int, root: str, mistakes: list, culprit: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("world", "culprit"), [(2, 1), (3, 0)])
-def test_a_mistake_in_any_argument_of_one_rank_is_told_to_all_at_once(tmp_path, world, culprit):
+def test_a_mistake_in_any_argument_of_one_rank_raises_on_all_at_once(tmp_path, world, culprit):
     results = distributed.run(_make_all, world, _partition(tmp_path / "parts", world), _MISTAKES, culprit)
     for index, (name, _, text) in enumerate(_MISTAKES):
         for rank, got in enumerate(result[index] for result in results):
@@ -667,14 +667,14 @@ def test_a_mistake_in_any_argument_of_one_rank_is_told_to_all_at_once(tmp_path, 
             assert rank == culprit or got.startswith(f"ValueError: rank {culprit} could not make its loader: "), name
 
 
-# --- what must agree ----------------------------------------------------------------------------------------
+# --- arguments that must agree ------------------------------------------------------------------------------
 
 
 def _same(value):
     return value
 
 
-#: For each argument two values that the ranks may be given; the third says whether that is an error, and what it names.
+#: Two values of each argument, for different ranks. The third entry is None, or names the argument in the error.
 _DIFFERENT = {
     "num_neighbors": ([3, 2], [3, 3], "num_neighbors"),
     "input_nodes": ("train", "val", "input_nodes"),
@@ -724,8 +724,8 @@ _DIFFERENT = {
     "disjoint": (False, True, "disjoint"),
     "time_attr": (None, "y", "time_attr"),
 }
-#: What cannot differ like that: what is drawn from, what is refused or ignored, what no other rank could see, and device and cache, which
-#: tests of their own give to some ranks.
+#: Arguments that the table leaves out: the data, arguments that are refused, ignored or invisible to other ranks, and device and cache, which
+#: other tests give to some ranks.
 _APART = {
     "data", "input_time", "temporal_strategy", "weight_attr", "neighbor_sampler", "process_group", "dataset", "collate_fn",
     "sampler", "batch_sampler", "multiprocessing_context", "cache", "device", "input_id", "custom_cls", "share", "ways",
@@ -757,7 +757,7 @@ def _differ_in_each(rank: int, root: str) -> dict[str, str]:
     return texts
 
 
-def test_every_argument_is_known_to_agree_or_to_be_each_ranks_own():
+def test_every_argument_is_in_the_table_of_arguments_that_must_agree_or_not():
     ours = set(inspect.signature(NeighborLoader.__init__).parameters) - {"self", "kwargs"}
     torchs = set(inspect.signature(torch.utils.data.DataLoader.__init__).parameters) - {"self"}
     assert ours | torchs == set(_DIFFERENT) | _APART
@@ -821,7 +821,7 @@ def test_ranks_of_one_part_must_give_the_same_seeds(tmp_path):
     assert texts[0][4] == "all ranks must have the same shuffle, got True on rank 0 and False on rank 3"
 
 
-def test_a_seed_that_some_ranks_give_must_be_that_of_rank_0(tmp_path):
+def test_a_seed_that_some_ranks_give_must_equal_rank_0s(tmp_path):
     cases = [[{"seed": a}, {"seed": b}] for a, b in [(5, 5), (5, None), (None, None), (None, 5), (5, 6)]]
     texts, others = distributed.run(_differ_in_one, 2, _partition(tmp_path / "parts", 2), cases)
     assert texts == others and texts[:3] == ["", "", ""]
@@ -865,7 +865,7 @@ _REAL = [
 
 
 def _give_numbers(rank: int, root: str) -> int:
-    """Each numeric argument as each kind of number: the batches are those of Python's number."""
+    """Gives each numeric argument as each kind of number. The batches equal those with Python's number."""
     made = 0
     for name, (values, kind) in _NUMBERS.items():
         for value in values:
@@ -904,7 +904,7 @@ def test_numbers_of_numpy_and_torch_are_numbers(tmp_path):
         pytest.param(2**5000, id="2**5000"),
     ],
 )
-def test_other_things_are_no_numbers(value):
+def test_values_that_are_no_numbers_raise_a_clear_error(value):
     data = random_data()
     for name in ("depth", "replication_factor", "device_rows", "device_cache"):
         if name in ("depth", "device_cache") and isinstance(value, int) and value > 1:

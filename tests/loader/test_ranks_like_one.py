@@ -1,5 +1,7 @@
-"""Partitioning changes where rows are, and nothing else: on 1, 2 and 4 ranks, batches with times, weights, trees, types or links as seeds are those
-that one process draws for the same key from the same graph, bit for bit."""
+"""Law: partitioning changes only where rows are. On 1, 2 and 4 ranks, batches equal the batches that one process draws with the same key, bit for bit.
+
+The batches have times, weights, trees, types or links as seeds.
+"""
 
 from __future__ import annotations
 
@@ -65,19 +67,19 @@ def check_one_type(rank: int, root: str, alphas: list[float]) -> None:
                 assert stats.rows_remote <= remote
 
 
-#: Parts on disk, and ranks; with fewer ranks than parts a rank serves several as one.
+#: Parts on disk, and ranks. With fewer ranks than parts, a rank serves several parts as one.
 PLACED = [(1, 1), (2, 2), (4, 4), (5, 2), (4, 3)]
 
 
 @pytest.mark.parametrize(("num_parts", "world"), PLACED)
-def test_times_weights_trees_and_subgraphs_are_those_of_one_process(tmp_path, num_parts, world):
+def test_batches_with_times_weights_trees_and_subgraphs_equal_one_process(tmp_path, num_parts, world):
     root = tmp_path / "parts"
     salientpp.partition(homogeneous(), num_parts, root, FANOUTS, BATCH)
     distributed.run(check_one_type, world, str(root), [0.0, 0.3])
 
 
 def source_under_ids_of(part: salientpp.PartitionedGraph, source: Data) -> Data:
-    """The graph that was partitioned, renumbered as its directory says; of that the original ids alone are used."""
+    """Renumbers the graph that was partitioned as its directory does. It uses only the original ids of the directory."""
     old = torch.cat([part.original_id(ids) for ids in torch.arange(part.num_vertices).split(2**20)])
     new = torch.empty_like(old)
     new[old] = torch.arange(old.numel())
@@ -120,7 +122,7 @@ def check_converted(rank: int, root: str, graph: str, fanouts: list[int], batch_
 
 @pytest.mark.parametrize("method", ["metis", "kaminpar"])
 def test_a_graph_that_was_converted_and_partitioned_gives_the_batches_of_one_process(tmp_path, method):
-    """From the files of the converted graph, which the directory has no part in but for original ids."""
+    """The expected batches come from the files of the converted graph. The directory provides only original ids."""
     if method == "kaminpar":
         pytest.importorskip("kaminpar")
     graph = generate(tmp_path / "graph", num_vertices=3000, average_degree=8, num_features=6, train_fraction=0.1)
@@ -159,7 +161,7 @@ def check_links_of_one_type(rank: int, root: str) -> None:
 
 
 @pytest.mark.parametrize(("num_parts", "world"), PLACED)
-def test_links_are_those_of_one_process(tmp_path, num_parts, world):
+def test_batches_of_links_equal_one_process(tmp_path, num_parts, world):
     data = random_data(120, 400)
     generator = torch.Generator().manual_seed(1)
     data.time = torch.randint(20, (data.num_nodes,), generator=generator)
@@ -171,7 +173,7 @@ def test_links_are_those_of_one_process(tmp_path, num_parts, world):
     distributed.run(check_links_of_one_type, world, str(root))
 
 
-#: Labels of four edges inside parts 0, 0, 1, 1 and of one from part 0 to part 1, and those of PyG's batches with binary negatives.
+#: Labels of four edges inside parts 0, 0, 1, 1 and of one from part 0 to part 1, and their labels in PyG's batches with binary negatives.
 SHIFTS = {
     "one rank has the only 0": ([0, 1, 1, 1, 1], [1, 2, 2, 2, 2]),
     "the other rank has it": ([2, 1, 0, 1, 1], [3, 2, 1, 2, 2]),
@@ -187,7 +189,7 @@ def labelled_edges() -> Data:
 
 
 def labels_of_batches(rank: int, root: str) -> dict[str, dict[int, float]]:
-    """By case and edge of the directory, its label."""
+    """Returns the label of each edge of the directory, by case."""
     part, found = salientpp.load(root), {}
     for number, case in enumerate(SHIFTS):
         loader = LinkNeighborLoader(part, [1], edge_label=f"label{number}", neg_sampling="binary", batch_size=2)
@@ -200,7 +202,7 @@ def labels_of_batches(rank: int, root: str) -> dict[str, dict[int, float]]:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_labels_beside_binary_negatives_move_as_in_one_process(tmp_path, world):
+def test_labels_with_binary_negatives_are_raised_as_in_one_process(tmp_path, world):
     data = labelled_edges()
     for number, (labels, _) in enumerate(SHIFTS.values()):
         data[f"label{number}"] = torch.tensor(labels)
@@ -219,9 +221,9 @@ def test_labels_beside_binary_negatives_move_as_in_one_process(tmp_path, world):
 
 @pytest.mark.parametrize("kind", [LinkNeighborLoader, PygLinkNeighborLoader])
 @pytest.mark.parametrize("case", SHIFTS)
-def test_labels_beside_binary_negatives_move_in_one_process(kind, case):
+def test_labels_with_binary_negatives_are_raised_in_one_process(kind, case):
     if kind is PygLinkNeighborLoader:
-        peer("pyg_lib")  # it samples with that
+        peer("pyg_lib")  # PyG's loader samples with it
     data, (labels, expected) = labelled_edges(), SHIFTS[case]
     loader = kind(data, [1], data.edge_index, torch.tensor(labels), neg_sampling="binary", batch_size=5)
     torch.testing.assert_close(next(iter(loader)).edge_label[:5], torch.tensor(expected), equal_nan=True)
@@ -303,10 +305,10 @@ def check_types(rank: int, root: str, alphas: list[float]) -> None:
 
 
 def check_seed_rows(loader: Any, data: Any) -> None:
-    """Attributes that are not gathered come for the seeds, and for no other type."""
+    """Checks that attributes that are not gathered come with the seeds, and with no other type."""
     type_ = loader.engine.basis.source.seeds.inputs.input_type
     batch = next(iter(loader), None)
-    if batch is None:  # a rank without seeds
+    if batch is None:  # a rank without seeds has no batch
         return
     seeds = batch[type_].n_id[: batch[type_].batch_size]
     for name in loader.data.rows()[type_]:
@@ -329,7 +331,7 @@ def check_seed_rows(loader: Any, data: Any) -> None:
         (4, 3, ()),
     ],
 )
-def test_several_types_are_those_of_one_process(tmp_path, num_parts, world, replicate):
+def test_batches_of_several_types_equal_one_process(tmp_path, num_parts, world, replicate):
     root = tmp_path / "parts"
     salientpp.partition(
         typed_data(), num_parts, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=replicate
@@ -338,7 +340,7 @@ def test_several_types_are_those_of_one_process(tmp_path, num_parts, world, repl
 
 
 def check_tiers_and_states(rank: int, root: str) -> None:
-    """Tiers, depth and workers change no batch; a cache may be another loader's; a state goes on where it was."""
+    """Checks that tiers, depth and workers change no batch, that a cache may come from another loader, and that a state continues where it was saved."""
     part = salientpp.load(root)
     data = whole(part)
     one = NeighborSampler(data, TYPED_FANOUTS)
@@ -413,7 +415,7 @@ def check_links_of_types(rank: int, root: str) -> None:
 
 
 @pytest.mark.parametrize(("num_parts", "world"), [(1, 1), (2, 2), (3, 2)])
-def test_links_between_types_are_those_of_one_process(tmp_path, num_parts, world):
+def test_batches_of_links_between_types_equal_one_process(tmp_path, num_parts, world):
     data, root = typed_data(), tmp_path / "parts"
     writes = ("author", "writes", "paper")
     split = {writes: {"train": torch.arange(0, data[writes].num_edges, 3)}}
@@ -469,7 +471,7 @@ def test_attributes_of_every_type_may_be_gathered(tmp_path):
     distributed.run(check_gathered, 2, str(root))
 
 
-# --- what is counted is what travels -----------------------------------------------------------------------
+# --- counted rows equal travelling rows --------------------------------------------------------------------
 
 
 def live_rows(rank: int, root: str, links: bool, epochs: int, alpha: float, given: dict[str, Any]) -> dict[Any, int]:
@@ -589,7 +591,7 @@ def typed_part(tmp_path_factory) -> salientpp.PartitionedGraph:
         (NeighborLoader, {"time_attr": "time", "input_time": torch.arange(3)}, ValueError, "one entry per seed, expected shape"),
         (NeighborLoader, {"temporal_strategy": "last"}, ValueError, "needs times; pass time_attr too"),
         (NeighborLoader, {"policy": "halo", "replication_factor": 0.1}, None, ""),
-        (NeighborLoader, {"neighbor_sampler": object()}, ValueError, "neighbor_sampler= is for data in one process"),
+        (NeighborLoader, {"neighbor_sampler": object()}, ValueError, "neighbor_sampler= of another class is for data in one process"),
         (NeighborLoader, {"custom_cls": Data}, ValueError, "custom_cls is for a pair of FeatureStore and GraphStore"),
         (NeighborLoader, {"num_neighbors": {("paper", "cites", "paper"): [-2, 1]}}, ValueError, "edge type"),
         (LinkNeighborLoader, {}, ValueError, "edge_label_index of a graph with several types must be an edge type"),
@@ -598,7 +600,7 @@ def typed_part(tmp_path_factory) -> salientpp.PartitionedGraph:
         (LinkNeighborLoader, {"edge_label_index": WRITES, "edge_label": "no"}, ValueError, "the edges have the attributes"),
         (LinkNeighborLoader, {"edge_label_index": (WRITES, torch.tensor([[99], [0]]))}, ValueError, "edge_label_index[0, 0] must be in [0, 35), got 99"),
         (LinkNeighborLoader, {"edge_label_index": (WRITES, torch.tensor([[9], [0]])), "edge_label": "weight"}, ValueError, "only the graph's own"),
-        (LinkNeighborLoader, {"edge_label_index": WRITES, "time_attr": "time"}, ValueError, "'edge_label_time' is not set but 'time_attr' is"),
+        (LinkNeighborLoader, {"edge_label_index": WRITES, "time_attr": "time"}, ValueError, "'time_attr' is set but 'edge_label_time' is not"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named_with_type_and_relation(typed_part, kind, given, error, text):
@@ -628,14 +630,14 @@ def policy_of_types(rank: int, root: str) -> str:
     return ""
 
 
-def test_a_policy_that_is_not_there_over_types_is_refused_on_every_rank(tmp_path):
+def test_an_unsupported_policy_over_types_is_refused_on_every_rank(tmp_path):
     root = tmp_path / "parts"
     salientpp.partition(typed_data(), 2, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=())
     for text in distributed.run(policy_of_types, 2, str(root)):
         assert "policy must be one of degree, random, vip, vip-hop over several vertex types" in text
 
 
-def test_wide_rows_must_be_wanted_more_often_than_narrow_ones():
+def test_wide_rows_are_cached_only_if_needed_more_often_than_narrow_rows():
     books = {"wide": PartitionBook(torch.tensor([0, 2, 6])), "narrow": PartitionBook(torch.tensor([0, 2, 6]))}
     scores = {"wide": torch.tensor([9.0, 9, 4, 3, 0, 2]), "narrow": torch.tensor([9.0, 9, 1, 0.5, 0.2, 0])}
     widths = {"wide": 40, "narrow": 8}
@@ -655,7 +657,7 @@ def test_wide_rows_must_be_wanted_more_often_than_narrow_ones():
         )
 
 
-def test_one_type_is_planned_as_ever():
+def test_one_type_is_planned_like_an_untyped_graph():
     generator = torch.Generator().manual_seed(0)
     scores, book = torch.rand(50, generator=generator), PartitionBook(torch.tensor([0, 20, 50]))
     for alpha in (0, 0.1, 0.29, 1, 5):

@@ -1,4 +1,4 @@
-"""What tests of models share."""
+"""Fixtures of the tests of models."""
 
 from __future__ import annotations
 

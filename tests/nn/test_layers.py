@@ -1,6 +1,6 @@
 """Laws of the table of layers: each fact of each layer holds, and no layer has more facts than the table says.
 
-The graph is numbered as batches are: after n seeds, their in-neighbours hop after hop. Vertices of one hop have in-neighbours up to the next hop alone.
+The graph is numbered like a batch: after n seeds come their in-neighbours, hop after hop. In-neighbours of a vertex are at most one hop further.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from salientpp.nn.layers import LAYERS, LINEAR_MESSAGES, layer_of, linear_form, with_helpers
 
 WIDTH = 6
-#: Vertices up to each hop; the first are the seeds.
+#: Number of vertices up to each hop; the first are the seeds.
 BOUNDS = [9, 20, 35, 50, 60]
 
-#: Linear messages that the table leaves out, and why.
+#: Linear messages that the table leaves out -> reason.
 NOT_LINEAR = {
     "PDNConv": "its weights are functions of parameters",
     "RGCNConv": "with PyG's use_segment_matmul its message multiplies rows by matrices",
@@ -31,7 +31,7 @@ NOT_LINEAR = {
 
 
 def graph() -> Data:
-    """With self-loops, repeated edges and vertices without edges."""
+    """Makes a graph with self-loops, repeated edges and vertices without edges."""
     draw = torch.Generator().manual_seed(1)
     lists = []
     for low, high, limit in zip([0, *BOUNDS], BOUNDS, BOUNDS[1:]):
@@ -47,7 +47,7 @@ def graph() -> Data:
 
 
 def cut(data: Data, hops: int) -> Data:
-    """The vertices up to a hop, and the edges into all but the last of these hops."""
+    """Cuts a graph to the vertices up to a hop, and the edges into all but the last of these hops."""
     kept = data.edge_index[1] < BOUNDS[hops - 1]
     number = BOUNDS[hops]
     parts = Data()
@@ -65,7 +65,7 @@ def made(case: Case) -> torch.nn.Module:
 
 
 def output(case: Case, data: Any, helpers: dict[str, Callable[..., Any]] | None = None, pairs: bool = False) -> Tensor:
-    """Rows of the layer for a graph, of which those of the seeds are compared."""
+    """Returns the layer's rows for a graph. The rows of the seeds are compared."""
     layer = made(case)
     for module in layer.modules():
         vars(module).update(with_helpers(module, helpers or {}))
@@ -78,7 +78,7 @@ def output(case: Case, data: Any, helpers: dict[str, Callable[..., Any]] | None 
 
 
 def seeing(data: Data, num_vertices: int, called: set[str]) -> dict[str, Callable[..., Any]]:
-    """Helper functions of which each counts degrees in all edges of ``data``, for layers that are given those between the first vertices."""
+    """Makes helper functions that count degrees in all edges of ``data``, for layers that get only the edges between the first vertices."""
 
     def norm(
         edge_index: Tensor, edge_weight: Tensor | None = None, num_nodes: int | None = None, *args: Any, **kwargs: Any
@@ -132,7 +132,7 @@ def test_a_layer_takes_pairs_if_the_table_says_so(name):
 
 
 @each_layer
-def test_edges_can_be_left_out_where_degrees_are_those_of_all_edges(name):
+def test_edges_can_be_left_out_if_degrees_count_all_edges(name):
     facts, data = LAYERS[name], graph()
     called: set[str] = set()
     fails_alone, fails = set(), set()
@@ -151,7 +151,7 @@ def test_edges_can_be_left_out_where_degrees_are_those_of_all_edges(name):
 
 
 def helpers_of(case: Case, degrees: tuple[str, ...]) -> set[str]:
-    """Those of the layer, and those of layers that it holds."""
+    """Returns the helpers of the layer, and of layers that it holds."""
     inner = [layer_of(module) for module in made(case).modules()]
     return {*degrees, *(name for facts in inner if facts is not None for name in facts.degrees)}
 
@@ -170,7 +170,7 @@ def test_a_layer_that_draws_pairs_of_vertices_needs_them_all():
 
 
 def weights_of(case: Case) -> set[str | None]:
-    """By what a layer multiplies the rows of sources in its messages: the argument 'edge_weight', None for nothing, 'else' for something else."""
+    """Returns the factors of source rows in the messages: the argument 'edge_weight', None for no factor, 'else' for anything else."""
     layer, found = made(case), set()
 
     def look(module: MessagePassing, inputs: tuple[dict[str, Any]], message: Any) -> None:

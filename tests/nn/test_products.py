@@ -1,4 +1,4 @@
-"""Laws of the products over grouped edges: values and gradients are those of one message per edge, on every path and for every dtype."""
+"""Laws of the products over grouped edges: values and gradients equal those of one message per edge, on every path and for every dtype."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Edges:
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """(source, target) of the edges that are used."""
+        """Returns (source, target) of the used edges."""
         return [(s, t) for s, t in zip(self.source, self.target) if t < self.used]
 
     @property
     def rows(self) -> int:
-        """As few rows of x as the edges that are used allow."""
+        """Returns the smallest number of rows of x that the used edges allow."""
         return 1 + max((s for s, _ in self.places), default=-1)
 
 
@@ -79,7 +79,7 @@ EDGES = {
 }
 
 
-# --- slow and obvious answers: one message at a time ------------------------------------------------------------
+# --- slow reference: one message at a time ----------------------------------------------------------------------
 
 
 def slow_reduce(edges: Edges, messages: list[Tensor], shape: tuple[int, ...], reduction: str) -> Tensor:
@@ -107,7 +107,7 @@ def slow_additive(edges: Edges, a: Tensor, b: Tensor, att: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Product:
-    """A product, the same done slowly, and the shapes of its arguments. Of these, "S", "T" and "E" are numbers of rows."""
+    """Product with its slow reference, and the shapes of its arguments, in which "S", "T" and "E" are numbers of rows."""
 
     fast: Callable[..., Tensor]
     slow: Callable[..., Tensor]
@@ -115,7 +115,7 @@ class Product:
 
     def arguments(self, edges: Edges, seed: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
         generator = torch.Generator().manual_seed(seed)
-        # x has the rows that are used and no more, target rows are all: both must be allowed.
+        # x has only the used rows, and there is a row for every target: both must be allowed.
         sizes = {"S": edges.rows, "T": edges.num_targets, "E": len(edges.places)}
         shapes = [[sizes.get(size, size) for size in shape] for shape in self.shapes]
         return [torch.randn(*shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
@@ -184,7 +184,7 @@ PRODUCTS |= {
 
 def gradients(out: Tensor, arguments: list[Tensor], seed: int = 7) -> list[Tensor]:
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed)).to(out.dtype)
-    if not out.requires_grad:  # what was done slowly on no edges
+    if not out.requires_grad:  # the slow reference without edges
         return [torch.zeros_like(argument) for argument in arguments]
     made = torch.autograd.grad((out * weight).sum(), arguments, allow_unused=True)
     return [torch.zeros_like(a) if grad is None else grad for a, grad in zip(arguments, made)]
@@ -199,7 +199,7 @@ def assert_close(a: Tensor, b: Tensor, tolerance: float = 1e-10) -> None:
 
 @pytest.mark.parametrize("path", ["kernels", "composed"])
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products_and_gradients_are_those_of_one_message_per_edge(name, path, monkeypatch):
+def test_products_and_gradients_equal_one_message_per_edge(name, path, monkeypatch):
     if path == "composed":
         monkeypatch.setattr(products, "_KERNEL_DTYPES", ())
     product = PRODUCTS[name]
@@ -212,7 +212,7 @@ def test_products_and_gradients_are_those_of_one_message_per_edge(name, path, mo
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_gradients_are_those_of_finite_differences(name):
+def test_gradients_match_finite_differences(name):
     edges = EDGES["prefix"]
     arguments = PRODUCTS[name].arguments(edges, 3)
     assert torch.autograd.gradcheck(lambda *given: PRODUCTS[name].run(edges, list(given)), arguments, fast_mode=True)
@@ -220,7 +220,7 @@ def test_gradients_are_those_of_finite_differences(name):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_narrow_values_are_added_up_in_float32(name, dtype):
+def test_16_bit_values_are_added_up_in_float32(name, dtype):
     product, edges = PRODUCTS[name], random_edges(5, 40, 30, 400, 25)
     arguments = product.arguments(edges, 5, dtype)
     wide = [argument.detach().float().requires_grad_() for argument in arguments]
@@ -228,7 +228,7 @@ def test_narrow_values_are_added_up_in_float32(name, dtype):
     assert out.dtype == dtype
     assert torch.equal(out, expected.to(dtype)), "rounded once, at the end"
     if name in ("max of edges", "min of edges", "max", "min"):
-        return  # narrow values tie where wide ones would not; see below
+        return  # 16-bit values tie where wider values would not; see below
     scale = 8 * torch.finfo(dtype).eps
     for grad, right in zip(gradients(out, arguments), gradients(expected, wide)):
         torch.testing.assert_close(grad.float(), right, rtol=scale, atol=scale * float(right.abs().max()))
@@ -246,13 +246,13 @@ def test_sources_of_four_and_eight_bytes_give_the_same_bits(name):
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_results_do_not_depend_on_the_number_of_threads(name):
-    """Also where one source has a third of all edges, which threads share by columns."""
+    """One source has a third of all edges, which threads divide by columns."""
     edges = random_edges(8, 300, 200, 12_000, 180)
     hub = [7 if p % 3 == 0 else s for p, s in enumerate(edges.source)]
     edges = Edges(hub, [0] * 4000 + edges.target[4000:], 300, 200, 180)
     product = PRODUCTS[name]
     wide = Product(product.fast, product.slow, [(*s[:-1], s[-1] * 8) if len(s) > 1 else s for s in product.shapes])
-    if "head" in name:  # a weight for each head
+    if "head" in name:  # with a weight for each head
         wide = product
     arguments, lists, threads = wide.arguments(edges, 8, torch.float32), edges.lists, torch.get_num_threads()
     results = []
@@ -269,8 +269,8 @@ def test_results_do_not_depend_on_the_number_of_threads(name):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_reductions_are_those_of_scatter_also_where_values_tie(reduction, dtype):
-    """Values of -1, 0 and 1: torch.scatter_reduce counts the zero that it starts from among equal values."""
+def test_reductions_equal_scatter_also_for_ties(reduction, dtype):
+    """Values are -1, 0 and 1. torch.scatter_reduce counts its initial zero among equal values."""
     edges = random_edges(9, 12, 8, 60, 8)
     generator = torch.Generator().manual_seed(9)
     x = torch.randint(-1, 2, (12, 6), generator=generator).to(dtype).requires_grad_()
@@ -291,7 +291,7 @@ def test_a_nan_is_an_extreme():
         assert torch.isnan(out[:, 1]).all() and not torch.isnan(out[:, 0]).any()
 
 
-def test_softmax_is_that_of_pyg_also_for_large_scores():
+def test_softmax_equals_pygs_also_for_large_scores():
     edges = random_edges(10, 12, 8, 60, 8)
     scores = (200 * torch.randn(60, 3, generator=torch.Generator().manual_seed(10)).double()).requires_grad_()
     own, peer = softmax_by_target(edges.lists, scores, 8), softmax(scores, torch.tensor(edges.target), num_nodes=8)
@@ -310,7 +310,7 @@ def test_attention_of_products_is_a_gatv2_layer():
     assert_close(out.flatten(1), layer(x, torch.tensor([edges.source, edges.target])))
 
 
-def test_a_backward_computes_only_gradients_that_are_asked_for():
+def test_a_backward_computes_only_requested_gradients():
     edges = EDGES["prefix"]
     for name, product in PRODUCTS.items():
         arguments = product.arguments(edges, 12)
@@ -326,7 +326,7 @@ def test_dtypes_that_differ_are_promoted():
     assert reduce_sources(lists, x, 7, "sum", weight).dtype == torch.float32
 
 
-def test_whole_numbers_are_summed_without_a_kernel():
+def test_integers_are_summed_without_a_kernel():
     edges = EDGES["random"]
     x = torch.arange(18).view(9, 2)
     out = reduce_sources(edges.lists, x, 7, "sum")
@@ -355,7 +355,7 @@ X = torch.zeros(9, 2, 3)
         (lambda: additive_scores(LISTS, X, X, torch.zeros(3, 2), SLOPE, 7), r"att must have the shape .* \[2, 3\], got .3, 2"),
     ],
 )  # fmt: skip
-def test_wrong_arguments_are_refused_in_words(call, error):
+def test_wrong_arguments_raise_a_clear_error(call, error):
     with pytest.raises(ValueError, match=error):
         call()
 
@@ -377,7 +377,7 @@ def test_an_edge_whose_source_has_no_row_is_refused(call):
         call(lists, torch.zeros(3, 1, 4))
 
 
-def test_kernels_refuse_lists_that_leave_their_entries():
+def test_kernels_refuse_lists_that_exceed_their_entries():
     x, index = torch.zeros(3, 2), torch.tensor([0, 1])
     for indptr, error in [([0, 3], "at most at the number of entries, 2, got 3"), ([0, 2, 1], "must not decrease"), ([1, 2], "start at 0")]:  # fmt: skip
         with pytest.raises(RuntimeError, match=error):

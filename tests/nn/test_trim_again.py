@@ -1,4 +1,4 @@
-"""Models whose layers are called again in the backward, several loaders for one model, and unusual arguments of layers."""
+"""Trimmed models whose layers are called again in the backward, that serve several loaders, or whose layers get unusual arguments."""
 
 from __future__ import annotations
 
@@ -59,12 +59,13 @@ def test_deep_layers_are_exact(block, batch):
     compare(model.double(), batch)
 
 
-def test_deep_layers_with_checkpoints_are_refused_in_words(batch):
+def test_deep_layers_with_checkpoints_raise_a_clear_error(batch):
     torch.manual_seed(1)
     layer = pyg.DeepGCNLayer(pyg.SAGEConv(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.ReLU(), ckpt_grad=True)
     model = Layers(pyg.SAGEConv(WIDTH, WIDTH), layer, pyg.GATConv(WIDTH, 4)).double()
     with pytest.raises(
-        RuntimeError, match=r"is called by torch.utils.checkpoint.*leave salientpp.nn.trim out or the checkpoint"
+        RuntimeError,
+        match=r"is called by torch.utils.checkpoint.*remove the checkpoint.*or do not use salientpp.nn.trim",
     ):
         compare(model, batch)
 

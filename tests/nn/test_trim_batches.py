@@ -1,4 +1,4 @@
-"""Which batches a trimmed model trims: those whose edges are as they were sampled. On all others it is the plain model."""
+"""Laws of batches for trimmed models: a batch whose edges are as they were sampled is trimmed. On all others the plain model runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def network(kind: str = "gcn") -> torch.nn.Module:
 
 
 def is_trimmed(batch, call=call_x, kind: str = "gcn", seeds: int | None = None) -> bool:
-    """Whether the layers give fewer rows; results are those of the plain model either way."""
+    """Returns True if the layers give fewer rows. Results equal the plain model's in both cases."""
     expected, got = compare(network(kind), batch, call, seeds=seeds)
     assert expected.rows == [expected.num_out] * 3
     return got.rows[-1] < expected.num_out
@@ -40,7 +40,7 @@ def is_trimmed(batch, call=call_x, kind: str = "gcn", seeds: int | None = None) 
 
 
 class Marks:
-    """A transform that adds attributes."""
+    """Transform that adds attributes."""
 
     def __call__(self, batch):
         batch.centre = batch.x.mean(0)
@@ -107,7 +107,7 @@ def loader_of(data, **options):
     return loader(data, **options)
 
 
-def test_seeds_that_stand_there_twice(data):
+def test_repeated_seeds_are_exact(data):
     compare(network(), batch_of(data, input_nodes=torch.tensor([3, 3, 5, 299, 3])))
 
 
@@ -127,7 +127,7 @@ def links(data, **options):
 
 
 class Scores(torch.nn.Module):
-    """The decoder is part of the model."""
+    """Model that contains its decoder."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ def test_links_are_decoded_outside_the_model_or_inside(kind, options, data):
     assert got.rows[-1] == within(batch, 0) < expected.rows[-1]
 
 
-def test_rows_beyond_the_seeds_are_an_error_of_an_index(data):
+def test_rows_beyond_the_computed_ones_raise_an_index_error(data):
     model, batch = salientpp.nn.trim(network()), batch_of(data)
     out = model(batch.x, batch.edge_index)
     with pytest.raises(IndexError):
@@ -205,7 +205,7 @@ CHANGED = {
 @pytest.mark.parametrize("kind", ["gcn", "sage", "gat"])
 @pytest.mark.parametrize("when", ["transform", "later"])
 @pytest.mark.parametrize("name", CHANGED)
-def test_changed_edges_are_those_of_the_plain_model(name, when, kind, data):
+def test_changed_edges_run_the_plain_model(name, when, kind, data):
     change = CHANGED[name]
     batch = batch_of(data, transform=change) if when == "transform" else change(batch_of(data))
     assert not is_trimmed(batch, kind=kind)
@@ -250,7 +250,7 @@ def test_writes_that_torch_does_not_count(change, data):
     "copied", [lambda batch: batch.clone(), copy.deepcopy, lambda batch: pickle.loads(pickle.dumps(batch))]
 )
 @pytest.mark.parametrize("change", [written, exposed])
-def test_writes_to_a_batch_leave_its_copies_alone(change, copied, data):
+def test_writes_to_a_batch_do_not_change_its_copies(change, copied, data):
     batch = batch_of(data)
     other = copied(batch)
     change(batch)
@@ -273,7 +273,7 @@ def test_a_mask_of_edges(data):
 
 
 def test_edges_of_another_batch(data):
-    """Of which all are in range."""
+    """All ids of the other batch's edges are in range."""
     first, second = list(loader_of(data, batch_size=6))[:2]
     large, small = sorted((first, second), key=lambda batch: batch.num_nodes)[::-1]
     for kind in ("gcn", "sage", "gat"):
@@ -285,7 +285,7 @@ def test_edges_of_another_batch(data):
             assert torch.isfinite(got.out).all() and expected.out.shape == got.out.shape
 
 
-def test_fewer_rows_than_the_batch_has_are_refused_in_words(data):
+def test_fewer_rows_than_the_batch_has_raise_a_clear_error(data):
     batch, model = batch_of(data), salientpp.nn.trim(network("sage"))
     model(batch.x, batch.edge_index)
     with pytest.raises((RuntimeError, IndexError), match="rows"):

@@ -1,4 +1,4 @@
-"""Models that choose, draw and keep things, and hold layers of the user's: exact, or refused in words."""
+"""Trimmed models with control flow, random draws, stored values and users' own layers: results are exact, or a clear error is raised."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def skip(m, x, e):
     return h + m.last(h, e)
 
 
-# --- layers of the user's -------------------------------------------------------------------------------------
+# --- users' own layers ----------------------------------------------------------------------------------------
 
 
 class Mine(MessagePassing):
@@ -63,7 +63,7 @@ class Inherited(pyg.SAGEConv):
 
 
 @pytest.mark.parametrize("kind", [Mine, ByDegree, Inherited])
-def test_layers_of_the_users_get_all_rows(kind, batch):
+def test_users_own_layers_get_all_rows(kind, batch):
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -87,7 +87,7 @@ def test_layers_with_hooks_are_exact(batch):
     assert_same(expected, step(salientpp.nn.trim(model), batch))
 
 
-# --- what models give and take -----------------------------------------------------------------------------------
+# --- arguments and outputs of models -----------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -137,7 +137,7 @@ def test_vertices_that_a_model_adds(batch):
 @pytest.mark.parametrize(
     "reads", [lambda h: h[torch.arange(h.size(0) - 1, -1, -1)], lambda h: h.flip(0), lambda h: h - h.mean(0)]
 )
-def test_a_first_batch_of_seeds_alone_makes_no_plan_for_others(reads, data):
+def test_a_first_batch_of_only_seeds_makes_no_plan_for_other_batches(reads, data):
     model = Between(lambda m, x, e: m.last(reads(m.first(x, e)), e)).double()
     trimmed = salientpp.nn.trim(copy.deepcopy(model))
     batches = list(loader(data, input_nodes=torch.tensor([*range(282, 290), *range(8)]), batch_size=4))
@@ -183,7 +183,7 @@ def test_edges_against_their_direction(batch):
     compare(Against().double(), batch)
 
 
-# --- what models keep and draw ---------------------------------------------------------------------------------
+# --- stored values and random draws ----------------------------------------------------------------------------
 
 
 def test_lazy_layers_begin_as_in_the_plain_model(batch):
@@ -212,7 +212,7 @@ def test_lazy_layers_begin_as_in_the_plain_model(batch):
 
 
 def test_the_first_pass_draws_nothing(batch):
-    """Nor from the generators of Python and numpy."""
+    """The generators of Python and numpy stay unused too."""
 
     def function(m, x, e):
         h = m.first(x, e) * random.random() * np.random.rand()
@@ -229,7 +229,7 @@ def test_the_first_pass_draws_nothing(batch):
     assert_same(*steps)
 
 
-# --- what differs from batch to batch --------------------------------------------------------------------------
+# --- differences between batches -------------------------------------------------------------------------------
 
 
 def test_arguments_that_choose_have_their_own_plans(batch):
@@ -246,19 +246,19 @@ def test_arguments_that_choose_have_their_own_plans(batch):
         assert_same(step(model, batch, call), step(trimmed, batch, call))
 
 
-def test_numbers_of_rows_that_do_not_fit_are_an_error_in_words(batch):
+def test_numbers_of_rows_that_do_not_fit_raise_a_clear_error(batch):
     def function(m, x, e):
         return torch.einsum("nc,nc->n", m.last(m.second(m.first(x, e), e), e), x)
 
     model = salientpp.nn.trim(Between(function).double())
     with pytest.raises(
         RuntimeError,
-        match=r"einsum of Between was given 13 and \d+ rows of one batch.*leave it out for this model",
+        match=r"einsum of Between was given 13 and \d+ rows of one batch.*do not use salientpp.nn.trim on this model",
     ):
         step(model, batch)
 
 
-def test_a_model_that_calls_other_layers_in_a_later_batch_is_refused_in_words(data):
+def test_a_model_that_calls_other_layers_in_a_later_batch_raises_a_clear_error(data):
     calls = []
 
     def function(m, x, e):
@@ -269,6 +269,6 @@ def test_a_model_that_calls_other_layers_in_a_later_batch_is_refused_in_words(da
     batches = list(loader(data, batch_size=5))
     step(model, batches[0])
     with pytest.raises(
-        RuntimeError, match=r"called layer 'second' where it called 'first' before.*leave salientpp.nn.trim out"
+        RuntimeError, match=r"called layer 'second', but 'first' at this place before.*do not use salientpp.nn.trim"
     ):
         step(model, batches[1])

@@ -1,4 +1,4 @@
-"""Each of PyG's layers gives the seeds the same rows and gradients in a trimmed model, and computes only the rows that they need."""
+"""Laws of PyG's layers in a trimmed model: seeds get the same rows and gradients, and only the rows that they need are computed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from trimmed import WIDTH, assert_same, batch_of, compare, graph, loader, step, 
 import salientpp
 from salientpp.nn.layers import layer_of
 
-#: Layers that hold another layer for each hop, which is cut by itself.
+#: Layers that hold another layer for each hop; this is cut separately.
 OF_OTHERS = {"AntiSymmetricConv"}
 #: Layers with normalisations over all rows.
 WITH_NORMS = {"GENConv"}
-#: Layers whose operations do not show that they keep rows apart; those before them give all rows.
+#: Layers whose operations do not show that they keep rows apart. Layers before them give all rows.
 WHOLE = {"RGCNConv of blocks"}
 
 
@@ -36,7 +36,7 @@ def batch(data):
 
 
 class Layers(torch.nn.Module):
-    """Layers of one kind, with a relu between."""
+    """Layers of one kind, with a relu between them."""
 
     def __init__(self, case: Case, number: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def is_cut(name: str) -> bool:
 
 
 def expected_rows(name: str, number: int, batch, training: bool) -> list[int]:
-    """Of each layer's output, by the hops that the layers after it reach."""
+    """Returns the number of rows of each layer's output, given the hops that the layers after it reach."""
     if not is_cut(name):
         return [batch.num_nodes] * number
     if name in WHOLE or (name in WITH_NORMS and training):
@@ -82,7 +82,7 @@ def check(name: str, number: int, batch, training: bool) -> None:
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("number", [2, 3])
 @pytest.mark.parametrize("name", CASES)
-def test_seeds_and_gradients_are_those_of_the_plain_model(name, number, training, batch):
+def test_seeds_and_gradients_equal_the_plain_model(name, number, training, batch):
     assert within(batch, 1) < within(batch, 2) < within(batch, 3) == batch.num_nodes
     check(name, number, batch, training)
 
@@ -107,7 +107,7 @@ def pairs():
     for name in CASES:
         for kind in BATCHES:
             if kind == "no edges" and ("median" in name or "more" in name):
-                continue  # PyG's fails
+                continue  # PyG's layer fails
             yield name, kind
 
 
@@ -120,7 +120,7 @@ def test_batches_may_have_any_number_of_hops_seeds_and_edges(name, kind, batches
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_batch_may_have_as_many_edges_as_vertices(name):
-    """A ring of 20 vertices, of which 4 are seeds, as far apart as they can be."""
+    """The graph is a ring of 20 vertices. The 4 seeds are as far apart as possible."""
     ring = torch.arange(20)
     data = with_columns(torch.stack([ring, (ring + 1) % 20]), 20, WIDTH, torch.Generator().manual_seed(4))
     batch = batch_of(data, [1] * 5, input_nodes=torch.tensor([0, 5, 10, 15]), batch_size=4)

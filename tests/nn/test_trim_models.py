@@ -1,4 +1,4 @@
-"""PyG's models, trimmed: with normalisations, JumpingKnowledge and dropout, exact or as the option says."""
+"""Laws of PyG's models when trimmed: with normalisations, JumpingKnowledge and dropout, results are exact or as the option says."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NORMS = {
     "diff_group": ("diff_group_norm", {"groups": 3}),
     "instance": ("instance_norm", None),
 }
-#: Those that look at each row by itself. EdgeCNN's and GIN's layers hold normalisations themselves.
+#: Normalisations of each row separately. The layers of EdgeCNN and GIN hold normalisations themselves.
 ROW_WISE = {None, "layer"}
 JK = [None, "cat", "max", "lstm"]
 
@@ -72,7 +72,7 @@ def test_normalisations_over_all_rows_see_all_rows(name, norm, training, batch):
     if norm in ROW_WISE and not (training and norms_inside(model)):
         assert got.rows == [within(batch, 2), within(batch, 1), within(batch, 0)]
         assert got.num_out == batch.batch_size
-    elif name != "EdgeCNN":  # whose last layer normalises messages
+    elif name != "EdgeCNN":  # its last layer normalises messages
         assert got.rows[-1] == batch.batch_size
 
 
@@ -88,7 +88,7 @@ def test_jumping_knowledge_gets_the_rows_of_the_last_layer(name, norm, jk, batch
 
 @pytest.mark.parametrize("norm", ["batch", "graph", "pair", "diff_group", "instance"])
 @pytest.mark.parametrize("name", MODELS)
-def test_needed_rows_alone_are_normalised_where_asked(name, norm, batch):
+def test_only_needed_rows_are_normalised_on_request(name, norm, batch):
     model = salientpp.nn.trim(made(name, norm), norms="needed rows")
     got = step(model, batch)
     assert got.rows[-3:] == [within(batch, 2), within(batch, 1), within(batch, 0)]
@@ -97,7 +97,7 @@ def test_needed_rows_alone_are_normalised_where_asked(name, norm, batch):
 
 
 class Centred(torch.nn.Module):
-    """A network that looks at all rows."""
+    """Network that reads all rows."""
 
     def __init__(self, columns: int, out: int) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Centred(torch.nn.Module):
         lambda: pyg.PointNetConv(Centred(WIDTH + 3, WIDTH), Centred(WIDTH, WIDTH)),
     ],
 )
-def test_networks_inside_layers_may_look_at_all_rows(layer, batch):
+def test_networks_inside_layers_may_read_all_rows(layer, batch):
     class Model(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -147,7 +147,7 @@ def test_without_running_statistics_evaluation_normalises_all_rows(batch):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_dropout_draws_for_the_rows_that_are_there(name, batch):
+def test_dropout_repeats_with_torchs_seed(name, batch):
     model = salientpp.nn.trim(made(name, dropout=0.5))
     torch.manual_seed(4)
     first = step(model, batch)
@@ -157,7 +157,7 @@ def test_dropout_draws_for_the_rows_that_are_there(name, batch):
     assert first.out.isfinite().all() and (first.out != step(model, batch).out).any()
 
 
-def test_the_state_of_generators_is_that_of_a_model_without_the_first_pass(batch):
+def test_the_first_pass_leaves_the_state_of_generators_unchanged(batch):
     model = salientpp.nn.trim(made("GraphSAGE"))
     torch.manual_seed(4)
     before = torch.get_rng_state()
@@ -165,7 +165,7 @@ def test_the_state_of_generators_is_that_of_a_model_without_the_first_pass(batch
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_the_models_own_trimming_gives_what_it_gives_without_ours(batch):
+def test_the_models_own_trimming_stays_exact(batch):
     def call(model, batch):
         return model(
             batch.x,

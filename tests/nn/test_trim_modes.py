@@ -1,4 +1,4 @@
-"""Trimmed models in lower precision, compiled, and in processes that begin or go on."""
+"""Trimmed models in lower precision, compiled, and in processes that start or resume."""
 
 from __future__ import annotations
 
@@ -103,9 +103,9 @@ def test_runs_are_the_same_bit_for_bit_also_resumed(tmp_path):
     whole = printed("0", "6", state)
     assert printed("0", "3", state) == whole[:3]
     assert printed("3", "6", state) == whole[3:]
-    assert all(line.split()[1] == line.split()[2] for line in whole), "rows of the output are those of the seeds"
+    assert all(line.split()[1] == line.split()[2] for line in whole), "the output has only the rows of the seeds"
 
 
-def test_batches_drawn_before_trim_are_those_of_the_plain_model(tmp_path):
+def test_batches_drawn_before_trim_run_the_plain_model(tmp_path):
     (line,) = printed("before")
     assert line == "True 0"

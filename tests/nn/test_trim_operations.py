@@ -1,4 +1,4 @@
-"""What a model does between its layers: rows that stay apart are cut, and whatever looks at other rows gets them all."""
+"""Laws of operations between the layers of a trimmed model: rows that stay separate are cut, and operations over several rows get all rows."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_rows_that_stay_apart_are_cut(function, batch):
 
 
 @pytest.mark.parametrize("function", CUT, ids=lambda function: function.__name__)
-def test_a_batch_of_one_seed_is_no_other(function, data):
+def test_a_batch_of_one_seed_is_exact(function, data):
     if function in (seeds_sliced, seeds_taken):
         return
     compare(Between(function).double(), batch_of(data, batch_size=1))
@@ -271,7 +271,7 @@ def test_operations_over_all_rows_get_them(function, batch):
 
 def made_by_size(m, x, e):
     h = m.first(x, e)
-    noise = torch.linspace(0, 1, h.size(0), dtype=x.dtype).view(-1, 1)  # other numbers where there are fewer rows
+    noise = torch.linspace(0, 1, h.size(0), dtype=x.dtype).view(-1, 1)  # its values depend on the number of rows
     return m.last(h, e) + torch.zeros(h.shape[0], WIDTH, dtype=x.dtype) + 0 * noise
 
 

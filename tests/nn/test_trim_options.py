@@ -1,4 +1,4 @@
-"""Options of PyG's layers and their aggregations: a trimmed model gives the seeds the plain model's rows and gradients."""
+"""Laws of the options of PyG's layers and aggregations: a trimmed model gives the seeds the plain model's rows and gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trimmed import WIDTH, batch_of, compare, graph
 
 
 def each(**options: list[Any]) -> list[dict[str, Any]]:
-    """All combinations."""
+    """Returns all combinations."""
     return [dict(zip(options, values)) for values in itertools.product(*options.values())]
 
 
@@ -62,7 +62,7 @@ class Two(nn.Module):
 
 def check(name: str, options: dict[str, Any], argument: str | None, batch: Any) -> None:
     model = Two(name, options, argument).double()
-    model(batch.x, batch)  # gives the last map its size
+    model(batch.x, batch)  # sets the size of the last linear map
     expected, got = compare(model, batch, lambda model, batch: model(batch.x, batch))
     assert expected.rows[-1] == expected.num_out > got.rows[-1], "it is trimmed"
 

@@ -25,12 +25,12 @@ def network(kind: str, norm: str | None) -> torch.nn.Module:
 
 
 def lists(values) -> dict[str, list]:
-    """Numbers by names without those of wrappers; pipes between processes keep no tensors of a process that ended."""
+    """Converts to lists, by names without wrappers. Pipes between processes keep no tensors of a process that has ended."""
     return {name.removeprefix("module."): value.tolist() for name, value in values}
 
 
 def train(rank: int, root: str, kind: str, norm: str | None, trims: str, cache: float) -> tuple:
-    """Gradients of each step, the state at the end, and rows of the outputs with the rows that are needed."""
+    """Returns the gradients of each step, the final state, and per step the numbers of output rows, seeds and vertices."""
     model = network(kind, norm)
     if trims == "before":
         salientpp.nn.trim(model)
@@ -61,7 +61,7 @@ def train(rank: int, root: str, kind: str, norm: str | None, trims: str, cache: 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(("kind", "norm"), [("gcn", None), ("gat", None), ("sage", "batch_norm")])
-def test_gradients_of_ranks_are_those_of_plain_models(kind, norm, ranks, tmp_path: Path):
+def test_gradients_of_ranks_equal_plain_models(kind, norm, ranks, tmp_path: Path):
     data = graph(7)
     data.train_mask = torch.arange(data.num_nodes) % 4 == 0
     parts = torch.arange(data.num_nodes) // 4 % ranks

@@ -1,4 +1,4 @@
-"""Trimmed models on graphs of several types."""
+"""Trimmed models on graphs with several types."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEEDS = 9
 
 
 def typed_graph(seed: int = 0) -> HeteroData:
-    """With edges into every type."""
+    """Makes a graph with edges into every type."""
     print(f"seed {seed}")
     data = random_hetero(150, seed=seed, paper=90, author=70, venue=20)
     data["paper", "in", "venue"].edge_index = data["venue", "prints", "paper"].edge_index.flip(0)
@@ -69,7 +69,7 @@ CONVS = {
 
 
 class Hetero(nn.Module):
-    """Layers of HeteroConv, of a kind of layer for each relation."""
+    """Layers of HeteroConv, with one layer for each relation."""
 
     def __init__(self, data: HeteroData, make, aggr: str, number: int, between=None) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Hetero(nn.Module):
 
 
 def initialised(model, batch, call=call):
-    """With lazy parameters made."""
+    """Initialises lazy parameters."""
     model = model.double()
     with torch.no_grad():
         call(model, batch)
@@ -96,7 +96,7 @@ def initialised(model, batch, call=call):
 
 
 def cut_rows(rows, batch, hops: int) -> bool:
-    """Whether outputs of single layers are no more than the rows of their type within so many hops."""
+    """Returns True if the outputs of single layers have only the rows of their type within this number of hops."""
     return all(number in {counts(batch, name)[min(hops, 3)] for name in batch.node_types} for number in rows)
 
 

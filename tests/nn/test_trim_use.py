@@ -1,4 +1,4 @@
-"""What users do with models, done with trimmed ones: copies, files, wrappers, errors, threads, memory."""
+"""Laws of everyday use of trimmed models: copies, files, wrappers, errors, threads, memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def trimmed_rows(batch) -> list[int]:
 # --- names, copies and files -----------------------------------------------------------------------------------
 
 
-def test_names_and_values_are_those_of_the_model(batch):
+def test_names_and_values_of_the_model_are_unchanged(batch):
     model = network("batch_norm")
     before = {name: value.clone() for name, value in model.state_dict().items()}
     modules = [name for name, _ in model.named_modules()]
@@ -126,13 +126,13 @@ def test_trimmed_models_may_hold_trimmed_models(batch):
 
 
 def test_layers_that_need_more_than_a_trimmed_part_gives_say_so(batch):
-    """The part alone is trimmed, though a layer follows it."""
+    """Only the part is trimmed, although a layer follows it."""
     model = Holds(salientpp.nn.trim(network())).double()
     with pytest.raises((RuntimeError, IndexError), match=r"rows|indices|index"):
         step(model, batch)
 
 
-def test_models_in_turn(batch):
+def test_alternating_models_are_exact(batch):
     first, second = network(), network()
     with torch.no_grad():
         for value in second.parameters():
@@ -243,7 +243,7 @@ def run_in_threads(*functions) -> list:
     return results
 
 
-def test_models_of_two_threads_do_not_meet(data):
+def test_models_in_two_threads_are_independent(data):
     salientpp.nn.trim(network())
     batches = list(loader(data, batch_size=3))
     plain = [step(network(), batch) for batch in batches]
@@ -254,7 +254,7 @@ def test_models_of_two_threads_do_not_meet(data):
             assert_same(expected, got)
 
 
-def test_a_second_thread_is_refused_in_words(batch):
+def test_a_second_thread_raises_a_clear_error(batch):
     begun, done = threading.Event(), threading.Event()
 
     class Waits(nn.Module):
@@ -283,7 +283,7 @@ def test_a_second_thread_is_refused_in_words(batch):
     assert (
         isinstance(second, RuntimeError)
         and "another thread runs it" in str(second)
-        and "give each thread a copy" in str(second)
+        and "give each thread its own copy" in str(second)
     )
     torch.testing.assert_close(first[:13], network()(batch.x, batch.edge_index)[:13], rtol=1e-10, atol=1e-10)
     begun.set(), done.set()
@@ -298,7 +298,7 @@ def test_no_model_keeps_a_batch(data, request):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     references = []
     gc.collect()
-    gc.disable()  # nothing waits for it
+    gc.disable()  # memory must be freed without it
     request.addfinalizer(gc.enable)
     for training in (True, False, True):
         model.train(training)

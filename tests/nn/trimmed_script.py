@@ -1,6 +1,7 @@
-"""Trains a trimmed model for some steps of an epoch, from a saved state if they are not the first; prints each loss in full, the output's rows and the seeds.
+"""Trains a trimmed model for some steps of an epoch, from a saved state if they are not the first ones.
 
-With ``before``: whether a batch that was drawn before the model was trimmed gives the plain model's rows, all of them.
+It prints each loss in full, the output's rows and the seeds. With ``before``, it prints whether a batch drawn before the model was trimmed gives all rows
+of the plain model.
 """
 
 from __future__ import annotations

@@ -271,7 +271,7 @@ def test_shares_of_a_shuffled_order_need_a_common_seed(link):
     make = LinkNeighborLoader if link else NeighborLoader
     with pytest.raises(
         ValueError,
-        match=r"share=\(1, 2\) with shuffle=True needs one order of the seeds in all 2 processes, .* same seed=",
+        match=r"share=\(1, 2\) with shuffle=True needs the same order of seeds in all 2 processes, .* same seed=",
     ):
         make(data, [3], shuffle=True, share=(1, 2))
     # These options need no common order, or have one.

@@ -419,7 +419,7 @@ def test_impossible_options_are_refused():
     for block in (0, -3, 1.5, "64", None):
         refused(r"draw_block must be an integer >= 1 \(batches that draw alike\)", draw_block=block)
     other = PyGLoader(random_data(60, 300), [2]).node_sampler
-    refused(r"draw_block is for draws by this package's sampler", draw_block=2, neighbor_sampler=other)
+    refused(r"draw_block applies only to draws by this package's sampler", draw_block=2, neighbor_sampler=other)
     sampler = NeighborSampler(random_data(60, 300), [2], shared_draws="batch")
     sampler.replace = True  # set after construction
     with pytest.raises(ValueError, match="excludes replace=True"):

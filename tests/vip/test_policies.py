@@ -288,7 +288,7 @@ def test_a_stored_cache_serves_only_the_contents_and_the_part_that_it_was_filled
             "was chosen for part" in said["other part"]
             and "take the cache of a loader on that part" in said["other part"]
         )
-        assert "holds no rows of 'x'; make it with columns=('x',)" in said["z"]
+        assert "holds no rows of 'x'; make its loader with columns=('x',)" in said["z"]
         assert [said[name] for name in ("own", "copy", "x and z", "no rows", "of Data")] == [""] * 5
 
 

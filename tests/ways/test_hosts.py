@@ -1,4 +1,4 @@
-"""Laws of hosts with several ranks: they hold one copy of rows and one cache, fetch a row once, and batches are those of ranks that are alone."""
+"""Laws of hosts with several ranks: they hold one copy of rows and one cache, fetch a row once, and give the batches of ranks on separate hosts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from salientpp.ways.hosts import host_by_launcher
 
 FANOUTS, BATCH = [4, 3, 2], 8
 
-#: Parts, and ranks of each host.
+#: Number of parts, and ranks of each host.
 HOSTS = {
     "2x2": (4, [2, 2]),
     "2x4": (8, [4, 4]),
@@ -66,7 +66,7 @@ def loader_of(part: salientpp.PartitionedGraph, hosts: Any, **options: Any) -> N
 
 
 def epoch_of(loader: Any, part: salientpp.PartitionedGraph) -> list[tuple]:
-    """Everything of an epoch's batches, after a look at who the rows are."""
+    """Returns everything in an epoch's batches, after a check that rows belong to their vertices."""
     given = []
     for batch in loader:
         assert torch.equal(batch.x[:, 0].long(), part.original_id(batch.n_id))  # law 1
@@ -102,7 +102,7 @@ def test_batches_are_the_same_and_hosts_have_one_cache(roots, hosts):
             of_host = [results[rank][case] for rank in ranks]
             assert all(of_rank["cached"] == of_host[0]["cached"] for of_rank in of_host), "one cache"
             shared, alone = (sum(of_rank[name] for of_rank in of_host) for name in ("shared", "alone"))
-            assert shared <= alone or case >= 1  # a cache of a host may hold what one of its ranks would not keep
+            assert shared <= alone or case >= 1  # a host's cache may hold rows that one rank alone would not keep
 
 
 def small_caches(rank: int, root: str, hosts: list[int], sizes: list[int]) -> list[list[int]]:
@@ -133,7 +133,7 @@ def count(rank: int, root: str, hosts: list[int], alpha: float) -> int:
 
 @pytest.mark.parametrize("alpha", [0.0, 0.25])
 @EACH
-def test_what_was_fetched_is_what_the_analysis_says(roots, hosts, alpha):
+def test_fetched_rows_equal_the_analysis(roots, hosts, alpha):
     num_parts, per_host = HOSTS[hosts]
     live = distributed.run(count, sum(per_host), roots[num_parts], per_host, alpha)
     said = analyze(
@@ -147,7 +147,7 @@ def test_what_was_fetched_is_what_the_analysis_says(roots, hosts, alpha):
 
 
 def everything(batch: Any) -> Any:
-    """All that a batch has, in one order."""
+    """Returns everything that a batch has, in a fixed order."""
     stores = [store.to_dict() for store in batch.stores]
     return [(name, store[name]) for store in stores for name in sorted(store)]
 
@@ -193,7 +193,7 @@ def compare_kinds(rank: int, root: str, typed: bool) -> int:
 
 
 @pytest.mark.parametrize("typed", [False, True], ids=["one-type", "types"])
-def test_batches_of_every_kind_are_those_of_ranks_that_are_alone(roots, tmp_path, typed):
+def test_batches_of_every_kind_equal_those_of_ranks_on_separate_hosts(roots, tmp_path, typed):
     root = roots[4]
     if typed:
         data, root = typed_data(), str(tmp_path / "typed")
@@ -205,7 +205,7 @@ def leave_and_resume(rank: int, root: str) -> None:
     part = salientpp.load(root)
     expected = epoch_of(loader_of(part, 1), part)
     loader = loader_of(part, 2, replication_factor=0.1)
-    for number, _ in enumerate(loader):  # law 7: every rank leaves elsewhere
+    for number, _ in enumerate(loader):  # law 7: every rank leaves at another batch
         if number == rank:
             break
     loader.set_epoch(0)
@@ -217,7 +217,7 @@ def leave_and_resume(rank: int, root: str) -> None:
     iterator.close()
     assert len(given) == 2 + rank
     second = loader_of(part, 2)
-    second.load_state_dict(state)  # who shares a host is no matter of a state
+    second.load_state_dict(state)  # a state does not depend on the hosts
     assert epoch_of(second, part) == expected[2 + rank :]
 
 
@@ -243,7 +243,7 @@ def compare_logical_ranks(rank: int, root: str, hosts: list[int], logical_ranks:
 
 
 @pytest.mark.parametrize(("hosts", "logical_ranks"), [("2x2", 8), ("3-ranks-of-8-parts", 8), ("2x2-of-2-parts", 4)])
-def test_logical_ranks_and_hosts_have_nothing_to_do_with_each_other(roots, hosts, logical_ranks):
+def test_logical_ranks_are_independent_of_hosts(roots, hosts, logical_ranks):
     num_parts, per_host = HOSTS[hosts]
     assert min(distributed.run(compare_logical_ranks, sum(per_host), roots[num_parts], per_host, logical_ranks)) > 0
 
@@ -262,7 +262,7 @@ def plan(rank: int, root: str, hosts: list[int], policy: str) -> tuple[list[int]
 
 @pytest.mark.parametrize("policy", ["vip", "vip-hop", "degree"])
 @pytest.mark.parametrize("hosts", ["2x2", "2x2-of-2-parts", "uneven"])
-def test_a_hosts_cache_is_planned_by_what_any_of_its_ranks_needs(roots, hosts, policy):
+def test_a_hosts_cache_is_planned_for_all_of_its_ranks(roots, hosts, policy):
     num_parts, per_host = HOSTS[hosts]
     root = roots[num_parts]
     results = distributed.run(plan, sum(per_host), root, per_host, policy)
@@ -282,14 +282,14 @@ def test_a_hosts_cache_is_planned_by_what_any_of_its_ranks_needs(roots, hosts, p
         assert float(pool[members].min()) >= float(pool[left].max()) - 1e-12
 
 
-def test_joint_probability_of_a_host_loses_nothing_for_small_numbers():
+def test_joint_probability_of_a_host_is_accurate_for_small_numbers():
     pool = torch.zeros(3, dtype=torch.float64)
     for scores in ([1e-30, 0.5, 1.0], [2e-30, 0.5, 0.1]):
         add_scores("vip", pool, torch.tensor(scores))
     assert torch.allclose(pool, torch.tensor([3e-30, 0.75, 1.0], dtype=torch.float64), rtol=1e-6, atol=0)
 
 
-# --- who shares a host ------------------------------------------------------------------------------------
+# --- which ranks share a host -----------------------------------------------------------------------------
 
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -301,7 +301,7 @@ SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_N
     [
         ({}, None),
         (TORCHRUN, "ranks 4 to 7"),
-        (TORCHRUN | {"WORLD_SIZE": "16"}, None),  # left over from another start
+        (TORCHRUN | {"WORLD_SIZE": "16"}, None),  # stale variables of another start
         (TORCHRUN | {"RANK": "1"}, None),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "1"}, None),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "9"}, None),
@@ -316,7 +316,7 @@ SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_N
         ({name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}, None),  # a batch script
     ],
 )
-def test_launchers_say_which_ranks_share_a_host(environ, expected):
+def test_hosts_follow_from_the_launchers_variables(environ, expected):
     assert host_by_launcher(5, 8, environ) == expected
 
 
@@ -341,7 +341,7 @@ def refusing(comm: Comm, hosts: Sequence[range]) -> str | None:
     return sharing(comm, hosts)
 
 
-def test_by_default_ranks_of_a_host_are_those_that_torchrun_has_started_there(roots):
+def test_hosts_are_by_default_those_of_torchrun(roots):
     alone = distributed.run(under_torchrun, 4, roots[4], [2, 2], {"hosts": 1})
     found = distributed.run(under_torchrun, 4, roots[4], [2, 2], {})
     assert [of_rank[:2] for of_rank in alone] == [((), [])] * 4
@@ -350,19 +350,19 @@ def test_by_default_ranks_of_a_host_are_those_that_torchrun_has_started_there(ro
     assert sum(of_rank[3] for of_rank in found) < sum(of_rank[3] for of_rank in alone)
 
 
-def test_ranks_that_cannot_share_memory_after_all_say_so_and_go_on_apart(roots):
+def test_ranks_that_cannot_share_memory_warn_and_continue_separately(roots):
     for sizes, words, _, _ in distributed.run(under_torchrun, 4, roots[4], [2, 2], {"replication_factor": 0.2}, 3):
         assert sizes == () and len(words) == 1
         assert "the ranks of a host do not share its memory: rank 3: process " in words[0]
-        assert words[0].endswith("pass ranks_per_host=1 if that is meant")
+        assert words[0].endswith("pass ranks_per_host=1 if that is intended")
 
 
-def test_hosts_of_a_launcher_that_do_not_fit_the_parts_are_let_be_with_a_warning(roots):
+def test_hosts_of_a_launcher_that_do_not_fit_the_parts_are_ignored_with_a_warning(roots):
     for sizes, words, _, _ in distributed.run(under_torchrun, 4, roots[2], [1, 3], {}):
         assert sizes == () and "hosts 0 and 1 would share a part but not all of their parts" in words[0]
 
 
-def test_own_sources_of_rows_turn_hosts_off(roots):
+def test_own_sources_of_rows_disable_hosts(roots):
     for sizes, words, *_ in distributed.run(with_own_rows, 2, roots[2], None):
         assert sizes == () and words == []
     for text in distributed.run(with_own_rows, 2, roots[2], 2):
@@ -372,7 +372,7 @@ def test_own_sources_of_rows_turn_hosts_off(roots):
 def copied(rank: int, root: str, to: str, together: bool) -> Any:
     where = Path(to) / ("all" if together else str(rank))
     if rank == 1:
-        time.sleep(0.3)  # the first has its part and goes on
+        time.sleep(0.3)  # the first rank stages its part and continues
     copy = salientpp.copy_to_disk(root, where)
     return under_torchrun(rank, str(copy), [2], {})[:2]
 
@@ -403,10 +403,10 @@ def refused(rank: int, root: str, given: list[Any], options: list[dict]) -> str:
 @pytest.mark.parametrize(
     ("given", "options", "words"),
     [
-        ([3], [{}], r"ranks_per_host=3 does not fit 4 ranks; start a multiple of it, or pass a list"),
-        ([[1, 2]], [{}], r"ranks_per_host=\[1, 2\] must add up to the 4 ranks, and gives 3"),
-        ([0], [{}], r"ranks_per_host must be how many ranks each host has, .* got 0"),
-        ([2, 2, 2, "two"], [{}], r"ranks_per_host must be how many ranks each host has, .* got 'two'"),
+        ([3], [{}], r"ranks_per_host=3 does not fit 4 ranks; start a multiple of 3, or pass a list"),
+        ([[1, 2]], [{}], r"ranks_per_host=\[1, 2\] must add up to the 4 ranks, got a sum of 3"),
+        ([0], [{}], r"ranks_per_host must be the number of ranks on each host .* got 0"),
+        ([2, 2, 2, "two"], [{}], r"ranks_per_host must be the number of ranks on each host .* got 'two'"),
         ([2, 1], [{}], r"all ranks must have the same ranks_per_host, got 2 on rank 0 and 1 on rank 1"),
         ([2], [{}, {"replication_factor": 0.1}], r"all ranks must have the same replication_factor, got 0.0 on rank 0 and 0.1 on rank 1"),
     ],
@@ -423,14 +423,14 @@ def proportional(rank: int, root: str) -> tuple[int, int, int]:
     part = salientpp.load(root)
     loader = loader_of(part, 2, replication_factor=1.5)
     for tensor in (*loader.cache.rows.values(), loader.cache.members.ids, loader.cache.members.words):
-        tensor.sum()  # read by all
+        tensor.sum()  # every rank reads it
     torch.distributed.barrier()
     seen = mapping("Pss"), loader.cache.nbytes + loader.cache.members.ids.nbytes, loader.memory()["cache"]
     torch.distributed.barrier()
     return seen
 
 
-def test_a_hosts_cache_takes_the_memory_of_one(tmp_path):
+def test_a_hosts_cache_takes_the_memory_of_one_cache(tmp_path):
     data = random_data(4000, 24000, train_fraction=0.5)
     data.x = torch.arange(4000.0).view(-1, 1).repeat(1, 300)
     salientpp.partition(data, 4, tmp_path / "parts", FANOUTS, 64)
@@ -439,7 +439,7 @@ def test_a_hosts_cache_takes_the_memory_of_one(tmp_path):
         (pss, size, told), other = results[first : first + 2]
         assert size == other[1] > 1e6 and told > 1e6
         print("proportional", pss + other[0], "of", size)
-        # Each tensor begins on a page of its own; 3 blocks at most are alive: this one, and those of scores.
+        # Each tensor begins on its own page. At most 3 blocks are alive: this one, and those of scores.
         assert size <= pss + other[0] <= size + 16 * 4096
 
 
@@ -460,7 +460,7 @@ def be_killed(rank: int, root: str, folder: str, victims: list[int]) -> str:
 
 
 @pytest.mark.parametrize("victims", [[1], [0, 1, 2, 3]], ids=str)
-def test_kill_9_ends_in_an_error_on_the_others_and_leaves_no_memory(roots, tmp_path, victims):
+def test_a_killed_rank_raises_on_the_others_and_leaves_no_shared_memory(roots, tmp_path, victims):
     before = set(os.listdir("/dev/shm"))
     words = distributed.run(be_killed, 4, roots[4], str(tmp_path), victims, may_fail=True)
     for rank in set(range(4)) - set(victims):

@@ -1,4 +1,4 @@
-"""The laws of each way, of one from outside the package, and of every pair that may be used together."""
+"""Laws of each way, of a way from outside the package, and of every pair that may be used together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.laws.way import RANKS, WayLaws, compare, directory
 
 
 class EveryThird(Way):
-    """A way from outside the package: copies of every third row of the graph."""
+    """Way from outside the package: copies of every third row of the graph."""
 
     name = "every third"
 
@@ -74,7 +74,7 @@ class TestOutside(WayLaws):
 
 # --- pairs ------------------------------------------------------------------------------------------------
 
-#: The table has these as options.
+#: Ways that are options in the table.
 OPTION = {
     "cache": "replication_factor",
     "host": "ranks_per_host",
@@ -94,7 +94,7 @@ PAIRS = [pair for pair in combinations(WAYS, 2) if not excluded(*pair)]
 
 @pytest.fixture(scope="module", params=RANKS, ids=lambda number: f"{number} ranks")
 def of_pairs(request, tmp_path_factory):
-    """What each rank found of each pair."""
+    """Observations of each rank about each pair."""
     root = directory(tmp_path_factory.mktemp("pairs") / "parts", request.param)
     several = [{**WAYS[one], **WAYS[other]} for one, other in PAIRS]
     for options in several:
@@ -104,23 +104,23 @@ def of_pairs(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", range(len(PAIRS)), ids=map("-".join, PAIRS))
-def test_batches_of_a_pair_are_those_without(of_pairs, number):
+def test_batches_of_a_pair_equal_those_without_it(of_pairs, number):
     for of_rank in of_pairs:
         assert of_rank[number].wrong == []
 
 
 @pytest.mark.parametrize("number", range(len(PAIRS)), ids=map("-".join, PAIRS))
-def test_the_price_of_a_pair_is_what_is_counted(of_pairs, number):
+def test_the_price_of_a_pair_equals_the_count(of_pairs, number):
     for of_rank in of_pairs:
         for expected, counted in (of_rank[number].fetched, of_rank[number].copied):
             assert abs(expected - counted) <= max(WayLaws.band * counted, 100), (expected, counted)
 
 
-def test_of_the_ways_only_lookahead_and_sums_exclude_each_other():
+def test_only_lookahead_and_sums_exclude_each_other():
     assert [pair for pair in combinations(WAYS, 2) if excluded(*pair)] == [("lookahead", "sums")]
 
 
-# --- what excludes what -----------------------------------------------------------------------------------
+# --- ways that exclude each other --------------------------------------------------------------------------
 
 GIVEN = {
     "lookahead": 3, "transform_sampler_output": id, "partial_aggregation": "sum", "pad": "bucket", "send_as": {"x": "fp16"},

@@ -1,1 +1,1 @@
-"""Converts a graph that outgrows memory to a **converted graph**: a directory of .npy files, which are mapped."""
+"""Converts a graph that is larger than memory to a **converted graph**: a directory of .npy files that are memory-mapped."""

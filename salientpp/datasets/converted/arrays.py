@@ -1,6 +1,6 @@
 """Reads arrays of .npy files, .npz archives and files of ``torch.save`` in pieces.
 
-What is read of a memory map counts as resident. So arrays are read by plain reads; tensors, which torch maps, are given back after each piece.
+Pages that are read from a memory map count as resident. So arrays are read without maps. torch maps tensors, so their pages are released after each piece.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torch import Tensor
 from salientpp.datasets.arrays import check_file, first_line, form, unreadable
 from salientpp.datasets.converted.pieces import EdgePiece, Edges, RowPiece, Rows, counted
 
-#: Reads ``count`` entries that follow what was read before.
+#: Reads the next ``count`` entries.
 Read = Callable[[int], np.ndarray]
 
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array in a .npy file, or a member (its name without .npy) of an .npz archive; ``name`` is for errors."""
+    """An array in a .npy file, or a member of an .npz archive (its name without .npy). ``name`` is for errors."""
 
     path: Path
     member: str | None
@@ -40,10 +40,10 @@ class StoredArray:
 
     @classmethod
     def of(cls, path: Path, member: str | None = None) -> StoredArray:
-        """Read its header.
+        """Reads the header of an array.
 
         Raises:
-            ValueError: there is none, or the file is shorter than it says.
+            ValueError: the file has no valid header, or its size is not the size that the header says.
         """
         name = str(path) if member is None else f"{path}: {member}"
         with _opened(path, member, name) as (file, size):
@@ -55,7 +55,7 @@ class StoredArray:
                 shape, fortran, dtype = read(file)
             except OSError as error:
                 raise unreadable(name, error) from error
-            except Exception as error:  # what numpy, zipfile and zlib raise of a damaged header is documented nowhere
+            except Exception as error:  # numpy, zipfile and zlib do not document their errors
                 raise ValueError(f"{name} is not an array as numpy.save writes it ({first_line(error)})") from error
             if dtype.hasobject or dtype.fields is not None:
                 raise ValueError(f"{name} must hold numbers, got dtype {dtype}")
@@ -63,13 +63,13 @@ class StoredArray:
         expected = offset + int(np.prod(shape, dtype=object)) * dtype.itemsize
         if size != expected:
             raise ValueError(
-                f"{name} must have {expected} bytes for {dtype} {list(shape)}, and ends at byte {size}; copy it again"
+                f"{name} must have {expected} bytes for {dtype} {list(shape)}, but ends at byte {size}; copy it again"
             )
         return cls(path, member, name, tuple(shape), dtype, bool(fortran) and len(shape) > 1, offset)
 
     @contextlib.contextmanager
     def reader(self, first: int = 0) -> Iterator[Read]:
-        """Reads entries in the order in which they are stored, from number ``first``."""
+        """Opens the array. Yields a function that reads entries in stored order, from entry number ``first``."""
         with _opened(self.path, self.member, self.name) as (file, _):
             at = self.offset + first * self.dtype.itemsize
             with _said(self.name):
@@ -93,7 +93,7 @@ class StoredArray:
 
 @contextlib.contextmanager
 def _said(name: str) -> Iterator[None]:
-    """What zipfile and zlib raise of a damaged archive is documented nowhere."""
+    """Turns errors of zipfile and zlib, whose types are not documented, into errors that name the array."""
     try:
         yield
     except OSError as error:
@@ -106,7 +106,7 @@ def _said(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _opened(path: Path, member: str | None, name: str) -> Iterator[tuple[BinaryIO, int]]:
-    """A file or a member of an archive, and its size in bytes."""
+    """Opens a file or a member of an archive. Yields it and its size in bytes."""
     check_file(path)
     with contextlib.ExitStack() as stack:
         with _said(name):
@@ -121,7 +121,7 @@ def _opened(path: Path, member: str | None, name: str) -> Iterator[tuple[BinaryI
 
 
 def members_of(path: Path) -> list[str]:
-    """Names of the arrays of an .npz archive."""
+    """Returns the names of the arrays of an .npz archive."""
     check_file(path)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -133,20 +133,20 @@ def members_of(path: Path) -> list[str]:
 
 
 def array_edges(arrays: Sequence[StoredArray]) -> Edges:
-    """Edges in arrays [2, E] or [E, 2], one after another."""
+    """Returns the edges of arrays [2, E] or [E, 2], one array after another."""
     for array in arrays:
         if len(array.shape) != 2 or 2 not in array.shape:
             raise ValueError(f"{array.name} must have shape [2, E] or [E, 2], got {list(array.shape)}")
         if array.dtype.kind not in "iu":
             raise ValueError(f"{array.name} must hold integers, got dtype {array.dtype}")
-    # An array of two edges is taken for [2, E], the form in which PyG has them.
+    # An array [2, 2] is read as [2, E], PyG's form.
     sizes = [array.shape[1] if array.shape[0] == 2 else array.shape[0] for array in arrays]
 
     def pieces(most: int) -> Iterator[EdgePiece]:
         for array, size, before in zip(arrays, sizes, accumulate(sizes, initial=0)):
             is_wide = array.shape[0] == 2
             name = f"{array.name}[:, " if is_wide else f"{array.name}["
-            # In the order of columns an array [2, E] is stored as [E, 2] is in that of rows.
+            # An array [2, E] in column order is stored as an array [E, 2] in row order: pair by pair.
             in_pairs = is_wide == array.fortran
             with array.reader() as read, array.reader(0 if in_pairs else size) as targets:
                 for first in range(0, size, most):
@@ -161,7 +161,7 @@ def array_edges(arrays: Sequence[StoredArray]) -> Edges:
 
 
 def array_rows(arrays: Sequence[StoredArray]) -> Rows:
-    """Rows in arrays [n, ...], one after another."""
+    """Returns the rows of arrays [n, ...], one array after another."""
     for array in arrays:
         if not array.shape:
             raise ValueError(f"{array.name} must have a row per vertex, got a single number")
@@ -175,7 +175,7 @@ def array_rows(arrays: Sequence[StoredArray]) -> Rows:
                 f"{list(array.shape[1:])}"
             )
         if array.dtype.kind not in "biufc" or array.dtype.itemsize > 16:
-            raise ValueError(f"{array.name} must hold numbers that torch has, got dtype {array.dtype}")
+            raise ValueError(f"{array.name} must hold numbers of a dtype that torch has, got {array.dtype}")
     sizes = [array.shape[0] for array in arrays]
 
     def pieces(most_bytes: int) -> Iterator[RowPiece]:
@@ -195,7 +195,7 @@ def array_rows(arrays: Sequence[StoredArray]) -> Rows:
 
 
 def saved_edges(edge_index: Tensor, name: str) -> Edges:
-    """The edges of an ``edge_index`` [2, E] that is mapped."""
+    """Returns the edges of a mapped ``edge_index`` [2, E]."""
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{name} must be int64 or int32 [2, E], got {form(edge_index)}")
     total = edge_index.size(1)
@@ -209,7 +209,7 @@ def saved_edges(edge_index: Tensor, name: str) -> Edges:
 
 
 def saved_rows(rows: Tensor, name: str) -> Rows:
-    """The rows of a tensor [n, ...] that is mapped."""
+    """Returns the rows of a mapped tensor [n, ...]."""
     if rows.dim() == 0 or rows.layout != torch.strided:
         raise ValueError(f"{name} must be a dense tensor with a row per vertex, got {form(rows)}")
     total = rows.size(0)
@@ -224,7 +224,7 @@ def saved_rows(rows: Tensor, name: str) -> Rows:
 
 
 def _copied(mapped: Tensor) -> Tensor:
-    """A copy of rows that are mapped; the pages of the file are given back to the system, which reads them again if they are wanted."""
+    """Copies mapped rows and releases their pages. The operating system reads the pages again if they are needed."""
     copy = mapped.clone(memory_format=torch.contiguous_format)
     advise = getattr(ctypes.CDLL(None), "madvise", None)
     page = mmap.PAGESIZE

@@ -1,10 +1,13 @@
-"""Sorts edges by target that do not fit into memory, and writes them as neighbour lists.
+"""Sorts edges by target outside memory, and writes them as neighbour lists.
 
-Two passes. An edge is a **word**, ``target * 2^32 + source``. The first pass reads the edges in pieces, sorts each by the bucket of its words (a bucket is a
-range of words, all of one width) and appends it to a file, a **run**. The second reads bucket after bucket out of all runs, as many together as memory holds,
-sorts and hands them on. A bucket that is too large by itself, of a hub, is spread once more into narrower ones.
+An edge is a **word**, ``target * 2^32 + source``. A **bucket** is a range of words; all buckets have the same width. There are two passes:
 
-Edges into a vertex keep the order in which they came, as :func:`salientpp.ops.csc_from_coo` keeps it; where each pair is wanted once, sources ascend.
+1. The edges are read in pieces. Each piece is sorted by bucket and appended to a file as a **run**.
+2. Buckets are read in ascending order, each from all runs, and as many together as memory holds. They are sorted and passed on.
+
+A bucket that is too large by itself, such as the bucket of a hub, is spread again into narrower ones.
+
+Edges into a vertex keep the order in which they were read, as in :func:`salientpp.ops.csc_from_coo`. If each pair is stored once, sources ascend instead.
 """
 
 from __future__ import annotations
@@ -24,39 +27,41 @@ from salientpp.partitioning.undirected import first_of_equals
 from salientpp.progress import Progress
 from salientpp.store.directory.files import numpy_dtype
 
-#: Targets and sources share a word, half each.
+#: Target and source take one half of a word each.
 MOST_VERTICES = 2**32
 
 _SOURCE_BITS = 32
 _WORD = 8
-#: More buckets than this would make runs of slices too short to read.
+#: With more buckets, the slices of a run would be too short to read.
 MOST_BUCKETS = 2**12
 
-#: Bytes of memory for each word of a piece that is being spread, and of a group that is being sorted, with what readers hold at the same time.
+#: Bytes of memory for each word of a piece that is spread, and of buckets that are sorted together, with the memory of readers.
 SPREAD_BYTES, SORT_BYTES = 128, 56
-#: And for where a bucket of a run ends, with what is worked out of it.
+#: Bytes of memory for each end of a bucket in a run, with temporaries.
 TABLE_BYTES = 24
 
-#: Offsets are written so many at a time.
+#: Number of offsets written at a time.
 _OFFSETS_AT_ONCE = 2**17
 
 
 @dataclass(frozen=True)
 class Runs:
-    """A file of words, in runs of which each is sorted by bucket. A word's bucket is ``(word - base) >> shift``."""
+    """A file of words in runs. Each run is sorted by bucket. The bucket of a word is ``(word - base) >> shift``."""
 
     path: Path
-    ends: np.ndarray  # int64 [runs, B], in words from the beginning of the file, where each bucket of each run ends
+    ends: (
+        np.ndarray
+    )  # int64 [runs, B]: end of each bucket in each run, as a number of words from the beginning of the file
     base: int
     shift: int
 
     @property
     def sizes(self) -> np.ndarray:
-        """int64 [B]: words in each bucket."""
+        """Number of words in each bucket, int64 [B]."""
         return np.diff(self.ends.reshape(-1), prepend=0).reshape(self.ends.shape).sum(axis=0)
 
     def slices(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """(begin, end) in words of buckets [first, last) in each run, in the order of runs."""
+        """Yields the slice (begin, end) of buckets [first, last) in each run, as numbers of words. Empty slices are left out."""
         flat = self.ends.reshape(-1)
         for at in range(first, flat.size, self.ends.shape[1]):
             begin = int(flat[at - 1]) if at else 0
@@ -72,7 +77,10 @@ def edge_words(
     both_directions: bool,
     progress: Progress,
 ) -> Iterator[np.ndarray]:
-    """The edges as words, uint64 [n], each edge's opposite right behind it if asked for. ValueError names where an id is out of range."""
+    """Yields the edges as words, uint64 [n]. With ``both_directions`` each edge is followed by its inverse.
+
+    Raises ValueError with the place of an id that is out of range.
+    """
     for piece in pieces:
         _check_ids(piece, "source", piece.source, num_sources)
         _check_ids(piece, "target", piece.target, num_targets)
@@ -96,14 +104,14 @@ def _check_ids(piece: EdgePiece, end: str, ids: np.ndarray, size: int) -> None:
         return
     at = int(((ids < 0) | (ids >= size)).argmax())
     raise ValueError(
-        f"{piece.where(at)}: the {end} must be a vertex id in [0, {size}), got {int(ids[at])}; mend the edge, or say how many vertices there are"
+        f"{piece.where(at)}: the {end} must be a vertex id in [0, {size}), got {int(ids[at])}; correct the edge or the number of vertices"
     )
 
 
 def spread(
     words: Iterable[np.ndarray], path: Path, base: int, end: int, num_buckets: int, floor: int, to_disk: bool = True
 ) -> Runs:
-    """Write words in [base, end) as runs of at most ``num_buckets`` buckets; a bucket is at least ``2**floor`` wide."""
+    """Writes words in [base, end) as runs of at most ``num_buckets`` buckets. A bucket is at least ``2**floor`` wide."""
     shift = floor
     while (end - 1 - base) >> shift >= min(num_buckets, MOST_BUCKETS):
         shift += 1
@@ -112,7 +120,7 @@ def spread(
     with written(path, to_disk) as file:
         for word in words:
             bucket = ((word - np.uint64(base)) >> np.uint64(shift)).astype(np.uint16)
-            order = np.argsort(bucket, kind="stable")  # of 16 bits it is a radix sort
+            order = np.argsort(bucket, kind="stable")  # a radix sort, since keys have 16 bits
             file.write(word[order])
             ends.append(np.cumsum(np.bincount(bucket, minlength=num_buckets)) + done)
             done = int(ends[-1][-1])
@@ -120,9 +128,10 @@ def spread(
 
 
 def in_order(runs: Runs, capacity: int, unique: bool, scratch: Path) -> Iterator[np.ndarray]:
-    """All words by target, uint64 arrays of at most ``capacity`` one after another.
+    """Yields all words in the order of their targets, in uint64 arrays of at most ``capacity``.
 
-    With ``unique`` they ascend, each once; else words of a target keep the order in which they came. ``scratch`` is a folder for buckets that are spread again.
+    With ``unique`` words ascend and each comes once. Otherwise words of a target keep the order of the runs. ``scratch`` is a folder for buckets that
+    are spread again.
     """
     sizes = runs.sizes
     floor = 0 if unique else _SOURCE_BITS
@@ -142,9 +151,9 @@ def in_order(runs: Runs, capacity: int, unique: bool, scratch: Path) -> Iterator
             finer = spread(words, path, low, end, 1 + 4 * count // capacity, floor, to_disk=False)
             yield from in_order(finer, capacity, unique, scratch)
             finer.path.unlink()
-        elif unique:  # one word, again and again
+        elif unique:  # repeats of one word
             yield np.array([low], dtype=np.uint64)
-        else:  # one target, whose order is that of the runs
+        else:  # words of one target, which keep the order of the runs
             yield from _chunks(runs, first, capacity)
         first = last
 
@@ -160,7 +169,7 @@ def _read(runs: Runs, first: int, last: int, count: int) -> np.ndarray:
 
 
 def _chunks(runs: Runs, bucket: int, most: int) -> Iterator[np.ndarray]:
-    """The words of one bucket in the order of the runs, so many at a time."""
+    """Yields the words of one bucket in the order of the runs, ``most`` at a time."""
     words, done = np.empty(most, dtype=np.uint64), 0
     with runs.path.open("rb") as file:
         for begin, end in runs.slices(bucket, bucket + 1):
@@ -180,7 +189,7 @@ def _fill(file: BufferedReader, begin: int, words: np.ndarray, path: Path) -> No
     done = file.readinto(words.data)
     if done < words.nbytes:
         raise ValueError(
-            f"{path} ends at byte {begin * _WORD + done}, and was written longer; remove it, and begin again"
+            f"{path} ends at byte {begin * _WORD + done}, but was longer when it was written; remove it and start again"
         )
 
 
@@ -190,7 +199,7 @@ def _sorted(words: np.ndarray, unique: bool) -> np.ndarray:
         return words[first_of_equals(words)]
     target = words >> np.uint64(_SOURCE_BITS)
     target -= target.min()
-    # The position below the target makes keys distinct, and any sort a stable one. Both are below 2^32.
+    # The low bits get the position, so keys are distinct and any sort is stable. Target and position are below 2^32.
     bits = np.uint64(words.size.bit_length())
     target <<= bits
     target |= np.arange(words.size, dtype=np.uint64)
@@ -207,13 +216,13 @@ def write_lists(
     indices_path: Path,
     progress: Progress,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Write ``indptr`` int64 [N + 1] and ``indices`` [E] of words by target; what a manifest says of each."""
+    """Writes words, which are sorted by target, as ``indptr`` int64 [N + 1] and ``indices`` [E]. Returns the manifest's description of both."""
     dtype = torch.int32 if num_sources < 2**31 else torch.int64
     with written(indptr_path) as indptr_file, written(indices_path) as indices_file:
         indptr, indices = ArrayWriter(indptr_file, torch.int64, ()), ArrayWriter(indices_file, dtype, ())
 
         def offsets_up_to(target: int, targets: np.ndarray, before: int) -> None:
-            """Where the lists up to this vertex begin; the edges of ``targets`` come after ``before`` others."""
+            """Writes the starts of the lists up to vertex ``target``. The edges of ``targets`` follow ``before`` earlier edges."""
             while indptr.num_rows <= target:
                 vertices = np.arange(indptr.num_rows, min(target + 1, indptr.num_rows + _OFFSETS_AT_ONCE))
                 indptr.write(before + np.searchsorted(targets, vertices).astype(np.int64))

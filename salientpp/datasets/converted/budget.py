@@ -1,4 +1,4 @@
-"""Divides the memory that a conversion may take."""
+"""Divides the memory that a conversion may use."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from pathlib import Path
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
-#: Of what is free when work begins this share goes to arrays; the rest is for what allocators keep, files' buffers and the interpreter's own.
+#: Share of the free memory for arrays. The rest is for allocators, file buffers and the interpreter.
 _SHARE = 0.6
 
-#: With less for arrays, pieces would be so short that reading them takes longer than work on them.
+#: Minimum for arrays. With less, reading the short pieces would take longer than the work on them.
 _LEAST = 8 * 2**20
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes that the process may have resident (0: only ``working`` was said), and bytes of these for the arrays of a step."""
+    """Limits in bytes: ``memory`` is the resident memory of the process (0 if not given), ``working`` the part for the arrays of a step."""
 
     memory: int
     working: int
 
     @classmethod
     def of(cls, memory: int | str) -> Budget:
-        """What is left of ``memory`` beside what this process has now: Python, torch and what has been imported.
+        """Returns the budget for the limit ``memory``. Python, torch and imported modules have already taken a part of it.
 
         Raises:
-            ValueError: it is no number of bytes, or too little.
+            ValueError: ``memory`` is not a number of bytes, or too little.
         """
         asked = read_bytes(memory)
         now = _resident_bytes()
@@ -41,7 +41,7 @@ class Budget:
         return cls(asked, working)
 
     def needs(self, nbytes: int, step: str) -> None:
-        """Raise ValueError unless a step that needs so many bytes fits."""
+        """Raises ValueError if ``step`` needs more bytes for its arrays than the budget has."""
         if nbytes > self.working:
             more = self.memory + (nbytes - self.working) / _SHARE
             raise ValueError(
@@ -51,7 +51,7 @@ class Budget:
 
 
 def read_bytes(memory: int | str) -> int:
-    """Bytes, from a number or a text such as 4GB, 512MiB; ValueError where it is neither."""
+    """Returns bytes, from a number or a text such as 4GB or 512MiB. Anything else is a ValueError."""
     if isinstance(memory, int) and not isinstance(memory, bool) and memory > 0:
         return memory
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?\s*", memory.upper()) if isinstance(memory, str) else None

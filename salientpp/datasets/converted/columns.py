@@ -1,4 +1,4 @@
-"""Writes the rows of an attribute, and the mask of a split, into the files of a converted graph."""
+"""Writes the rows of attributes and the masks of splits into the files of a converted graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from salientpp.datasets.converted.pieces import RowPiece, Rows, Split, first_row
 from salientpp.progress import Progress
 from salientpp.store.directory.labels import is_unlabelled, warn_of_unlabelled
 
-#: --dtype's names.
+#: Names that ``--dtype`` takes.
 DTYPES = {
     "fp64": torch.float64,
     "fp32": torch.float32,
@@ -25,7 +25,7 @@ DTYPES = {
     "fp8": torch.float8_e4m3fn,
 }
 
-#: A piece of rows is read, converted, checked and written: copies of it at a time.
+#: Copies of a piece in memory while it is read, converted, checked and written.
 _COPIES = 12
 
 
@@ -40,9 +40,10 @@ def write_column(
     finite: bool,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Write the rows of an attribute in their order; what a manifest says of the array.
+    """Writes the rows of an attribute in their order. Returns the manifest's description of the array.
 
-    ValueError names where there are not ``num_rows``, or a row does not fit ``dtype`` (a key of ``DTYPES``) or is not ``finite``.
+    Raises ValueError with the place if the number of rows is not ``num_rows``, or if a value does not fit ``dtype`` (a key of ``DTYPES``). With
+    ``finite`` it also refuses values that are not finite.
     """
     writer: ArrayWriter | None = None
     budget.needs(rows.held_bytes, f"reading all columns of {name} at once")
@@ -53,14 +54,14 @@ def write_column(
                 writer = ArrayWriter(file, values.dtype, values.shape[1:])
             if num_rows is not None and writer.num_rows + len(values) > num_rows:
                 raise ValueError(
-                    f"{piece.where(num_rows - writer.num_rows)}: {name} must have one row per vertex, {num_rows}, and has more"
+                    f"{piece.where(num_rows - writer.num_rows)}: {name} must have one row per vertex, {num_rows}, but has more"
                 )
             writer.write(values)
             progress.reach(piece.done)
         assert writer is not None  # there is at least one piece
         if num_rows is not None and writer.num_rows != num_rows:
             raise ValueError(
-                f"{piece.where(len(values))}: {name} must have one row per vertex, {num_rows}, and ends after {writer.num_rows}"
+                f"{piece.where(len(values))}: {name} must have one row per vertex, {num_rows}, but ends after {writer.num_rows}"
             )
         return writer.finish()
 
@@ -71,20 +72,20 @@ def _narrowed(name: str, piece: RowPiece, dtype: str | None, finite: bool) -> Te
         wrong = ~values.isfinite()
         if bool(wrong.any()):
             raise ValueError(
-                f"{piece.where(first_row(wrong))}: {name} must be finite, got nan or infinity; mend it, or leave --finite out"
+                f"{piece.where(first_row(wrong))}: {name} must be finite, got nan or infinity; correct it, or leave out --finite"
             )
     if dtype is None or values.dtype == DTYPES[dtype]:
         return values
     if not values.is_floating_point():
         raise ValueError(
-            f"{piece.where(0)}: {name} cannot be stored as {dtype}, it holds {values.dtype}; leave --dtype out"
+            f"{piece.where(0)}: {name} cannot be stored as {dtype}, since it holds {values.dtype}; leave out --dtype"
         )
     most = torch.finfo(DTYPES[dtype]).max
     if most < torch.finfo(values.dtype).max:
         lost = values.isfinite() & (values.abs() > most)
         if bool(lost.any()):
             raise ValueError(
-                f"{piece.where(first_row(lost))}: {name} cannot be stored as {dtype}, a value is too large for it ({float(values[lost][0]):g}); "
+                f"{piece.where(first_row(lost))}: {name} cannot be stored as {dtype}, since {float(values[lost][0]):g} is too large; "
                 "store it as bf16 or fp32"
             )
     return values.to(DTYPES[dtype])
@@ -99,11 +100,11 @@ def write_mask(
     budget: Budget,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Write the mask of a split, bool [N], without vertices that have -1 in ``labels``. A warning says how many are left out.
+    """Writes the mask of a split, bool [N], without vertices that have -1 in ``labels``. A warning says how many are left out.
 
-    ValueError: an id is out of range, or the mask of another size; the budget does not hold it.
+    Returns the manifest's description of the array. Raises ValueError if an id is out of range, the mask has another size, or the budget is too small.
     """
-    budget.needs(2 * num_vertices, f"the mask of {name!r}, a byte per vertex and as much for ids,")
+    budget.needs(2 * num_vertices, f"the mask of {name!r} (a byte per vertex, and as much for ids)")
     mask = torch.zeros(num_vertices, dtype=torch.bool, device="cpu")
     first = 0
     for piece in split.rows.pieces(max(8, (budget.working - num_vertices) // _COPIES)):
@@ -115,7 +116,7 @@ def write_mask(
             expected = "a bool per vertex" if split.is_mask else "vertex ids, one after another"
             raise ValueError(f"{piece.where(0)}: the split {name!r} must be {expected}, got {form(values)}")
         if split.is_mask and first + len(values) > num_vertices:
-            raise ValueError(f"{piece.where(0)}: the mask of {name!r} must have {num_vertices} entries, and has more")
+            raise ValueError(f"{piece.where(0)}: the mask of {name!r} must have {num_vertices} entries, but has more")
         if split.is_mask:
             mask[first : first + len(values)] = values
         else:
@@ -131,7 +132,7 @@ def write_mask(
         progress.reach(piece.done)
     if split.is_mask and first != num_vertices:
         raise ValueError(
-            f"{piece.where(len(values))}: the mask of {name!r} must have {num_vertices} entries, and has {first}"
+            f"{piece.where(len(values))}: the mask of {name!r} must have {num_vertices} entries, but has {first}"
         )
     first, left_out, in_split = 0, 0, int(mask.sum())
     for y in labels.pieces(max(1, (budget.working - num_vertices) // _COPIES)) if labels is not None else ():

@@ -1,6 +1,6 @@
-"""Converts a source to a converted graph, within a budget of memory, in steps that the journal notes.
+"""Converts a source to a converted graph within a memory budget. A journal records the finished steps.
 
-The result depends on the source and on what is asked for, never on the budget.
+The result depends on the source and the options, never on the budget.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from salientpp.store.directory.labels import marks_unlabelled
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked for, beside the source."""
+    """Options that change the result of a conversion."""
 
     deduplicate: bool
     dtype: Mapping[str, str]
@@ -48,30 +48,31 @@ def convert(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Write a graph as a converted graph, files that :func:`load_dataset` maps, in bounded memory.
+    """Writes a graph to a directory of files that :func:`load_dataset` maps, in bounded memory.
 
-    A run that was stopped, however, goes on where it was when it is called again with the same arguments.
+    If a run is stopped in any way, a call with the same arguments continues it.
 
     Args:
         source: ``"npz:FILE"``, ``"pyg:FILE"`` or the name of an OGB dataset, as in :func:`load_dataset`; or ``"edges:FILES[,x=FILES][,y=FILES]
-            [,train=FILES][,val=FILES][,test=FILES][,num_vertices=N][,skip=LINES]"``: edges as text (two numbers a line; .gz too), .npy ([2, E] or [E, 2])
-            or .parquet; FILES may have wildcards, and stand in the order of the numbers in their names.
+            [,train=FILES][,val=FILES][,test=FILES][,num_vertices=N][,skip=LINES]"``. Edges are text (two numbers a line, also .gz), .npy ([2, E] or
+            [E, 2]) or .parquet. FILES may have wildcards; several files are read in the order of the numbers in their names.
         root: the directory to write.
-        memory: what the process may have resident, Python and torch included: bytes, or a text such as "4GB". More makes fewer and longer pieces.
-        undirected: None: as the dataset defines it; True: every edge in both directions, each pair once; False: edges as they are stored.
-        deduplicate: each pair once; sources of a list then ascend.
-        dtype: name of an attribute -> fp64, fp32, fp16, bf16 or fp8; others are stored as they come.
+        memory: limit of the resident memory, Python and torch included: bytes, or a text such as "4GB". More memory makes fewer and longer pieces.
+        undirected: None stores edges as the dataset defines them; True stores every edge in both directions, each pair once; False stores edges as they
+            are in the source.
+        deduplicate: store each pair once; sources of a list then ascend.
+        dtype: maps names of attributes to fp64, fp32, fp16, bf16 or fp8; other attributes keep their dtype.
         finite: refuse NaN and infinity in attributes.
-        data: where OGB datasets are.
-        overwrite: replace a converted graph there, or a conversion that was begun.
-        progress: told every step, and how much of it is done.
+        data: folder of OGB datasets.
+        overwrite: replace a converted graph, or an unfinished conversion, in ``root``.
+        progress: gets every step and the amount of it that is done.
 
     Returns:
         ``root``.
 
     Raises:
-        ValueError: an argument, the source or the directory is wrong, or a step needs more memory; says where, and what to do.
-        OSError: the directory cannot be written; what was done stays for the next run.
+        ValueError: an argument, the source or the directory is wrong, or a step needs more memory. The text says where, and what to do.
+        OSError: the directory cannot be written. Finished steps are kept for the next run.
     """
     opened = open_source(source, Path(data), undirected)
     budget = Budget.of(memory)
@@ -90,7 +91,7 @@ def _dtypes(dtype: Mapping[str, str] | None, source: Source) -> dict[str, str]:
     for name, format in (dtype or {}).items():
         if name not in known:
             raise ValueError(
-                f"dtype: {source.name} has no attribute {name!r} that can be stored so; it has {', '.join(sorted(known)) or 'none'}"
+                f"dtype: {source.name} has no attribute {name!r} whose dtype can be chosen; it has {', '.join(sorted(known)) or 'none'}"
             )
         if format not in DTYPES:
             raise ValueError(f"dtype of {name!r} must be one of {', '.join(DTYPES)}, got {format!r}")
@@ -106,10 +107,10 @@ def write_converted(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Write a source that has been opened; see :func:`convert`."""
+    """Writes an opened source; see :func:`convert`."""
     if source.left_out:
         warnings.warn(
-            f"{', '.join(source.left_out)} of {source.name} left out: a converted graph holds edges, the attributes of vertices and splits",
+            f"{', '.join(source.left_out)} of {source.name} left out: a converted graph holds only edges, attributes of vertices, and splits",
             UserWarning,
             stacklevel=3,
         )
@@ -124,7 +125,7 @@ def write_converted(
         "finite": options.finite,
     }
     if root.exists() and not root.is_dir():
-        raise ValueError(f"{root} exists and is no directory; choose another")
+        raise ValueError(f"{root} exists and is not a directory; choose another")
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -138,7 +139,7 @@ def write_converted(
             raise ValueError(f"{root} exists; pass --overwrite to replace it, or choose another directory")
         if complete and not is_converted(root):
             raise ValueError(
-                f"{root} exists and is no converted graph, so it is not replaced; choose another directory"
+                f"{root} exists and is not a converted graph, so it is not replaced; choose another directory"
             )
         journal = Journal.open(root, "conversion", task, overwrite=overwrite, complete=complete)
         conversion = _Conversion(source, journal, budget, options, progress or Progress())
@@ -148,7 +149,7 @@ def write_converted(
 
 
 class _Conversion:
-    """The steps of one conversion; each is passed over where the journal knows it."""
+    """The steps of one conversion. A step that the journal records as finished is skipped."""
 
     def __init__(self, source: Source, journal: Journal, budget: Budget, options: Options, progress: Progress) -> None:
         self.source, self.journal, self.budget, self.options = source, journal, budget, options
@@ -156,10 +157,10 @@ class _Conversion:
         self.sizes: dict[str | None, int] = {}
         self.doubles = source.both_directions or source.undirected
         self.edges_at_once = max(1, budget.working // (buckets.SPREAD_BYTES * (1 + self.doubles)))
-        self.capacity = max(1, budget.working // buckets.SORT_BYTES)  # words that are sorted together
+        self.capacity = max(1, budget.working // buckets.SORT_BYTES)  # number of words that are sorted together
 
     def run(self) -> dict[str, Any]:
-        """All steps; the manifest, without what names the format."""
+        """Runs all steps. Returns the manifest without its format, version and checksum."""
         node_types = []
         for number, (type_, vertices) in enumerate(self.source.vertices.items()):
             size = self.sizes[type_] = self._columns(number, type_, vertices)
@@ -179,7 +180,7 @@ class _Conversion:
     # --- vertices -----------------------------------------------------------------------------------------
 
     def _columns(self, number: int, type_: str | None, vertices: Vertices) -> int:
-        """Attributes and splits; N."""
+        """Writes the attributes and splits of a type of vertices. Returns its number of vertices."""
         num_vertices = vertices.num_vertices
         of = "" if type_ is None else f" of {type_}"
         for name, rows in vertices.columns.items():
@@ -198,7 +199,7 @@ class _Conversion:
         if num_vertices is None:
             num_vertices = self._count(type_)
         if num_vertices > buckets.MOST_VERTICES:
-            raise ValueError(f"{self.source.name}: there must be at most 2^32 vertices of a type, got {num_vertices}")
+            raise ValueError(f"{self.source.name}: a type must have at most 2^32 vertices, got {num_vertices}")
         labels = None
         if vertices.splits and "y" in vertices.columns and not vertices.keeps_unlabelled:
             stored = array_rows([StoredArray.of(self.journal.root / f"n{number}.y.npy")])
@@ -216,7 +217,7 @@ class _Conversion:
         return num_vertices
 
     def _count(self, type_: str | None) -> int:
-        """How many vertices of a type the edges name: the largest id and one."""
+        """Counts the vertices of a type by the edges: the largest id plus one."""
         facts = self.journal.facts("count")
         if facts is None:
             most = 0
@@ -233,7 +234,7 @@ class _Conversion:
     # --- edges --------------------------------------------------------------------------------------------
 
     def _lists(self, number: int, name: EdgeName, edges: Edges) -> int:
-        """The neighbour lists of a relation; E."""
+        """Writes the neighbour lists of a relation. Returns its number of edges."""
         num_sources, num_targets = (self.sizes[end] for end in ((None, None) if name is None else (name[0], name[2])))
         spread, step = f"e{number}.spread", f"e{number}.lists"
         facts = self.journal.facts(step)
@@ -249,14 +250,14 @@ class _Conversion:
         return facts["num_edges"]
 
     def _spread(self, step: str, name: EdgeName, edges: Edges, num_sources: int, num_targets: int) -> buckets.Runs:
-        """The first pass, and where its runs are."""
+        """Makes the first pass over the edges of a relation, or finds it finished. Returns its runs."""
         file, ends = f"{step}{RUNS}", f"{step}.ends.npy"
         facts = self.journal.facts(step)
         if facts is None:
-            # Where the number of edges is unknown, a byte for each four of text: an edge has no fewer.
+            # Without the number of edges, an upper bound: an edge takes at least four bytes of text.
             most_edges = edges.total // 4 if edges.num_edges is None else edges.num_edges
             num_buckets = 1 + 4 * most_edges * (1 + self.doubles) // self.capacity
-            # Where each bucket of each run ends takes a quarter at most. Buckets that are too large for that are spread again.
+            # The ends of all buckets in all runs take at most a quarter of the memory. Buckets that become too large by this are spread again.
             most_entries = self.budget.working // (4 * buckets.TABLE_BYTES)
             num_buckets = max(1, min(num_buckets, most_entries // (1 + most_edges // self.edges_at_once)))
             self.progress.begin(f"reading {_edges_of(name)}", edges.total, edges.unit)

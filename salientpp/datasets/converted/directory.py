@@ -1,8 +1,9 @@
 """Opens a converted graph as memory maps.
 
-``manifest.json`` is written last: without it there is no graph. It names every array, with dtype, shape and checksums. The arrays are plain .npy files: of
-relation ``k`` ``e<k>.indptr.npy`` int64 [N + 1] and ``e<k>.indices.npy`` [E], int32 where ids fit; of vertex type ``k`` its attributes and masks,
-``n<k>.<name>.npy``.
+``manifest.json`` is written last. A directory without it is not a graph. It lists every array with dtype, shape and checksums. The arrays are .npy files:
+
+* ``e<k>.indptr.npy`` int64 [N + 1] and ``e<k>.indices.npy`` [E] of relation ``k``; indices are int32 if the ids fit, else int64.
+* ``n<k>.<name>.npy``, an attribute or mask of vertex type ``k``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _AGAIN = "convert again"
 
 
 def load_converted(root: Path, verify: bool = False) -> Data | HeteroData:
-    """See `load_dataset`."""
+    """Loads ``converted:DIR``, see `load_dataset`."""
     if not isinstance(verify, bool):
         raise ValueError(f"converted:{root}: verify must be True or False, got {verify!r}")
     manifest = read_converted(root)
@@ -50,9 +51,9 @@ def load_converted(root: Path, verify: bool = False) -> Data | HeteroData:
     for number, edges in enumerate(manifest["edge_types"]):
         name = None if edges["name"] is None else tuple(edges["name"])
         indptr, indices = (arrays[f"e{number}.{part}.npy"] for part in ("indptr", "indices"))
-        ones = torch.ones(1, device="cpu").expand(indices.numel())  # all values are one and the same 1
+        ones = torch.ones(1, device="cpu").expand(indices.numel())  # all values share a single 1
         size = sizes[name and name[2]], sizes[name and name[0]]
-        # torch wants ids of one width, and reads those of two as well: widening would bring them into memory. They were checked when they were written.
+        # torch asks for indptr and indices of one width, but reads two widths as well. Widening would load them. They were checked when written.
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
             adj_t = torch.sparse_csr_tensor(indptr, indices, ones, size=size, check_invariants=False, device="cpu")
@@ -61,14 +62,14 @@ def load_converted(root: Path, verify: bool = False) -> Data | HeteroData:
 
 
 def read_converted(root: Path) -> dict[str, Any]:
-    """The manifest; DatasetError if it is not there, was altered, or describes something else."""
+    """Reads the manifest. Raises DatasetError if it is missing, was altered, or describes something else."""
     path = root / MANIFEST
     try:
         manifest = json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError):
         if (root / JOURNAL).is_file():
             raise DatasetError(
-                f"{root} is a conversion that is not complete; give its `salientpp convert` again, which goes on with it"
+                f"{root} is an unfinished conversion; repeat its `salientpp convert` command to continue it"
             ) from None
         raise DatasetError(
             f"{root} is not a converted graph: it has no {MANIFEST}; write one with `salientpp convert`"
@@ -98,7 +99,7 @@ def read_converted(root: Path) -> dict[str, Any]:
 
 
 def _check_manifest(manifest: dict[str, Any]) -> None:
-    """Raise unless types, sizes and files fit each other."""
+    """Raises an error unless types, sizes and files fit each other."""
     files: dict[str, Any] = manifest["files"]
     expected: dict[str, int] = {}
     sizes = {}
@@ -109,10 +110,12 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
         name = edges["name"]
         target, source = (None, None) if name is None else (name[2], name[0])
         if source not in sizes:
-            raise ValueError(f"edges from {source!r}, which is no type of vertices")
+            raise ValueError(f"edges from {source!r}, which is not a type of vertices")
         expected |= {f"e{number}.indptr.npy": sizes[target] + 1, f"e{number}.indices.npy": edges["num_edges"]}
     if set(files) != set(expected):
-        raise ValueError(f"it lists {', '.join(sorted(set(files) ^ set(expected)))} or lacks it")
+        raise ValueError(
+            f"files do not fit its types; missing or unexpected: {', '.join(sorted(set(files) ^ set(expected)))}"
+        )
     for name, rows in expected.items():
         entry = files[name]
         if not {"quick", "sha256", "bytes"} <= set(entry):
@@ -123,7 +126,7 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
 
 
 def is_converted(root: Path) -> bool:
-    """Whether a directory says that it is one."""
+    """True if the manifest of a directory says that it is a converted graph."""
     try:
         manifest = json.loads((root / MANIFEST).read_text())
     except (OSError, ValueError, RecursionError):
@@ -132,7 +135,7 @@ def is_converted(root: Path) -> bool:
 
 
 def manifest_text(body: dict[str, Any]) -> str:
-    """The manifest as it stands in its file, with a checksum of its own."""
+    """Returns the text of the manifest's file, with format, version and checksum."""
     manifest = {"format": FORMAT, "version": VERSION, **body}
     manifest["checksum"] = manifest_checksum(manifest)
     return json.dumps(manifest, indent=1, sort_keys=True)

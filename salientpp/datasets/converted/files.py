@@ -34,7 +34,7 @@ class _File:
 
 @contextlib.contextmanager
 def written(path: Path, to_disk: bool = True) -> Iterator[_File]:
-    """A new file, which is on the disk once the block has ended, if asked for; where it fails the file is as far as it came."""
+    """Opens a new file. At the end of the block it is flushed, with ``to_disk`` to the disk. If the block fails, the incomplete file stays."""
     with says_what_to_do(path):
         file = path.open("wb")
     try:
@@ -51,7 +51,7 @@ def written(path: Path, to_disk: bool = True) -> Iterator[_File]:
 
 
 class ArrayWriter:
-    """Writes rows as they come to an .npy file, whose number is known at the end. A dtype that numpy lacks is stored as integers of its width."""
+    """Writes rows to an .npy file as they come; their number may be unknown until the end. A dtype that numpy lacks is stored as integers of its width."""
 
     def __init__(self, file: _File, dtype: torch.dtype, row_shape: Sequence[int]) -> None:
         self._file, self._row_shape = file, tuple(row_shape)
@@ -61,14 +61,14 @@ class ArrayWriter:
         file.write(self._header())
 
     def _header(self) -> bytes:
-        # numpy keeps room in the header for an array that grows.
+        # numpy pads the header, so its size stays the same when the number of rows grows.
         header = io.BytesIO()
         shape, descr = (self.num_rows, *self._row_shape), np.lib.format.dtype_to_descr(self._on_disk)
         np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
         return header.getvalue()
 
     def write(self, rows: Tensor | np.ndarray) -> None:
-        """Rows [n, ...] of the dtype that was said."""
+        """Appends rows [n, ...] of the writer's dtype."""
         if isinstance(rows, Tensor):
             rows = rows.contiguous().view(self._stored).numpy()
         self.num_rows += len(rows)
@@ -76,7 +76,7 @@ class ArrayWriter:
             self._file.write(np.ascontiguousarray(rows))
 
     def finish(self) -> dict[str, Any]:
-        """Write the header; what a manifest says of the array beside its file."""
+        """Writes the header. Returns dtype and shape for the manifest."""
         header = self._header()
         assert len(header) == self._header_bytes
         self._file.seek(0)

@@ -1,6 +1,6 @@
 """Reads edges and rows from Parquet files in batches.
 
-Of a footer only the schema and the totals of each group of rows are read. pyarrow aborts the process when asked for a column's metadata in a damaged footer.
+Only the schema and the totals of each row group are read from a footer. pyarrow aborts the process when asked for a column's metadata in a damaged footer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from salientpp.datasets.arrays import check_file, first_line, unreadable
 from salientpp.datasets.converted.pieces import EdgePiece, Edges, RowPiece, Rows, counted
 
-#: Without a buffer pyarrow reads a whole column of a group of rows at once.
+#: Without a buffer pyarrow reads a whole column of a row group at once.
 _BUFFER = 2**18
 
 #: Writers end a page, and a dictionary, at about this many bytes. A reader holds one of each for every column.
@@ -35,15 +35,15 @@ class _Files:
                 f'{paths[0]} is read with the "pyarrow" package, which is not installed: pip install salientpp[parquet]'
             ) from error
         self.paths, self._parquet = paths, parquet
-        self._release = pyarrow.default_memory_pool().release_unused  # it would keep what it has freed
+        self._release = pyarrow.default_memory_pool().release_unused  # pyarrow keeps freed memory otherwise
         self.sizes: list[int] = []
         self.names: list[str] = []
-        self.row_bytes, self.held_bytes = 1, 0  # held: by a reader of all columns, beside the batches that it gives
+        self.row_bytes, self.held_bytes = 1, 0  # held: by a reader of all columns, without its batches
         for path in paths:
             check_file(path)
             try:
                 names, about = parquet.read_schema(path).names, parquet.read_metadata(path)
-            except Exception as error:  # pyarrow has many
+            except Exception as error:  # pyarrow has many types of errors
                 raise ValueError(f"{path}: damaged, or not a Parquet file ({first_line(error)})") from error
             if self.names and names != self.names:
                 raise ValueError(f"{path} must have the columns {', '.join(self.names)}, got {', '.join(names)}")
@@ -57,7 +57,7 @@ class _Files:
     def tables(
         self, columns: Sequence[str], most_bytes: int, row_bytes: int = 1
     ) -> Iterator[tuple[Path, int, int, Any]]:
-        """Batches as (file, number of the batch's first row in it, rows of all files up to the batch's end, batch).
+        """Yields batches as (file, number of the batch's first row in the file, rows of all files up to the batch's end, batch).
 
         A row counts as ``row_bytes``, or as 16 bytes for each number in the first row of its file if that is more.
         """
@@ -72,19 +72,19 @@ class _Files:
                         yield path, first, before + first + batch.num_rows, batch
                         first += batch.num_rows
                 self._release()
-            except Exception as error:  # pyarrow has many
+            except Exception as error:  # pyarrow has many types of errors
                 if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
                     raise unreadable(f"{path}, after row {first}:", error) from error
                 raise ValueError(f"{path}: damaged after row {first} ({first_line(error)}); copy it again") from error
 
 
 def parquet_edges(paths: Sequence[Path]) -> Edges:
-    """Edges in two columns: source and target, src and dst, or the only two there are."""
+    """Returns the edges of two columns: source and target, src and dst, or the only two columns."""
     files = _Files(paths)
     columns = next((ends for ends in _ENDS if set(ends) <= set(files.names)), tuple(files.names))
     if len(columns) != 2:
         raise ValueError(
-            f"{paths[0]} must have columns source and target, src and dst, or two, got {', '.join(files.names)}"
+            f"{paths[0]} must have columns source and target, columns src and dst, or exactly two columns, got {', '.join(files.names)}"
         )
 
     def pieces(most: int) -> Iterator[EdgePiece]:
@@ -99,7 +99,7 @@ def parquet_edges(paths: Sequence[Path]) -> Edges:
 
 
 def parquet_rows(paths: Sequence[Path]) -> Rows:
-    """Rows whose entries are the columns, in their order, or a single column of lists of one length."""
+    """Returns rows. Their entries are the columns in order, or the lists of a single column, which must have the same length."""
     files = _Files(paths)
 
     def pieces(most_bytes: int) -> Iterator[RowPiece]:
@@ -121,7 +121,7 @@ def parquet_rows(paths: Sequence[Path]) -> Rows:
 
 
 def _column(path: Path, first: int, name: str, column: Any) -> np.ndarray:
-    """A column of numbers [n], or of lists [n, width]."""
+    """Returns a column of numbers as [n], or of lists as [n, width]."""
     if column.null_count:
         at = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
         raise ValueError(f"{path}, row {first + at}: column {name!r} has no value; fill it")
@@ -140,5 +140,5 @@ def _column(path: Path, first: int, name: str, column: Any) -> np.ndarray:
 
 
 def _numbers(column: Any) -> Any:
-    """The entries of a column, of lists those of all lists together."""
+    """Returns the entries of a column; for a column of lists, the entries of all lists together."""
     return column.flatten() if hasattr(column, "value_lengths") else column

@@ -14,17 +14,17 @@ EdgeName = tuple[str, str, str] | None
 
 @dataclass(frozen=True)
 class EdgePiece:
-    """Some edges that follow one another in a source."""
+    """Consecutive edges of a source."""
 
     source: np.ndarray  # integers of any type, [n]
     target: np.ndarray
     where: Callable[[int], str]  # file and line or position of an edge of the piece, for errors
-    done: int  # how much of the source's ``total`` has been read with it
+    done: int  # the amount read up to the end of this piece, of the source's ``total``
 
 
 @dataclass(frozen=True)
 class RowPiece:
-    """Some rows that follow one another in a source, [n, ...]; ``where`` and ``done`` as of edges."""
+    """Consecutive rows of a source, [n, ...]. ``where`` and ``done`` are as in :class:`EdgePiece`."""
 
     values: Tensor
     where: Callable[[int], str]
@@ -32,12 +32,12 @@ class RowPiece:
 
 
 def counted(before: str, first: int, after: str = "") -> Callable[[int], str]:
-    """``where`` of a piece whose entries are numbered from ``first``."""
+    """Returns the ``where`` of a piece whose entries are numbered from ``first``."""
     return lambda at: f"{before}{first + at}{after}"
 
 
 def first_row(wrong: Tensor) -> int:
-    """The first row in which an entry is true."""
+    """Returns the number of the first row that has a true entry."""
     return int(wrong.reshape(len(wrong), -1).any(dim=1).nonzero()[0])
 
 
@@ -45,12 +45,12 @@ def first_row(wrong: Tensor) -> int:
 class Edges:
     """The edges of one relation.
 
-    ``pieces``, called with a number, gives all edges in their order, at most so many at a time; ValueError where the source is damaged.
+    ``pieces(most)`` gives all edges in their order, at most ``most`` at a time. It raises ValueError if the source is damaged.
     """
 
     pieces: Callable[[int], Iterator[EdgePiece]]
     total: int  # in ``unit``, for progress
-    num_edges: int | None = None  # None where only reading tells
+    num_edges: int | None = None  # None if it is unknown before reading
     unit: str = "edges"
 
 
@@ -58,20 +58,20 @@ class Edges:
 class Rows:
     """The rows of one attribute, or the ids of a split.
 
-    ``pieces``, called with a number of bytes, gives all rows in their order, in pieces of at most so many bytes or of one row; at least one piece, which
-    may be empty. ValueError where the source is damaged, or rows differ in their number of entries.
+    ``pieces(most_bytes)`` gives all rows in their order, in pieces of at most ``most_bytes`` or of one row. It gives at least one piece, which may be
+    empty. It raises ValueError if the source is damaged, or if rows differ in their number of entries.
     """
 
     pieces: Callable[[int], Iterator[RowPiece]]
     total: int  # in ``unit``, for progress
-    num_rows: int | None = None  # None where only reading tells
+    num_rows: int | None = None  # None if it is unknown before reading
     unit: str = "rows"
-    held_bytes: int = 0  # memory that reading holds beside the pieces
+    held_bytes: int = 0  # memory that reading needs in addition to the pieces
 
 
 @dataclass(frozen=True)
 class Split:
-    """Which vertices are in a split: ids, or a mask of all vertices."""
+    """The vertices of a split: their ids, or a mask of all vertices."""
 
     rows: Rows
     is_mask: bool = False
@@ -79,12 +79,12 @@ class Split:
 
 @dataclass(frozen=True)
 class Vertices:
-    """What a source has of one type of vertices."""
+    """One type of vertices of a source."""
 
-    num_vertices: int | None  # None: as many as the attributes have rows, or the largest id and one
+    num_vertices: int | None  # None: the number of rows of the attributes, or the largest id plus one
     columns: Mapping[str, Rows] = field(default_factory=dict)  # labels are called ``y``
     splits: Mapping[str, Split] = field(default_factory=dict)
-    keeps_unlabelled: bool = False  # else splits leave out the vertices that ``y`` marks as unlabelled
+    keeps_unlabelled: bool = False  # if False, splits leave out the vertices that ``y`` marks as unlabelled
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class Source:
     name: str
     vertices: Mapping[str | None, Vertices]
     edges: Mapping[EdgeName, Edges]
-    both_directions: bool = False  # every edge stands for two, one after the other
-    undirected: bool = False  # every edge stands for two, and pairs that come up again are one
-    files: tuple[Path, ...] = ()  # their sizes and times tell whether the source has changed
-    made_of: Mapping[str, object] = field(default_factory=dict)  # tells it where there are no files
+    both_directions: bool = False  # store each edge in both directions, one after the other
+    undirected: bool = False  # store each edge in both directions, and each pair once
+    files: tuple[Path, ...] = ()  # a source with other sizes or times has changed
+    made_of: Mapping[str, object] = field(default_factory=dict)  # identifies a source without files
     left_out: tuple[str, ...] = ()  # attributes that are not converted

@@ -37,7 +37,7 @@ _TEXT = (".txt", ".tsv", ".csv", ".el", ".edges")
 
 
 def open_source(source: str, data: Path, undirected: bool | None) -> Source:
-    """The source that a name stands for, of which only headers have been read."""
+    """Opens the source that a name stands for. Only headers are read."""
     check_undirected(undirected, str(source))
     name, _, rest = source.partition(":") if isinstance(source, str) else ("", "", "")
     if name == "npz" and rest:
@@ -51,13 +51,13 @@ def open_source(source: str, data: Path, undirected: bool | None) -> Source:
         return _open_ogb(name, data, **parameters)
     known = ("npz", "pyg", "edges", "ogbn-arxiv", "ogbn-products", "ogbn-papers100M")
     raise ValueError(
-        'what to convert must be "npz:FILE", "pyg:FILE", "edges:FILES,x=FILES,..." or the name of an OGB node-property dataset such as ogbn-papers100M, '
+        'source must be "npz:FILE", "pyg:FILE", "edges:FILES,x=FILES,..." or the name of an OGB node-property dataset such as ogbn-papers100M, '
         f"got {source!r}{did_you_mean(name, known) if name else ''}"
     )
 
 
 def _open_npz(name: str, file: Path, undirected: bool | None) -> Source:
-    """The keys of ``load_npz``."""
+    """Opens an archive with the keys that ``load_npz`` reads."""
     held = members_of(file)
     split_keys = npz_split_keys(file, held)
     wanted = ("edge_index", *split_keys.values(), "x", "y", "num_nodes", "directed")
@@ -146,16 +146,16 @@ def _open_edges(name: str, rest: str, undirected: bool | None) -> Source:
 
 
 def _files(name: str, pattern: str) -> list[Path]:
-    """Files of one kind, in the order of the numbers in their names."""
+    """Finds files of one kind, ordered by the numbers in their names."""
     found = [pattern] if Path(pattern).exists() or not glob.has_magic(pattern) else glob.glob(pattern)
     if not found:
-        raise FileNotFoundError(f"{name}: no file is called {pattern}")
+        raise FileNotFoundError(f"{name}: no file matches {pattern}")
     paths = [Path(path) for path in sorted(found, key=_by_numbers)]
     for path in paths:
         check_file(path)
     kinds = {_kind(path) for path in paths}
     if len(kinds) > 1:
-        raise ValueError(f"{name}: files of {pattern} must be of one kind, got {', '.join(sorted(kinds))}")
+        raise ValueError(f"{name}: files of {pattern} must all be of one kind, got {', '.join(sorted(kinds))}")
     return paths
 
 
@@ -169,7 +169,7 @@ def _kind(path: Path) -> str:
         return "text"
     if path.suffix in (".npy", ".parquet"):
         return path.suffix[1:]
-    raise ValueError(f"{path} must be text ({', '.join(_TEXT)}, or these with .gz), .npy or .parquet, by its name")
+    raise ValueError(f"{path} must have a name for text ({', '.join(_TEXT)}, also with .gz), .npy or .parquet")
 
 
 def _rows_of(paths: Sequence[Path], dtype: type, skip: int) -> Rows:
@@ -183,7 +183,7 @@ def _rows_of(paths: Sequence[Path], dtype: type, skip: int) -> Rows:
 
 
 def _labels(rows: Rows, are_classes: bool = False) -> Rows:
-    """Labels as `_read_labels` reads them."""
+    """Returns rows whose values are labels as `_read_labels` reads them."""
     return replace(
         rows,
         pieces=lambda most_bytes: (
@@ -193,9 +193,9 @@ def _labels(rows: Rows, are_classes: bool = False) -> Rows:
 
 
 def _read_labels(piece: RowPiece, are_classes: bool) -> Tensor:
-    """Labels [n] or [n, labels per vertex]; a single column becomes [n]. Integers become int64. Real numbers keep their dtype.
+    """Returns labels [n] or [n, labels per vertex]; a single column becomes [n]. Integers become int64. Real numbers keep their dtype.
 
-    With ``are_classes`` real numbers stand for classes, as in the Open Graph Benchmark: NaN becomes -1, others int64.
+    With ``are_classes`` real numbers stand for classes, as in the Open Graph Benchmark. They become int64, and NaN becomes -1.
     """
     values = piece.values
     if values.dim() == 2 and values.size(1) == 1:
@@ -244,7 +244,7 @@ def _open_ogb(name: str, root: Path, undirected: bool | None = None, download: b
         files = [raw / f"{part}.csv.gz" for part in ("edge", "node-label", "num-node-list")]
         table = next(tables(files[2], 2**16, int, 1), None)
         if table is None:
-            raise ValueError(f"{files[2]}: expected the number of vertices, got nothing")
+            raise ValueError(f"{files[2]}: expected the number of vertices, got an empty file")
         num_vertices = int(table.values[0, 0])
         edges = text_edges([files[0]])
         columns = {"y": _labels(text_rows([files[1]], float, num_vertices), are_classes=True)}
@@ -259,7 +259,7 @@ def _open_ogb(name: str, root: Path, undirected: bool | None = None, download: b
     for split, ogb_split in zip(SPLITS, ("train", "valid", "test")):
         files.append(folder / "split" / meta["split"] / f"{ogb_split}.csv.gz")
         splits[split] = Split(text_rows([files[-1]], int))
-    # The stored definition: ogbn-products and ogbn-proteins are stored with each edge once.
+    # OGB's definition. ogbn-products and ogbn-proteins are stored with each edge once.
     add_inverse_edge = meta["add_inverse_edge"] == "True" and undirected is not False
     return Source(
         name,
@@ -289,7 +289,7 @@ def _open_pyg(name: str, file: Path, undirected: bool | None) -> Source:
 def _source_of(name: str, file: Path, data: Data | HeteroData, undirected: bool | None) -> Source:
     if isinstance(data, HeteroData) and undirected:
         raise ValueError(
-            f"{file}: undirected=True is for one type of vertices; add the inverse relations before torch.save"
+            f"{file}: undirected=True is only for graphs with one type of vertices; add the inverse relations before torch.save"
         )
     vertices = {}
     left_out = []
@@ -301,7 +301,7 @@ def _source_of(name: str, file: Path, data: Data | HeteroData, undirected: bool 
         where = str(file) if edge_type is None else f"{file}: {edge_type!r}"
         if not isinstance(store.get("edge_index"), Tensor):
             raise ValueError(
-                f"{where}: expected edge_index, and it has {', '.join(store.keys()) or 'nothing'}; save it with edge_index"
+                f"{where}: expected edge_index, got {', '.join(store.keys()) or 'nothing'}; save it with edge_index"
             )
         for end in () if edge_type is None else (edge_type[0], edge_type[2]):
             if end not in vertices:
@@ -314,7 +314,7 @@ def _source_of(name: str, file: Path, data: Data | HeteroData, undirected: bool 
 
 
 def _vertices_of(store: Any, where: str, data: Data | HeteroData) -> tuple[Vertices, list[str]]:
-    """What has a row per vertex, and the names of what has not."""
+    """Returns the attributes and splits that have a row per vertex, and the names of other attributes."""
     num_vertices = _num_vertices(store, where)
     columns: dict[str, Rows] = {}
     splits: dict[str, Split] = {}

@@ -1,6 +1,7 @@
 """Reads tables of numbers from text. Errors name the line.
 
-Numbers stand between spaces, tabs, commas or semicolons; a line that begins with ``#`` or ``%`` is a comment. Files that end in .gz are unpacked on the way.
+Spaces, tabs, commas or semicolons separate numbers. A line that begins with ``#`` or ``%`` is a comment. Files that end in .gz are decompressed while
+they are read.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from salientpp.datasets.converted.pieces import EdgePiece, Edges, RowPiece, Rows
 
 _SEPARATORS = bytes.maketrans(b",;\t\r", b"    ")
 _COMMENTS = (b"#", b"%")
-#: A byte of text takes this many of memory while it is read: itself, what it is split by, and an int64 per token.
+#: Bytes of memory for each byte of text while it is parsed: the text, temporaries of splitting it, and an int64 per token.
 _BYTES_PER_BYTE = 16
 _LEAST_BLOCK = 2**12
 
 
 def tables(path: Path, most_bytes: int, dtype: type, columns: int | None, skip: int = 0) -> Iterator[RowPiece]:
-    """A file in pieces of whole lines, int64 or float64 [lines, columns]; ``done`` counts bytes of the file.
+    """Yields a file in pieces of whole lines, int64 or float64 [lines, columns]. ``done`` counts bytes of the file.
 
-    A piece takes at most ``most_bytes`` of memory. ``columns`` is the number of numbers in a line; None: as many as the first has. ``skip`` lines are
-    left out at the beginning. ValueError names the line that is not what it must be, or where a compressed stream breaks off.
+    A piece takes at most ``most_bytes`` of memory. A line has ``columns`` numbers; if None, the first line decides. The first ``skip`` lines are left
+    out. ValueError names the first wrong line, or the place where a compressed stream breaks off.
     """
     check_file(path)
     block_bytes = max(_LEAST_BLOCK, most_bytes // _BYTES_PER_BYTE)
@@ -55,7 +56,7 @@ def tables(path: Path, most_bytes: int, dtype: type, columns: int | None, skip: 
                 rest = whole
                 if len(rest) > 64 * block_bytes:
                     raise ValueError(
-                        f"{path}, line {line}: longer than {len(rest):,} bytes; if this is no mistake, give more memory"
+                        f"{path}, line {line}: longer than {len(rest):,} bytes; if this is correct, give more memory"
                     )
                 continue
             text, rest = whole[:cut], whole[cut:]
@@ -73,12 +74,12 @@ def tables(path: Path, most_bytes: int, dtype: type, columns: int | None, skip: 
 def _parse(
     path: Path, text: bytes, line: int, done: int, dtype: type, columns: int | None, skip: int
 ) -> RowPiece | None:
-    """The numbers of whole lines, of which the first has this number."""
+    """Parses whole lines. The first has the number ``line``."""
     if line > skip and not any(mark in text for mark in _COMMENTS):
         values = _numbers(text, dtype, columns)
         if values is not None:
             return RowPiece(values, counted(f"{path}, line ", line), done)
-    # Comments, empty lines or mistakes.
+    # The text has comments, empty lines or mistakes.
     lines = text.splitlines()
     stripped = [one.translate(_SEPARATORS).strip() for one in lines]
     kept = [at for at, one in enumerate(stripped) if line + at > skip and one and not one.startswith(_COMMENTS)]
@@ -91,14 +92,14 @@ def _parse(
 
     values = read(0, len(kept))
     if values is None:
-        good, bad = 0, len(kept)  # lines before `good` are numbers, and not all before `bad`
+        good, bad = 0, len(kept)  # all lines before `good` are correct; a line before `bad` is not
         while bad - good > 1:
             middle = (good + bad) // 2
             good, bad = (good, middle) if read(good, middle) is None else (middle, bad)
         wanted = f"{columns} {'integers' if dtype is int else 'numbers'}"
         shown = lines[kept[good]][:80].decode(errors="backslashreplace")
         raise ValueError(
-            f"{path}, line {line + kept[good]}: expected {wanted}, got {shown!r}; mend the line, mark it as a comment with #, or leave out the first lines "
+            f"{path}, line {line + kept[good]}: expected {wanted}, got {shown!r}; correct the line, mark it as a comment with #, or leave out the first lines "
             "with skip="
         )
     numbers = [line + at for at in (*kept, kept[-1] + 1)]
@@ -106,7 +107,7 @@ def _parse(
 
 
 def _numbers(text: bytes, dtype: type, columns: int | None) -> Tensor | None:
-    """[lines, columns] of text in which every line has so many numbers and nothing else; None: it is not so."""
+    """Returns [lines, columns], or None unless every line has ``columns`` numbers and nothing else."""
     letters = np.frombuffer(text.translate(_SEPARATORS), np.uint8)
     is_token = letters > ord(" ")
     is_begin = is_token.copy()
@@ -122,7 +123,7 @@ def _numbers(text: bytes, dtype: type, columns: int | None) -> Tensor | None:
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # numpy before 2.3 warns and stops where it cannot go on
+            warnings.simplefilter("ignore")  # numpy before 2.3 only warns of text that is no number, and stops there
             values = np.fromstring(letters.tobytes(), dtype=np.int64 if dtype is int else np.float64, sep=" ")
     except ValueError:
         return None
@@ -130,7 +131,7 @@ def _numbers(text: bytes, dtype: type, columns: int | None) -> Tensor | None:
 
 
 def text_edges(paths: Sequence[Path], skip: int = 0) -> Edges:
-    """Edges in text, two integers in a line: source and target."""
+    """Returns the edges of text with two integers a line: source and target."""
     sizes = _sizes_of(paths)
 
     def pieces(most: int) -> Iterator[EdgePiece]:
@@ -144,7 +145,7 @@ def text_edges(paths: Sequence[Path], skip: int = 0) -> Edges:
 
 
 def text_rows(paths: Sequence[Path], dtype: type, num_rows: int | None = None, skip: int = 0) -> Rows:
-    """Rows of numbers, one a line: int64, or float32 where ``dtype`` is float."""
+    """Returns rows of numbers, one row a line: int64, or float32 if ``dtype`` is float."""
     sizes = _sizes_of(paths)
     stored = torch.int64 if dtype is int else torch.float32
 

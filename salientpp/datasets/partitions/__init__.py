@@ -1,1 +1,1 @@
-"""What did another partitioner write? Read by :func:`~salientpp.datasets.partitions.load.load_partition`."""
+"""Reads partitions that other libraries wrote, see :func:`~salientpp.datasets.partitions.load.load_partition`."""

@@ -1,7 +1,7 @@
-"""Reads the part that DGL gave every vertex, from the JSON file of `dgl.distributed.partition_graph`; DGL need not be installed.
+"""Reads the parts that DGL assigned to vertices, from the JSON file of `dgl.distributed.partition_graph`. DGL need not be installed.
 
-DGL numbers vertices anew, those of each part after those of the part before, and the file has these ranges. A graph that keeps its numbers
-(``reshuffle=False``) has a file of part ids instead.
+DGL renumbers vertices part by part, and the JSON file has the range of each part. With ``reshuffle=False`` vertices keep their numbers, and a second
+file has a part id for each.
 
 Source: https://www.dgl.ai/dgl_docs/generated/dgl.distributed.partition_graph.html.
 """
@@ -20,25 +20,25 @@ from torch import Tensor
 from salientpp.datasets.partitions.pieces import read_json
 from salientpp.ids import first_outside
 
-#: What DGL calls the type of vertices of a graph that has one.
+#: DGL's name for the only type of vertices of a homogeneous graph.
 _ONLY_TYPE = "_N"
 
 
 def load_dgl_assignment(
     path: str | Path, original_id: Tensor | Mapping[str, Tensor] | None = None
 ) -> tuple[Tensor | dict[str, Tensor], int]:
-    """The assignment that ``method=`` of :func:`~salientpp.partition` takes.
+    """Returns DGL's assignment in the form that ``method=`` of :func:`~salientpp.partition` takes.
 
     Args:
         path: the JSON file, ``<graph name>.json``.
-        original_id: int64 [N], for every number that DGL gave the vertex's id in the data: the first tensor that ``return_mapping=True`` gives; of
-            several types a mapping. None: the data is in DGL's order, or DGL left the numbers as they were.
+        original_id: int64 [N], the vertex's id in the data for each of DGL's numbers. It is the first tensor that ``return_mapping=True`` gives. With
+            several types, a mapping from type to tensor. None: the data is in DGL's order, or DGL kept the numbers of the data.
 
     Returns:
-        int64 [N] part ids, of several types a dictionary of such; and the number of parts.
+        int64 [N] part ids, or with several types a dictionary of them; and the number of parts.
 
     Raises:
-        ValueError: a file cannot be read, or does not hold what DGL writes; ``original_id`` is no permutation.
+        ValueError: a file cannot be read or is not in DGL's format, or ``original_id`` is not a permutation.
     """
     path = Path(path)
     meta = read_json(path)
@@ -49,7 +49,7 @@ def load_dgl_assignment(
         raise ValueError(f"{path}: expected num_parts, an integer above 0, as DGL writes it, got {num_parts!r}")
     if isinstance(node_map, str):
         if original_id is not None:
-            raise ValueError(f"{path}: DGL left the numbers of vertices as they were; pass no original_id")
+            raise ValueError(f"{path}: DGL kept the numbers of the data; leave out original_id")
         return _part_ids(path, node_map, num_parts), num_parts
     if not isinstance(node_map, dict) or not node_map:
         raise ValueError(
@@ -70,11 +70,11 @@ def load_dgl_assignment(
 
 
 def _part_ids(path: Path, name: str, num_parts: int) -> Tensor:
-    """Of a file whose path was written where DGL ran."""
+    """Reads the file of part ids. ``name`` is its path where DGL ran; the folder of the JSON file is searched too."""
     file = Path(name) if Path(name).is_file() else path.parent / Path(name).name
     try:
         array = np.load(file, allow_pickle=False)
-    except Exception as error:  # what a damaged file makes numpy raise is not documented
+    except Exception as error:  # numpy does not document its errors for damaged files
         raise ValueError(f"{file}: not an .npy file of part ids ({error})") from error
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ValueError(f"{file}: expected one integer per vertex, got {array.dtype} of shape {list(array.shape)}")
@@ -86,7 +86,7 @@ def _part_ids(path: Path, name: str, num_parts: int) -> Tensor:
 
 
 def _by_ranges(path: Path, node_map: Mapping[str, Any], num_parts: int, num_vertices: Any) -> dict[str, Tensor]:
-    """Part ids by type, whose vertices are numbered part by part; between those of two parts there may be numbers of other types."""
+    """Returns part ids by type. Each type is numbered part by part; other types may have the numbers between two parts."""
     where = {name: "node_map" if name == _ONLY_TYPE else f"node_map of {name!r}" for name in node_map}
     for name, ranges in node_map.items():
         is_list = isinstance(ranges, list) and len(ranges) == num_parts
@@ -120,7 +120,7 @@ def _is_range(value: Any) -> bool:
 
 
 def _in_order(parts: Tensor, original_id: Any, name: str) -> Tensor:
-    """``parts`` by the ids in the data."""
+    """Returns ``parts`` in the order of ids in the data."""
     size = parts.numel()
     if not isinstance(original_id, Tensor) or original_id.shape != parts.shape or original_id.is_floating_point():
         got = list(original_id.shape) if isinstance(original_id, Tensor) else type(original_id).__name__
@@ -132,5 +132,5 @@ def _in_order(parts: Tensor, original_id: Any, name: str) -> Tensor:
     found = torch.full((size,), -1, device="cpu")
     found[ids] = parts
     if bool((found < 0).any()):
-        raise ValueError(f"{name} must have every id once, and has none that is {int((found < 0).nonzero()[0])}")
+        raise ValueError(f"{name} must have every id once, but lacks {int((found < 0).nonzero()[0])}")
     return found

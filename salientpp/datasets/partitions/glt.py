@@ -1,7 +1,7 @@
 """Reads the files of GraphLearn-for-PyTorch's partitioners.
 
-Features are one tensor per part, ``feats.pt`` and ``ids.pt``, or, from later versions, tensors pickled one after another, ``feats.pkl`` and
-``ids.pkl``. Rows of others that a part caches (``cache_feats.pt``) are copies, and are not read.
+The features of a part are one tensor in ``feats.pt`` with ids in ``ids.pt``. Later versions pickle tensors one after another into ``feats.pkl`` and
+``ids.pkl``. ``cache_feats.pt`` is not read, since it has copies of other parts' rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ META = "META"
 
 
 def open_glt(root: Path) -> Files:
-    """A directory that one of GLT's partitioners wrote."""
+    """Opens a directory that one of GLT's partitioners wrote."""
     file = root / META
     meta: Any = next(read_pickles(file), None)
     try:
@@ -44,7 +44,7 @@ def open_glt(root: Path) -> Files:
     check_folders(root, "part", num_parts, META)
     if (root / "graph").is_dir():
         raise ValueError(
-            f"{root}: written with graph_caching=True, which keeps no order of the edges; partition again without it, or give the graph "
+            f"{root}: written with graph_caching=True, which loses the order of edges; partition again without it, or pass the graph "
             "itself to salientpp.partition, with method=torch.load('node_pb.pt')"
         )
     vertices = read_books(root / "node_pb", node_types if is_hetero else [None], num_parts)

@@ -1,4 +1,4 @@
-"""Loads the graph and the assignment of another partitioner from its files."""
+"""Loads a graph and its assignment from the files of another partitioner."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from salientpp.datasets.partitions.pieces import COPY_AGAIN, Book, Files, Piece,
 from salientpp.datasets.spec import did_you_mean
 from salientpp.ids import first_outside, read_ids
 
-#: What the command line calls the partitions that can be read, and the file by which each is known.
+#: Maps the name of a format on the command line to the file that identifies it.
 FORMATS = {"pyg-partition": pyg.META, "glt-partition": glt.META}
 
 
 class GivenPartition(NamedTuple):
-    """A graph in its own ids and its own order of edges, and the parts that its vertices are in."""
+    """A graph with its original ids and order of edges, and the assignment of its vertices to parts."""
 
     data: Data | HeteroData
-    #: int64 [N], or by type of vertices: what `method=` of `salientpp.partition` takes.
+    #: int64 [N], with several types a dictionary of them, as `method=` of `salientpp.partition` takes it.
     assignment: Tensor | dict[str, Tensor]
     num_parts: int
 
@@ -40,25 +40,25 @@ def load_partition(
     test: Tensor | str | Path | None = None,
     node_type: str | None = None,
 ) -> GivenPartition:
-    """Put together what `torch_geometric.distributed.Partitioner` or one of GLT's partitioners took apart.
+    """Loads a graph that `torch_geometric.distributed.Partitioner` or one of GLT's partitioners divided into parts.
 
-    Edges, features, times and weights come back. Labels and splits, which these partitioners do not store, are given here. Every vertex must
-    be in the files once, in the part that the assignment says. Files are read with ``weights_only=True``, and pickles of GLT by a
-    reader that takes tensors and plain values alone: none can run code.
+    The result has edges, features, times and weights. These partitioners do not store labels and splits, so pass them here. Every vertex must
+    be in the files once, in the part that the assignment says. No file can run code: files are read with ``weights_only=True``, and pickles of
+    GLT by a reader that takes only tensors and plain values.
 
     Args:
-        root: the partitioner's output directory, with the folders of all parts in it.
-        y: labels [N] or [N, labels per vertex], or the `.pt` file of them.
-        train, val, test: vertex ids or a mask, the `.pt` file of them, or a folder of files ``partition0.pt``, ``partition1.pt``, ..., which are joined.
-        node_type: the type of vertices that y, train, val and test are of, in a heterogeneous graph.
+        root: the partitioner's output directory, with the folders of all parts.
+        y: labels [N] or [N, labels per vertex], or their `.pt` file.
+        train, val, test: vertex ids or a mask, or their `.pt` file. A folder of files ``partition0.pt``, ``partition1.pt``, ... is joined.
+        node_type: in a heterogeneous graph, the type of vertices to which y, train, val and test belong.
 
     Returns:
-        The graph (``x``, ``edge_attr``, ``time``, ``edge_time``, ``edge_weight`` as far as they are stored; ``y`` and the splits' masks as given),
-        the assignment, and the number of parts.
+        The graph, the assignment, and the number of parts. The graph has ``x``, ``edge_attr``, ``time``, ``edge_time`` and ``edge_weight`` if they
+        are stored, and ``y`` and masks of splits if they are given.
 
     Raises:
-        FileNotFoundError: a file is not there.
-        ValueError: the files are not as the partitioner writes them, or do not agree.
+        FileNotFoundError: a file does not exist.
+        ValueError: the files are not as the partitioner writes them, or do not fit each other.
     """
     root = Path(root)
     files = _recognised(root)
@@ -100,25 +100,25 @@ def _recognised(root: Path) -> Files:
         raise ValueError(f"{root}: expected a directory that a partitioner wrote, got a file")
     there = sorted(path.name for path in root.iterdir())
     advice = (
-        "it is a dataset directory already; salientpp.load opens it"
+        "it is a dataset directory; open it with salientpp.load"
         if "manifest.json" in there
         else "that file is written last: give the partitioner's output directory, or partition again"
     )
     raise ValueError(
-        f"{root}: expected {pyg.META}, which PyG's partitioner writes, or {glt.META}, which GLT's write, got "
+        f"{root}: expected {pyg.META}, which PyG's partitioner writes, or {glt.META}, which GLT's partitioners write, got "
         f"{', '.join(there[:8]) or 'nothing'}{', ...' if len(there) > 8 else ''}; {advice}"
     )
 
 
 class _Table:
-    """The attributes of one type, row by row put in their places, each in one tensor."""
+    """The attributes of one type, each in one tensor. Rows are put in their places as pieces arrive."""
 
     def __init__(self, root: Path, kind: str, of: Type, book: Book) -> None:
         self.size = book.parts.numel()
         self._root, self._of, self._book = root, named(kind, of), book
         self._columns: dict[str, Tensor] = {}
         self._stored_whole: set[str] = set()
-        # By the names of attributes that come together: bool [size], and how many rows.
+        # By the names of attributes that come together: the rows found so far, bool [size], and their number.
         self._seen: dict[tuple[str, ...], Tensor] = defaultdict(
             lambda: torch.zeros(self.size, dtype=torch.bool, device="cpu")
         )
@@ -127,10 +127,10 @@ class _Table:
         if kind == "edge":
             self.edge_index = torch.empty(2, self.size, dtype=torch.int64, device="cpu")
             self._columns = {"row": self.edge_index[0], "col": self.edge_index[1]}
-            self._seen[_ENDS]  # every edge must have ends, also where no part has a file of them
+            self._seen[_ENDS]  # every edge must have ends, even if no part has a file of edges
 
     def put(self, part: int, piece: Piece) -> None:
-        """Copy the rows of a piece."""
+        """Copies the rows of a piece to their places."""
         if piece.ids is None:
             self._put_whole(piece)
             return
@@ -143,7 +143,7 @@ class _Table:
         at = first_outside(ids, self.size)
         if at is not None:
             raise ValueError(
-                f"{piece.file}: expected ids in [0, {self.size}), as {self._book.file.name} has as many, got {self._of} {int(ids[at])}{COPY_AGAIN}"
+                f"{piece.file}: expected ids in [0, {self.size}), the size of {self._book.file.name}, got {self._of} {int(ids[at])}{COPY_AGAIN}"
             )
         elsewhere = self._book.parts[ids] != part
         if bool(elsewhere.any()):
@@ -152,7 +152,7 @@ class _Table:
                 f"{piece.file}: {self._of} {wrong} is in part {part} here, but {self._book.file} puts it in part "
                 f"{int(self._book.parts[wrong])}{COPY_AGAIN}"
             )
-        names = tuple(sorted(piece.values))  # none: the part lists its ids alone, which have to be right all the same
+        names = tuple(sorted(piece.values))  # may be empty: the ids of a part are checked even without attributes
         self._seen[names][ids] = True
         self._rows[names] += ids.numel()
         for name, rows in piece.values.items():
@@ -161,7 +161,7 @@ class _Table:
                 column = self._columns[name] = torch.empty((self.size, *rows.shape[1:]), dtype=rows.dtype, device="cpu")
             if (column.dtype, column.shape[1:]) != (rows.dtype, rows.shape[1:]):
                 raise ValueError(
-                    f"{piece.file}: expected {name} as in the parts before, {form(column[:0])} but for the number of rows, got {form(rows)}"
+                    f"{piece.file}: expected {name} as in earlier parts, {form(column[:0])} with any number of rows, got {form(rows)}"
                     f"{COPY_AGAIN}"
                 )
             column[ids] = rows
@@ -170,28 +170,28 @@ class _Table:
         for name, rows in piece.values.items():
             if rows.size(0) != self.size:
                 raise ValueError(
-                    f"{piece.file}: expected {name} of all {self.size}, as {self._book.file.name} has as many, got {form(rows)}{COPY_AGAIN}"
+                    f"{piece.file}: expected {name} with {self.size} rows, the size of {self._book.file.name}, got {form(rows)}{COPY_AGAIN}"
                 )
             if name not in self._columns:
                 self._columns[name] = rows.clone()
                 self._stored_whole.add(name)
             elif not torch.equal(self._columns[name], rows):
-                raise ValueError(f"{piece.file}: expected {name} as in the parts before, got other values{COPY_AGAIN}")
+                raise ValueError(f"{piece.file}: expected {name} as in earlier parts, got other values{COPY_AGAIN}")
 
     def whole(self) -> dict[str, Tensor]:
-        """The attributes, of which each row must be there; the ends of edges as ``edge_index``, which is the first."""
+        """Returns the attributes, with the ends of edges first, as ``edge_index``. Raises ValueError unless each row was found once."""
         for names, seen in self._seen.items():
             spoken = "the ends" if names == _ENDS else " and ".join(names) or "an id"
             if not bool(seen.all()):
                 missing = int((~seen).nonzero()[0])
                 raise ValueError(
-                    f"{self._root}: expected {spoken} of each {self._of}, got none of {missing} in the files of part "
+                    f"{self._root}: expected {spoken} of each {self._of}, got none for {missing} in the files of part "
                     f"{int(self._book.parts[missing])}{COPY_AGAIN}"
                 )
             if self._rows[names] != self.size:
                 raise ValueError(
                     f"{self._root}: expected {spoken} of each {self._of} once, got {self._rows[names]} for {self.size}: "
-                    f"some are there twice{COPY_AGAIN}"
+                    f"some are repeated{COPY_AGAIN}"
                 )
         if self.edge_index is None:
             return self._columns
@@ -207,7 +207,7 @@ def _check_ends(root: Path, of: Type, edge_index: Tensor, books: tuple[Book, Boo
         at = first_outside(ids, book.parts.numel())
         if at is not None:
             raise ValueError(
-                f"{root}: {named('edge', of)} {at} must have a {end} in [0, {book.parts.numel()}), as {book.file.name} has as many, got "
+                f"{root}: {named('edge', of)} {at} must have a {end} in [0, {book.parts.numel()}), the size of {book.file.name}, got "
                 f"{int(ids[at])}{COPY_AGAIN}"
             )
 
@@ -224,7 +224,9 @@ def _attach(
 ) -> None:
     if isinstance(data, Data):
         if node_type is not None:
-            raise ValueError(f"{root}: node_type is for graphs of several types, and this has one; leave it out")
+            raise ValueError(
+                f"{root}: node_type is for graphs with several types, but this graph has one; leave it out"
+            )
         store, of = data, ""
     else:
         if not given:

@@ -1,4 +1,4 @@
-"""Describes the pieces in which a partition lies on disk, and reads its files so that they cannot run code."""
+"""Describes the pieces of a partition on disk, and reads its files in a way that cannot run code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from salientpp.datasets.arrays import check_file, first_line, form, unreadable
 from salientpp.datasets.torch_files import read_torch_file
 from salientpp.ids import first_outside
 
-#: What an error about files that do not fit each other advises.
+#: Advice of errors about files that do not fit each other.
 COPY_AGAIN = "; the files are of different partitions, or damaged: copy them again, or partition again"
 
 #: A type of vertices or of edges; None in a homogeneous graph.
@@ -29,7 +29,7 @@ Type: TypeAlias = "str | tuple[str, str, str] | None"
 
 @dataclass(frozen=True)
 class Book:
-    """Which part each vertex or each edge of a type is in."""
+    """The part of each vertex or each edge of a type."""
 
     file: Path
     parts: Tensor  # int64 [number of vertices or edges of the type]
@@ -53,17 +53,17 @@ class Files:
     num_parts: int
     vertices: Mapping[str | None, Book]  # by type, in the order of the graph that was partitioned
     edges: Mapping[tuple[str, str, str] | None, Book]
-    pieces: Callable[[int], Iterator[Piece]]  # all that the files of a part hold
-    fills_with_nan: bool = False  # types without an attribute that others have were given rows of NaN for it
+    pieces: Callable[[int], Iterator[Piece]]  # yields all pieces of a part
+    fills_with_nan: bool = False  # if True, a type that lacks an attribute of another type has rows of NaN for it
 
 
 def named(kind: str, of: Type) -> str:
-    """``vertex``, ``edge of type ('a', 'to', 'b')``."""
+    """Returns a name for errors such as ``vertex`` or ``edge of type ('a', 'to', 'b')``."""
     return kind if of is None else f"{kind} of type {of!r}"
 
 
 def check_folders(root: Path, prefix: str, num_parts: int, stated_by: str) -> None:
-    """Raise ValueError unless the folders ``<prefix>0`` to ``<prefix><K - 1>`` are there, and no further one."""
+    """Raises ValueError unless the folders ``<prefix>0`` to ``<prefix><K - 1>`` exist, and no others."""
     found = {int(match[1]) for path in root.iterdir() if (match := re.fullmatch(rf"{prefix}(\d+)", path.name))}
     for part in sorted(found ^ set(range(num_parts))):
         if part in found:
@@ -78,7 +78,7 @@ def check_folders(root: Path, prefix: str, num_parts: int, stated_by: str) -> No
 
 
 def read_json(file: Path) -> Any:
-    """What a JSON file holds."""
+    """Returns the contents of a JSON file."""
     try:
         return json.loads(file.read_text())
     except OSError as error:
@@ -88,13 +88,13 @@ def read_json(file: Path) -> Any:
 
 
 def read(file: Path) -> Any:
-    """What `torch.save` wrote: tensors in plain containers. The tensors stay in the file."""
+    """Reads a file of `torch.save`: tensors in plain containers. The tensors stay in the file."""
     with _dicts_for_defaultdicts():
         return read_torch_file(
             file,
             refused=lambda needed: (
-                f"not read, since it holds more than tensors and plain containers ({needed}), which could run code. If you trust it, write it "
-                f"anew once in Python, without that: torch.save(plain, FILE) of what torch.load({str(file)!r}, weights_only=False) gives"
+                f"not read, since it holds more than tensors and plain containers ({needed}), which could run code. If you trust it, load it "
+                f"once in Python with torch.load({str(file)!r}, weights_only=False), and save only tensors and plain containers with torch.save"
             ),
             map_tensors=True,
         )
@@ -102,9 +102,12 @@ def read(file: Path) -> Any:
 
 @contextlib.contextmanager
 def _dicts_for_defaultdicts() -> Iterator[None]:
-    """PyG's partitioner puts edge features into a defaultdict, and registers that class with torch, which then makes one and refuses to fill it."""
+    """Makes torch read a defaultdict as a dict.
+
+    PyG's partitioner puts edge features into a defaultdict, and registers that class with torch. torch then creates one but refuses to fill it.
+    """
     registered = torch.serialization.get_safe_globals()
-    torch.serialization.clear_safe_globals()  # of a name, one alone can be registered
+    torch.serialization.clear_safe_globals()  # only one object can be registered under a name
     others = [allowed for allowed in registered if allowed is not defaultdict]
     torch.serialization.add_safe_globals([*others, dict, (lambda *_: {}, "collections.defaultdict")])
     try:
@@ -115,7 +118,7 @@ def _dicts_for_defaultdicts() -> Iterator[None]:
 
 
 def read_dict(file: Path) -> dict[Any, Any]:
-    """See `read`."""
+    """Reads a file that holds a dict, see `read`."""
     stored = read(file)
     if not isinstance(stored, dict):
         raise ValueError(f"{file}: expected a dict, got {form(stored)}")
@@ -123,14 +126,14 @@ def read_dict(file: Path) -> dict[Any, Any]:
 
 
 def tensor(value: object, file: Path, name: str = "") -> Tensor:
-    """`value`, if it is a dense tensor of at least one dimension."""
+    """Returns `value` if it is a dense tensor of at least one dimension, else raises ValueError."""
     if not isinstance(value, Tensor) or value.layout != torch.strided or value.dim() == 0 or value.is_meta:
         raise ValueError(f"{file}: {name or 'it'} must be a dense tensor with a row per id, got {form(value)}")
     return value
 
 
 def integers(value: object, file: Path, name: str = "") -> Tensor:
-    """`value` as int64 [n]."""
+    """Returns `value` as int64 [n], or raises ValueError."""
     given = tensor(value, file, name)
     if given.dim() != 1 or given.dtype.is_floating_point or given.dtype.is_complex or given.dtype == torch.bool:
         raise ValueError(f"{file}: {name or 'it'} must hold integers, shape [n], got {form(given)}")
@@ -138,7 +141,7 @@ def integers(value: object, file: Path, name: str = "") -> Tensor:
 
 
 def read_books(stem: Path, types: Sequence[Any], num_parts: int) -> dict[Any, Book]:
-    """The books of all types, of which each has a file in the folder ``stem``; ``stem.pt`` is that of a homogeneous graph, whose type is None."""
+    """Reads the books of all types, each from a file in the folder ``stem``. The only type of a homogeneous graph is None, and its file ``stem.pt``."""
     books = {}
     for of in types:
         name = "__".join(of) if isinstance(of, tuple) else of
@@ -149,7 +152,7 @@ def read_books(stem: Path, types: Sequence[Any], num_parts: int) -> dict[Any, Bo
             raise ValueError(
                 f"{file}: expected a part in [0, {num_parts}) for every id, got {int(parts[at])} for {at}{COPY_AGAIN}"
             )
-        books[of] = Book(file, parts.clone())  # it outlives the file
+        books[of] = Book(file, parts.clone())  # the book outlives the mapped file
     return books
 
 
@@ -157,7 +160,7 @@ def read_books(stem: Path, types: Sequence[Any], num_parts: int) -> dict[Any, Bo
 
 
 def read_pickles(file: Path) -> Iterator[Any]:
-    """What `pickle.dump` wrote, once or again and again into the same file: tensors and plain values; nothing else is taken, so nothing can run."""
+    """Yields the objects that `pickle.dump` wrote into a file, one or several. Only tensors and plain values are accepted, so no code can run."""
     check_file(file)
     try:
         with file.open("rb") as stream:
@@ -169,7 +172,9 @@ def read_pickles(file: Path) -> Iterator[Any]:
         raise ValueError(
             f"{file}: not read, since it holds more than tensors and plain values ({error}), which could run code"
         ) from error
-    except Exception as error:  # what a damaged pickle raises is documented nowhere, and a length in it may be any
+    except (
+        Exception
+    ) as error:  # errors of damaged pickles are not documented; a damaged length may even raise MemoryError
         raise ValueError(f"{file}: damaged, or not a pickle ({type(error).__name__}: {first_line(error)})") from error
 
 
@@ -193,7 +198,7 @@ def _tensor(storage: Any, offset: int, size: tuple[int, ...], stride: tuple[int,
     return torch.empty(0, dtype=storage.dtype, device="cpu").set_(storage._untyped_storage, offset, size, stride)
 
 
-#: What a pickled tensor asks for, and who answers.
+#: Maps the names in a pickled tensor to the functions that are called for them.
 _IN_A_TENSOR = {
     ("torch._utils", "_rebuild_tensor_v2"): _tensor,
     ("torch.storage", "_load_from_bytes"): _storage,

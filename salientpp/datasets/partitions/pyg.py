@@ -1,7 +1,7 @@
 """Reads the files of PyG's `torch_geometric.distributed.Partitioner`.
 
-Ids of edges, and of vertices under ``global_id``, count through all types, in the order of the types;
-times of vertices are stored whole in every part; and a type without an attribute that another type has is given rows of NaN.
+Ids of edges, and of vertices under ``global_id``, count through all types in their order. Every part has the times of all vertices. A type without an
+attribute that another type has gets rows of NaN.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ META = "META.json"
 
 
 def open_pyg(root: Path) -> Files:
-    """A directory that PyG's partitioner wrote."""
+    """Opens a directory that PyG's partitioner wrote."""
     file = root / META
     meta = read_json(file)
     is_hetero = meta.get("is_hetero") if isinstance(meta, dict) else None
@@ -68,14 +68,18 @@ def open_pyg(root: Path) -> Files:
 def _edges(
     edge_type: Any, size: list[int], first: int, topology: tuple[Path, Any], attributes: tuple[Path, Any]
 ) -> Iterator[Piece]:
-    """The edges of a type, between ``size`` vertices, from (file, what it holds); ``first`` is the id of the type's first edge."""
+    """Yields the edges of a type, as pieces.
+
+    ``size`` has the numbers of source and target vertices. ``first`` is the id of the type's first edge. ``topology`` and ``attributes`` are a file and
+    its contents.
+    """
     file, stored = topology
     attributes_file, of_edges = attributes
     entry = _entry(stored, edge_type, file)
     row, col, ids = (integers(_member(entry, name, file), file, name) for name in ("row", "col", "edge_id"))
     if list(entry.get("size", size)) != size:
         raise ValueError(
-            f"{file}: expected edges between {size[0]} and {size[1]} vertices, as node_map has them, got size "
+            f"{file}: expected edges between {size[0]} and {size[1]} vertices, as in node_map, got size "
             f"{entry['size']!r}; the files are of different partitions: copy them again, or partition again"
         )
     yield Piece("edge", edge_type, file, ids - first, {"row": row, "col": col})
@@ -86,11 +90,11 @@ def _edges(
     values = _features(entry, attributes_file)
     if entry.get("edge_time") is not None:
         values["edge_time"] = tensor(entry["edge_time"], attributes_file, "edge_time")
-    if "global_id" in entry:  # here it is the type's own numbering, and where there are only times it is left out
+    if "global_id" in entry:  # counts within the type, unlike edge_id; missing if the type has only times
         own = integers(entry["global_id"], attributes_file, "global_id")
         if own.shape != ids.shape or not bool((own == ids - first).all()):
             raise ValueError(
-                f"{attributes_file}: expected the edges of graph.pt beside it, in their order, got others under global_id; the "
+                f"{attributes_file}: expected the edges of graph.pt in the same order, got others under global_id; the "
                 "files are of different partitions: copy them again, or partition again"
             )
     if values:
@@ -116,7 +120,7 @@ def _types(meta: dict[str, Any], file: Path) -> tuple[list[str], list[tuple[str,
 
 
 def _offsets(books: dict[Any, Book]) -> dict[Any, int]:
-    """By type, the first of its ids where they count through all types."""
+    """Returns the first id of each type, with ids that count through all types."""
     return dict(zip(books, accumulate((book.parts.numel() for book in books.values()), initial=0)))
 
 
@@ -130,8 +134,8 @@ def _entry(stored: dict[Any, Any], of: Type, file: Path) -> dict[Any, Any]:
 def _member(stored: dict[Any, Any], key: Any, file: Path) -> Any:
     if key not in stored:
         raise ValueError(
-            f"{file}: expected {key!r}, got {', '.join(map(repr, stored)) or 'nothing'}; PyG's partitioner did not write it, or "
-            "another version did: partition again"
+            f"{file}: expected {key!r}, got {', '.join(map(repr, stored)) or 'nothing'}; PyG's partitioner did not write the "
+            "file, or another version did: partition again"
         )
     return stored[key]
 

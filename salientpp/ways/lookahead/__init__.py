@@ -1,1 +1,1 @@
-"""Keep the remote rows that the next batches need."""
+"""Lookahead cache: keeps the remote rows that the next batches need."""

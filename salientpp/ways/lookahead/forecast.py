@@ -1,4 +1,4 @@
-"""Forecasts, without sampling, how many rows a cache fetches whose rank knows its next batches; docs/concepts.md has the formulas."""
+"""Forecast, without sampling, of the rows that a lookahead cache fetches. docs/explanation/traffic.md has the formulas."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from salientpp import ops
 from salientpp.vip.policies import Workload
 from salientpp.vip.shared import block_probability
 
-#: With a window of W batches uses are found again that are up to W / LATE batches apart, as many as with all of the future: fitted to counts on two graphs,
-#: with which the forecast then agrees within 0.02 for windows of half of T* to 3 T*. How far apart uses are that are kept varies from batch to batch.
+#: With a window of W batches, uses that are at most W / LATE batches apart are cache hits as often as if the whole future were known. The factor is fitted to
+#: counts on two graphs; with it the forecast agrees within 0.02 for windows of T* / 2 to 3 T*. It exceeds 1 because the distance between uses up to which rows
+#: are kept varies from batch to batch.
 LATE = 1.2
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What the ids of a batch take, as the mean over some batches.
+    """Mean size of a batch's remote ids over some batches.
 
     Attributes:
         num_ids: distinct remote rows of a batch.
-        list_bytes: of their ids, as :func:`salientpp.ops.code_ids` codes them.
+        list_bytes: bytes of their ids, as coded by :func:`salientpp.ops.code_ids`.
     """
 
     num_ids: float
@@ -32,7 +33,7 @@ class Trial:
 
     @classmethod
     def of(cls, lists: Sequence[Tensor], num_ids: int) -> Trial:
-        """Of lists of ids of [0, ``num_ids``)."""
+        """Measures lists of ids of [0, ``num_ids``)."""
         number = max(1, len(lists))
         return cls(
             sum(ops.ids_of_list(each, num_ids).numel() for each in lists) / number,
@@ -41,7 +42,7 @@ class Trial:
 
     @classmethod
     def expected(cls, probability: Tensor) -> Trial:
-        """Without any batch, of how probably one needs each remote row: a little too much, as the sum of the probabilities is."""
+        """Estimates the sizes without any batch, from the probability that a batch needs each remote row. The estimate is slightly too large."""
         number = float(probability.sum(dtype=torch.float64))
         bits = number * (2 + math.log2(probability.numel() / number)) if number > 0 else 0.0
         return cls(number, 1 + min(bits, probability.numel()) / 8 + 1)
@@ -49,11 +50,11 @@ class Trial:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """Batches whose draws agree in blocks, so that a row which one of them needs is needed by others too.
+    """Batches whose draws agree in blocks, so that a row needed by one batch of a block is likely needed by others.
 
     Attributes:
         size: batches of a block, b.
-        probability: float [N], how probably any batch of a block needs each row, as :func:`salientpp.vip.shared.block_probability` gives it.
+        probability: float [N], probability that any batch of a block needs each row, from :func:`salientpp.vip.shared.block_probability`.
     """
 
     size: int
@@ -61,7 +62,7 @@ class Blocks:
 
     @classmethod
     def of(cls, workload: Workload, draw_block: int, num_batches: int, shared: bool) -> Blocks | None:
-        """Of a part's batches; None if every batch draws by itself. ``shared``: vertices of a batch draw alike too."""
+        """Computes the blocks of a part's batches; None if every batch draws independently. ``shared``: the vertices of one batch share draws too."""
         size = min(draw_block, num_batches)
         if size <= 1:
             return None
@@ -70,22 +71,22 @@ class Blocks:
 
 
 def _as_counted(probability: Tensor, trial: Trial) -> Tensor:
-    """The same rows, as many of them in a batch as those that were tried have: batches of a clustered graph have fewer than the formula says."""
+    """Scales the probabilities to the mean number of rows in the trial, because batches of a clustered graph have fewer rows than the formula predicts."""
     expected = float(probability.sum(dtype=torch.float64))
     return probability * (trial.num_ids / expected) if expected > 0 else probability
 
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """How many rows have which probability: by descending probability ``chance`` and ``count``, float64 [bins].
+    """Distribution of rows over probabilities: ``chance``, descending, and the number of rows ``count``, both float64 [bins].
 
-    Batches are taken to be independent of each other, or in blocks, and a row to be in each with its probability p. A row is kept between two uses if they are
-    at most T batches apart. Then, with q = 1 - p, ``sum_v 1 - q^T (1 + p T)`` rows are there at a time, and ``sum_v p (1 - q^T)`` are found per batch; T* is
-    where the former fill the slots.
+    Model: batches are independent of each other, or in blocks, and each contains a row with its probability p. A row is kept between two uses if they are
+    at most T batches apart. With q = 1 - p, the cache then holds ``sum_v 1 - q^T (1 + p T)`` rows at a time, and ``sum_v p (1 - q^T)`` rows are found
+    per batch. T* is the T at which the held rows fill the slots.
 
     Attributes:
-        in_block: of the same rows, how probably a block has them; each of its batches then needs them with ``chance / in_block``, independently. None:
-            every batch draws by itself.
+        in_block: probability that a block contains each row. Each batch of such a block then needs the row with ``chance / in_block``, independently.
+            None: every batch draws independently.
         block: batches of a block.
     """
 
@@ -96,7 +97,7 @@ class Spread:
 
     @classmethod
     def of(cls, probability: Tensor, blocks: Blocks | None = None, trial: Trial | None = None) -> Spread:
-        """Of float [N], how probably a batch needs each remote row; ``trial`` says, with ``blocks``, how many rows a batch has."""
+        """Bins the rows of float [N], the probability that a batch needs each remote row. With ``blocks``, ``trial`` gives the rows of a batch."""
         if blocks is not None and trial is not None:
             probability = _as_counted(probability, trial)
         bins_per_factor = 64 if blocks is None else 16
@@ -123,24 +124,24 @@ class Spread:
         return 1 - unused, (self.chance * (waited - batches * unused)).clamp(0, 1)
 
     def _in_blocks(self, batches: int) -> tuple[Tensor, Tensor]:
-        """How probably a row does not come again within so many batches, and the sum of that over all smaller numbers of them.
+        """Returns the probability that a row is not used again within ``batches`` batches, and its sum over all smaller numbers of batches.
 
-        A use stands anywhere in its block, with r batches of that after it; later blocks have the row or not, whatever this one did.
+        A use is at any place of its block, and r batches of the block follow it. Later blocks contain the row independently of this block.
         """
-        assert self.in_block is not None  # else draws do not agree
+        assert self.in_block is not None  # the caller handles independent draws
         size, places = self.block, min(self.block, 16)
         needed = self.in_block
-        # How probably a batch of a block that has it does not need it.
+        # Probability that a batch does not need a row that its block contains.
         idle = (1 - self.chance / needed).clamp(1e-12, 1 - 1e-12)
         rest = ((torch.arange(places, dtype=torch.float64, device="cpu") + 0.5) * size / places).floor().view(-1, 1)
 
-        def summed(number: Tensor) -> Tensor:  # of idle**j for j < number
+        def summed(number: Tensor) -> Tensor:  # sum of idle**j for j < number
             return (1 - idle**number) / (1 - idle)
 
         inside = rest.clamp(max=batches)
         beyond = (batches - rest).clamp(min=0)
         blocks, part = (beyond / size).floor(), beyond % size
-        none = 1 - needed + needed * idle**size  # of a whole block
+        none = 1 - needed + needed * idle**size  # probability that a whole block does not use the row
         later = none**blocks * (1 - needed + needed * idle**part)
         unused = idle**inside * later
         of_block = (1 - needed) * size + needed * summed(torch.tensor(float(size), device="cpu"))
@@ -149,9 +150,9 @@ class Spread:
         return unused.mean(0), (summed(inside) + idle**rest * waited).mean(0)
 
     def _within(self, batches: float) -> tuple[Tensor, Tensor]:
-        """How probably a row comes again within so many batches, and how probably it is between two uses that are at most so far apart.
+        """Returns the probability that a row is used again within ``batches`` batches, and that it is between two uses at most that far apart.
 
-        Part of a batch means that part of the rows that come again just in that one.
+        A fraction of a batch interpolates between the whole numbers of batches around it.
         """
         if math.isinf(batches):
             return torch.ones_like(self.chance), torch.ones_like(self.chance)
@@ -161,7 +162,7 @@ class Spread:
         return again, kept
 
     def reach(self, num_slots: float) -> float:
-        """T*: with uses that far apart the rows between them fill the slots; infinite if these hold everything. A longer window saves no more."""
+        """Returns T*, the distance in batches at which the kept rows fill the slots; infinite if the slots hold every row. A longer window saves no more."""
         if num_slots >= float(self.count.sum()):
             return math.inf
         low, high = 0.0, 1.0
@@ -179,9 +180,9 @@ class Spread:
         return float((self.count * self._within(batches)[1]).sum())
 
     def rows(self, num_slots: float, window: float) -> float:
-        """Rows fetched per batch, with a window of 0 by the static cache, with an infinite one by all of the future.
+        """Returns the rows fetched per batch. A window of 0 is the static cache, and an infinite one knows the whole future.
 
-        With a window that is shorter than T* the hottest rows are kept always, and of the others what comes again inside it.
+        With a window shorter than T*, the hottest rows are kept always, and the others are kept if they are used again inside the window.
         """
         chance, count = self.chance, self.count
         all_rows = float((chance * count).sum())
@@ -189,7 +190,7 @@ class Spread:
             return 0.0
         batches = min(window / LATE, self.reach(num_slots)) if window else 0.0
         again, kept = self._within(batches)
-        # Each of the hottest bins takes its rows whole, until the slots are full.
+        # Slots that are left keep all rows of the hottest bins, until they are full.
         more = (count * (1 - kept)).cumsum(0)
         spare = max(0.0, num_slots - float((count * kept).sum()))
         whole = ((spare - (more - count * (1 - kept))) / (count * (1 - kept)).clamp(min=1e-300)).clamp(0, 1)
@@ -198,11 +199,11 @@ class Spread:
 
 
 def _has_row(chance: Tensor, needed: Tensor, size: int) -> Tensor:
-    """How probably a block of ``size`` batches has a row that a batch needs with ``chance`` and any of the block with ``needed``.
+    """Returns the probability that a block of ``size`` batches contains a row, given that a batch needs the row with ``chance`` and any batch with ``needed``.
 
-    It has it with A, and then each batch needs it with q: ``A q = chance`` and ``A (1 - (1 - q)^size) = needed``.
+    The block contains the row with A, and then each batch needs it with q: ``A q = chance`` and ``A (1 - (1 - q)^size) = needed``.
     """
-    low, high = chance.clone(), torch.ones_like(chance)  # of q
+    low, high = chance.clone(), torch.ones_like(chance)  # bounds of q
     for _ in range(50):
         middle = (low + high) / 2
         too_small = (1 - (1 - middle) ** size) / middle > needed / chance

@@ -1,10 +1,10 @@
-"""Decides which remote rows a rank keeps that knows what its next batches need.
+"""Decision which remote rows a rank keeps, given the rows that its next batches need.
 
-docs/concepts.md (a cache that knows the next batches) has the method, which is that of Belady, *A study of replacement algorithms for a virtual-storage
-computer*, IBM Systems Journal 5(2), 1966, inside the window. Where rows are needed equally late, those that are there stay, then those with the lower slot
-leave first, and the lower id enters first; probabilities that differ by less than a 16th of a factor of two count as equal.
+Inside the window the method is the optimal replacement of Belady, *A study of replacement algorithms for a virtual-storage computer*, IBM Systems Journal
+5(2), 1966; see docs/explanation/traffic.md. Ties are broken as follows. Among rows that are needed equally late, cached rows stay; rows in lower slots leave
+first; lower ids enter first. Probabilities that differ by less than a 16th of a factor of two count as equal.
 
-With a long window its lists are read for G batches at once. The window is then W + G - 1 batches long at the first of them and W at the last.
+With a long window, its lists are read for G batches at once. The window is then W + G - 1 batches long at the first of them and W at the last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from salientpp.ways.lookahead.shape import Shape, group_of
 
 
 class Moves(NamedTuple):
-    """What becomes of the remote rows of one batch, as :func:`salientpp.ops.plan_batch` says. Slots are read by the batch before they are written by it."""
+    """Decisions about the remote rows of one batch, from :func:`salientpp.ops.plan_batch`. A batch reads its slots before it writes to them."""
 
     hit_place: Tensor
     hit_slot: Tensor
@@ -31,18 +31,18 @@ class Moves(NamedTuple):
 
 
 class Planner:
-    """What one rank keeps, batch by batch.
+    """Rows that one rank keeps, batch by batch.
 
     Args:
-        shape: how its memory splits; a window of at least one batch.
-        prior: float32 [N], how probably a batch needs each row, in this process's memory or mapped.
-        members: int64, distinct ids whose rows the first slots have at the beginning.
+        shape: division of the memory; its window is at least one batch.
+        prior: float32 [N], probability that a batch needs each row, in this process's memory or memory-mapped.
+        members: int64, distinct ids whose rows are in the first slots at the beginning.
 
     Attributes:
         shape, prior: as given.
-        slot_id: int32 [C], the id whose row each slot has after the batches that were planned; -1 for none.
-        batch: number of the batch that :meth:`plan` is asked for next, counted from 0.
-        known: how far the window reaches: batches before this number are known.
+        slot_id: int32 [C], id of the row in each slot after the planned batches; -1 for none.
+        batch: number of the batch that :meth:`plan` plans next, counted from 0.
+        known: end of the window: batches before this number are known.
     """
 
     def __init__(self, shape: Shape, prior: Tensor, members: Tensor) -> None:
@@ -50,9 +50,9 @@ class Planner:
         self.slot_id = torch.empty(shape.num_slots, dtype=torch.int32, device="cpu")
         self._slot_key = torch.empty(shape.num_slots, dtype=torch.int16, device="cpu")
         self._table = torch.empty(shape.table_size, dtype=shape.table_dtype, device="cpu")
-        self._lists: deque[Tensor] = deque()  # of the batches after the last that has links
-        self._links: deque[Tensor] = deque()  # from `batch` on
-        self._waiting: Tensor | None = None  # the list of batch `known`, for which there was no room
+        self._lists: deque[Tensor] = deque()  # ids of the batches after the last one with links
+        self._links: deque[Tensor] = deque()  # links of the batches from `batch` on
+        self._waiting: Tensor | None = None  # the list of batch `known`, which did not fit into the memory
         self._group = group_of(shape.window)
         self.batch = self.known = 0
         self._fill(members)
@@ -61,12 +61,12 @@ class Planner:
         ops.fill_slots(members, self.prior, self.slot_id, self._slot_key, self._table)
 
     def plan(self, remote_id: Tensor, upcoming: Callable[[], Tensor | None]) -> Moves:
-        """Decide for the next batch.
+        """Plans the next batch.
 
         Args:
             remote_id: int64 [n], the distinct remote ids that it needs, in any order.
-            upcoming: gives the list of batch ``known``, as :func:`salientpp.ops.code_ids` makes it, or None if it is not known; called as often as the window
-                has room.
+            upcoming: returns the list of batch ``known``, as :func:`salientpp.ops.code_ids` makes it, or None if it is unknown. It is called while the
+                window has room.
         """
         if not self._links:
             self._link(remote_id, upcoming)
@@ -81,7 +81,7 @@ class Planner:
             own = self._lists.popleft()
         else:
             own, self.known, self._waiting = ops.code_ids(remote_id, self._num_ids), self.batch + 1, None
-        # Links of the group's other batches take the place of their lists.
+        # The links of the group's other batches replace their lists.
         room = self.shape.list_bytes - sum(each.nbytes for each in self._lists)
         while self.known < self.batch + self._group + self.shape.window:
             found = upcoming() if self._waiting is None else self._waiting
@@ -99,7 +99,7 @@ class Planner:
             self._lists.popleft()
 
     def forget_window(self) -> None:
-        """Other batches come than those that were known; rows stay where they are."""
+        """Discards the known batches, because others follow; cached rows stay in their slots."""
         self._lists.clear()
         self._links.clear()
         self._waiting = None
@@ -108,13 +108,13 @@ class Planner:
         self._slot_key[there] = _unknown(self.prior[self.slot_id[there].long()])
 
     def forget_rows(self) -> None:
-        """No slot holds anything; nor is the window known."""
+        """Empties every slot and discards the known batches."""
         self._fill(torch.empty(0, dtype=torch.int64, device="cpu"))
         self.forget_window()
 
 
 def _unknown(probability: Tensor) -> Tensor:
-    """int16 keys of rows whose next use is not known, as csrc/ways/slots.cpp makes them."""
+    """Returns int16 keys of rows whose next use is unknown, in the format of csrc/ways/slots.cpp."""
     level = (0x3F800000 - probability.view(torch.int32)) >> 19
     level = torch.where(probability > 0, level.clamp(0, 1022), 1023)
     return (level - 2**15).to(torch.int16)

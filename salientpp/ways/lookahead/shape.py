@@ -1,4 +1,4 @@
-"""Chooses how long a window and how large a cache fit into the memory of a static cache, with the ids of the window and what finds rows."""
+"""Choice of the window and the number of rows of a lookahead cache. Rows, ids and index together take the memory of a static cache."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from salientpp.arguments import as_integer
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.ways.lookahead.forecast import LATE, Blocks, Spread, Trial
 
-#: How many batches are known ahead; 'auto': as many as are worth their memory.
+#: Number of batches known ahead; 'auto': the number that saves most in the given memory.
 Window = int | Literal["auto"]
 
-#: The longest window; numbers of batches are compared modulo 2**15.
+#: Longest window. Numbers of batches are compared modulo 2**15.
 MOST_AHEAD = 2**13
 
-#: A window whose ids take more of the budget than this is refused.
+#: Largest fraction of the budget that the ids of a window may take.
 _MOST_FOR_IDS = 0.5
 
 
 def check_lookahead(lookahead: Any) -> Window:
-    """It as 'auto' or a Python integer."""
+    """Returns ``lookahead`` as 'auto' or a Python integer."""
     if isinstance(lookahead, str) and lookahead == "auto":
         return "auto"
     number = as_integer(lookahead)
@@ -37,18 +37,18 @@ def check_lookahead(lookahead: Any) -> Window:
 
 
 def group_of(window: int) -> int:
-    """How many batches are looked up in the window at once, so that reading its lists costs a batch no more than nine of them."""
+    """Returns the number of batches whose window is read at once. With it, reading costs a batch at most nine of its lists."""
     return max(1, -(-window // 8))
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How a budget of bytes splits.
+    """Division of a budget of bytes.
 
     Attributes:
         window: W.
         num_slots: C, rows that are kept.
-        list_bytes: the most that the ids of the window take. Where they would take more for a while, fewer batches are known.
+        list_bytes: limit for the ids of the window. If they would take more for a while, fewer batches are known.
     """
 
     window: int
@@ -57,10 +57,10 @@ class Shape:
 
     @classmethod
     def of(cls, window: int, budget: int, row_bytes: int, trial: Trial, most_rows: int) -> Shape:
-        """The largest cache of at most ``most_rows`` inside ``budget`` bytes, with a window of at least one batch."""
+        """Finds the largest cache of at most ``most_rows`` rows within ``budget`` bytes, with a window of at least one batch."""
         lists = math.ceil(window * trial.list_bytes + (group_of(window) - 1) * 2 * trial.num_ids)
         for entry_bytes in (2, 4):
-            # A slot has an id of 4 bytes, a key of 2 and 5/3 entries of a table, which has one more.
+            # A slot takes an id of 4 bytes, a key of 2 bytes and 5/3 entries of a table; the table has one further entry.
             per_slot = row_bytes + 6 + entry_bytes * 5 / 3
             number = max(0, int((budget - lists - entry_bytes) / per_slot))
             if min(number, most_rows) < 2**16:
@@ -77,7 +77,7 @@ class Shape:
 
     @property
     def state_bytes(self) -> int:
-        """Of everything but the rows."""
+        """Bytes of everything except the rows."""
         return self.list_bytes + 6 * self.num_slots + self.table_size * self.table_dtype.itemsize
 
 
@@ -90,13 +90,13 @@ def choose_shape(
     blocks: Callable[[], Blocks | None] = lambda: None,
     num_sharing: int = 1,
 ) -> Shape:
-    """How a cache that knows ``lookahead`` batches splits its budget; 'auto': the window of which the fewest rows are forecast.
+    """Divides the budget of a cache that knows ``lookahead`` batches. 'auto' takes the window with the fewest forecast rows.
 
     Args:
-        probability: float32 [N], how probably a batch needs each remote row; 0 of others.
+        probability: float32 [N], probability that a batch needs each remote row; 0 for other rows.
         budget: bytes of a static cache, or of this rank's share of it.
-        blocks: called for 'auto', where the draws of batches agree.
-        num_sharing: ranks that would share a static cache.
+        blocks: returns the blocks in which the draws of batches agree; called for 'auto' only.
+        num_sharing: number of ranks that would share a static cache.
 
     Raises:
         ValueError: the ids of the given window take too much of the budget.
@@ -128,12 +128,12 @@ def choose_shape(
         if rows < fewest:
             best, fewest = found, rows
         if window >= LATE * spread.reach(found.num_slots):
-            break  # a longer one knows nothing more
+            break  # a longer window brings no further knowledge
     return best
 
 
 def _windows() -> list[int]:
-    """1, 2, 3, 4 and then about an eighth more each."""
+    """Windows to try: 1, 2, 3, 4, and then each about an eighth longer than the one before."""
     found = [1]
     while found[-1] < MOST_AHEAD:
         found.append(min(MOST_AHEAD, found[-1] + max(1, found[-1] // 8)))
@@ -151,16 +151,16 @@ def plan_rows(
     blocks: Callable[[], Blocks | None] = lambda: None,
     num_sharing: int = 1,
 ) -> tuple[Shape, Tensor] | None:
-    """What takes the place of a static cache, in as much memory: how it splits, and whose rows it has at the beginning, ascending int64.
+    """Plans the cache that replaces a static cache in the same memory: its shape, and the ids of its initial rows, ascending int64.
 
     Args:
-        scores: float [N], how probably a batch needs each row.
-        num_static: rows of the static cache; their place takes the set of their ids too.
-        trial: called if there is something to gain.
-        blocks, num_sharing: as of :func:`choose_shape`, which also says what is raised.
+        scores: float [N], probability that a batch needs each row.
+        num_static: rows of the static cache; the memory of its set of ids is available too.
+        trial: called only if the lookahead may save something.
+        blocks, num_sharing: as for :func:`choose_shape`, which also raises the errors.
 
     Returns:
-        None where nothing is to be gained: there is no cache, it holds all that may be needed, or no window is worth its memory.
+        None if nothing can be saved: the cache is empty, it holds every row that may be needed, or no window is worth its memory.
     """
     begin, end = book.range_of(part_id)
     remote = scores.to(torch.float32, copy=True)

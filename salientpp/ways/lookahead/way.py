@@ -1,11 +1,12 @@
-"""Keep the remote rows that the next batches need: how a rank knows them, and when it decides what to keep.
+"""Lookahead cache: how a rank learns which remote rows its next batches need, and when it decides which to keep.
 
-Batches that come W later are drawn for their ids alone (:class:`Scouts`), in the sampling threads. What is kept is decided by a thread of its own where there
-are sampling threads (:mod:`salientpp.ways.lookahead.planner`), begun in ``sample`` and awaited in the stage after it. What was only asked for may be
-cancelled; what has entered the pipeline is put together, also when the epoch is left. So nothing that was decided has to be undone.
+Batches that come W later are drawn in the sampling threads, for their ids alone (:class:`Scouts`). The decision
+(:mod:`salientpp.ways.lookahead.planner`) begins in stage ``sample`` and is awaited in the next stage. If there are sampling threads, it runs in a thread
+of its own. Requests that have not entered the pipeline may be cancelled. A batch that has entered is always put together, also when the epoch is left, so
+no decision has to be undone.
 
-Rows move in the order of the batches when these are put together (:mod:`salientpp.store.fetch`). Each reads before it writes what it has fetched, so a slot is
-written to when all who were to read it have.
+Rows move when batches are put together, in the order of the batches (:mod:`salientpp.store.fetch`). Each batch reads its slots before it writes the rows that
+it fetched. So a slot is overwritten only after every batch that needed its row has read it.
 """
 
 from __future__ import annotations
@@ -41,31 +42,31 @@ from salientpp.ways.lookahead.forecast import Blocks, Spread, Trial
 from salientpp.ways.lookahead.planner import Moves, Planner
 from salientpp.ways.lookahead.shape import Shape, Window, group_of, plan_rows
 
-#: By vertex type, the list of remote ids that a batch needs.
+#: Remote ids that a batch needs, coded, by vertex type.
 Lists = Mapping[str | None, Tensor]
 
 
 class Scouts:
-    """The remote ids of batches to come, in order, through all epochs.
+    """Remote ids of upcoming batches, in order, through all epochs.
 
     Args:
-        turns: the batches of an epoch.
-        submit: (epoch, turn) -> what gives the batch's lists, from a thread or from the one that asks.
-        ahead: how many are drawn before they are asked for.
+        turns: returns the batches of an epoch.
+        submit: (epoch, turn) -> a task that returns the batch's lists, run in a thread or by the caller.
+        ahead: number of batches that are drawn before they are asked for.
     """
 
     def __init__(
         self, turns: Callable[[Draws], Sequence[Turn]], submit: Callable[[Draws, Turn], Task | Undone], ahead: int
     ) -> None:
-        # Of the epochs of the batch that enters, of the one that is drawn, and of the one after either.
+        # Three epochs are in use: the entering batch's, the drawn batch's, and the epoch after either.
         self._turns = lru_cache(3)(turns)
         self._submit, self._ahead = submit, ahead
         self._pending: deque[Task | Undone] = deque()
-        self._expected: tuple[Draws, int] | None = None  # the batch that enters next
-        self._next: tuple[Draws, int] | None = None  # to be drawn next
+        self._expected: tuple[Draws, int] | None = None  # the batch that should enter next
+        self._next: tuple[Draws, int] | None = None  # the batch to draw next
 
     def enter(self, draws: Draws, tick: int) -> bool:
-        """A batch enters; whether it is the one that follows those that did before, so that what is known is of those that follow it."""
+        """Records that a batch enters. Returns True if it directly follows the batch before it, so that the known batches follow this one."""
         number = bisect_left(self._turns(draws), tick, key=lambda turn: turn.tick)
         follows = self._expected == (draws, number)
         if not follows:
@@ -75,14 +76,14 @@ class Scouts:
         return follows
 
     def forget(self) -> None:
-        """Whatever enters next, nothing is known."""
+        """Discards the known batches."""
         for each in self._pending:
             each.cancel()
         self._pending.clear()
         self._expected = self._next = None
 
     def next(self) -> Lists | None:
-        """The lists of the first batch that was not given yet; None if there are no batches at all."""
+        """Returns the lists of the first batch that was not returned yet; None if no batch exists."""
         while self._next is not None and len(self._pending) <= self._ahead:
             draws, number = self._next
             self._pending.append(self._submit(draws, self._turns(draws)[number]))
@@ -97,28 +98,28 @@ class Scouts:
 
 
 class Lookahead(Cache):
-    """A cache that follows the batches, in the memory of a static one. Ranks that would share that have equal parts of its memory.
+    """Cache whose rows follow the batches, in the memory of a static cache. Ranks that would share a static cache divide its memory equally.
 
-    Where nothing is to be gained for a vertex type, its rows stay. So do those that have a second copy on the device.
+    The rows of a vertex type stay fixed if nothing can be saved for the type. Rows with a second copy on the device stay fixed too.
 
     Args:
         window: batches known ahead, or 'auto'.
-        replication_factor, policy, on_device: as of a :class:`~salientpp.ways.cache.Cache`.
+        replication_factor, policy, on_device: as for a :class:`~salientpp.ways.cache.Cache`.
 
     Attributes:
-        planners: by vertex type, of those whose rows change; empty: nothing is to be gained.
-        under_way: batches that have entered and are not put together.
+        planners: one for each vertex type whose rows change; empty if nothing can be saved.
+        under_way: number of batches that have entered the pipeline and are not put together yet.
     """
 
     def __init__(self, window: Window, replication_factor: float, policy: Policy, on_device: float | int = 0.0) -> None:
         super().__init__(replication_factor, policy, on_device)
         self._window = window
         self.planners: dict[str | None, Planner] = {}
-        self._decision: Task | Future | None = None  # the last
+        self._decision: Task | Future | None = None  # the latest one
         self.under_way = 0
 
     @property
-    def finds_late(self) -> bool:  # type: ignore[override]  # known when rows are placed
+    def finds_late(self) -> bool:  # type: ignore[override]  # its value is known only after place()
         return bool(self.planners)
 
     def _stays(self, type_: str | None) -> bool:
@@ -128,7 +129,9 @@ class Lookahead(Cache):
         placed = super().place(basis, tiers)
         for type_, planner in self.planners.items():
             cache = self.cache.by_type[type_]
-            if len(cache.device_members):  # nobody asks for them here
+            if len(
+                cache.device_members
+            ):  # batches find these rows on the device, so their copies on the host are unused
                 prior = planner.prior.index_fill(0, cache.device_members.ids, 0)
                 self.planners[type_] = Planner(planner.shape, prior, cache.members.ids)
         return placed
@@ -137,19 +140,19 @@ class Lookahead(Cache):
         members = super()._members(basis, scores)
         planned = self._planned(basis, scores, members)
         moves = [plan is not None for plan in planned.values()]
-        if basis.ranks_by_host:  # a cache is shared by all ranks of a host or by none
+        if basis.ranks_by_host:  # for a type, either all ranks of a host share a cache or none does
             moves = [all(of_type) for of_type in zip(*basis.host.gather_numbers(list(map(int, moves))))]
         for (type_, plan), does in zip(planned.items(), moves):
             if plan is not None and does:
                 shape, members[type_] = plan
-                # Not a copy: the probabilities may be memory-mapped.
+                # Without a copy, because the probabilities may be memory-mapped.
                 self.planners[type_] = Planner(shape, scores[type_].to(torch.float32), members[type_])
         return members
 
     def _planned(
         self, basis: Basis, scores: Mapping[str | None, Tensor], members: Mapping[str | None, Tensor]
     ) -> dict[str | None, tuple[Shape, Tensor] | None]:
-        """By vertex type, what takes the place of a static cache of ``members``; None where nothing is to be gained."""
+        """Plans, by vertex type, what replaces a static cache of ``members``; None if nothing can be saved."""
         source, blocks = basis.source, partial(_blocks_of, basis)
         num_sharing = basis.host.size if basis.ranks_by_host else 1
 
@@ -174,7 +177,7 @@ class Lookahead(Cache):
             return
         self._basis = basis
         self._lists: dict[str | None, deque[Tensor]] = {type_: deque() for type_ in self.planners}
-        # With long windows several lists are asked for at once.
+        # With long windows several lists are requested at once.
         group = max(group_of(planner.shape.window) for planner in self.planners.values())
         self._scouts = Scouts(
             basis.epochs.turns,
@@ -185,22 +188,22 @@ class Lookahead(Cache):
         fetch.moving = {type_: self.cache.by_type[type_].rows for type_ in self.planners}
 
     def _scout(self, basis: Basis, fetch: Fetch, pieces: Sequence[tuple[Tensor, BatchKeys]]) -> Lists:
-        """The lists of the batch of these pieces."""
+        """Returns the lists of the batch made of these pieces."""
         ids = _ids_of([basis.source.draw(*piece, only_vertices=True) for piece in pieces])
         found = {}
         for type_ in self.planners:
             tiers, of_type = fetch.tiers[type_], ids.get(type_, NO_IDS)
-            if tiers.copies:  # of other ways
+            if tiers.copies:  # rows that other ways have copies of
                 of_type = tiers.look_up(of_type).remote_id
             found[type_] = ops.code_ids(of_type, tiers.book.num_vertices, *tiers.book.range_of(tiers.part_id))
         return found
 
     def begin_epoch(self) -> None:
-        """Where batches of an epoch before were lost on their way, so are rows that slots were to have."""
+        """Empties the cache if batches of an earlier epoch were lost on their way, because the rows planned for its slots were lost too."""
         if self.under_way:
             self.under_way = 0
             if self._decision is not None:
-                with contextlib.suppress(BaseException):  # whoever it was for has had the error, or is gone
+                with contextlib.suppress(BaseException):  # the batch's consumer has received the error, or has gone
                     self._decision.result()
             self._scouts.forget()
             for planner in self.planners.values():
@@ -223,7 +226,7 @@ class Lookahead(Cache):
         return decided
 
     def _upcoming(self, type_: str | None) -> Tensor | None:
-        """The next list of a type; those of other types wait until these ask, as their windows may be shorter."""
+        """Returns the next list of a type. Lists of other types wait until these types ask, because their windows may be shorter."""
         if not self._lists[type_]:
             found = self._scouts.next()
             if found is None:
@@ -241,11 +244,11 @@ class Lookahead(Cache):
         for type_ in self.planners:
             fetched[type_] = price.fetched[type_] * self._fetched_share(type_, price.fetched[type_])
             copied[type_] += price.fetched[type_] - fetched[type_]
-        # A batch is drawn twice, the first time for its ids.
+        # Every batch is drawn twice: first for its ids only.
         return Price(fetched, copied, price.seconds * (2 if self.planners else 1))
 
     def _fetched_share(self, type_: str | None, num_bytes: float) -> float:
-        """The part of the remote rows of batches that is fetched, as forecast; those of a batch are ``num_bytes``."""
+        """Forecasts the fraction of remote rows that is fetched; ``num_bytes`` are the bytes of a batch's remote rows."""
         source, planner = self._basis.source, self.planners[type_]
         remote = planner.prior.clone()
         remote[slice(*source.books[type_].range_of(source.exchange.part_of(type_)))] = 0
@@ -254,7 +257,7 @@ class Lookahead(Cache):
         return spread.rows(planner.shape.num_slots, planner.shape.window) / max(spread.rows(0, 0), 1e-300)
 
     def memory(self) -> Mapping[str, int]:
-        """Bytes of the rows, under ``cache``, of what finds them and of the window's ids, under ``lookahead``."""
+        """Bytes of the rows, as ``cache``, and of the index and the window's ids, as ``lookahead``."""
         if not self.planners:
             return {}
         rows = [rows.nbytes for type_ in self.planners for rows in self.cache.by_type[type_].rows.values()]
@@ -262,13 +265,13 @@ class Lookahead(Cache):
 
 
 def _with_kept(places: Places, moves: Moves, book: PartitionBook) -> Places:
-    """These places where some of the remote rows are not fetched but found in the cache; ``moves`` are those of ``places.remote_id``."""
+    """Marks remote rows that the cache holds, so that they are not fetched; ``moves`` refer to ``places.remote_id``."""
     if places.remote_row is None:
         taken = ops.take_hits(places.remote_position, places.remote_id, book.offsets, moves.hit_place)
         kept_position, remote_position, remote_id, counts = taken
         slot, remote_row = moves.hit_slot, None
     else:
-        remote_id = places.remote_id[moves.fetched_place]  # owners keep their order
+        remote_id = places.remote_id[moves.fetched_place]  # still grouped by owner
         counts = torch.bincount(book.owner(remote_id), minlength=book.num_parts)
         number = torch.full_like(places.remote_id, -1)
         number[moves.fetched_place] = torch.arange(remote_id.numel(), device="cpu")
@@ -288,7 +291,7 @@ def _with_kept(places: Places, moves: Moves, book: PartitionBook) -> Places:
 
 
 def _ids_of(pieces: Sequence[Any]) -> dict[str | None, Tensor]:
-    """Per vertex type, the ids of the vertices in these MFGs."""
+    """Returns the ids of the vertices in these MFGs, by vertex type."""
     found: dict[str | None, list[Tensor]] = {}
     for mfg in pieces:
         for type_, ids in ids_by_type(mfg.node).items():
@@ -297,7 +300,7 @@ def _ids_of(pieces: Sequence[Any]) -> dict[str | None, Tensor]:
 
 
 def _blocks_of(basis: Basis) -> Blocks | None:
-    """How batches agree in blocks, where that is known: with one type of vertices, seeds that are vertices and draws without weights."""
+    """Blocks in which batches agree, if known; this needs one vertex type, seeds that are vertices, and draws without weights."""
     part, inputs, sampler = basis.source.part, basis.source.seeds.inputs, basis.source.sampler
     assert part is not None and part.part_id is not None and isinstance(sampler, NeighborSampler)
     block = basis.epochs.draw_block

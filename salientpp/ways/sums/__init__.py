@@ -1,1 +1,1 @@
-"""Let owners send sums in place of rows."""
+"""Partial aggregation: owners send sums instead of rows."""

@@ -1,4 +1,4 @@
-"""Which loaders can give batches with sums."""
+"""Checks that a loader can give batches with sums."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from salientpp.store.narrow import WIDE
 
 
 def edge_rows_of(source: BatchSource) -> Mapping[str, Tensor]:
-    """The edge attributes of a partitioned graph with one type of edges."""
+    """Returns the edge attributes of a partitioned graph with one type of edges."""
     assert isinstance(source.template, PartitionTemplate)  # check_partial has refused others
     return source.template.edge_rows[None]
 
 
 def check_partial(data: Any, source: BatchSource, given: Any, weight: Any) -> None:
-    """Raise ValueError where a loader's batches cannot have sums, or not with these weights."""
+    """Raises ValueError if a loader's batches cannot have sums, or cannot have sums with these weights."""
     why = _why_not(data, source)
     if why is not None:
         raise ValueError(f"partial_aggregation={given!r} {why}")
@@ -43,26 +43,26 @@ def check_partial(data: Any, source: BatchSource, given: Any, weight: Any) -> No
 
 
 def _why_not(data: Any, source: BatchSource) -> str | None:
-    """Why batches cannot have sums of rows."""
+    """Returns the reason why batches cannot have sums of rows, or None."""
     if not isinstance(data, PartitionedGraph):
-        return "is for a partitioned graph, whose rows travel between ranks; rows of an object in memory do not, so leave it out"
+        return "applies only to a partitioned graph, whose rows travel between ranks; rows of an object in memory do not travel; leave it out"
     sampler = source.sampler
-    assert isinstance(sampler, NeighborSampler)  # a partitioned graph takes no other
+    assert isinstance(sampler, NeighborSampler)  # sampler_of_part has refused others
     if sampler.is_hetero or data.is_hetero:
-        return f"is for graphs with one type of vertices, and {data.root} has several; leave it out"
+        return f"needs a graph with one type of vertices, but {data.root} has several; leave it out"
     if sampler.subgraph_type != SubgraphType.directional:
         needing = f"batches with subgraph_type={sampler.subgraph_type.value!r}"
-        return f"replaces edges of the last hop by sums, which {needing} need; leave one of them out"
+        return f"replaces edges of the last hop by sums, but {needing} need these edges; leave one of them out"
     if sampler.disjoint:
-        return "excludes disjoint trees and times: there the last hop's vertices are many trees'; leave one of them out"
+        return "excludes disjoint trees and times, because several trees may share vertices of the last hop; leave one of them out"
     if len(source.exchanged) != 1:
         names = [name for _, name in source.exchanged]
-        return f"sums one attribute that every sampled vertex gets, got columns={names}; pass one name"
+        return f"sums exactly one attribute of vertices, got columns={names}; pass one name"
     (column,) = source.exchanged
     if column in source.narrow:
-        travel = f"those of {column[1]!r} travel as {source.narrow[column].format} (store_as, send_as)"
-        return f"sums rows as they are, and {travel}; leave one of them out"
+        travel = f"the rows of {column[1]!r} travel as {source.narrow[column].format} (store_as, send_as)"
+        return f"sums rows as they are stored, but {travel}; leave one of them out"
     if source.rows_of(column).dtype not in WIDE:
-        are = f"those of {column[1]!r} are {str(source.rows_of(column).dtype).removeprefix('torch.')}"
-        return f"sums floating-point rows (float64, float32, float16, bfloat16), and {are}; leave it out"
+        are = f"the rows of {column[1]!r} are {str(source.rows_of(column).dtype).removeprefix('torch.')}"
+        return f"sums floating-point rows (float64, float32, float16, bfloat16), but {are}; leave it out"
     return None

@@ -1,7 +1,7 @@
-"""Tensors of a batch with sums, which refuse every use that would be wrong.
+"""Marked tensors of a batch with sums. They raise an error for every use that would give wrong results.
 
-A loader with ``partial_aggregation`` marks ``x``, ``edge_index`` and the weights of its batches. Moves and copies keep the mark. Operations on single rows
-keep it too. An operation over several rows, and every computation on ``edge_index``, is an error. :func:`salientpp.nn.merge_partial` gives the layers of a
+A loader with ``partial_aggregation`` marks ``x``, ``edge_index`` and the weights of its batches. Moves and copies keep the mark, and so do operations on single
+rows. An operation over several rows, and every computation on ``edge_index``, is an error. :func:`salientpp.nn.merge_partial` gives the layers of a
 model the plain tensors.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 EDGES, ROWS, EDGE_WEIGHTS = "edge_index", "x", "weights"
 
-#: Say what a tensor is, and compute nothing that a model would use.
+#: Attributes and methods that describe a tensor; a model computes nothing from their results.
 _DESCRIBES = frozenset([
     "shape", "dtype", "device", "layout", "requires_grad", "is_leaf", "grad_fn", "grad", "ndim", "names", "output_nr", "_version", "_backward_hooks",
     "itemsize", "nbytes", "is_cuda", "is_cpu", "is_xpu", "is_mps", "is_meta", "is_mkldnn", "is_sparse", "is_sparse_csr", "is_quantized", "is_nested",
@@ -24,11 +24,11 @@ _DESCRIBES = frozenset([
     "element_size", "data_ptr", "untyped_storage", "__len__", "__repr__", "__format__", "__hash__", "is_floating_point", "is_complex", "is_same_size",
     "is_inference", "is_signed", "is_neg", "is_conj", "get_device", "record_stream", "register_hook", "retain_grad", "equal", "allclose"
 ])  # fmt: skip
-#: Give the same values, perhaps elsewhere.
+#: Methods that give the same values, perhaps in other memory.
 _COPIES = frozenset([
     "to", "cpu", "cuda", "clone", "detach", "detach_", "contiguous", "pin_memory", "share_memory_", "alias", "requires_grad_"
 ])  # fmt: skip
-#: Work on every element by itself, without the underscores of methods and of operations in place.
+#: Operations on single elements, named without the underscores of special methods and of operations in place.
 _ELEMENTWISE = frozenset([
     "abs", "neg", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "square", "reciprocal", "sin", "cos", "tanh", "sigmoid", "logsigmoid", "log_sigmoid",
     "relu", "relu6", "leaky_relu", "prelu", "rrelu", "elu", "selu", "celu", "gelu", "silu", "mish", "softplus", "softsign", "tanhshrink", "softshrink",
@@ -39,7 +39,7 @@ _ELEMENTWISE = frozenset([
     "native_dropout", "zeros_like", "ones_like", "rand_like", "randn_like", "empty_like", "full_like", "float", "double", "half", "bfloat16", "type",
     "type_as", "to"
 ])  # fmt: skip
-#: Work along these dimensions: the position of ``dim`` among the arguments, and what it is if left out. The first dimension is refused.
+#: Operations along dimensions: the position of ``dim`` among the arguments, and its default. The first dimension is refused.
 _ALONG: dict[str, tuple[int, Any]] = {
     **dict.fromkeys(["softmax", "log_softmax", "sum", "mean", "amax", "amin", "max", "min", "logsumexp", "prod", "cumsum", "std", "var", "argmax"], (1, None)),
     **dict.fromkeys(["cat", "concat", "concatenate", "unsqueeze", "squeeze", "stack", "narrow", "select", "unbind"], (1, None)),
@@ -54,13 +54,14 @@ _VIEWS = frozenset({"view", "reshape", "view_as"})
 
 @dataclass(frozen=True, eq=False)
 class Delivered:
-    """
+    """Facts of a batch that its marked tensors need.
+
     Attributes:
         partial: the batch's :class:`~salientpp.ways.sums.way.Partial`.
-        hops: of the sampler, and so the most layers that may stand between ``x`` and the seeds.
-        seeds: number of the batch's first vertices, whose outputs are right.
-        num_nodes: vertices of the batch.
-        edges_to: edges of the first hop, of the first two hops, and so on.
+        hops: number of hops of the sampler, which limits the layers between ``x`` and the seeds.
+        seeds: number of seeds, the batch's first vertices; only their outputs are right.
+        num_nodes: number of vertices of the batch.
+        edges_to: numbers of edges of the first hop, of the first two hops, and so on.
     """
 
     partial: Any
@@ -71,12 +72,12 @@ class Delivered:
 
 
 class Marked(Tensor):
-    """A tensor of a batch with sums.
+    """Tensor of a batch with sums.
 
     Attributes:
-        delivered: the batch.
+        delivered: facts of the batch.
         role: :data:`EDGES`, :data:`ROWS` or :data:`EDGE_WEIGHTS`.
-        level: of rows, how many layers stand between them and ``x``.
+        level: for rows, the number of layers between them and ``x``.
     """
 
     delivered: Delivered
@@ -85,13 +86,13 @@ class Marked(Tensor):
     _version_given: int | None
 
     def plain(self) -> Tensor:
-        """The tensor without the mark, to look at. A model that computes with it has no protection."""
+        """Returns the tensor without the mark, for inspection. A model that computes with it has no protection."""
         with torch._C.DisableTorchFunctionSubclass():
             return self.as_subclass(Tensor)
 
     @property
     def is_given(self) -> bool:
-        """Whether the values are those that the loader gave."""
+        """True if the values are still the ones that the loader gave."""
         return self._version_given == _version_of(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Marked:
@@ -101,7 +102,7 @@ class Marked(Tensor):
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Come out of a file or another process anew, where numbers of versions start again."""
+        """Pickles the tensor. It is marked again on loading, because version numbers start again there."""
         return mark, (self.plain().detach(), self.delivered, self.role, self.level, self.is_given)
 
     @classmethod
@@ -126,7 +127,7 @@ class Marked(Tensor):
 
 
 def mark(value: Tensor, delivered: Delivered, role: str, level: int = 0, given: bool = False) -> Marked:
-    """That tensor with the mark; ``given``: it has the values that the loader gave."""
+    """Returns the tensor with the mark; ``given``: its values are the ones that the loader gave."""
     with torch._C.DisableTorchFunctionSubclass():
         marked = value if isinstance(value, Marked) else value.as_subclass(Marked)
         marked.delivered, marked.role, marked.level = delivered, role, level
@@ -135,7 +136,7 @@ def mark(value: Tensor, delivered: Delivered, role: str, level: int = 0, given: 
 
 
 def marked_in(value: Any) -> Iterator[Marked]:
-    """All marked tensors in lists, tuples and dictionaries."""
+    """Yields all marked tensors in lists, tuples and dictionaries."""
     if isinstance(value, Marked):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -146,7 +147,7 @@ def marked_in(value: Any) -> Iterator[Marked]:
 
 
 def _version_of(tensor: Tensor) -> int:
-    """Counts changes in place. Tensors of inference mode have no version; changes in place of what the loader gave are refused there too."""
+    """Counts changes in place. Tensors of inference mode have no version, but there the loader's tensors refuse changes in place anyway."""
     with torch._C.DisableTorchFunctionSubclass():
         return -1 if tensor.is_inference() else tensor._version
 
@@ -166,7 +167,7 @@ def _refuse(name: str, role: str, why: str) -> RuntimeError:
 
 
 def _first_of(value: Marked, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
-    """The batch's first vertices, or the edges of its first hops; None: another cut."""
+    """Returns the batch's first vertices, or the edges of its first hops; None if the slice is another one."""
     size, dim = value.size(), 1 if value.role == EDGES else 0
     index: Any
     if name == "narrow":
@@ -196,44 +197,44 @@ def _first_of(value: Marked, name: str, args: Sequence[Any], kwargs: dict[str, A
 
 
 def _check(func: Any, name: str, marked: list[Marked], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Raise where an operation is not one on single rows."""
+    """Raises an error if an operation does not work on each row separately."""
     roles = {each.role for each in marked}
     if EDGES in roles:
         raise _refuse(
             name,
             EDGES,
-            "which lacks the edges that sums replace, so that only layers of PyG's MessagePassing can use it; call salientpp.nn.merge_partial(model) on the "
-            "whole model and give the layers batch.edge_index as it is, or leave the loader's partial_aggregation out",
+            "which lacks the edges that sums replace; only layers of PyG's MessagePassing can use it; call salientpp.nn.merge_partial(model) on the whole "
+            "model and pass batch.edge_index to the layers unchanged, or leave the loader's partial_aggregation out",
         )
     role = marked[0].role
     if len(roles) > 1 or len({id(each.delivered) for each in marked}) > 1:
-        raise _refuse(name, role, "together with other tensors of such batches, whose rows are others")
+        raise _refuse(name, role, "together with other tensors of such batches, whose rows belong to other vertices")
     if name == "batch_norm" and kwargs.get("training", args[5] if len(args) > 5 else False):
         raise _refuse(
             name,
             role,
-            "while training: its mean would lack the rows that sums have replaced; use LayerNorm, or leave partial_aggregation out",
+            "while training: the batch mean would lack the rows that sums replace; use LayerNorm, or leave partial_aggregation out",
         )
     in_place = (
         name.endswith("_") and not name.startswith("__")
     ) or (name.startswith("__i") and name != "__invert__") or kwargs.get("inplace") or kwargs.get("out") is not None  # fmt: skip
     if in_place and any(each.is_given for each in marked):
         raise _refuse(
-            name, role, "in place: what is done to rows of the batch is not done to the rows in the sums; do it to the stored rows"
+            name, role, "in place: the rows inside sums would not change; change the stored rows instead"
         )  # fmt: skip
     if not _is_row_wise(name.strip("_"), marked, args, kwargs):
         raise _refuse(
             name,
             role,
-            "and is not known to work on each row by itself. The batch lacks the rows that sums replace. Take the seeds' rows first, out[:batch.batch_size]; "
-            "look at values by .plain(); or leave the loader's partial_aggregation out",
+            "and is not known to work on each row separately. The batch lacks the rows that sums replace. Take the rows of the seeds first, "
+            "out[:batch.batch_size]; inspect values with .plain(); or leave the loader's partial_aggregation out",
         )
 
 
 def _is_row_wise(name: str, marked: list[Marked], args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     first, ndim = marked[0], marked[0].dim()
     if name in _ELEMENTWISE or name in _VIEWS:
-        # Of another number of dimensions, broadcasting would put rows along another dimension.
+        # With different numbers of dimensions, broadcasting would put rows along another dimension.
         across = any(isinstance(each, Marked) and each.dim() != ndim for each in args)
         return not across and all(each.dim() == 0 or each.size(0) == first.size(0) for each in marked)
     if name in _ALONG:
@@ -263,12 +264,12 @@ def _is_row_wise(name: str, marked: list[Marked], args: Sequence[Any], kwargs: d
 
 def _mark_all(out: Any, name: str, marked: list[Marked]) -> Any:
     first, level = marked[0], max(each.level for each in marked)
-    if any(out is each for each in marked):  # in place, or a dropout that drops nothing
+    if any(out is each for each in marked):  # an operation in place, or dropout with p = 0
         out.level = level
         return out
     if isinstance(out, Tensor):
         if not out.dim() or out.size(0) != first.size(0):
-            raise _refuse(name, first.role, "and its result has not a row for each of the rows it was given")
+            raise _refuse(name, first.role, "and its result does not have one row for each input row")
         reshaped = first.role == EDGE_WEIGHTS and first.is_given and name in (*_VIEWS, "squeeze", "unsqueeze")
         return mark(out, first.delivered, first.role, level, given=reshaped)
     if isinstance(out, (list, tuple)):

@@ -1,11 +1,11 @@
-"""Which rows of a batch are summed where, how they are summed, and how many bytes that moves.
+"""Choice of the sums of a batch, their computation, and the bytes that they move.
 
-**Other ranks** are asked in the same three all-to-alls as for rows (:mod:`salientpp.store.exchange`), by three messages: :data:`SUMS` has the size of each
-wanted sum, :data:`SOURCES` the rows that they sum up, one sum's after the other's, and :data:`WEIGHTS` what each of these rows is multiplied by. Only the
-asking rank looks up the weights of edges. :mod:`salientpp.ways.sums.plan` says which sums a batch asks for.
+**Other ranks** receive requests for sums in the same three all-to-alls as requests for rows (:mod:`salientpp.store.exchange`), as three messages. :data:`SUMS`
+has the size of each wanted sum, :data:`SOURCES` the rows that they add up, sum after sum, and :data:`WEIGHTS` the factor of each of these rows. Only the
+asking rank looks up the weights of edges. :mod:`salientpp.ways.sums.plan` chooses the sums that a batch asks for.
 
-**The host** sums rows for its device while other threads pack rows (:mod:`salientpp.store.thread_groups`). The same plan chooses these sums, with the tiers
-of the host in the place of owners. Rows that a device reads where they are stay in the batch.
+**The host** sums rows for its device while other threads pack rows (:mod:`salientpp.store.thread_groups`). The same plan chooses these sums, with the host's
+tiers instead of owners. Rows that a device reads where they are stored stay in the batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from salientpp.store.thread_groups import in_group, in_pieces
 from salientpp.store.tiers import Tiers
 from salientpp.ways.sums.plan import REDUCTIONS, WORTH_IT, Sums, Wire, plan_sums
 
-#: What ranks ask one another for.
+#: Messages by which ranks ask one another for sums.
 SUMS, SOURCES, WEIGHTS = (
     Message("(sums)", has_ids=False),
     Message("(sources of sums)", has_ids=True),
@@ -35,8 +35,11 @@ SUMS, SOURCES, WEIGHTS = (
 
 
 def put_sums(rows: RowSource, index: Tensor, size: Tensor, weight: Tensor | None, reduction: str, out: Tensor) -> None:
-    """Write to ``out`` [m, ...], for each of the ``size`` int64 [m], the sum, mean or maximum of so many of the rows ``index`` int64 [n], which follow one
-    another, times ``weight`` floating-point [n] if given."""
+    """Writes one sum, mean or maximum of rows to ``out`` [m, ...] for each entry of ``size`` int64 [m].
+
+    Entry i of ``size`` is the number of consecutive entries of ``index`` int64 [n] whose rows are reduced. The rows are first multiplied by ``weight``,
+    floating-point [n], if given.
+    """
     if not isinstance(rows, TensorRows):
         rows, index = TensorRows(take_rows(rows, index)), torch.arange(index.numel(), device="cpu")
     if weight is not None:
@@ -56,17 +59,17 @@ def put_sums(rows: RowSource, index: Tensor, size: Tensor, weight: Tensor | None
 
 
 def _found_last(mfg: SamplerOutput) -> Tensor:
-    """The vertices that were first found in the last hop."""
+    """Returns the vertices that were first found in the last hop."""
     return mfg.node[mfg.node.numel() - mfg.num_sampled_nodes[-1] :]
 
 
 def sums_of(
     mfg: SamplerOutput, tiers: Tiers, wire: Wire, asks: bool = True, repeats: bool = False
 ) -> tuple[SamplerOutput, Sums]:
-    """What is left of a batch of a rank with these tiers, and the sums that it asks for; with ``asks`` False none.
+    """Returns what remains of a batch of a rank with these tiers, and the sums that it asks for; none if ``asks`` is False.
 
     Args:
-        repeats: the batch may hold a vertex several times. The row of such a vertex is fetched once for all its places, so it comes whole.
+        repeats: True if the batch may hold a vertex several times. The row of such a vertex is fetched once for all its places, so it is not summed.
     """
     num_parts = tiers.book.num_parts
     if not asks:
@@ -75,7 +78,7 @@ def sums_of(
     last = _found_last(mfg)
     places = tiers.look_up(last)
     owner = torch.full_like(last, -1)
-    owner[places.remote_position] = torch.repeat_interleave(places.remote_counts)  # they are grouped by part
+    owner[places.remote_position] = torch.repeat_interleave(places.remote_counts)  # positions are grouped by part
     if repeats:
         _, which, times = mfg.node.unique(return_inverse=True, return_counts=True)
         owner[times[which[mfg.node.numel() - last.numel() :]] > 1] = -1
@@ -83,9 +86,9 @@ def sums_of(
 
 
 def host_sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire) -> tuple[SamplerOutput, Sums]:
-    """What is left of a batch for a device of a rank with these tiers, and what its host sums up so that it copies fewer.
+    """Returns what remains of a batch for a device of a rank with these tiers, and the sums that its host makes in order to copy fewer rows.
 
-    These sums are by tier, and their ``source`` are slots of the tier that has the rows.
+    These sums are grouped by tier, and their ``source`` holds slots of the tier that has the rows.
     """
     last = _found_last(mfg)
     tier_of = torch.full((last.numel(),), -1, device="cpu")
@@ -101,11 +104,11 @@ def host_sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire) -> tuple[SamplerO
 
 @dataclass(frozen=True)
 class Moved:
-    """What is fetched from other ranks, or copied to a device, for a batch or for several.
+    """Rows and sums that are fetched from other ranks, or copied to a device, for one batch or several.
 
     Attributes:
-        rows, sums, sources: rows and sums that move, and rows in these sums.
-        whole_rows: that would move without sums.
+        rows, sums, sources: numbers of rows and sums that move, and of rows in these sums.
+        whole_rows: number of rows that would move without sums.
     """
 
     rows: int = 0
@@ -115,14 +118,14 @@ class Moved:
 
     @classmethod
     def between_ranks(cls, mfg: SamplerOutput, tiers: Tiers, wire: Wire) -> Moved:
-        """What a rank with these tiers fetches for a batch."""
+        """Counts the fetches of a rank with these tiers for a batch."""
         left, sums = sums_of(mfg, tiers, wire)
         rows, whole_rows = (tiers.look_up(n_id).remote_id.numel() for n_id in (left.node, mfg.node))
         return cls(rows, sums.size.numel(), sums.source.numel(), whole_rows)
 
     @classmethod
     def to_device(cls, mfg: SamplerOutput, tiers: Tiers, wire: Wire) -> Moved:
-        """What its host has of a batch and copies to its device; what is fetched comes on top."""
+        """Counts the copies from a rank's host to its device for a batch; fetched rows are copied too, but not counted here."""
         left, here = host_sums_of(mfg, tiers, wire)
         rows, whole_rows = (
             sum(slot.numel() for tier, _, slot in tiers.groups(tiers.look_up(n_id)) if not tier.on_device)
@@ -137,5 +140,5 @@ class Moved:
         return wire.bytes_of(self.rows, self.sums, self.sources)
 
     def is_worth_it(self, wire: Wire) -> bool:
-        """Whether this is markedly less than without sums."""
+        """Returns True if the bytes are clearly fewer than without sums."""
         return self.bytes(wire) < WORTH_IT * wire.bytes_of(self.whole_rows)

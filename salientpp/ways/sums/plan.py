@@ -1,8 +1,8 @@
-"""Decides which rows that a batch lacks come whole, and which as sums that their owners make.
+"""Decision which of a batch's missing rows arrive whole, and which arrive as sums that their owners compute.
 
-Only rows of vertices that were first found in the last hop may be summed up, since no layer needs these rows but for those of their neighbours. Every edge to
-one that this rank lacks is served by its source's row or by a sum of its target's: a vertex cover of least bytes of the bipartite graph of rows and sums.
-``csrc/ways/plan_sums.cpp`` says how it is chosen. docs/concepts.md (sums in the place of rows) has the method and its source.
+Only rows of vertices that were first found in the last hop may be summed, because layers use these rows only to aggregate them into their neighbours. Each edge
+from such a missing row needs either its source's row or its target's sum. The choice is a vertex cover with the fewest bytes in the bipartite graph of
+rows and sums. ``csrc/ways/plan_sums.cpp`` says how it is found. docs/explanation/traffic.md has the method and its source.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from torch_geometric.sampler import SamplerOutput
 
 from salientpp import ops
 
-#: How rows are put into one, in the order of the kernel's numbers.
+#: Reductions of rows, in the order of the kernel's numbers.
 REDUCTIONS = ("sum", "mean", "max")
 
-#: What a loader may be asked for; 'auto' is 'mean' where it is worth it.
+#: Values of a loader's option; 'auto' is 'mean' if that saves enough.
 PartialAggregation = Literal["auto", "sum", "mean", "max"] | None
 
-#: 'auto' asks for sums where they leave less than this part of the bytes: choosing them, and summing up, takes time too.
+#: 'auto' asks for sums if they need less than this fraction of the bytes. Choosing and computing sums takes time too.
 WORTH_IT = 0.97
 
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """The sums that a rank asks for in a batch, int64 vectors; all but the last two by owner, and in it by target.
+    """Sums that a rank asks for in a batch, as int64 vectors. All except the last two are grouped by owner, then by target.
 
     Attributes:
-        target: positions in the batch of the vertices whose neighbours they are; once for each owner that has some.
-        size: how many rows each sums up.
-        source: global ids of these rows, one sum's after the other's.
-        edge: ids of the edges that they came by; None where edges have none.
-        groups, sources: [K], how many sums, and rows in them, each part makes.
+        target: positions in the batch of the vertices whose neighbours are summed; a vertex occurs once for each owner of some of them.
+        size: number of rows in each sum.
+        source: global ids of these rows, sum after sum.
+        edge: ids of the edges to these rows; None if edges have no ids.
+        groups, sources: [K], numbers of sums, and of rows in them, that each part computes.
     """
 
     target: Tensor
@@ -48,7 +48,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class Wire:
-    """What travels for a row: its bytes, those of an id, and of the weight of a row in a sum, 0 without weights."""
+    """Bytes that travel for a row: the row itself, an id, and the weight of a row in a sum (0 without weights)."""
 
     row_bytes: int
     id_bytes: int
@@ -56,29 +56,29 @@ class Wire:
 
     @property
     def source_bytes(self) -> int:
-        """What is asked for a row in a sum."""
+        """Bytes of the request for one row in a sum."""
         return self.id_bytes + self.weight_bytes
 
     @property
     def of_copies(self) -> Wire:
-        """To a device: what is copied is not asked for."""
+        """Bytes for a copy to a device, which needs no request."""
         return Wire(self.row_bytes, 0)
 
     def bytes_of(self, rows: int, sums: int = 0, sources: int = 0) -> int:
-        """Of so many rows, sums, and rows in sums: what is asked for and what is answered."""
+        """Returns the bytes of requests and answers for these numbers of rows, of sums, and of rows in sums."""
         return (self.row_bytes + self.id_bytes) * (rows + sums) + self.source_bytes * sources
 
 
 def plan_sums(mfg: SamplerOutput, owner: Tensor, num_parts: int, wire: Wire) -> tuple[SamplerOutput, Sums]:
-    """What is left of a batch when sums have replaced what they may.
+    """Replaces rows of a batch by sums where that saves bytes.
 
     Args:
-        mfg: of vertices of one type, with counts per hop; edges by target, in the order in which targets were found.
-        owner: int64 [d], the part that the rows of vertices first found in the last hop are fetched from, -1 for none; or which of so many kinds of memory
-            has them.
+        mfg: an MFG with one vertex type and with counts per hop; edges by target, in the order in which targets were found.
+        owner: int64 [d], the part that owns the row of each vertex first found in the last hop, or -1 if the row is not fetched. It may also be
+            the tier that holds the row, with ``num_parts`` tiers.
 
     Returns:
-        The MFG without the vertices and edges that sums replace, whose other vertices keep their order; and the sums.
+        The MFG without the vertices and edges that sums replace, its other vertices in the same order; and the sums.
     """
     nodes, edges = mfg.num_sampled_nodes, mfg.num_sampled_edges
     first, first_edge = mfg.node.numel() - nodes[-1], mfg.row.numel() - edges[-1]

@@ -1,8 +1,8 @@
-"""Let owners send sums in place of rows, where those are fewer bytes.
+"""Partial aggregation: owners send sums instead of rows, if the sums take fewer bytes.
 
-A batch is drawn, what it lacks is looked up, and :mod:`salientpp.ways.sums.plan` decides which of its rows come whole: first of those that other ranks
-have, then, for a device, of those that the host has. Vertices and edges that sums replace leave the batch before it is made, so later steps see a smaller
-batch that wants sums too. The user's model adds them by :func:`salientpp.nn.merge_partial`.
+After a batch is drawn, its missing rows are looked up, and :mod:`salientpp.ways.sums.plan` decides which of them arrive whole. It decides first about rows
+of other ranks and then, for a device, about rows of the host. Vertices and edges that sums replace leave the batch before it is built. Later steps see a
+smaller batch with requests for sums. The user's model adds the sums by :func:`salientpp.nn.merge_partial`.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from salientpp.ways.sums.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, mar
 from salientpp.ways.sums.moved import SOURCES, SUMS, WEIGHTS, Moved, host_sums_of, put_sums, sums_of
 from salientpp.ways.sums.plan import PartialAggregation, Sums, Wire
 
-#: In the place of a vertex type, of the sums that a host makes for its own device.
+#: Key, used like a vertex type, of the sums that a host computes for its own device.
 _OF_HOST = "(sums of the host)"
 
 
 class Partial(NamedTuple):
-    """``batch.partial``: what other ranks, and for a device the host, have made of rows that the batch does not have.
+    """Sums of a batch, ``batch.partial``, computed from rows that the batch does not have, by other ranks and, for a device, by the host.
 
     Attributes:
-        target: int64 [m], positions in the batch of the vertices whose neighbours these are; a vertex occurs once for each part, and each kind of the host's
-            memory, that has some of them.
-        value: [m, ...], their sum, mean or maximum, of the dtype of ``x``.
-        count: int64 [m], how many they are, a neighbour that was drawn twice counted twice.
+        target: int64 [m], positions in the batch of the vertices whose neighbours are summed. A vertex occurs once for each part, and for each kind of
+            memory of the host, that has some of them.
+        value: [m, ...], sum, mean or maximum of these neighbours, in the dtype of ``x``.
+        count: int64 [m], number of these neighbours; a neighbour that was drawn twice counts twice.
         reduction: 'sum', 'mean' or 'max'.
-        weight: the batch's attribute with the weights of its edges, if the rows were multiplied by theirs first; a mean is over their number nevertheless.
+        weight: name of the batch's edge weights, if each row was multiplied by its weight first; a mean still divides by the number of rows.
     """
 
     target: Tensor
@@ -59,35 +59,35 @@ class Partial(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Note:
-    """What was decided of one batch."""
+    """Decision about one batch."""
 
-    sums: Sums  # what other ranks are asked for beside rows
-    weight: Tensor | None  # of the rows in them, as words that travel, so many for each
-    here: Sums | None  # what the host sums up for the device, by tier and slot
-    here_weight: Tensor | None  # of the rows in those
+    sums: Sums  # requests to other ranks, besides those for rows
+    weight: Tensor | None  # weights of the rows in `sums`, as words of the message
+    here: Sums | None  # sums that the host computes for the device, by tier and slot
+    here_weight: Tensor | None  # weights of the rows in `here`
 
 
 def messages_of(reduction: Any, weight: Any) -> Sequence[Message]:
-    """What ranks ask one another for, by these arguments of a loader; wrong ones are refused later."""
+    """Returns the messages by which ranks ask one another for sums; the loader checks these arguments later."""
     if reduction is None:
         return ()
     return (SUMS, SOURCES) if weight is None else (SUMS, SOURCES, WEIGHTS)
 
 
 class SumsOfRows(Way):
-    """Sums, means or maxima of the neighbours in the last hop, made where their rows are.
+    """Sums, means or maxima of the neighbours in the last hop, computed where their rows are.
 
     Args:
-        reduction: 'sum', 'mean' or 'max'; 'auto': 'mean', where a trial says that it is worth it.
+        reduction: 'sum', 'mean' or 'max'; 'auto': 'mean', if a trial shows that it saves enough.
         weight: the edge attribute that rows are multiplied by; None: rows are summed as they are.
 
     Attributes:
-        asks: this rank asks for sums where they are fewer bytes; it serves the others' requests in any case.
-        sums_here: the host sums up what it has where that is fewer bytes to copy to a device.
+        asks: True if this rank asks for sums where they take fewer bytes; it answers the requests of others in any case.
+        sums_here: True if the host sums its own rows where that means fewer bytes to copy to a device.
     """
 
     name = "sums"
-    needs_stages = True  # so that batches of one rank alone have the same form
+    needs_stages = True  # a single rank then gives batches of the same form
 
     def __init__(self, reduction: PartialAggregation, weight: str | None) -> None:
         self.messages = messages_of(reduction, weight)
@@ -103,7 +103,7 @@ class SumsOfRows(Way):
         self._fetch, self._column, self._dtype = fetch, column, basis.dtype
         self._rows = fetch.tiers[None].home.rows[column[1]]
         wide = self._rows.dtype == torch.float64 or fetch.exchange.wire_dtype == torch.int64
-        #: Weights are added up in it; and it is no narrower than a word of a message.
+        #: Dtype in which weights are added; it is at least as wide as a word of a message.
         self._weight_dtype = torch.float64 if wide else torch.float32
         name = self._weight_name
         self._weights = None if name is None else edge_rows_of(basis.source)[name]
@@ -150,7 +150,7 @@ class SumsOfRows(Way):
         return dataclasses.replace(taken, served=served)
 
     def _served(self, asked: Mapping[str | None, Tensor]) -> Tensor:
-        """The sums that other ranks asked for."""
+        """Computes the sums that other ranks asked for."""
         weight, size = None, asked[SUMS.name]
         if WEIGHTS.name in asked:
             words = asked[WEIGHTS.name].to(self._fetch.exchange.wire_dtype)
@@ -160,7 +160,7 @@ class SumsOfRows(Way):
         return out
 
     def _summed_here(self, work: HostWork) -> Tensor:
-        """What the host sums up for its device, to be copied as packed rows are."""
+        """Computes the host's sums for its device. They are copied like packed rows."""
         tiers, name = self._fetch.tiers[None], self._column[1]
         sums, weight = work.note.here, work.note.here_weight
         is_pinned = torch.accelerator.is_available()
@@ -176,10 +176,10 @@ class SumsOfRows(Way):
         return out
 
     def _weight_of(self, sums: Sums) -> Tensor | None:
-        """Of the rows in sums, as it travels."""
+        """Returns the weights of the rows in sums."""
         if self._weights is None:
             return None
-        assert sums.edge is not None  # the edges of a partitioned graph have ids
+        assert sums.edge is not None  # edges of a partitioned graph have ids
         return take_rows(self._weights, sums.edge).view(-1).to(self._weight_dtype)
 
     def complete(self, batch: Data | HeteroData, note: Note, arrived: Mapping[Column, Tensor]) -> None:
@@ -195,7 +195,7 @@ class SumsOfRows(Way):
         batch.partial = Partial(to_device(target), value, to_device(count), self._reduction, self._weight_name)
 
     def deliver(self, batch: Data | HeteroData, note: Note) -> None:
-        """Mark the tensors that a model would use wrongly without :func:`salientpp.nn.merge_partial`."""
+        """Marks the tensors that a model could not use correctly without :func:`salientpp.nn.merge_partial`."""
         nodes, edges = batch.num_sampled_nodes, batch.num_sampled_edges
         delivered = Delivered(
             batch.partial, len(edges), int(batch.batch_size), sum(nodes), tuple(itertools.accumulate(edges))

@@ -1,4 +1,4 @@
-"""A converted graph is what its source holds, in the order that sorting in memory gives, whatever memory there was and however often it was stopped."""
+"""Laws of conversion: a converted graph equals its source sorted in memory, for every memory limit and any number of interruptions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SPLITS = ("train", "val", "test")
 
 
 def hubs_and_repeats(seed: int, num_edges: int = 4000, num_vertices: int = N) -> np.ndarray:
-    """int64 [2, E] with loops, repeated edges, vertices without any, and a third of all edges into vertex 7."""
+    """Returns int64 [2, E] with loops, repeated edges, vertices without edges, and a third of all edges into vertex 7."""
     rng = np.random.default_rng(seed)
     print(f"seed {seed}")
     edges = rng.integers(0, num_vertices, (2, num_edges))
@@ -43,7 +43,7 @@ def hubs_and_repeats(seed: int, num_edges: int = 4000, num_vertices: int = N) ->
 
 
 def small(source: str, root: Path, working: int, undirected=None, data=Path("data"), **options) -> Path:
-    """Convert with so many bytes for arrays, which are far too few for the graph: many runs, and hubs that are spread again."""
+    """Converts with ``working`` bytes for arrays. Few bytes make many runs, and hubs that are spread again."""
     given = Options(**{"deduplicate": False, "dtype": {}, "finite": False, **options})
     return write_converted(open_source(source, data, undirected), root, Budget(0, working), given)
 
@@ -89,7 +89,7 @@ def assert_same(converted: Data, other: Data) -> None:
 
 @pytest.mark.parametrize("capacity", [1, 3, 50, 1000, 10**6])
 @pytest.mark.parametrize("unique", [False, True])
-def test_words_come_in_the_order_of_a_stable_sort_whatever_fits_into_memory(tmp_path, capacity, unique):
+def test_any_capacity_gives_the_order_of_a_stable_sort(tmp_path, capacity, unique):
     edges = hubs_and_repeats(1, 1500)
     source, target = edges.astype(np.uint64)
     words = target << np.uint64(32) | source
@@ -98,26 +98,26 @@ def test_words_come_in_the_order_of_a_stable_sort_whatever_fits_into_memory(tmp_
     assert max(piece.size for piece in got) <= capacity
     expected = np.unique(words) if unique else words[np.argsort(target, kind="stable")]
     assert np.array_equal(np.concatenate(got), expected)
-    assert [path.name for path in tmp_path.iterdir()] == ["runs"], "what was spread again is gone"
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"], "files of buckets that were spread again are deleted"
 
 
 @pytest.mark.parametrize("working", [20_000, 100_000, 10**8])
 @pytest.mark.parametrize("undirected", [None, False, True])
 @pytest.mark.parametrize("directed", [True, False])
-def test_an_npz_file_converts_to_what_it_loads_as(tmp_path, working, undirected, directed):
+def test_converting_and_loading_an_npz_file_give_the_same_graph(tmp_path, working, undirected, directed):
     source = f"npz:{write_npz(tmp_path / 'g.npz', seed=working, directed=np.array(directed))}"
     small(source, tmp_path / "c", working, undirected)
     assert_same(load_dataset(f"converted:{tmp_path / 'c'}"), load_dataset(source, undirected=undirected))
 
 
-def test_repeats_go_where_that_is_asked_for(tmp_path):
+def test_deduplicate_stores_each_pair_once(tmp_path):
     file = write_npz(tmp_path / "g.npz")
     small(f"npz:{file}", tmp_path / "c", 20_000, deduplicate=True)
     once = np.ascontiguousarray(np.unique(np.load(file)["edge_index"], axis=1))
     assert lists(load_dataset(f"converted:{tmp_path / 'c'}")) == lists_of(once)
 
 
-def test_batches_and_directories_are_those_of_the_graph_in_memory(tmp_path):
+def test_a_converted_graph_and_the_graph_in_memory_give_the_same_batches_and_directories(tmp_path):
     made = synthetic(num_vertices=2000, num_features=8)
     edges = made.edge_index[:, torch.from_numpy(np.random.default_rng(3).permutation(made.num_edges))]
     splits = {f"{split}_idx": made[f"{split}_mask"].nonzero().flatten().numpy() for split in SPLITS}
@@ -162,7 +162,7 @@ FORMS = {
     "csv in gzip": lambda folder, edges: _write_text(folder, "e.csv.gz", edges.T, "%d,%d"),
     "npy [2, E]": lambda folder, edges: np.save(folder / "e.npy", edges.astype(np.int32)),
     "npy [E, 2]": lambda folder, edges: np.save(folder / "e.npy", np.ascontiguousarray(edges.T)),
-    "npy in the order of columns": lambda folder, edges: np.save(folder / "e.npy", np.asfortranarray(edges)),
+    "npy in column order": lambda folder, edges: np.save(folder / "e.npy", np.asfortranarray(edges)),
     "npy of other byte order": lambda folder, edges: np.save(folder / "e.npy", edges.astype(">i8")),
     "npy shards": lambda folder, edges: [
         np.save(folder / f"e{number}.npy", shard) for number, shard in enumerate(np.array_split(edges, 12, axis=1))
@@ -179,7 +179,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("num_vertices", [None, N + 5])
-def test_edges_in_files_of_any_kind(tmp_path, form, num_vertices):
+def test_edge_files_of_every_kind_convert(tmp_path, form, num_vertices):
     edges = hubs_and_repeats(5)
     FORMS[form](tmp_path, edges)
     given = "" if num_vertices is None else f",num_vertices={num_vertices}"
@@ -190,7 +190,7 @@ def test_edges_in_files_of_any_kind(tmp_path, form, num_vertices):
 
 
 @pytest.mark.parametrize("kind", ["npy", "csv.gz", "parquet"])
-def test_attributes_and_splits_in_files(tmp_path, kind):
+def test_files_of_attributes_and_splits_convert(tmp_path, kind):
     edges, rng = hubs_and_repeats(6), np.random.default_rng(0)
     x, y, train = rng.standard_normal((N, 3)).astype(np.float32), rng.integers(-1, 3, N), rng.permutation(N)[:50]
     np.save(tmp_path / "e.npy", edges)
@@ -210,7 +210,7 @@ def test_attributes_and_splits_in_files(tmp_path, kind):
     assert np.array_equal(data.train_mask.numpy(), mask & (y >= 0))
 
 
-def test_a_data_object_that_torch_saved(tmp_path):
+def test_a_data_object_that_torch_saved_converts_without_edge_attributes(tmp_path):
     data = synthetic(num_vertices=N, num_features=6, average_degree=8.0)
     data.year, data.edge_attr = torch.arange(N).float(), torch.ones(data.num_edges)
     torch.save(data, tmp_path / "g.pt")
@@ -282,14 +282,14 @@ def test_negative_labels_that_are_values_stay_in_their_splits(tmp_path, y):
     assert [int(converted[f"{split}_mask"].sum()) for split in SPLITS] == [100, 50, 150]
 
 
-def test_real_labels_are_refused_where_labels_are_classes(tmp_path):
+def test_an_npz_file_with_real_labels_is_refused(tmp_path):
     source = f"npz:{write_npz(tmp_path / 'g.npz', y=np.arange(N) / 7)}"
     for load in (lambda: load_dataset(source), lambda: small(source, tmp_path / "c", 30_000)):
         with pytest.raises(ValueError, match="y must (hold|be) integers"):
             load()
 
 
-def test_several_types_of_vertices(tmp_path):
+def test_a_graph_with_several_types_converts(tmp_path):
     rng = np.random.default_rng(4)
     data = HeteroData()
     data["paper"].x, data["paper"].train_mask = torch.randn(N, 4), torch.rand(N) < 0.5
@@ -312,8 +312,8 @@ def test_several_types_of_vertices(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["npy", "parquet", "parquet, one group", "parquet, lists"])
-def test_resident_memory_stays_within_what_was_asked_for(tmp_path, kind):
-    # 96 MB of edges and 96 MB of rows, with 64 MB for all arrays and what allocators keep. Pages of files are not counted: reads and writes are plain.
+def test_resident_memory_stays_below_the_limit(tmp_path, kind):
+    # 96 MB of edges and 96 MB of rows, with 64 MB for arrays and allocators. Pages of files do not count, since files are not mapped.
     rng = np.random.default_rng(0)
     edges = rng.integers(0, 200_000, (2, 6_000_000))
     x = rng.standard_normal((200_000, 120), dtype=np.float32)
@@ -347,10 +347,10 @@ print(kilobytes("VmHWM") * 1024, asked)
     )
     assert done.returncode == 0, done.stderr
     peak, asked = map(int, done.stdout.split())
-    assert peak <= asked, f"{peak:,} bytes resident, {asked:,} asked for"
+    assert peak <= asked, f"{peak:,} bytes resident, expected at most {asked:,}"
 
 
-def test_parquet_of_many_columns_needs_memory_for_each_and_says_so_before(tmp_path):
+def test_parquet_with_too_many_columns_for_the_memory_is_refused_before_reading(tmp_path):
     np.save(tmp_path / "e.npy", hubs_and_repeats(0))
     rows = np.random.default_rng(0).standard_normal((200, 40_000))
     _write_parquet(tmp_path, "x.parquet", groups=40_000, **{f"c{at}": column for at, column in enumerate(rows)})
@@ -361,16 +361,16 @@ def test_parquet_of_many_columns_needs_memory_for_each_and_says_so_before(tmp_pa
     assert np.array_equal(load_dataset(f"converted:{tmp_path / 'c'}").x.numpy(), rows.T)
 
 
-def test_too_little_memory_is_answered_with_how_much_is_needed(tmp_path, monkeypatch):
+def test_an_error_about_too_little_memory_says_how_much_is_needed(tmp_path, monkeypatch):
     source = f"npz:{write_npz(tmp_path / 'g.npz')}"
     with pytest.raises(ValueError, match=r"memory=20MB is too little: Python and torch take .* give at least \d+MB"):
         convert(source, tmp_path / "c", memory="20MB")
     with pytest.raises(
         ValueError,
-        match=r"the mask of 'train', a byte per vertex and as much for ids, needs .* MB .* give at least \d+MB",
+        match=r"the mask of 'train' \(a byte per vertex, and as much for ids\) needs .* MB .* give at least \d+MB",
     ):
         small(source, tmp_path / "c", 500)
-    for resident in (3 * 10**8, 2_345_678_901):  # in megabytes, of three and of four digits
+    for resident in (3 * 10**8, 2_345_678_901):  # three and four digits in megabytes
         monkeypatch.setattr(budget, "_resident_bytes", lambda resident=resident: resident)
         with pytest.raises(ValueError, match="is too little") as refused:
             Budget.of("20MB")
@@ -382,7 +382,7 @@ def test_too_little_memory_is_answered_with_how_much_is_needed(tmp_path, monkeyp
     assert [read_bytes(text) for text in ("4GB", "512MiB", "1.5 g", 7)] == [4 * 10**9, 2**29, 15 * 10**8, 7]
 
 
-# --- stops and goes on ------------------------------------------------------------------------------------
+# --- interruptions ---------------------------------------------------------------------------------------
 
 _STOPPED = """
 import resource, signal, sys
@@ -410,7 +410,7 @@ run()
 """
 
 
-def test_a_conversion_killed_again_and_again_ends_in_the_same_bytes(tmp_path):
+def test_a_conversion_killed_many_times_writes_the_same_bytes(tmp_path):
     source = f"npz:{write_npz(tmp_path / 'g.npz')}"
     (tmp_path / "a").mkdir()
     done = subprocess.run(
@@ -421,7 +421,7 @@ def test_a_conversion_killed_again_and_again_ends_in_the_same_bytes(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     steps = list(map(int, done.stdout.split()))
-    assert steps == [0, 1, 3, 4, 4, 7, 6], "each run goes on where the last was"
+    assert steps == [0, 1, 3, 4, 4, 7, 6], "each run continues the previous one"
     small(source, tmp_path / "b", 3_000_000, True)
     assert sha256s(tmp_path / "a" / "c") == sha256s(tmp_path / "b")
     assert sorted(path.name for path in (tmp_path / "b").iterdir()) == sorted(
@@ -430,7 +430,7 @@ def test_a_conversion_killed_again_and_again_ends_in_the_same_bytes(tmp_path):
 
 
 def begun(source: str, root: Path, monkeypatch, steps: int = 2) -> None:
-    """A conversion that stops after so many steps."""
+    """Runs a conversion that stops after ``steps`` steps."""
     from salientpp.store.directory.journal import Journal
 
     with monkeypatch.context() as patched:
@@ -447,10 +447,10 @@ def begun(source: str, root: Path, monkeypatch, steps: int = 2) -> None:
             small(source, root, 3_000_000)
 
 
-def test_a_conversion_that_is_not_complete_is_no_graph_and_goes_on_as_itself_alone(tmp_path, monkeypatch):
+def test_an_unfinished_conversion_cannot_be_loaded_or_continued_with_other_arguments(tmp_path, monkeypatch):
     source, root = f"npz:{write_npz(tmp_path / 'g.npz')}", tmp_path / "c"
     begun(source, root, monkeypatch)
-    with pytest.raises(ValueError, match="is a conversion that is not complete; give its `salientpp convert` again"):
+    with pytest.raises(ValueError, match="is an unfinished conversion; repeat its `salientpp convert`"):
         load_dataset(f"converted:{root}")
     with pytest.raises(ValueError, match=r'begun by another conversion: dtype was \{\}, is \{"x": "fp16"\}'):
         small(source, root, 3_000_000, dtype={"x": "fp16"})
@@ -466,7 +466,7 @@ def test_a_conversion_that_is_not_complete_is_no_graph_and_goes_on_as_itself_alo
     assert_same(load_dataset(f"converted:{root}"), load_dataset(other))
 
 
-def test_a_step_whose_file_was_altered_is_done_again(tmp_path, monkeypatch):
+def test_a_step_with_an_altered_file_is_repeated(tmp_path, monkeypatch):
     source, root = f"npz:{write_npz(tmp_path / 'g.npz')}", tmp_path / "c"
     begun(source, root, monkeypatch)
     array = np.load(root / "n0.x.npy")
@@ -475,7 +475,7 @@ def test_a_step_whose_file_was_altered_is_done_again(tmp_path, monkeypatch):
     assert_same(load_dataset(f"converted:{root}"), load_dataset(source))
 
 
-def test_what_is_there_is_kept(tmp_path):
+def test_existing_files_are_not_replaced(tmp_path):
     source, root = f"npz:{write_npz(tmp_path / 'g.npz')}", tmp_path / "c"
     small(source, root, 3_000_000)
     before = sha256s(root)
@@ -485,12 +485,12 @@ def test_what_is_there_is_kept(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").touch()
     (tmp_path / "file").touch()
-    for taken, words in ((tmp_path / "mine", "is not empty"), (tmp_path / "file", "is no directory")):
+    for taken, words in ((tmp_path / "mine", "is not empty"), (tmp_path / "file", "is not a directory")):
         with pytest.raises(ValueError, match=words):
             small(source, taken, 3_000_000)
 
 
-def test_a_directory_is_written_by_one_process(tmp_path, monkeypatch):
+def test_a_directory_that_another_process_writes_is_refused(tmp_path, monkeypatch):
     fcntl = pytest.importorskip("fcntl")
     root = tmp_path / "c"
     root.mkdir()
@@ -518,7 +518,7 @@ run()
 )
 
 
-def test_a_disk_that_fills_up_is_said_and_the_next_run_goes_on(tmp_path):
+def test_a_conversion_continues_after_a_full_disk(tmp_path):
     source, root = f"npz:{write_npz(tmp_path / 'g.npz')}", tmp_path / "c"
     done = subprocess.run([python(), "-c", _FULL, source, str(root), "20000"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -617,7 +617,10 @@ _NAN[17, 1] = np.nan
 _LARGE = np.zeros((N, 3), np.float32)
 _LARGE[21, 2] = 1e9
 MISTAKES = {
-    "no number": (_edges_text("1 2", "# c", "3 x"), r"e\.tsv, line 3: expected 2 integers, got '3 x'; mend the line"),
+    "no number": (
+        _edges_text("1 2", "# c", "3 x"),
+        r"e\.tsv, line 3: expected 2 integers, got '3 x'; correct the line",
+    ),
     "no integer": (_edges_text("1 2", "3 4.5"), r"e\.tsv, line 2: expected 2 integers, got '3 4\.5'"),
     "three numbers": (_edges_text("1 2", "3 4 5", "6"), r"e\.tsv, line 2: expected 2 integers, got '3 4 5'"),
     "one number, then three": (_edges_text("1", "3 4 5"), r"e\.tsv, line 1: expected 2 integers"),
@@ -631,29 +634,32 @@ MISTAKES = {
     "a large id": (_edges_npy(N), r"e\.npy\[:, 1234\]: the source must be a vertex id in \[0, 300\), got 300"),
     "a huge id": (_edges_npy(2**64 - 1, np.uint64), r"\[:, 1234\]: the source must be .* got 18446744073709551615"),
     "edges of floats": (_edges_npy(1, np.float32), r"e\.npy must hold integers, got dtype float32"),
-    "a file cut short": (_cut_npy, r"e\.npy must have 64128 bytes for int64 \[2, 4000\], and ends at byte 32064"),
+    "a file cut short": (_cut_npy, r"e\.npy must have 64128 bytes for int64 \[2, 4000\], but ends at byte 32064"),
     "a stream cut short": (_cut_gz, r"e\.tsv\.gz is damaged or ends in the middle, after line \d+ and \d+ bytes"),
     "an archive cut short": (_cut_npz, r"g\.npz: not an \.npz archive"),
     "an archive that was altered": (_damaged_npz, r"g\.npz: x cannot be read \(Bad CRC-32"),
     "Parquet cut short": (_cut_parquet, r"e\.parquet: damaged, or not a Parquet file"),
-    "rows missing": (_x(_NAN[:200]), r"x\.npy\[200\]: x must have one row per vertex, 300, and ends after 200"),
-    "rows too many": (_x(np.zeros((301, 2))), r"x\.npy\[300\]: x must have one row per vertex, 300, and has more"),
+    "rows missing": (_x(_NAN[:200]), r"x\.npy\[200\]: x must have one row per vertex, 300, but ends after 200"),
+    "rows too many": (_x(np.zeros((301, 2))), r"x\.npy\[300\]: x must have one row per vertex, 300, but has more"),
     "rows that differ": (_x_text("1,2", "3,4", "5"), r"x\.csv, line 3: expected 2 numbers, got '5'"),
     "an id of a split": (
         _splits(np.array([3, N])),
         r"train_idx\[1\]: the split 'train' must hold vertex ids in \[0, 300\), got 300",
     ),
     "a negative id of a split": (_splits(np.array([-3, 1])), r"train_idx\[0\]: .* got -3"),
-    "text of no kind": (lambda folder: f"edges:{write_npz(folder / 'g.npz')}", r"must be text .* \.npy or \.parquet"),
-    "no file": (lambda folder: f"edges:{folder}/no*.npy", r"no file is called"),
+    "an unknown suffix": (
+        lambda folder: f"edges:{write_npz(folder / 'g.npz')}",
+        r"must have a name for text .* \.npy or \.parquet",
+    ),
+    "no such file": (lambda folder: f"edges:{folder}/no*.npy", r"no file matches"),
     "another parameter": (lambda folder: f"edges:{folder}/e.npy,z=1", r"has no parameter 'z'; it has x, y, train"),
-    "nothing": (lambda folder: "eges:x", r"what to convert must be .* Did you mean edges\?"),
+    "an unknown source": (lambda folder: "eges:x", r"source must be .* Did you mean edges\?"),
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 @pytest.mark.parametrize("working", [20_000, 3_000_000])
-def test_bad_input_is_said_with_file_and_place_and_leaves_no_graph(tmp_path, name, working):
+def test_an_error_about_bad_input_names_file_and_place_and_leaves_no_graph(tmp_path, name, working):
     write, words = MISTAKES[name]
     if "split" in name and working < 2**20:
         working = 2**21
@@ -664,7 +670,7 @@ def test_bad_input_is_said_with_file_and_place_and_leaves_no_graph(tmp_path, nam
         load_dataset(f"converted:{tmp_path / 'c'}")
 
 
-def test_values_that_are_not_finite_or_too_large_for_a_format(tmp_path):
+def test_values_that_are_not_finite_or_too_large_for_a_dtype_are_refused(tmp_path):
     source = _x(_NAN)(tmp_path)
     with pytest.raises(ValueError, match=r"x\.npy\[17\]: x must be finite, got nan or infinity"):
         small(source, tmp_path / "c", 3_000_000, finite=True)
@@ -672,7 +678,9 @@ def test_values_that_are_not_finite_or_too_large_for_a_format(tmp_path):
     assert load_dataset(f"converted:{tmp_path / 'd'}").x.isnan().sum() == 1
     source = _x(_LARGE)(tmp_path)
     for narrow in ("fp16", "fp8"):
-        with pytest.raises(ValueError, match=rf"x\.npy\[21\]: x cannot be stored as {narrow}, .* \(1e\+09\)"):
+        with pytest.raises(
+            ValueError, match=rf"x\.npy\[21\]: x cannot be stored as {narrow}, since 1e\+09 is too large"
+        ):
             small(source, tmp_path / f"e{narrow}", 3_000_000, dtype={"x": narrow})
     with pytest.raises(ValueError, match="dtype: .* has no attribute 'y'.*it has x"):
         convert(source, tmp_path / "f", dtype={"y": "fp16"})
@@ -680,7 +688,7 @@ def test_values_that_are_not_finite_or_too_large_for_a_format(tmp_path):
         convert(source, tmp_path / "f", dtype={"x": "int3"})
 
 
-def test_a_directory_that_was_altered_is_refused(tmp_path):
+def test_an_altered_directory_is_refused(tmp_path):
     source, root = f"npz:{write_npz(tmp_path / 'g.npz')}", tmp_path / "c"
     small(source, root, 3_000_000)
     with (root / "e0.indices.npy").open("r+b") as file:
@@ -717,7 +725,7 @@ def test_a_directory_that_was_altered_is_refused(tmp_path):
 # --- the command ------------------------------------------------------------------------------------------
 
 
-def test_the_command_converts_and_the_others_take_what_it_wrote(tmp_path, capsys, monkeypatch):
+def test_other_commands_take_the_graph_that_convert_wrote(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     file, root = write_npz(tmp_path / "g.npz"), tmp_path / "c"
     assert cli.main(["convert", f"npz:{file}", str(root), "--undirected", "--dtype", "x=fp16"]) == 0
@@ -744,11 +752,11 @@ def test_the_command_converts_and_the_others_take_what_it_wrote(tmp_path, capsys
     shutil.rmtree(tmp_path / "p")
 
 
-def test_ctrl_c_is_followed_by_what_to_do(tmp_path, capsys, monkeypatch):
+def test_ctrl_c_prints_how_to_continue(tmp_path, capsys, monkeypatch):
     from salientpp import datasets
 
     def stopped(*arguments, **named):
-        raise KeyboardInterrupt  # a signal would be ignored where the tests run in the background of a shell
+        raise KeyboardInterrupt  # a real signal is ignored if a shell runs the tests in the background
 
     monkeypatch.setattr(datasets, "convert", stopped)
     assert cli.main(["convert", "npz:x", str(tmp_path / "c")]) == 130

@@ -1,4 +1,4 @@
-"""A graph of any size that benchmarks generate is the same whatever memory there was, and has the shape that was asked for."""
+"""Laws of the graphs that benchmarks generate on disk: memory does not change them, and they have the requested shape."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write(root: Path, working: int, **more) -> dict[str, str]:
     return {name: entry["sha256"] for name, entry in json.loads((root / "manifest.json").read_text())["files"].items()}
 
 
-def test_the_same_seed_gives_the_same_files_whatever_memory_there_was(tmp_path):
+def test_memory_does_not_change_the_files_of_a_seed(tmp_path):
     files = [write(tmp_path / str(working), working) for working in (200_000, 1_000_003, 10**9)]
     assert files[0] == files[1] == files[2]
     other = write(tmp_path / "other", 10**9, seed=4)
@@ -49,7 +49,7 @@ def test_the_same_seed_gives_the_same_files_whatever_memory_there_was(tmp_path):
 
 
 @pytest.mark.parametrize("num_vertices", [2, 3, 1000, 4096, 4097, 65_537])
-def test_ids_are_a_permutation_that_runs_backwards(num_vertices):
+def test_ids_are_an_invertible_permutation(num_vertices):
     made = model(num_vertices=num_vertices)
     ranks = np.arange(num_vertices)
     ids = made.ids(ranks)
@@ -58,13 +58,13 @@ def test_ids_are_a_permutation_that_runs_backwards(num_vertices):
         assert abs(np.corrcoef(ranks, ids)[0, 1]) < 0.2, "ids say little about ranks"
 
 
-def test_the_shape_is_that_of_a_power_law_with_communities(tmp_path):
+def test_a_generated_graph_has_a_power_law_and_communities(tmp_path):
     write(tmp_path / "g", 10**9)
     data = load_dataset(f"converted:{tmp_path / 'g'}")
     indptr, indices = data.adj_t.crow_indices(), data.adj_t.col_indices().long()
     degree = indptr.diff()
     assert 0.85 * 20 < float(degree.float().mean()) <= 20
-    # The k-th largest of a power law's degrees falls as k^(-1 / (exponent - 1)): over a factor of 100 by 100^(2/3) = 21.5.
+    # The k-th largest degree of a power law falls as k^(-1 / (exponent - 1)). A factor of 100 in k is a factor of 100^(2/3) = 21.5 in degree.
     largest = degree.sort(descending=True).values.float()
     assert 10 < float(largest[50] / largest[5000]) < 40
     made = model()
@@ -72,20 +72,20 @@ def test_the_shape_is_that_of_a_power_law_with_communities(tmp_path):
     target = torch.repeat_interleave(torch.arange(N), degree)
     is_near = community[target] == community[indices]
     is_within = community[target] % 5 == community[indices] % 5
-    # The shares that are drawn so, and those of the rest that fall so by chance; of near pairs more come up again.
+    # The drawn shares, plus the part of the other edges that is near by chance, minus repeats, which are more frequent among near pairs.
     assert 0.58 < float(is_near.float().mean()) < 0.56 + 0.24 / 4 + 0.2 / 20 + 0.01
     assert 0.80 < float(is_within.float().mean()) < 0.8 + 0.2 / 5 + 0.01
     agreed = float((data.y == community % 5).float().mean())
     assert abs(agreed - (0.9 + 0.1 / 5)) < 0.01
     assert abs(int(data.train_mask.sum()) - 0.01 * N) < 5 * (0.01 * N) ** 0.5
     assert not bool((data.train_mask & data.test_mask).any())
-    # Symmetric, without loops and repeats.
+    # The graph is symmetric, without loops and repeats.
     key, turned = target * N + indices, indices * N + target
     assert torch.equal(key, turned.sort().values) and int(key.unique().numel()) == key.numel()
     assert not bool((target == indices).any())
 
 
-def test_features_tell_the_class(tmp_path):
+def test_class_means_of_features_have_the_norm_of_the_signal(tmp_path):
     made = model(num_features=64, signal=3.0)
     x = torch.cat([made.rows("x", 0, block) for block in range(-(-N // large_graph._BLOCK))])
     classes = torch.from_numpy(made.classes(np.arange(N)))
@@ -107,13 +107,13 @@ def test_features_tell_the_class(tmp_path):
         ({"memory": "1MB"}, "memory=1MB is too little"),
     ],
 )
-def test_arguments_out_of_range(tmp_path, wrong, words):
+def test_arguments_out_of_range_are_refused(tmp_path, wrong, words):
     with pytest.raises(ValueError, match=words):
         generate(tmp_path / "g", **{"num_vertices": 1000, **wrong})
     assert not (tmp_path / "g").exists()
 
 
-def test_the_script_writes_what_the_function_writes(tmp_path, monkeypatch):
+def test_the_script_and_the_function_write_the_same_graph(tmp_path, monkeypatch):
     options = ["--num-vertices", "3000", "--average-degree", "6", "--num-features", "4"]
     monkeypatch.setattr("sys.argv", ["large_graph.py", str(tmp_path / "a"), *options])
     large_graph.main()

@@ -1,6 +1,6 @@
-"""What PyG's and GLT's partitioners took apart comes back as it was: ids, order of edges, attributes, parts.
+"""Laws of loading partitions of PyG and GLT: ids, order of edges, attributes and parts equal the original graph's.
 
-The directories are written here in the formats of both, and by PyG's own partitioner where the libraries for it are installed.
+The tests write directories in both formats. PyG's own partitioner writes some too, if its libraries are installed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PARTS = 3
 
 
 def one_type(*, edge_attributes: bool = True, time: bool = False) -> Data:
-    """Edges in no order, an isolated vertex, a self-loop, a pair twice."""
+    """Returns a graph with unsorted edges, an isolated vertex, a self-loop and repeated edges."""
     data = random_data(60, 200, edge_attributes=edge_attributes, seed=3)
     del data.y, data.train_mask, data.val_mask, data.test_mask
     data.x = torch.rand(61, 5)
@@ -45,7 +45,7 @@ def one_type(*, edge_attributes: bool = True, time: bool = False) -> Data:
 
 
 def several_types(*, time: bool = False, without_features: str | None = "venue") -> HeteroData:
-    """Three types and four relations, both ways between two of them; one type has no features."""
+    """Returns a graph of three types and four relations, two of them in opposite directions. One type has no features."""
     generator = torch.Generator().manual_seed(5)
     source = random_hetero(90, paper=40, author=25, venue=6)
     data = HeteroData()
@@ -62,18 +62,18 @@ def several_types(*, time: bool = False, without_features: str | None = "venue")
 
 
 def dealt(data: Data | HeteroData, seed: int = 0) -> torch.Tensor | dict[str, torch.Tensor]:
-    """Parts at random; one of several types may have a part without vertices."""
+    """Returns random parts. A type may have a part without vertices."""
     generator = torch.Generator().manual_seed(seed)
     if isinstance(data, Data):
         return torch.randint(PARTS, (data.num_nodes,), generator=generator)
     return {name: torch.randint(PARTS, (data[name].num_nodes,), generator=generator) for name in data.node_types}
 
 
-# --- how the partitioners write them ----------------------------------------------------------------------
+# --- the formats of the partitioners ----------------------------------------------------------------------
 
 
 def stores_of(data, assignment):
-    """(type, store, parts) of vertices, and (type, store, parts of the edges) of edges, each in the part of its target."""
+    """Returns (type, store, parts) for types of vertices and for types of edges. An edge is in the part of its target."""
     if isinstance(data, Data):
         return [(None, data, assignment)], [(None, data, assignment[data.edge_index[1]])]
     return (
@@ -93,7 +93,7 @@ def save(value, file: Path) -> None:
 
 
 def write_pyg(root: Path, data: Data | HeteroData, assignment) -> Path:
-    """As `torch_geometric.distributed.Partitioner` does."""
+    """Writes a partition in the format of `torch_geometric.distributed.Partitioner`."""
     vertices, edges = stores_of(data, assignment)
     is_hetero = isinstance(data, HeteroData)
     some_have = {key: any(key in store for _, store, _ in [*vertices, *edges]) for key in ("x", "edge_attr")}
@@ -101,7 +101,7 @@ def write_pyg(root: Path, data: Data | HeteroData, assignment) -> Path:
     def rows(store, key, ids, num_columns):
         if key in store:
             return store[key][ids]
-        # Where other types have some, a type without gets NaN.
+        # A type without the attribute gets NaN if another type has it.
         return torch.full((ids.numel(), num_columns), float("nan")) if is_hetero and some_have[key] else None
 
     for part in range(PARTS):
@@ -144,7 +144,7 @@ def write_pyg(root: Path, data: Data | HeteroData, assignment) -> Path:
 
 
 def write_glt(root: Path, data: Data | HeteroData, assignment, pickled: bool = False) -> Path:
-    """As GLT's `RandomPartitioner` does, features as later versions write them (`pickled`, in chunks) or as earlier ones."""
+    """Writes a partition in the format of GLT's `RandomPartitioner`. Later versions write features in pickled chunks (`pickled`)."""
     vertices, edges = stores_of(data, assignment)
 
     def folder(group: str, part: int, of) -> Path:
@@ -177,7 +177,7 @@ def write_glt(root: Path, data: Data | HeteroData, assignment, pickled: bool = F
             ids = (parts == part).nonzero().flatten()
             if "x" in store:
                 save_rows(folder("node_feat", part, of), store.x[ids], ids)
-                hot = torch.tensor([0, 1])  # copies of others' rows
+                hot = torch.tensor([0, 1])  # copies of other parts' rows
                 save(store.x[hot], folder("node_feat", part, of) / "cache_feats.pt")
                 save(hot, folder("node_feat", part, of) / "cache_ids.pt")
     for group, stores in (("node_pb", vertices), ("edge_pb", edges)):
@@ -196,7 +196,7 @@ def write_glt(root: Path, data: Data | HeteroData, assignment, pickled: bool = F
 
 
 def assert_same_graph(got: Data | HeteroData, data: Data | HeteroData) -> None:
-    """Attribute for attribute, in the same order; `num_nodes` is stated."""
+    """Compares graphs attribute by attribute, in the same order; `num_nodes` must be set."""
     assert type(got) is type(data)
     if isinstance(data, Data):
         pairs = [(got, data)]
@@ -237,7 +237,7 @@ WRITERS = {
 
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("writer", WRITERS)
-def test_what_was_taken_apart_comes_back(tmp_path, writer, graph):
+def test_a_loaded_partition_equals_the_original_graph(tmp_path, writer, graph):
     data = GRAPHS[graph]()
     if writer != "pyg" and "times" in graph:
         for store in data.node_stores:
@@ -249,14 +249,14 @@ def test_what_was_taken_apart_comes_back(tmp_path, writer, graph):
     assert given.num_parts == PARTS
 
 
-def test_edge_times_come_back_with_and_without_edge_attributes(tmp_path):
+def test_edge_times_are_restored_with_and_without_edge_attributes(tmp_path):
     for name, attributes in (("both", True), ("alone", False)):
         data = one_type(edge_attributes=attributes)
         data.edge_time = torch.randint(100, (data.num_edges,))
         assert_same_graph(load_partition(write_pyg(tmp_path / name, data, dealt(data))).data, data)
 
 
-def test_edge_weights_come_back(tmp_path):
+def test_edge_weights_are_restored(tmp_path):
     data = one_type()
     data.edge_weight = torch.rand(data.num_edges)
     assert_same_graph(load_partition(write_glt(tmp_path, data, dealt(data))).data, data)
@@ -264,13 +264,13 @@ def test_edge_weights_come_back(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int64])
 @pytest.mark.parametrize("writer", WRITERS)
-def test_every_dtype_of_features_comes_back(tmp_path, writer, dtype):
+def test_features_keep_their_dtype(tmp_path, writer, dtype):
     data = one_type()
     data.x = (100 * data.x).to(dtype)
     assert_same_graph(load_partition(WRITERS[writer](tmp_path / "parts", data, dealt(data))).data, data)
 
 
-def test_a_part_without_vertices_and_a_relation_without_edges_come_back(tmp_path):
+def test_a_part_without_vertices_and_a_relation_without_edges_are_restored(tmp_path):
     data = several_types()
     empty = data.edge_types[0]
     data[empty].edge_index, data[empty].edge_attr = torch.empty(2, 0, dtype=torch.int64), torch.empty(0, 2)
@@ -281,27 +281,27 @@ def test_a_part_without_vertices_and_a_relation_without_edges_come_back(tmp_path
         assert given.num_parts == PARTS
 
 
-def test_relations_with_double_underscores_in_their_names_are_told_apart(tmp_path):
+def test_a_relation_may_have_double_underscores_in_its_name(tmp_path):
     data = HeteroData({"a": {"num_nodes": 3}, "c": {"num_nodes": 2}})
     data["a", "x__y", "c"].edge_index = torch.tensor([[0, 2], [1, 0]])
     for writer in WRITERS:
         assert_same_graph(load_partition(WRITERS[writer](tmp_path / writer, data, dealt(data))).data, data)
 
 
-def test_what_comes_back_needs_the_files_no_more(tmp_path):
+def test_a_loaded_graph_does_not_need_the_files(tmp_path):
     data = several_types(time=True)
     root = write_pyg(tmp_path / "parts", data, dealt(data))
     labels, parts = tmp_path / "label.pt", dealt(data)
     save(torch.arange(40), labels)
     given = load_partition(root, y=labels, node_type="paper")
     for file in [labels, *root.rglob("*.pt")]:
-        file.write_bytes(b"")  # in place: what is still read from it would end the process
+        file.write_bytes(b"")  # in place: reading the mapped file again would end the process
     data["paper"].y = torch.arange(40)
     assert_same_graph(given.data, data)
     assert_same_parts(given.assignment, parts)
 
 
-def test_reading_leaves_what_torch_loads_safely_as_it_was(tmp_path):
+def test_reading_does_not_change_the_safe_globals_of_torch(tmp_path):
     before = set(torch.serialization.get_safe_globals())
     data = one_type()
     load_partition(write_pyg(tmp_path, data, dealt(data)))
@@ -312,7 +312,7 @@ def test_reading_leaves_what_torch_loads_safely_as_it_was(tmp_path):
 
 
 def undirected_hetero() -> HeteroData:
-    """METIS, as PyG calls it, takes symmetric graphs alone: others it answers with a crash."""
+    """Returns a symmetric graph, since METIS as PyG calls it crashes on others."""
     generator = torch.Generator().manual_seed(2)
     data = HeteroData()
     data["paper"].x, data["author"].x = torch.rand(50, 4, generator=generator), torch.rand(30, 4, generator=generator)
@@ -354,12 +354,12 @@ PYG_GRAPHS = ["one type", "one type, plain", "one type, node times", "one type, 
 
 
 def cut(self: ClusterData, edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
-    """In the place of PyG's METIS: pyg-lib's is compiled for processors with AVX-512 and ends the process on others, and any cut will do here."""
+    """Replaces PyG's METIS with an arbitrary cut. METIS of pyg-lib is compiled for AVX-512 and ends the process on other processors."""
     return torch.arange(num_nodes) * 7 % 11 % self.num_parts
 
 
 @pytest.mark.parametrize("kind", PYG_GRAPHS)
-def test_pygs_own_partitions_come_back(tmp_path, monkeypatch, kind):
+def test_a_partition_that_pyg_wrote_equals_the_original_graph(tmp_path, monkeypatch, kind):
     peer("torch_sparse")
     from torch_geometric.distributed import Partitioner
 
@@ -377,11 +377,11 @@ def test_pygs_own_partitions_come_back(tmp_path, monkeypatch, kind):
             assert (parts == part).nonzero().flatten().tolist() == sorted(ids.tolist())
 
 
-# --- a dataset directory of it ----------------------------------------------------------------------------
+# --- dataset directories ----------------------------------------------------------------------------------
 
 
 def assert_parts_own(root: Path, data: Data, owned: list[set[int]]) -> None:
-    """The directory's parts have these vertices, with the rows and the edges that they have in `data`."""
+    """Checks that the parts of a directory have the vertices ``owned``, with their rows and edges of `data`."""
     edges = set()
     for part_id, expected in enumerate(owned):
         part = salientpp.load(root, part_id=part_id)
@@ -395,7 +395,7 @@ def assert_parts_own(root: Path, data: Data, owned: list[set[int]]) -> None:
     assert edges == sorted(zip(*data.edge_index.tolist()))
 
 
-def test_a_converted_directory_has_the_partitioners_parts(tmp_path):
+def test_a_dataset_directory_has_the_parts_of_the_partitioner(tmp_path):
     data = one_type()
     assignment = dealt(data)
     owned = [set((assignment == part).nonzero().flatten().tolist()) for part in range(PARTS)]
@@ -405,7 +405,7 @@ def test_a_converted_directory_has_the_partitioners_parts(tmp_path):
         assert_parts_own(tmp_path / f"{writer}-d", data, owned)
 
 
-def test_a_converted_directory_has_the_parts_that_pyg_wrote(tmp_path, monkeypatch):
+def test_a_dataset_directory_has_the_parts_that_pyg_wrote(tmp_path, monkeypatch):
     peer("torch_sparse")
     from torch_geometric.distributed import Partitioner
 
@@ -420,7 +420,7 @@ def test_a_converted_directory_has_the_parts_that_pyg_wrote(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_converted_directory_of_several_types_has_the_partitioners_parts(tmp_path, capsys, writer):
+def test_a_dataset_directory_of_several_types_has_the_parts_of_the_partitioner(tmp_path, capsys, writer):
     data, train = several_types(time=writer == "pyg"), torch.arange(0, 40, 3)
     assignment = dealt(data)
     root = WRITERS[writer](tmp_path / "parts", data, assignment)
@@ -447,12 +447,12 @@ def test_a_converted_directory_of_several_types_has_the_partitioners_parts(tmp_p
 # --- labels and splits ------------------------------------------------------------------------------------
 
 
-def test_labels_and_splits_are_given_as_tensors_files_or_folders(tmp_path):
+def test_labels_and_splits_can_be_tensors_files_or_folders(tmp_path):
     data = one_type()
     root = write_pyg(tmp_path / "parts", data, dealt(data))
     labels, train = torch.arange(61) % 4, torch.arange(0, 40, 2)
     save(labels, tmp_path / "label.pt")
-    for place, ids in enumerate(train.split(3)):  # more than ten files: they are joined by number
+    for place, ids in enumerate(train.split(3)):  # more than ten files, since they are joined in the order of numbers
         save(ids, tmp_path / "train" / f"partition{place}.pt")
     save(torch.arange(61) >= 50, tmp_path / "test.pt")
     got = load_partition(root, y=tmp_path / "label.pt", train=tmp_path / "train", val=torch.tensor([41]), test=str(tmp_path / "test.pt")).data  # fmt: skip
@@ -466,7 +466,7 @@ def test_labels_and_splits_are_given_as_tensors_files_or_folders(tmp_path):
     assert_same_graph(by_name, got)
 
 
-def test_labels_of_one_of_several_types(tmp_path):
+def test_labels_can_belong_to_one_of_several_types(tmp_path):
     data = several_types()
     root = write_glt(tmp_path / "parts", data, dealt(data))
     save(torch.arange(40), tmp_path / "label.pt")
@@ -486,7 +486,10 @@ def test_labels_of_one_of_several_types(tmp_path):
         ({"test": "none.pt"}, "none.pt: no such file"),
         ({"test": "{tmp}"}, "expected a .pt file, or a folder with partition0.pt, partition1.pt, ..., got neither"),
         ({"y": "{tmp}"}, "a directory; expected a file"),
-        ({"y": torch.zeros(61), "node_type": "paper"}, "node_type is for graphs of several types, and this has one"),
+        (
+            {"y": torch.zeros(61), "node_type": "paper"},
+            "node_type is for graphs with several types, but this graph has one",
+        ),
     ],
 )
 def test_labels_and_splits_that_do_not_fit_are_refused(tmp_path, arguments, words):
@@ -508,11 +511,11 @@ def test_labels_of_several_types_need_the_type(tmp_path):
         assert got in str(error.value)
 
 
-# --- damaged ones -----------------------------------------------------------------------------------------
+# --- damaged files ----------------------------------------------------------------------------------------
 
 
 def edited(name: str, change):
-    """Write what `change` makes of the file's contents."""
+    """Applies `change` to the contents of a file."""
 
     def edit(root: Path) -> None:
         value = torch.load(root / name, weights_only=False)
@@ -523,7 +526,7 @@ def edited(name: str, change):
 
 
 def at(*keys, to):
-    """Set an entry of nested dicts, or, as a function of it, change it."""
+    """Sets an entry of nested dicts to ``to``, or to the result of ``to`` if it is a function."""
 
     def change(value):
         inner = value
@@ -542,7 +545,7 @@ def without(key):
 
 
 def with_first(value):
-    """A function that gives a copy of a tensor whose first entry is `value`."""
+    """Returns a function that copies a tensor with `value` as its first entry."""
     return lambda tensor: torch.cat([torch.full_like(tensor[:1], value), tensor[1:]])
 
 
@@ -574,12 +577,12 @@ def cut_short(name: str):
 
 
 def twice(tensor):
-    """The first entry stands for the second too."""
+    """Returns a copy whose second entry repeats the first."""
     return torch.cat([tensor[:1], tensor[:1], tensor[2:]])
 
 
 PYG_DAMAGE = [
-    (removed("META.json"), "expected META.json, which PyG's partitioner writes, or META, which GLT's write, got edge_map.pt, node_map.pt"),
+    (removed("META.json"), "expected META.json, which PyG's partitioner writes, or META, which GLT's partitioners write, got edge_map.pt, node_map.pt"),
     (lambda root: (root / "META.json").write_text("{"), "META.json: not JSON ("),
     (lambda root: (root / "META.json").write_text("[]"), "META.json: expected num_parts, an integer above 0, and is_hetero"),
     (meta(num_parts=0), "META.json: expected num_parts, an integer above 0"),
@@ -595,35 +598,35 @@ PYG_DAMAGE = [
     (edited("node_map.pt", with_first(3)), "node_map.pt: expected a part in [0, 3) for every id, got 3 for 0"),
     (edited("node_map.pt", with_first(-1)), "node_map.pt: expected a part in [0, 3) for every id, got -1 for 0"),
     (edited("node_map.pt", lambda parts: (parts + 1) % 3), "but {root}/node_map.pt puts it in part"),
-    (edited("node_map.pt", lambda parts: parts[:-1]), "graph.pt: expected edges between 60 and 60 vertices, as node_map has them, got size (61, 61)"),
+    (edited("node_map.pt", lambda parts: parts[:-1]), "graph.pt: expected edges between 60 and 60 vertices, as in node_map, got size (61, 61)"),
     (edited("edge_map.pt", lambda parts: parts[:-1]), "graph.pt: expected ids in [0, "),
     (edited("edge_map.pt", lambda parts: (parts + 1) % 3), "graph.pt: edge "),
     (edited("part_0/graph.pt", lambda graph: [graph]), "part_0/graph.pt: expected a dict, got a list"),
     (edited("part_0/graph.pt", without("row")), "part_0/graph.pt: expected 'row', got 'edge_id', 'col', 'size'"),
-    (edited("part_0/graph.pt", at("row", to=with_first(61))), "must have a source in [0, 61), as node_map.pt has as many, got 61"),
-    (edited("part_0/graph.pt", at("col", to=with_first(-1))), "must have a target in [0, 61), as node_map.pt has as many, got -1"),
+    (edited("part_0/graph.pt", at("row", to=with_first(61))), "must have a source in [0, 61), the size of node_map.pt, got 61"),
+    (edited("part_0/graph.pt", at("col", to=with_first(-1))), "must have a target in [0, 61), the size of node_map.pt, got -1"),
     (edited("part_0/graph.pt", at("row", to=lambda row: row[1:])), "graph.pt: row must have a row for each of the"),
     (edited("part_0/graph.pt", at("edge_id", to=lambda ids: ids.float())), "graph.pt: edge_id must hold integers"),
     (edited("part_0/graph.pt", at("edge_id", to=twice)), "others under global_id"),
     (edited("part_0/graph.pt", at("edge_id", to=with_first(-1))), "got edge -1"),
-    (edited("part_1/node_feats.pt", at("global_id", to=twice)), "expected x of each vertex, got none of"),
-    (edited("part_1/node_feats.pt", at("global_id", to=with_first(61))), "expected ids in [0, 61), as node_map.pt has as many, got vertex 61"),
+    (edited("part_1/node_feats.pt", at("global_id", to=twice)), "expected x of each vertex, got none for"),
+    (edited("part_1/node_feats.pt", at("global_id", to=with_first(61))), "expected ids in [0, 61), the size of node_map.pt, got vertex 61"),
     (edited("part_1/node_feats.pt", at("feats", "x", to=lambda x: x[1:])), "node_feats.pt: x must have a row for each of the"),
-    (edited("part_1/node_feats.pt", at("feats", "x", to=lambda x: x[:, 1:])), "expected x as in the parts before, float32 [0, 5] but for the number of"),
-    (edited("part_1/node_feats.pt", at("feats", "x", to=lambda x: x.double())), "but for the number of rows, got float64"),
-    (edited("part_1/node_feats.pt", at("feats", "x", to=None)), "expected x of each vertex, got none of"),
+    (edited("part_1/node_feats.pt", at("feats", "x", to=lambda x: x[:, 1:])), "expected x as in earlier parts, float32 [0, 5] with any number of rows"),
+    (edited("part_1/node_feats.pt", at("feats", "x", to=lambda x: x.double())), "with any number of rows, got float64"),
+    (edited("part_1/node_feats.pt", at("feats", "x", to=None)), "expected x of each vertex, got none for"),
     (edited("part_1/node_feats.pt", at("feats", to=[])), "node_feats.pt: expected a dict under feats, got a list"),
     (edited("part_1/node_feats.pt", at("feats", "x", to=lambda x: x * float("nan"))), "x must be finite, got nan or infinity in row"),
-    (edited("part_1/node_feats.pt", at("time", to=lambda t: t + 1)), "node_feats.pt: expected time as in the parts before, got other values"),
-    (edited("part_1/node_feats.pt", at("time", to=lambda t: t[1:])), "node_feats.pt: expected time of all 61, as node_map.pt has as many, got int64 [60]"),
-    (edited("part_2/edge_feats.pt", at("global_id", to=lambda ids: ids.flip(0))), "edge_feats.pt: expected the edges of graph.pt beside it, in their order"),
+    (edited("part_1/node_feats.pt", at("time", to=lambda t: t + 1)), "node_feats.pt: expected time as in earlier parts, got other values"),
+    (edited("part_1/node_feats.pt", at("time", to=lambda t: t[1:])), "node_feats.pt: expected time with 61 rows, the size of node_map.pt, got int64 [60]"),
+    (edited("part_2/edge_feats.pt", at("global_id", to=lambda ids: ids.flip(0))), "edge_feats.pt: expected the edges of graph.pt in the same order"),
     (edited("part_2/edge_feats.pt", at("feats", "edge_attr", to=lambda rows: rows[1:])), "edge_feats.pt: edge_attr must have a row for each of the"),
-    (edited("part_2/edge_feats.pt", lambda feats: {}), "expected edge_attr of each edge, got none of"),
+    (edited("part_2/edge_feats.pt", lambda feats: {}), "expected edge_attr of each edge, got none for"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("damage, words", PYG_DAMAGE)
-def test_a_damaged_partition_of_pygs_is_refused_in_words(tmp_path, damage, words):
+def test_a_damaged_partition_of_pyg_is_refused_with_a_clear_error(tmp_path, damage, words):
     data = one_type(time=True)
     root = write_pyg(tmp_path / "parts", data, dealt(data))
     damage(root)
@@ -649,7 +652,7 @@ PYG_HETERO_DAMAGE = [
     (edited("part_0/graph.pt", at(RELATION, "row", to=with_first(25))), f"edge of type {RELATION} "),
     (edited("part_0/graph.pt", at(RELATION, to=None)), f"graph.pt: expected a dict for {RELATION}, got a NoneType"),
     (edited("part_0/edge_feats.pt", at(RELATION, to=3)), f"edge_feats.pt: expected a dict for {RELATION}, got a int"),
-    (edited("part_0/edge_feats.pt", without(RELATION)), f"expected edge_attr of each edge of type {RELATION}, got none of"),
+    (edited("part_0/edge_feats.pt", without(RELATION)), f"expected edge_attr of each edge of type {RELATION}, got none for"),
     (edited("part_0/node_feats.pt", at("author", "global_id", to=with_first(0))), "got vertex of type 'author' -"),
     (edited("part_0/node_feats.pt", without("author")), "node_feats.pt: expected 'author', got 'paper', "),
     (edited("part_0/node_feats.pt", at("author", "feats", "x", to=lambda x: x * float("inf"))), "author: x must be finite"),
@@ -657,7 +660,7 @@ PYG_HETERO_DAMAGE = [
 
 
 @pytest.mark.parametrize("damage, words", PYG_HETERO_DAMAGE)
-def test_a_damaged_partition_of_several_types_names_the_type(tmp_path, damage, words):
+def test_an_error_about_a_partition_of_several_types_names_the_type(tmp_path, damage, words):
     data = several_types()
     root = write_pyg(tmp_path / "parts", data, dealt(data))
     damage(root)
@@ -673,12 +676,12 @@ GLT_DAMAGE = [
     (removed("part1"), "got none named part1; bring the folders of all machines together"),
     (removed("edge_pb.pt"), "edge_pb.pt: no such file"),
     (removed("part1/graph/eids.pt"), "part1/graph/eids.pt: no such file"),
-    (copied("part1/graph", "graph"), "written with graph_caching=True, which keeps no order of the edges; partition again without it"),
-    (edited("part0/graph/rows.pt", with_first(61)), "must have a source in [0, 61), as node_pb.pt has as many, got 61"),
+    (copied("part1/graph", "graph"), "written with graph_caching=True, which loses the order of edges; partition again without it"),
+    (edited("part0/graph/rows.pt", with_first(61)), "must have a source in [0, 61), the size of node_pb.pt, got 61"),
     (edited("part0/graph/rows.pt", lambda rows: rows[1:]), "part0/graph: row must have a row for each of the"),
-    (edited("part0/graph/eids.pt", twice), "expected the ends of each edge, got none of"),
+    (edited("part0/graph/eids.pt", twice), "expected the ends of each edge, got none for"),
     (edited("node_pb.pt", lambda parts: parts.flip(0)), "puts it in part"),
-    (removed("part1/node_feat"), "expected x of each vertex, got none of"),
+    (removed("part1/node_feat"), "expected x of each vertex, got none for"),
     (removed("part1/node_feat/ids.pt"), "part1/node_feat/ids.pt: no such file"),
     (edited("part1/node_feat/ids.pt", lambda ids: ids[1:]), "part1/node_feat: x must have a row for each of the"),
     (edited("part1/edge_feat/feats.pt", lambda rows: rows.to_sparse()), "feats must be a dense tensor with a row per id, got"),
@@ -686,14 +689,14 @@ GLT_DAMAGE = [
 
 
 @pytest.mark.parametrize("damage, words", GLT_DAMAGE)
-def test_a_damaged_partition_of_glts_is_refused_in_words(tmp_path, damage, words):
+def test_a_damaged_partition_of_glt_is_refused_with_a_clear_error(tmp_path, damage, words):
     data = one_type()
     root = write_glt(tmp_path / "parts", data, dealt(data))
     damage(root)
     refused(root, words)
 
 
-def test_a_row_that_is_there_twice_is_refused(tmp_path):
+def test_a_repeated_row_is_refused(tmp_path):
     data = one_type()
     root = write_glt(tmp_path / "parts", data, dealt(data), pickled=True)
     for name in ("feats", "ids"):
@@ -704,7 +707,7 @@ def test_a_row_that_is_there_twice_is_refused(tmp_path):
     refused(root, "part1/node_feat/ids.pkl: no such file")
 
 
-def test_what_is_no_partition_is_answered_with_what_is(tmp_path):
+def test_a_folder_without_a_partition_is_refused_with_advice(tmp_path):
     data = one_type(edge_attributes=False)
     refused(tmp_path / "none", "{root}: no such directory")
     (tmp_path / "file").write_text("")
@@ -712,7 +715,7 @@ def test_what_is_no_partition_is_answered_with_what_is(tmp_path):
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", "got nothing; that file is written last: give the partitioner's output directory")
     salientpp.partition(data, 2, tmp_path / "own", [2], 4, method="random")
-    refused(tmp_path / "own", "it is a dataset directory already; salientpp.load opens it")
+    refused(tmp_path / "own", "it is a dataset directory; open it with salientpp.load")
 
 
 # --- files that would run code ----------------------------------------------------------------------------
@@ -742,17 +745,17 @@ def test_no_file_runs_code(tmp_path):
         root = WRITERS["glt, pickled"](tmp_path / "parts", data, dealt(data))
         (root / name).write_bytes(pickle.dumps(evil))
         refused(root, f"{root / name}: not read, since it holds more than tensors and plain values (")
-        # Inside the storage of a tensor, which is a file of torch's own.
+        # Code inside the storage of a tensor, which torch stores as a file of its own.
         inner = b"\x80\x02ctorch.storage\n_load_from_bytes\nB" + len(pickle.dumps(evil)).to_bytes(4, "little")
         (root / name).write_bytes(inner + pickle.dumps(evil) + b"\x85R.")
         refused(root, f"{root / name}: damaged, or not a pickle")
         shutil.rmtree(root)
     assert not ran.exists()
     pickle.loads(pickle.dumps(evil))
-    assert ran.exists(), "what was refused would have run"
+    assert ran.exists(), "the refused code works"
 
 
-def test_random_damage_is_refused_or_read(tmp_path):
+def test_a_randomly_damaged_partition_is_loaded_or_refused_in_one_line(tmp_path):
     rng = random.Random(7)
     data = several_types(time=True)
     for writer in WRITERS:
@@ -795,7 +798,7 @@ def test_the_command_converts_a_partition(tmp_path, capsys):
         assert set(mine.tolist()) == owned[0] & set(range(20)) and part.num_classes == 4
 
 
-def test_the_command_can_partition_it_anew(tmp_path, capsys):
+def test_the_command_can_make_another_partition_of_the_graph(tmp_path, capsys):
     data = one_type()
     root = write_pyg(tmp_path / "pyg", data, dealt(data))
     code, _, err = run(

@@ -1,4 +1,4 @@
-"""Laws of the forecast: it says about as many rows as the planner fetches."""
+"""Laws of the forecast: it predicts about as many rows as the planner fetches."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from salientpp.ways.lookahead.shape import group_of
 
 @pytest.mark.parametrize("slots", [20, 60, 150])
 @pytest.mark.parametrize("window", [1, 4, 12, 40])
-def test_the_forecast_is_near_what_independent_batches_fetch(slots, window):
-    """Within 3 % of what is fetched without a cache, over 300 batches."""
+def test_the_forecast_is_near_the_rows_that_independent_batches_fetch(slots, window):
+    """The difference is at most 3 % of the rows fetched without a cache, over 300 batches."""
     batches, prior = random_batches(300, 600, slots + window)
     lists = [ops.code_ids(ids, 600) for ids in batches]
     hottest = torch.sort(prior, descending=True, stable=True).indices
@@ -47,7 +47,7 @@ def test_the_forecast_falls_with_memory_and_with_the_window():
 
 
 def _in_blocks(size: int, number: int, num_ids: int) -> tuple[list[torch.Tensor], torch.Tensor, Blocks]:
-    """Batches in blocks: a block needs some rows, and each of its batches some of these; with how probably a batch and a block need each."""
+    """Makes batches in blocks: a block needs some rows, and each of its batches some of these. Returns the probabilities for a batch and a block too."""
     draw = torch.Generator().manual_seed(size)
     of_block = torch.rand(num_ids, generator=draw) ** 3
     of_batch = of_block * (0.05 + 0.5 * torch.rand(num_ids, generator=draw))
@@ -56,12 +56,12 @@ def _in_blocks(size: int, number: int, num_ids: int) -> tuple[list[torch.Tensor]
         if index % size == 0:
             needed = torch.rand(num_ids, generator=draw) < of_block
         lists.append(needed & (torch.rand(num_ids, generator=draw) < of_batch / of_block))
-    some = 1 - (1 - of_batch / of_block) ** size  # of a block's batches at least one
+    some = 1 - (1 - of_batch / of_block) ** size  # at least one batch of the block
     return [ops.code_ids(each.nonzero().flatten(), num_ids) for each in lists], of_batch, Blocks(size, of_block * some)
 
 
 def _fetched(lists: list[torch.Tensor], prior: torch.Tensor, window: int, slots: int, skip: int) -> float:
-    """Rows per batch, after the first."""
+    """Returns the rows fetched per batch, after the first batches."""
     members = torch.sort(prior, descending=True).indices[:slots].sort().values
     planner, rows = Planner(roomy(window, slots), prior, members), []
     for each in lists:
@@ -70,7 +70,7 @@ def _fetched(lists: list[torch.Tensor], prior: torch.Tensor, window: int, slots:
 
 
 @pytest.mark.parametrize("size", [4, 40])
-def test_where_batches_agree_in_blocks_the_forecast_is_what_the_planner_fetches(size):
+def test_the_forecast_for_batches_in_blocks_is_near_the_fetched_rows(size):
     lists, prior, blocks = _in_blocks(size, 200, 2000)
     for slots in (100, 300, 800):
         for window in (3, 8, 30):
@@ -80,7 +80,7 @@ def test_where_batches_agree_in_blocks_the_forecast_is_what_the_planner_fetches(
             assert abs(expected - fetched) < 0.6 * abs(alone - fetched), (slots, window, fetched, expected, alone)
 
 
-def test_blocks_of_one_batch_are_none():
+def test_blocks_of_one_batch_count_as_no_blocks():
     _, prior = random_batches(1, 2000, 9)
     one = Spread.of(prior, Blocks(1, prior))
     assert one.in_block is None
@@ -90,7 +90,7 @@ def test_blocks_of_one_batch_are_none():
             assert torch.allclose(ours, theirs, atol=1e-9)
 
 
-def test_what_holds_everything_fetches_nothing():
+def test_a_cache_that_holds_everything_fetches_nothing():
     _, prior = random_batches(1, 100, 2)
     number = int((prior > 0).sum())
     assert Spread.of(prior).reach(number) == math.inf and Spread.of(prior).rows(number, 3) == 0.0

@@ -1,4 +1,4 @@
-"""Laws of a cache that knows the next batches: it keeps what is needed next."""
+"""Laws of a cache that knows the next batches: it keeps the rows that are needed next."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from salientpp.ways.lookahead.shape import Shape, group_of
 
 @pytest.mark.parametrize("density", [0.0, 0.001, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize("num_ids", [0, 1, 9, 1000, 70000])
-def test_a_list_holds_its_ids_in_at_most_a_bit_for_each(density, num_ids):
+def test_a_list_takes_at_most_one_bit_per_possible_id(density, num_ids):
     ids = (torch.rand(num_ids, generator=torch.Generator().manual_seed(num_ids)) < density).nonzero().flatten()
     coded = ops.code_ids(ids[torch.randperm(ids.numel())], num_ids)
     assert ops.ids_of_list(coded, num_ids).equal(ids)
     assert coded.nbytes <= 1 + min(num_ids // 8 + 1, 3 * ids.numel())
 
 
-def test_a_list_takes_little_more_than_its_ids_say():
-    """Ids that come independently of each other have so many bits of entropy; half of them ten times as often as the others."""
+def test_a_list_takes_little_more_than_its_entropy():
+    """Independent ids have this entropy in bits. Half of the ids occur ten times as often as the others."""
     num_ids, often, seldom = 200_000, 0.2, 0.02
     chance = torch.cat([torch.full((num_ids // 2,), often), torch.full((num_ids // 2,), seldom)])
     ids = (torch.rand(num_ids, generator=torch.Generator().manual_seed(0)) < chance).nonzero().flatten()
@@ -40,7 +40,7 @@ def test_wide_gaps_are_coded():
     assert ops.ids_of_list(ops.code_ids(ids, 2**31 - 1), 2**31 - 1).equal(ids)
 
 
-def test_a_list_leaves_out_repeats_and_a_range():
+def test_a_list_excludes_repeats_and_a_range():
     ids = torch.tensor([7, 3, 7, 0, 9, 4, 3])
     assert ops.ids_of_list(ops.code_ids(ids, 10, 3, 5), 10).tolist() == [0, 7, 9]
 
@@ -68,7 +68,7 @@ def test_a_list_that_was_damaged_is_refused(coded):
 
 
 @pytest.mark.parametrize("num_ids", [40, 70000])
-def test_links_lead_to_the_next_list_with_the_id(num_ids):
+def test_links_point_to_the_next_list_with_the_id(num_ids):
     batches, _ = random_batches(7, num_ids, 1)
     links = ops.link_lists([ops.code_ids(ids, num_ids) for ids in batches], 3, num_ids)
     assert len(links) == 3
@@ -83,7 +83,7 @@ def test_links_lead_to_the_next_list_with_the_id(num_ids):
 
 @pytest.mark.parametrize("window", [1, 2, 3, 8, 9, 20, 64])
 @pytest.mark.parametrize("slots", [0, 1, 7, 30, 200])
-def test_it_keeps_what_is_needed_next(window, slots):
+def test_the_planner_keeps_the_rows_needed_next(window, slots):
     batches, prior = random_batches(40, 120, window)
     lists = [ops.code_ids(ids, 120) for ids in batches]
     members = torch.randperm(120, generator=torch.Generator().manual_seed(slots))[: slots // 2]
@@ -99,8 +99,8 @@ def test_it_keeps_what_is_needed_next(window, slots):
         assert planner.slot_id.tolist() == slow.ids
 
 
-def test_with_all_of_the_future_no_choice_fetches_less():
-    """Against every sequence of choices, on caches of two rows."""
+def test_no_choice_fetches_less_if_the_whole_future_is_known():
+    """The planner is compared with every sequence of choices, on caches of two rows."""
     for seed in range(30):
         draw = random.Random(seed)
         batches = [frozenset(draw.sample(range(6), draw.randint(1, 4))) for _ in range(7)]
@@ -123,7 +123,7 @@ def test_with_all_of_the_future_no_choice_fetches_less():
         assert fetched == fewest(0, frozenset({0, 1})), f"seed {seed}"
 
 
-def test_numbers_of_batches_may_outgrow_their_field():
+def test_numbers_of_batches_may_overflow_their_field():
     batches, prior = random_batches(30, 60, 3)
     lists = [ops.code_ids(ids, 60) for ids in batches]
     planners = [Planner(roomy(4, 20), prior, torch.arange(20)) for _ in range(2)]
@@ -136,7 +136,7 @@ def test_numbers_of_batches_may_outgrow_their_field():
         assert all(one.equal(other) for one, other in zip(*found)), i
 
 
-def test_a_window_that_is_forgotten_leaves_the_rows_and_the_prior():
+def test_forgetting_the_window_keeps_the_rows_and_the_prior():
     batches, prior = random_batches(12, 60, 5)
     lists = [ops.code_ids(ids, 60) for ids in batches]
     planner = Planner(roomy(9, 20), prior, torch.arange(20))
@@ -145,7 +145,7 @@ def test_a_window_that_is_forgotten_leaves_the_rows_and_the_prior():
     kept = planner.slot_id.clone()
     planner.forget_window()
     assert planner.slot_id.equal(kept) and planner.known == planner.batch == 6
-    slow = LookaheadReference(9, 20, prior, kept)  # begins with these rows and has seen nothing
+    slow = LookaheadReference(9, 20, prior, kept)  # starts with these rows and knows no batch
     ids = batches[6]
     moves = planner.plan(ids, lambda: None)
     hits, fetched, admitted = slow.plan(ids.tolist(), [])
@@ -154,7 +154,7 @@ def test_a_window_that_is_forgotten_leaves_the_rows_and_the_prior():
     assert list(zip(moves.hit_place.tolist(), moves.hit_slot.tolist())) == hits
 
 
-def test_rows_that_are_forgotten_are_fetched_again():
+def test_forgotten_rows_are_fetched_again():
     batches, prior = random_batches(6, 60, 5)
     planner = Planner(roomy(2, 20), prior, torch.arange(20))
     planner.plan(batches[0], lambda: None)
@@ -163,7 +163,7 @@ def test_rows_that_are_forgotten_are_fetched_again():
     assert planner.plan(batches[1], lambda: None).hit_place.numel() == 0
 
 
-def test_a_window_without_room_is_shorter_and_the_plan_still_right():
+def test_a_window_without_room_is_shorter_and_the_plan_stays_right():
     batches, prior = random_batches(30, 400, 7)
     lists = [ops.code_ids(ids, 400) for ids in batches]
     planner = Planner(Shape(20, 50, 4 * lists[0].nbytes), prior, torch.arange(50))

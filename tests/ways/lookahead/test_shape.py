@@ -1,4 +1,4 @@
-"""Laws of the memory of a cache that knows the next batches: it stays inside the budget, and 'auto' takes the window that saves most."""
+"""Laws of the memory of a lookahead cache: it stays inside the budget, and 'auto' takes the window that saves most."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_rows_and_state_stay_inside_the_budget(row_bytes, budget):
             assert (shape.num_slots + 3) * (row_bytes + 6) + shape.list_bytes > budget - 4 * 7 * shape.num_slots
 
 
-def test_no_more_slots_than_rows_that_may_be_needed():
+def test_slots_never_exceed_the_rows_that_may_be_needed():
     assert Shape.of(3, 10**9, 100, Trial(10, 11), 50).num_slots == 50
 
 
@@ -36,11 +36,11 @@ def test_auto_takes_the_window_that_is_forecast_to_save_most():
     for window in range(1, 40):
         shape = Shape.of(window, 60_000, 100, trial, 3000)
         assert spread.rows(chosen.num_slots, chosen.window) <= 1.02 * spread.rows(shape.num_slots, window)
-    # Where ids take as much as rows a window does not pay.
+    # If ids take as much memory as rows, a window does not pay.
     assert choose_shape("auto", prior, 3000, 1, trial).window == 0
 
 
-def test_a_window_that_eats_the_budget_is_refused_in_words():
+def test_a_window_that_takes_most_of_the_budget_raises_a_clear_error():
     _, prior = random_batches(1, 3000, 4)
     trial = Trial(600, 660)
     with pytest.raises(
@@ -53,7 +53,7 @@ def test_a_window_that_eats_the_budget_is_refused_in_words():
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, "all", None, True, 2**13 + 1])
-def test_what_is_no_lookahead_is_refused_in_words(wrong):
+def test_a_wrong_lookahead_raises_a_clear_error(wrong):
     with pytest.raises(ValueError, match=r"lookahead must be an integer in \[0, 8192\] .* or 'auto', got"):
         check_lookahead(wrong)
     assert check_lookahead("auto") == "auto" and check_lookahead(torch.tensor(3)) == 3

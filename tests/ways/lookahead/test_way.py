@@ -1,5 +1,7 @@
-"""Laws of a loader that looks ahead: batches are the same, bit for bit; what is fetched is what the analysis counts; whatever happens to an epoch, no row is
-another's."""
+"""Laws of a loader that looks ahead: batches are the same, bit for bit, and the analysis counts the rows that are fetched.
+
+However an epoch ends, no batch gets the row of another vertex.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,14 @@ FANOUTS, BATCH = [4, 3], 8
 
 
 def ahead_of(loader: NeighborLoader) -> Lookahead | None:
-    """What decides which rows a loader keeps of those that its batches fetch; None: its cache stays as it is."""
+    """Returns the way that decides which fetched rows a loader keeps; None if its cache is static."""
     way = loader.engine.way(Lookahead)
     return way if way is not None and way.planners else None
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> str:
-    """Two parts; the row of a vertex is its old id, wide enough that rows take more than ids."""
+    """Makes two parts. The row of a vertex is its old id, wide enough that rows take more bytes than ids."""
     data = random_data(600, 3600)
     data.x = torch.arange(600, dtype=torch.float32).unsqueeze(1) * torch.ones(64)
     data.train_mask = torch.arange(600) % 3 != 0
@@ -50,7 +52,7 @@ def _loader(part: Any, **options: Any) -> NeighborLoader:
 
 
 def _check(loader: Any) -> None:
-    """An epoch's batches are those that one process draws, with the rows of their vertices."""
+    """Checks that an epoch's batches equal those that one process draws, with the rows of their vertices."""
     data = whole(salientpp.load(loader.data.root))
     check_batches(loader, NeighborSampler(data, FANOUTS), data, "sample_from_nodes")
 
@@ -78,7 +80,7 @@ def _epochs(rank: int, root: str, options: dict[str, Any], epochs: int) -> tuple
     ],
     ids=str,
 )  # fmt: skip
-def test_batches_are_the_same_and_what_is_fetched_is_what_is_counted(root, options):
+def test_batches_are_the_same_and_fetched_rows_equal_the_analysis(root, options):
     epochs = 3
     alpha, lookahead = options.get("replication_factor", 0.3), options.get("lookahead", 5)
     found = distributed.run(_epochs, 2, root, options, epochs)
@@ -110,7 +112,7 @@ def test_batches_are_the_same_and_what_is_fetched_is_what_is_counted(root, optio
     ],
     ids=str,
 )  # fmt: skip
-def test_scouts_see_the_very_vertices_of_a_batch(options):
+def test_scouts_see_exactly_the_vertices_of_a_batch(options):
     data = random_data(300, 1800)
     data.w, data.time = torch.rand(data.num_edges), torch.randint(0, 50, (300,))
     sampler = NeighborSampler(data, FANOUTS, **options)
@@ -125,7 +127,7 @@ def test_scouts_see_the_very_vertices_of_a_batch(options):
                 assert torch.equal(seen.node, draw(inputs, key=key, draw_key=draw_key).node)
 
 
-def test_scouts_see_the_very_vertices_of_every_type():
+def test_scouts_see_exactly_the_vertices_of_every_type():
     data = random_hetero()
     sampler = NeighborSampler(data, FANOUTS)
     type_ = data.node_types[0]
@@ -135,7 +137,7 @@ def test_scouts_see_the_very_vertices_of_every_type():
 
 
 @pytest.mark.parametrize("lookahead", [5, "auto"])
-def test_three_ranks_and_draws_that_agree_are_counted_too(root, lookahead):
+def test_rows_of_three_ranks_and_of_shared_draws_equal_the_analysis(root, lookahead):
     root = root.replace("two", "three")
     options = {"shared_draws": "batch", "draw_block": 4, "num_workers": 1, "lookahead": lookahead}
     found = distributed.run(_alike, 3, root, options)
@@ -157,7 +159,7 @@ def _alike(rank: int, root: str, options: dict[str, Any]) -> int:
     return loader.stats().rows_remote
 
 
-def test_memory_is_at_most_that_of_a_static_cache(root):
+def test_memory_never_exceeds_a_static_cache(root):
     assert all(distributed.run(_memory, 2, root))
 
 
@@ -171,7 +173,7 @@ def _memory(rank: int, root: str) -> bool:
     return True
 
 
-def test_where_nothing_is_to_be_gained_it_is_the_static_cache(root):
+def test_a_static_cache_is_used_if_lookahead_saves_nothing(root):
     assert all(distributed.run(_nothing, 2, root))
 
 
@@ -185,7 +187,7 @@ def _nothing(rank: int, root: str) -> bool:
     return True
 
 
-def test_one_rank_and_objects_in_memory_look_nowhere(root):
+def test_one_rank_and_objects_in_memory_do_not_look_ahead(root):
     data = random_data(60, 200)
     loader = NeighborLoader(data, FANOUTS, batch_size=8, lookahead=9, replication_factor=0.5)
     assert ahead_of(loader) is None and all(batch.x is not None for batch in loader)
@@ -222,12 +224,12 @@ def _ways(rank: int, root: str, what: str) -> tuple[int, int]:
     assert rows[0].rows == rows[1].rows or what in (
         "trees",
         "logical ranks",
-    )  # a row of several places counts once where it is fetched
+    )  # a row at several places of a batch is fetched and counted once
     return rows[0].rows_remote, rows[1].rows_remote
 
 
 @pytest.mark.parametrize("what", ["links", "trees", "logical ranks", "more logical ranks"])
-def test_other_ways_to_draw_get_the_same_batches_of_fewer_rows(root, what):
+def test_other_ways_to_draw_get_the_same_batches_with_fewer_rows(root, what):
     found = distributed.run(_ways, 2, root, what)
     assert sum(ours for ours, _ in found) < sum(theirs for _, theirs in found)
 
@@ -260,7 +262,7 @@ def test_every_type_whose_rows_travel_has_a_cache_that_looks_ahead(tmp_path):
 
 
 def _left_early(rank: int, root: str, depth: int, uneven: str) -> int:
-    """Epochs that ranks leave at different batches, orders that jump, states that are loaded: rows are always right."""
+    """Ranks leave epochs at different batches, orders jump, and states are loaded. Rows are always right."""
     part = salientpp.load(root)
     loader = _loader(part, depth=depth, uneven=uneven, num_workers=depth % 3, replication_factor=0.2)
     number = 0
@@ -304,19 +306,17 @@ def _resumed(rank: int, root: str) -> bool:
     return len(batches) > 7
 
 
-def test_a_resumed_epoch_goes_on_with_and_without_it(root):
+def test_a_resumed_epoch_continues_with_and_without_lookahead(root):
     assert all(distributed.run(_resumed, 2, root))
 
 
 def _lost(rank: int, root: str) -> bool:
-    """Batches that had entered are lost with their pipeline: the next epoch must not take rows that never came."""
+    """Batches that had entered are lost with their pipeline. The next epoch must not use rows that never came."""
     part = salientpp.load(root)
     loader = _loader(part)
     for batch in loader:
         assert _right(batch, part)
-    for planner in loader.engine.way(
-        Lookahead
-    ).planners.values():  # as if a batch had been decided that is never put together
+    for planner in loader.engine.way(Lookahead).planners.values():  # plans a batch that is never put together
         ids = torch.arange(600)[torch.tensor([part.book.owner(torch.tensor(v)) != rank for v in range(600)])]
         planner.forget_window()
         planner.plan(ids, lambda: None)
@@ -349,7 +349,7 @@ def _fails(rank: int, root: str) -> list[str]:
     return said
 
 
-def test_after_a_failure_there_is_an_error_for_ever(root):
+def test_every_epoch_after_a_failure_raises_an_error(root):
     for said in distributed.run(_fails, 2, root):
         assert len(said) == 2 and all("no more" in text for text in said)
 
@@ -366,7 +366,7 @@ def test_after_a_failure_there_is_an_error_for_ever(root):
         ({"lookahead": 200, "replication_factor": 0.05}, "lookahead=200 needs .* bytes for ids, more than half"),
     ],
 )  # fmt: skip
-def test_what_it_excludes_is_said_on_every_rank(root, options, text):
+def test_excluded_options_raise_on_every_rank(root, options, text):
     for failed in distributed.run(_refused, 2, root, options):
         assert failed is not None and re.search(text, failed), failed
 
@@ -379,13 +379,13 @@ def _refused(rank: int, root: str, options: dict[str, Any]) -> str | None:
     return None
 
 
-def test_its_cache_is_its_own(root):
+def test_a_lookahead_cache_cannot_be_shared(root):
     assert all(distributed.run(_own, 2, root))
 
 
 def _own(rank: int, root: str) -> bool:
     loader = _loader(salientpp.load(root))
-    with pytest.raises(RuntimeError, match="rows of a cache that looks ahead change"):
+    with pytest.raises(RuntimeError, match="a cache that looks ahead cannot be shared"):
         loader.cache  # noqa: B018
     return True
 
@@ -396,12 +396,12 @@ def _own(rank: int, root: str) -> bool:
 @pytest.mark.parametrize(
     "options", [{}, {"device_cache": 0.4}, {"zero_copy": True}, {"device_cache": 0.4, "zero_copy": True}]
 )
-def test_kept_rows_are_put_in_their_places_on_a_device(root, options):
+def test_kept_rows_are_put_in_order_on_a_device(root, options):
     assert all(distributed.run(_packed, 2, root, options))
 
 
 def _packed(rank: int, root: str, options: dict[str, Any]) -> bool:
-    """As on a device, with the CPU in its place."""
+    """Puts batches together as for a device, with the CPU instead of it."""
     part = salientpp.load(root)
     loader = _loader(part, device_rows=0.2, **options)
     loader.engine.producer.fetch.own = loader.engine.producer.fetch.served = Packed(torch.device("cpu"))
@@ -412,7 +412,7 @@ def _packed(rank: int, root: str, options: dict[str, Any]) -> bool:
     return True
 
 
-# --- beside other copies ------------------------------------------------------------------------------------
+# --- with other copies ---------------------------------------------------------------------------------------
 
 
 def _beside(rank: int, root: str) -> dict[str, int]:
@@ -461,6 +461,6 @@ def test_the_ranks_of_a_host_share_its_memory_equally(root):
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.6])
-def test_a_host_keeps_one_cache_where_that_fetches_less(root, alpha):
+def test_a_host_keeps_one_cache_if_that_fetches_less(root, alpha):
     for moves, _, _, ahead, static in distributed.run(_on_hosts, 4, root, "auto", alpha):
         assert (moves, ahead < static) == ((True, True) if alpha == 0.1 else (False, False))

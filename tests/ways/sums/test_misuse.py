@@ -1,4 +1,4 @@
-"""Law of batches with sums: each use gives the outputs of the whole batch at the seeds, or an error in words. No use is wrong in silence."""
+"""Law of batches with sums: each use gives the outputs of the whole batch at the seeds, or raises a clear error. No use is silently wrong."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Conv = SAGEConv
 
 
 class Layers(torch.nn.Module):
-    """Layers one after the other, or side by side on ``x``."""
+    """Layers in sequence, or in parallel on ``x``."""
 
     def __init__(self, *layers: torch.nn.Module, between: torch.nn.Module | None = None, branches: int = 1) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Layers(torch.nn.Module):
 
 
 class ByDegree(MessagePassing):
-    """Divides a sum by a count of edges."""
+    """Layer that divides a sum by a count of edges."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         count = degree(edge_index[1], x.size(0), dtype=x.dtype).clamp(min=1)
@@ -53,7 +53,7 @@ class ByDegree(MessagePassing):
 
 
 class ByEdges(MessagePassing):
-    """Asks for the edges in its messages."""
+    """Layer that reads the edges in its messages."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.propagate(edge_index, x=x)
@@ -68,14 +68,14 @@ class OtherWay(SAGEConv):
 
 
 class Attends(MessagePassing):
-    """A softmax over the edges of each vertex, made outside its messages."""
+    """Layer with a softmax over the edges of each vertex, computed outside its messages."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.propagate(edge_index, x=x, edge_weight=softmax(x.sum(1)[edge_index[0]], edge_index[1]))
 
 
 class Whole(torch.nn.Module):
-    """A mean over all vertices beside two layers."""
+    """Model with two layers and a mean over all vertices."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Whole(torch.nn.Module):
 
 
 class Twice(torch.nn.Module):
-    """One layer, used as the first and the second."""
+    """Model with one layer, used as the first and the second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Twice(torch.nn.Module):
 
 
 class Dense(torch.nn.Module):
-    """A second layer on the first one's outputs beside x, and linear layers around it."""
+    """Model with a second layer on the first one's outputs joined with x, and linear layers around it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def again(model: torch.nn.Module, batch: Any) -> Tensor:
 
 
 def on(change: Callable[[Any], Any]) -> Forward:
-    """A forward on a changed batch; what returns None changed it in place."""
+    """Makes a forward on a changed batch. A change that returns None was made in place."""
 
     def forward(model: torch.nn.Module, batch: Any) -> Tensor:
         changed = change(batch)
@@ -150,7 +150,7 @@ def of_copy(copied: Callable[[Any], Any]) -> Forward:
 
 
 def hooked(kind: str, layer: int = 0, before: bool = True) -> Forward:
-    """A hook of PyG's that doubles what it is given, or only looks."""
+    """Makes a forward with a PyG hook that doubles its input, or only reads it."""
 
     def forward(model: torch.nn.Module, batch: Any) -> Tensor:
         if not before:
@@ -235,17 +235,17 @@ def all_rows(model: torch.nn.Module, batch: Any) -> Tensor:
 NEVER_MERGED = "call salientpp.nn.merge_partial.model. on the whole model"
 ANOTHER_X = "was given another x"
 IN_PLACE = "x of a batch with sums .* in place"
-A_HOOK = "has a hook of PyG's"
-NOT_BY_ROW = "is not known to work on each row by itself"
+A_HOOK = "has a PyG hook"
+NOT_BY_ROW = "is not known to work on each row separately"
 EDGES_USED = "was called on the edge_index of a batch with sums"
 
-#: Its name, the model, how it is used, and what is said of it; None: seeds get what they get in the whole batch.
+#: Name, model, use, and the expected error; None: seeds get the outputs of the whole batch.
 ROWS: list[tuple[str, Callable[[], torch.nn.Module], Forward, str | None]] = [
     ("merged", two, merged, None),
     ("never merged, SAGE", two, plainly, NEVER_MERGED),
     ("never merged, GAT", lambda: Layers(GATConv(WIDTH, HIDDEN), GATConv(HIDDEN, OUT)), plainly, NEVER_MERGED),
     ("never merged, PyG's model", lambda: GraphSAGE(WIDTH, HIDDEN, 2, OUT), plainly, NEVER_MERGED),
-    ("GAT first", lambda: Layers(GATConv(WIDTH, HIDDEN), Conv(HIDDEN, OUT)), merged, "weighs them by attention"),
+    ("GAT first", lambda: Layers(GATConv(WIDTH, HIDDEN), Conv(HIDDEN, OUT)), merged, "weights them by attention"),
     ("GAT second", lambda: Layers(Conv(WIDTH, HIDDEN), GATConv(HIDDEN, OUT)), merged, None),
     ("GCN second", lambda: Layers(Conv(WIDTH, HIDDEN), GCNConv(HIDDEN, OUT)), merged, EDGES_USED),
     ("GCN without norms", lambda: Layers(GCNConv(WIDTH, HIDDEN, normalize=False, aggr="mean"), GCNConv(HIDDEN, OUT, normalize=False)), merged, None),
@@ -258,11 +258,11 @@ ROWS: list[tuple[str, Callable[[], torch.nn.Module], Forward, str | None]] = [
     ("one of two layers", two, half_merged, NEVER_MERGED),
     ("a first layer by degree", lambda: Layers(ByDegree(), Conv(WIDTH, OUT)), merged, EDGES_USED),
     ("a second layer by degree", lambda: Layers(Conv(WIDTH, OUT), ByDegree()), merged, EDGES_USED),
-    ("a second layer's messages by degree", lambda: Layers(Conv(WIDTH, OUT), ByEdges()), merged, "ByEdges asks for edge_index"),
+    ("a second layer's messages by degree", lambda: Layers(Conv(WIDTH, OUT), ByEdges()), merged, "ByEdges reads edge_index"),
     ("a first layer's softmax", lambda: Layers(Attends(), Conv(WIDTH, OUT)), merged, EDGES_USED),
     ("a second layer's other flow", lambda: Layers(Conv(WIDTH, HIDDEN), OtherWay(HIDDEN, OUT)), merged, "flow='source_to_target'"),
-    ("three layers", lambda: Layers(Conv(WIDTH, HIDDEN), Conv(HIDDEN, HIDDEN), Conv(HIDDEN, OUT)), merged, "is layer 3 .* of 2 hops"),
-    ("three layers and jumps", lambda: GraphSAGE(WIDTH, HIDDEN, 3, OUT, jk="cat"), merged, "is layer 3 .* of 2 hops"),
+    ("three layers", lambda: Layers(Conv(WIDTH, HIDDEN), Conv(HIDDEN, HIDDEN), Conv(HIDDEN, OUT)), merged, "is layer 3 .* sums of 2 hops"),
+    ("three layers and jumps", lambda: GraphSAGE(WIDTH, HIDDEN, 3, OUT, jk="cat"), merged, "is layer 3 .* sums of 2 hops"),
     ("two layers and jumps", lambda: GraphSAGE(WIDTH, HIDDEN, 2, OUT, jk="max"), merged, None),
     ("one layer", lambda: Layers(Conv(WIDTH, OUT)), merged, None),
     ("a layer twice", Twice, merged, None),
@@ -301,7 +301,7 @@ ROWS: list[tuple[str, Callable[[], torch.nn.Module], Forward, str | None]] = [
     ("rows doubled as data", two, on(doubled), "of a batch with sums"),
     ("rows doubled by a view", two, in_place_of_view, ANOTHER_X),
     ("rows as an array", two, with_x(lambda x: torch.from_numpy(x.numpy() * 2)), "of a batch with sums"),
-    ("weights that are not in sums", lambda: Layers(GraphConv(WIDTH, OUT)), weighted, "was given edge_weight, and partial sums are without"),
+    ("weights that are not in sums", lambda: Layers(GraphConv(WIDTH, OUT)), weighted, "was given edge_weight, but the partial sums have no weights"),
     ("gradients of x", two, with_x(lambda x: x.requires_grad_()), "x that requires a gradient"),
     *((f"hook {kind}", two, hooked(kind), A_HOOK) for kind in (
         "message_forward", "message_forward_pre", "aggregate_forward", "aggregate_forward_pre", "propagate_forward", "propagate_forward_pre",
@@ -316,7 +316,7 @@ ROWS: list[tuple[str, Callable[[], torch.nn.Module], Forward, str | None]] = [
 
 
 def outcome(model: torch.nn.Module, use: Forward, batch: Any, whole: Any) -> float | str:
-    """The largest error in units of the largest value, or what was said."""
+    """Returns the largest error relative to the largest value, or the text of the exception."""
     want = plainly(copy.deepcopy(model), whole)
     try:
         got = use(model, batch)
@@ -351,7 +351,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, list[f
 
 
 @pytest.mark.parametrize("row", range(len(ROWS)), ids=[name for name, *_ in ROWS])
-def test_a_use_of_sums_is_right_or_an_error_in_words(outcomes, row):
+def test_a_use_of_sums_is_right_or_raises_a_clear_error(outcomes, row):
     expected = ROWS[row][3]
     for sums, found in outcomes:
         assert sums > 30

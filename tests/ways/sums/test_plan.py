@@ -1,5 +1,7 @@
-"""Laws of the choice between rows and sums, and of the kernel that sums up: never more bytes than rows take, at most twice the fewest; what a batch keeps and
-what its sums hold is together what was sampled."""
+"""Laws of the choice between rows and sums, and of the kernel that computes sums.
+
+Sums never take more bytes than rows, and at most twice the minimum. A batch together with its sums equals the sample.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from salientpp.ways.sums.plan import REDUCTIONS, Wire, plan_sums
 
 
 def random_hop(seed: int, num_sources: int, num_edges: int) -> tuple[list[int], list[int], list[int], int]:
-    """Edges of a hop into four targets, repeats among them; row, col, owner and first."""
+    """Makes edges of a hop into four targets, with repetitions: row, col, owner and first."""
     generator = torch.Generator().manual_seed(seed)
     first = 4
     row = torch.randint(first + num_sources, (num_edges,), generator=generator)
@@ -29,7 +31,7 @@ def random_hop(seed: int, num_sources: int, num_edges: int) -> tuple[list[int], 
 def planned(
     row: list[int], col: list[int], owner: list[int], first: int, row_bytes: int, source_bytes: int = 4
 ) -> list[list[int]]:
-    """What the operator gives, with the sources of the edges that sums replace in the place of these."""
+    """Returns the operator's result, with the sources of the summed edges instead of the edges."""
     found = ops.plan_sums(
         torch.tensor(row), torch.tensor(col), torch.tensor(owner), first, 3, row_bytes, 4, source_bytes
     )
@@ -40,7 +42,7 @@ def planned(
 
 @pytest.mark.parametrize("weight_bytes", [0, 8])
 @pytest.mark.parametrize("row_bytes", [0, 4, 16, 512])
-def test_sums_take_no_more_bytes_than_rows_and_at_most_twice_the_fewest(row_bytes, weight_bytes):
+def test_sums_take_no_more_bytes_than_rows_and_at_most_twice_the_minimum(row_bytes, weight_bytes):
     ours, fewest, better = 0, 0, 0
     for seed in range(150):
         row, col, owner, first = random_hop(seed, 9, 9 + seed % 20)
@@ -77,7 +79,7 @@ def test_a_plan_serves_every_edge_once():
         assert sorted(summed + [(row[k], col[k]) for k in kept_edge]) == sorted(zip(row, col)), f"seed {seed}"
 
 
-def test_a_vertex_that_only_one_owner_has_neighbours_of_gets_one_sum():
+def test_a_vertex_whose_neighbours_have_one_owner_gets_one_sum():
     row, col = [1, 2, 3, 4], [0, 0, 0, 0]
     assert planned(row, col, [1, 1, 1, 1], 1, 100)[3:6] == [[0], [4], [0, 1, 2, 3]]
     assert planned(row, col, [0, 1, 2, -1], 1, 100)[3:6] == [[], [], []], "a sum of one row saves nothing"
@@ -86,12 +88,12 @@ def test_a_vertex_that_only_one_owner_has_neighbours_of_gets_one_sum():
 
 @pytest.mark.parametrize("fanouts", [[25], [5, 4], [4, 3, 3], [4, 0]], ids=str)
 @pytest.mark.parametrize("replace", [False, True])
-def test_a_batch_and_its_sums_are_what_was_sampled(fanouts, replace):
+def test_a_batch_and_its_sums_equal_the_sample(fanouts, replace):
     graph = Graph.from_data(random_data(2000, 8000))
     mfg = Sampler(graph, fanouts, replace).sample(torch.arange(0, 2000, 200), 5)
     part = mfg.node[mfg.node.numel() - mfg.num_sampled_nodes[-1] :] * 4 // 2000
     left, sums = plan_sums(mfg, torch.where(part > 0, part, -1), 4, Wire(64, 4))
-    assert torch.equal(left.node, mfg.node[torch.isin(mfg.node, left.node)]), "in their order"
+    assert torch.equal(left.node, mfg.node[torch.isin(mfg.node, left.node)]), "in the same order"
     assert sum(left.num_sampled_nodes) == left.node.numel() and sum(left.num_sampled_edges) == left.row.numel()
     assert left.num_sampled_nodes[:-1] == mfg.num_sampled_nodes[:-1]
     assert (sums.size.numel() > 0) == (fanouts[-1] > 0)
@@ -126,7 +128,7 @@ def test_rows_are_reduced_as_torch_does_in_the_wider_dtype(dtype, reduction, wei
             assert not out[group].any()
             continue
         total = rows[0]
-        for row in rows[1:]:  # in this order, so that each is rounded alike
+        for row in rows[1:]:  # in this order, so that each sum is rounded in the same way
             total = torch.maximum(total, row) if reduction == "max" else total + row
         assert torch.equal(out[group], (total / len(rows) if reduction == "mean" else total).to(dtype))
 
@@ -135,7 +137,7 @@ def test_16_bit_rows_are_added_up_in_32_bits_and_a_nan_is_the_largest():
     out = torch.zeros(1, 2, dtype=torch.float16)
     source = torch.tensor([[2048.0, 1.0]] + 3 * [[1.0, float("nan")]] + [[1.0, 5.0]], dtype=torch.float16)
     ops.reduce_rows(source, torch.arange(5), torch.tensor([5]), None, out, 0)
-    assert out[0, 0] == 2052  # 2048 + 1 is 2048 in 16 bits
+    assert out[0, 0] == 2052  # in 16 bits, 2048 + 1 would be 2048
     ops.reduce_rows(source, torch.arange(5), torch.tensor([5]), None, out, 2)
     assert out[0, 0] == 2048 and out[0, 1].isnan()
 
@@ -156,7 +158,7 @@ def test_16_bit_rows_are_added_up_in_32_bits_and_a_nan_is_the_largest():
         ),
     ],
 )
-def test_wrong_groups_are_refused_in_words(change, error):
+def test_wrong_groups_raise_a_clear_error(change, error):
     arguments = {
         "source": torch.zeros(4, 2), "source_index": torch.tensor([0, 1, 3]), "size": torch.tensor([2, 1]), "weight": None,
         "out": torch.zeros(2, 2), "reduction": 0,

@@ -1,5 +1,8 @@
-"""Laws of batches with sums in the place of rows: what the first layer makes of them, and its gradients, are those of whole batches; together they are what
-was sampled; bytes are those that were planned; what cannot be is refused."""
+"""Laws of batches with sums instead of rows.
+
+The first layer's outputs and gradients equal those of whole batches. A batch together with its sums equals the sample. Bytes are as planned, and impossible
+combinations are refused.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,14 @@ BATCH, WIDTH = 32, 12
 
 
 class Plain(MessagePassing):
-    """A user's own layer: PyG's messages and sum."""
+    """User's own layer, with PyG's messages and sum."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.propagate(edge_index, x=x) * 2
 
 
 class Scaled(Plain):
-    """One whose messages are other rows than it is given."""
+    """Layer whose messages differ from the rows that it is given."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.propagate(edge_index, x=x.exp())
@@ -45,7 +48,7 @@ def gin() -> GINConv:
     return GINConv(torch.nn.Sequential(torch.nn.Linear(WIDTH, 8), torch.nn.ReLU(), torch.nn.Linear(8, 6)))
 
 
-#: By the loader's reduction, layers that go on with it.
+#: Layers that can continue each of the loader's reductions.
 LAYERS: dict[str, list[Any]] = {
     "sum": [
         gin, lambda: GraphConv(WIDTH, 6), lambda: GCNConv(WIDTH, 6, normalize=False), lambda: SAGEConv(WIDTH, 6),
@@ -58,7 +61,7 @@ LAYERS: dict[str, list[Any]] = {
     "max": [lambda: SAGEConv(WIDTH, 6, aggr="max"), lambda: GraphConv(WIDTH, 6, aggr="max")],
 }  # fmt: skip
 LAYERS["auto"] = LAYERS["mean"]
-#: The same for layers that are given weights.
+#: Layers that can continue each reduction of weighted rows.
 WEIGHTED: dict[str, list[Any]] = {
     "sum": [lambda: GraphConv(WIDTH, 6), lambda: GCNConv(WIDTH, 6, normalize=False), lambda: GraphConv(WIDTH, 6, aggr="mean")],
     "mean": [
@@ -70,7 +73,7 @@ WEIGHTED: dict[str, list[Any]] = {
 
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory) -> dict[int, str]:
-    """By number of parts, the same directed graph, in which some vertices have no neighbours; rows of 64-bit floats."""
+    """Partitions the same directed graph, in which some vertices have no neighbours, by number of parts. Rows are 64-bit floats."""
     data = random_data(2000, 7000, directed=True, dtype=torch.float64)
     data.x = torch.randn(2000, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     data.edge_attr = torch.arange(data.num_edges)
@@ -95,7 +98,7 @@ def loader_of(root: str, **options: Any) -> NeighborLoader:
 
 
 def as_for_a_device(loader: NeighborLoader) -> NeighborLoader:
-    """The same loader, which puts its batches together as for a device, and sums up for it what the host has; ``copied`` is what it copied."""
+    """Makes a loader put its batches together as for a device, with the host's sums. ``copied`` counts what it copies."""
     loader.engine.producer.fetch.own = Packed(torch.device("cpu"))
     loader.engine.way(SumsOfRows).sums_here = True
     loader.copied = Counter()
@@ -112,13 +115,16 @@ def as_for_a_device(loader: NeighborLoader) -> NeighborLoader:
 
 
 def model_of(first: MessagePassing, hops: int) -> list[MessagePassing]:
-    """As many layers as hops; the first is the one to be tested, and gives 6 or WIDTH columns."""
+    """Makes as many layers as hops. The first is the tested one, and gives 6 or WIDTH columns."""
     width = WIDTH if isinstance(first, Plain) else 6
     return [first, *(SAGEConv(width if i == 0 else 6, 6) for i in range(hops - 1))]
 
 
 def outputs(layers: list[MessagePassing], batch: Any, weight: str | None = None) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """What the first layer, with this attribute as its edge_weight, gives for vertices found before the last hop; what the seeds get; the gradients of that."""
+    """Returns the first layer's outputs for vertices found before the last hop, the outputs at the seeds, and the gradients of these.
+
+    ``weight`` names the attribute that the first layer gets as its edge_weight.
+    """
     early = batch.num_nodes - batch.num_sampled_nodes[-1]
     x = first = layers[0](batch.x, batch.edge_index, *([] if weight is None else [batch[weight]]))
     for layer in layers[1:]:
@@ -165,8 +171,8 @@ def check_layers(root: str, reduction: str, options: dict[str, Any]) -> dict[str
             and sums.reduction == ("mean" if reduction == "auto" else reduction)
         )
         assert torch.equal(ours.n_id[:early], full.n_id[:early])
-        if "join_logical_ranks" not in options:  # else a vertex may have several places
-            assert torch.equal(ours.n_id, full.n_id[torch.isin(full.n_id, ours.n_id)]), "in their order"
+        if "join_logical_ranks" not in options:  # with it, a vertex may have several places
+            assert torch.equal(ours.n_id, full.n_id[torch.isin(full.n_id, ours.n_id)]), "in the same order"
         assert (
             ours.num_sampled_nodes[:-1] == full.num_sampled_nodes[:-1] and sum(ours.num_sampled_nodes) == ours.num_nodes
         )
@@ -187,7 +193,7 @@ def check_layers(root: str, reduction: str, options: dict[str, Any]) -> dict[str
         loader.reset_stats()
         if for_device and loader is with_sums:
             loader.copied.clear()
-        for _ in loader:  # a whole epoch, for the counts
+        for _ in loader:  # completes the epoch, for the counts
             pass
     if for_device:
         check_copies(with_sums, whole, seen)
@@ -197,12 +203,12 @@ def check_layers(root: str, reduction: str, options: dict[str, Any]) -> dict[str
 
 
 def check_copies(with_sums: NeighborLoader, whole: NeighborLoader, seen: Counter[str]) -> None:
-    """What was copied to the device is what was counted; the host's rows that are left, and the sums in the place of others, are fewer."""
+    """Checks that copies to the device are counted, and that the remaining rows of the host together with its sums are fewer than all rows."""
     ours, full = with_sums.stats(), whole.stats()
     seen["host sums"], seen["device rows"] = ours.rows_partial_host, ours.rows_device
     seen["copied"], seen["copied whole"] = ours.rows_host + ours.rows_cache, full.rows_host + full.rows_cache
     assert with_sums.copied["rows"] == seen["copied"] and with_sums.copied["(sums of the host)"] == seen["host sums"]
-    assert ours.rows_device == full.rows_device, "rows that the device has come whole"
+    assert ours.rows_device == full.rows_device, "rows on the device are delivered whole"
 
 
 def whole_rows(root: str, n_id: Tensor) -> Tensor:
@@ -212,7 +218,7 @@ def whole_rows(root: str, n_id: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("parts", [1, 2, 4])
 @pytest.mark.parametrize("options", [{}, {"partial_weight": "w"}], ids=str)
-def test_the_first_layer_and_its_gradients_are_those_of_whole_batches(roots, parts, options):
+def test_the_first_layer_and_its_gradients_equal_those_of_whole_batches(roots, parts, options):
     for found in sum(distributed.run(check_all, parts, roots[parts], ["sum", "mean", "max"], options), []):
         assert found["batches"] > 2
         if parts == 1:
@@ -232,7 +238,7 @@ def test_the_first_layer_and_its_gradients_are_those_of_whole_batches(roots, par
     ],
     ids=str,
 )  # fmt: skip
-def test_it_goes_with_caches_replacement_and_other_hops(roots, options):
+def test_sums_work_with_caches_replacement_and_other_hops(roots, options):
     for found in sum(
         distributed.run(check_all, 2, roots[2], ["mean" if "partial_weight" in options else "auto", "max"], options), []
     ):
@@ -263,7 +269,7 @@ def test_ranks_may_share_a_part_or_a_host(roots, parts, options):
     [{}, {"device_rows": 0.3, "replication_factor": 0.2, "num_workers": 2}, {"partial_weight": "w", "replication_factor": 0.2}, {"replace": True}],
     ids=str,
 )  # fmt: skip
-def test_the_host_sums_up_for_its_device_what_it_would_copy(roots, parts, options):
+def test_the_host_sums_rows_that_it_would_copy_to_its_device(roots, parts, options):
     for found in sum(
         distributed.run(check_all, parts, roots[parts], ["sum", "mean", "max"], {**options, "device": 0}), []
     ):
@@ -274,7 +280,7 @@ def test_the_host_sums_up_for_its_device_what_it_would_copy(roots, parts, option
 
 
 def check_evaluation(rank: int, root: str) -> float:
-    """The largest difference at the seeds, without gradients and in inference mode, under DDP."""
+    """Returns the largest difference at the seeds, without gradients and in inference mode, under DDP."""
     torch.manual_seed(5)
     whole = torch.nn.parallel.DistributedDataParallel(GraphSAGE(WIDTH, 8, 2, 6).double())
     merged = torch.nn.parallel.DistributedDataParallel(merge_partial(GraphSAGE(WIDTH, 8, 2, 6).double()))
@@ -290,12 +296,12 @@ def check_evaluation(rank: int, root: str) -> float:
     return worst
 
 
-def test_evaluation_under_ddp_and_in_inference_mode_is_that_of_whole_batches(roots):
+def test_evaluation_under_ddp_and_in_inference_mode_equals_whole_batches(roots):
     assert max(distributed.run(check_evaluation, 2, roots[2])) < 1e-12
 
 
 def check_uneven(rank: int, root: str) -> tuple[bool, ...]:
-    """Epochs that are left early, that other ranks have longer ones of, that go on from a state, and on a device with the CPU in its place."""
+    """Compares epochs that are left early, that other ranks continue, that resume from a state, and that run as on a device."""
     part = salientpp.load(root)
     ids = torch.arange(*part.book.range_of(rank))[: 100 if rank else 260]
     options = {"input_nodes": ids, "shuffle": False, "partial_aggregation": "sum", "replication_factor": 0.1}
@@ -322,7 +328,7 @@ def check_uneven(rank: int, root: str) -> tuple[bool, ...]:
     return sums > 0, *(same(*pair) for pair in zip(rest, as_device[2 + rank :], strict=True))
 
 
-def test_epochs_that_end_early_or_go_on_and_devices_get_the_same_batches(roots):
+def test_epochs_that_end_early_or_resume_and_devices_get_the_same_batches(roots):
     for found in distributed.run(check_uneven, 2, roots[2]):
         assert all(found) and len(found) > 1
 
@@ -344,14 +350,14 @@ def check_traffic(rank: int, root: str, options: dict[str, Any]) -> tuple[int, .
 
 @pytest.mark.parametrize("alpha", [0.0, 0.2])
 @pytest.mark.parametrize("partial, weight", [(None, None), ("sum", None), ("sum", "w")])
-def test_bytes_are_those_of_rows_sums_and_ids(roots, alpha, partial, weight):
+def test_bytes_are_the_sum_of_rows_sums_and_ids(roots, alpha, partial, weight):
     options = {"replication_factor": alpha, "partial_aggregation": partial, "partial_weight": weight, "uneven": "drop"}
     asked_of_source = 4 if weight is None else 4 + 8
     found = distributed.run(check_traffic, 2, roots[2], options)
     for (sent, received, rows, sums, sources), (_, _, their_rows, their_sums, their_sources) in [found, found[::-1]]:
         answers, asked = 8 * WIDTH * (rows + sums), 4 * (their_rows + their_sums) + asked_of_source * their_sources
         counts = received - answers - asked
-        # A message of counts to the other rank: rows, with sums these, their sources and weights, and whether it leaves; one per tick.
+        # A message of counts to the other rank per tick: rows, with sums also sums, sources and weights, and whether the rank leaves.
         assert counts > 0 and counts % (16 if partial is None else 32 if weight is None else 40) == 0
         assert sent == counts + 8 * WIDTH * (their_rows + their_sums) + 4 * (rows + sums) + asked_of_source * sources
 
@@ -376,7 +382,7 @@ def check_counts(rank: int, root: str, options: dict[str, Any]) -> tuple[int, ..
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_fetched_is_what_the_analysis_counts(roots, parts, options):
+def test_fetched_rows_and_sums_equal_the_analysis(roots, parts, options):
     alpha = options.get("replication_factor", 0.0)
     found = distributed.run(check_counts, parts, roots[parts], options)
     draws = {name: options[name] for name in ("shared_draws", "draw_block") if name in options}
@@ -412,7 +418,7 @@ def check_copied(rank: int, root: str, beta: float) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_what_is_copied_to_devices_is_what_the_analysis_counts(roots, parts):
+def test_copies_to_devices_equal_the_analysis(roots, parts):
     analysis = analyze(
         salientpp.load(roots[parts]),
         Batches(epochs=2, seed=3, num_neighbors=[5, 4], batch_size=BATCH),
@@ -426,8 +432,8 @@ def test_what_is_copied_to_devices_is_what_the_analysis_counts(roots, parts):
     assert [copies.device_fraction for copies in analysis.copies] == [0, 0.04, 0.2]
 
 
-def test_auto_asks_for_sums_only_where_they_gain(tmp_path):
-    # Every neighbour in the last hop is one vertex's alone, or has a row that takes fewer bytes than an id and a half.
+def test_auto_asks_for_sums_only_if_they_save_bytes(tmp_path):
+    # Every neighbour in the last hop belongs to one vertex only, or has a row that takes fewer bytes than an id and a half.
     data = random_data(2000, 7000, directed=True)
     data.x = torch.zeros(2000, 1, dtype=torch.float16)
     salientpp.partition(data, 2, tmp_path / "parts", [5, 4], BATCH, refine=False)
@@ -444,7 +450,7 @@ def test_auto_asks_for_sums_only_where_they_gain(tmp_path):
 
 
 def run_half(rank: int, root: str, dtype: torch.dtype) -> float:
-    """The largest error, in units of the largest value, of means of narrow rows that are made wider when they are delivered."""
+    """Returns the largest relative error of means of 16-bit rows that are converted to a wider dtype on delivery."""
     part = salientpp.load(root)
     begin, end = part.book.range_of(rank)
     rows = whole_rows(root, torch.arange(begin, end)).to(dtype)
@@ -460,7 +466,7 @@ def run_half(rank: int, root: str, dtype: torch.dtype) -> float:
 
 
 @pytest.mark.parametrize("dtype, most", [(torch.float16, 1e-3), (torch.bfloat16, 1e-2)], ids=str)
-def test_narrow_rows_of_ones_own_come_as_means_of_their_dtype(roots, dtype, most):
+def test_own_16_bit_rows_arrive_as_means_of_their_dtype(roots, dtype, most):
     assert max(distributed.run(run_half, 2, roots[2], dtype)) < most
 
 
@@ -477,17 +483,17 @@ def one(root: str, loader: Any = NeighborLoader, **options: Any) -> Any:
     [
         ({"partial_aggregation": "median"}, "must be 'auto', 'sum', 'mean', 'max' or None, got 'median'"),
         ({"partial_aggregation": True}, "must be 'auto', 'sum', 'mean', 'max' or None, got True"),
-        ({"lookahead": 3}, "excludes lookahead=: a cache that looks ahead decides after"),
+        ({"lookahead": 3}, "excludes lookahead=: a cache that looks ahead chooses its rows after"),
         ({"pad": "bucket"}, "excludes pad="),
         ({"transform_sampler_output": lambda out: out}, "excludes transform_sampler_output="),
-        ({"send_as": {"x": "fp16"}}, "excludes send_as=: it sums rows as they are"),
+        ({"send_as": {"x": "fp16"}}, "excludes send_as=: sums are computed from rows as they are stored"),
         ({"subgraph_type": "induced"}, "replaces edges of the last hop .* subgraph_type='induced'"),
         ({"subgraph_type": "bidirectional"}, "replaces edges of the last hop"),
         ({"disjoint": True}, "excludes disjoint trees and times"),
         ({"time_attr": "time"}, "excludes disjoint trees and times"),
-        ({"columns": ("x", "z")}, r"sums one attribute .*got columns=\['x', 'z'\]"),
-        ({"columns": ()}, r"sums one attribute .*got columns=\[\]"),
-        ({"columns": ("z",)}, "sums floating-point rows .* those of 'z' are int64"),
+        ({"columns": ("x", "z")}, r"sums exactly one attribute .*got columns=\['x', 'z'\]"),
+        ({"columns": ()}, r"sums exactly one attribute .*got columns=\[\]"),
+        ({"columns": ("z",)}, "sums floating-point rows .* the rows of 'z' are int64"),
         ({"partial_weight": "no"}, "partial_weight must name an edge attribute of .*which has .*, w, .*; got 'no'"),
         (
             {"partial_weight": "pairs"},
@@ -495,60 +501,60 @@ def one(root: str, loader: Any = NeighborLoader, **options: Any) -> Any:
         ),
         (
             {"partial_weight": "w", "partial_aggregation": None},
-            "partial_weight='w' is for sums of rows; pass partial_aggregation= too",
+            "partial_weight='w' applies only to sums of rows; pass partial_aggregation= too",
         ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_cannot_be_is_refused_in_words(roots, options, error):
+def test_an_unsupported_combination_raises_a_clear_error(roots, options, error):
     with pytest.raises(ValueError, match=error):
         one(roots[1], input_nodes="train", **options)
 
 
-def test_other_data_and_loaders_are_refused_in_words(tmp_path):
+def test_other_data_and_loaders_raise_a_clear_error(tmp_path):
     data = random_data(100, 400)
-    with pytest.raises(ValueError, match="partial_aggregation='sum' is for a partitioned graph"):
+    with pytest.raises(ValueError, match="partial_aggregation='sum' applies only to a partitioned graph"):
         NeighborLoader(data, [3], data.train_mask, partial_aggregation="sum")
-    with pytest.raises(ValueError, match="is for a NeighborLoader; LinkNeighborLoader gives batches of edges"):
+    with pytest.raises(ValueError, match="is for a NeighborLoader; LinkNeighborLoader makes batches of edges"):
         LinkNeighborLoader(data, [3], partial_aggregation="sum")
     with pytest.raises(ValueError, match="partial_weight= is for a NeighborLoader"):
         LinkNeighborLoader(data, [3], partial_weight="w")
     hetero = random_hetero()
     hetero["paper"].train_mask = torch.ones(60, dtype=torch.bool)
     salientpp.partition(hetero, 1, tmp_path / "typed", [3], 8, seeds=("paper", "train"))
-    with pytest.raises(ValueError, match="is for graphs with one type of vertices"):
+    with pytest.raises(ValueError, match="needs a graph with one type of vertices"):
         one(str(tmp_path / "typed"), num_neighbors=[3], input_nodes=("paper", "train"))
     salientpp.partition(data, 1, tmp_path / "narrow", [3], 8, store_as={"x": "fp16"})
-    with pytest.raises(ValueError, match="those of 'x' travel as fp16"):
+    with pytest.raises(ValueError, match="the rows of 'x' travel as fp16"):
         one(str(tmp_path / "narrow"), num_neighbors=[3], input_nodes="train")
 
 
 @pytest.mark.parametrize(
     "make, error",
     [
-        (lambda: torch.nn.Linear(3, 3), "takes a model with layers of PyG's MessagePassing, got Linear"),
-        (lambda: GATConv(WIDTH, 6), "GATConv weighs them by attention, so its messages are not known"),
-        (lambda: LEConv(WIDTH, 6), "LEConv has a message.. of its own"),
+        (lambda: torch.nn.Linear(3, 3), "needs a model with layers of PyG's MessagePassing, got Linear"),
+        (lambda: GATConv(WIDTH, 6), "GATConv weights them by attention, so its messages are not known"),
+        (lambda: LEConv(WIDTH, 6), "LEConv has its own message.."),
         (lambda: SAGEConv(WIDTH, 6, project=True), "project=True sends relu"),
         (lambda: SAGEConv(WIDTH, 6, aggr="lstm"), "LSTMAggregation, which depends on the order of the messages"),
-        (lambda: SAGEConv(WIDTH, 6, aggr="std"), "StdAggregation, which needs squares"),
+        (lambda: SAGEConv(WIDTH, 6, aggr="std"), "StdAggregation, which needs sums of squares"),
         (
             lambda: SAGEConv(WIDTH, 6, aggr=["mean", "max"]),
-            "MultiAggregation, and one reduction cannot stand for several",
+            "MultiAggregation, and one reduction cannot replace several",
         ),
-        (lambda: SAGEConv(WIDTH, 6, aggr="softmax"), "SoftmaxAggregation, which weighs each message by all others"),
-        (lambda: SAGEConv(WIDTH, 6, aggr="min"), "MinAggregation, which is no plain sum, mean or maximum"),
+        (lambda: SAGEConv(WIDTH, 6, aggr="softmax"), "SoftmaxAggregation, which weights each message by all others"),
+        (lambda: SAGEConv(WIDTH, 6, aggr="min"), "MinAggregation, which is not a plain sum, mean or maximum"),
         (lambda: GCNConv(WIDTH, 6), "GCNConv normalises by the degrees of the batch"),
-        (lambda: GCNConv(WIDTH, 6, normalize=False, aggr="max"), "does not follow from that of x_j"),
+        (lambda: GCNConv(WIDTH, 6, normalize=False, aggr="max"), "does not follow from the maximum of x_j"),
         (lambda: SAGEConv(WIDTH, 6, flow="target_to_source"), "flow='source_to_target'"),
     ],
 )
-def test_a_layer_for_which_sums_cannot_stand_is_named_with_the_reason(make, error):
+def test_a_layer_that_cannot_merge_sums_is_named_with_the_reason(make, error):
     with pytest.raises(ValueError, match=error):
         merge_partial(make())
 
 
-def test_a_layer_that_would_be_wrong_without_a_word_says_so(roots):
+def test_a_layer_that_would_be_silently_wrong_raises(roots):
     batch = one(roots[1], input_nodes="train")([0, 3, 5])
     assert batch.batch_size == 3
     conv = merge_partial(SAGEConv(WIDTH, 6).double())
@@ -563,33 +569,33 @@ def test_a_layer_that_would_be_wrong_without_a_word_says_so(roots):
     with pytest.raises(RuntimeError, match="mul_ was called on what came from the x of a batch with sums.* in place"):
         batch.x.mul_(2)
     batch = next(iter(one(roots[1], input_nodes="train", partial_aggregation="max")))
-    with pytest.raises(
-        ValueError, match="MeanAggregation, which goes on with partial_aggregation='sum' or 'mean', got 'max'"
-    ):
+    with pytest.raises(ValueError, match="MeanAggregation, which needs partial_aggregation='sum' or 'mean', got 'max'"):
         conv(batch.x, batch.edge_index)
     batch = next(iter(one(roots[1], input_nodes="train")))
     scaled, weighted = merge_partial(Scaled().double()), merge_partial(GraphConv(WIDTH, 6).double())
-    with pytest.raises(RuntimeError, match="Scaled merges sums of the batch's x, and was given another x"):
+    with pytest.raises(RuntimeError, match="Scaled merges sums of the batch's x, but was given another x"):
         scaled(batch.x, batch.edge_index)
     with pytest.raises(
-        ValueError, match="was given edge_weight, and partial sums are without weights; pass the loader"
+        ValueError, match="was given edge_weight, but the partial sums have no weights; pass their name to the loader"
     ):
         weighted(batch.x, batch.edge_index, torch.ones(batch.num_edges, dtype=torch.float64))
     weighted(batch.x, batch.edge_index)
 
 
-def test_weights_that_are_not_those_in_the_sums_are_refused(roots):
+def test_weights_other_than_those_in_the_sums_are_refused(roots):
     batch = next(iter(one(roots[1], input_nodes="train", partial_weight="w")))
     conv = merge_partial(GraphConv(WIDTH, 6).double())
     plain = merge_partial(SAGEConv(WIDTH, 6, aggr="sum").double())
     expected = conv(batch.x, batch.edge_index, batch.w)
     assert torch.equal(conv(batch.x, batch.edge_index, edge_weight=batch.w.view(-1, 1)), expected)
-    with pytest.raises(ValueError, match="GraphConv was given none of the edge_weight .*; pass batch.w, or leave"):
+    with pytest.raises(
+        ValueError, match="GraphConv was given no edge_weight, but .*; pass batch.w as edge_weight, or leave"
+    ):
         conv(batch.x, batch.edge_index)
-    with pytest.raises(ValueError, match="SAGEConv takes none of the edge_weight that rows in the sums"):
+    with pytest.raises(ValueError, match="SAGEConv takes no edge_weight, but rows in the sums"):
         plain(batch.x, batch.edge_index)
     for other in (batch.w * 2, batch.w.float(), batch.w[:-1], batch.w.plain()):
-        with pytest.raises(RuntimeError, match="the batch's w, and was given another edge_weight"):
+        with pytest.raises(RuntimeError, match="the batch's w, but was given another edge_weight"):
             conv(batch.x, batch.edge_index, other)
     moved = batch.clone()
     assert torch.equal(conv(moved.x, moved.edge_index, moved.w), expected)
@@ -597,5 +603,5 @@ def test_weights_that_are_not_those_in_the_sums_are_refused(roots):
         RuntimeError, match="mul_ was called on what came from the weights of a batch with sums.* in place"
     ):
         batch.w.mul_(2)
-    with pytest.raises(ValueError, match="requires a gradient, and none reaches the weights of edges"):
+    with pytest.raises(ValueError, match="requires a gradient, but weights of edges"):
         conv(batch.x, batch.edge_index, batch.w.requires_grad_())
