@@ -21,6 +21,7 @@ def test_api_pages_name_exactly_the_public_names():
     public = [f"salientpp.{name}" for name in salientpp.__all__] + [
         f"salientpp.nn.{name}" for name in salientpp.nn.__all__
     ]
+    named = [re.sub(r"\.(\w+)\.\1$", r".\1", name) for name in named]  # a module with the name of its function
     assert sorted(named) == sorted(public)
 
 
