@@ -108,13 +108,17 @@ def by_type(given: Any, types: Sequence[Any], argument: str, kind: str) -> dict[
 def find_seeds(
     seeds: Any, splits: Mapping[str | None, Mapping[str, Tensor]], is_hetero: bool
 ) -> tuple[str | None, str]:
-    """Returns the (type, split) that ``seeds`` names, or (None, 'all') if no type has such a split. ValueError if it is ambiguous or unknown."""
-    if not is_hetero:
-        if not isinstance(seeds, str):
-            raise ValueError(f"seeds must be the name of a split of a homogeneous graph, got {seeds!r}")
-        return None, seeds if seeds in splits[None] else "all"
+    """Returns the (type, split) that ``seeds`` names.
+
+    The default, 'train', means (None, 'all') for data without such a split. ValueError if another name is unknown, or a name is ambiguous.
+    """
+    if not is_hetero and not isinstance(seeds, str):
+        raise ValueError(f"seeds must be the name of a split of a homogeneous graph, got {seeds!r}")
     if isinstance(seeds, str):
         having = [name for name in splits if seeds in splits[name]]
+        if not having and seeds not in ("train", "all"):
+            known = ", ".join(map(repr, dict.fromkeys(split for names in splits.values() for split in names)))
+            raise ValueError(f"seeds must be 'all' or a split of the data ({known or 'none'}), got {seeds!r}")
         if len(having) > 1:
             raise ValueError(
                 f"seeds={seeds!r} is a split of {', '.join(map(repr, having))}; name the type: seeds=({having[0]!r}, {seeds!r})"

@@ -456,6 +456,7 @@ def broken(change) -> HeteroData:
         ({"seeds": "val"}, r"seeds='val' is a split of 'paper', 'author'; name the type: seeds=\('paper', 'val'\)"),
         ({"seeds": ("paper", "vla")}, "seeds must be a split of 'paper' .'train', 'val', 'all'., got 'vla'"),
         ({"seeds": ("papre", "val")}, "seeds must name a node type of the data .*, got 'papre'"),
+        ({"seeds": "vla"}, r"seeds must be 'all' or a split of the data \('train', 'val'\), got 'vla'"),
         ({"seeds": 3}, r"seeds must be a split or \(node type, split\), got 3"),
         ({"replicate": {"venues"}}, "replicate must name node types of the data .*, got 'venues'"),
         ({"time_attr": "tiem"}, "'tiem' is neither a node-level or edge-level attribute"),
