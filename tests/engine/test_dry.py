@@ -25,7 +25,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def _compare(rank: int, root: str) -> dict[str, tuple]:
     """Returns, for each kind of loader, the vertices of each batch and the remote rows.
 
-    Vertices come from four runs: a dry run, one without edges, one over every second batch, and the epoch itself. Remote rows come from the first and the last.
+    The vertices are recorded four times: by a dry run, by one without edges, by one over every second batch, and by the epoch itself. The remote rows are
+    counted by the first dry run and by the epoch.
     """
     found = {}
     for name, options in [*OPTIONS.items(), ("edges", {"neg_sampling": "binary"})]:

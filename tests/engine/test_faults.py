@@ -118,7 +118,7 @@ def _campaign(tmp_path: Path, number: int, seed: int, how: str = "killed") -> No
                 assert wrong == 0, case
                 batches += given
     print(f"{number} killed; named by the survivors: {dict(named)}; {batches} batches, none wrong")
-    # On a busy machine another rank may be late by chance and be named too. A few survivors are too small a sample to bound how often.
+    # On a busy machine, a survivor may also name a rank that is only late. The bound has a constant, because a few survivors are a small sample.
     assert batches > 0 and named.total() - named["alone"] <= 2 + 0.1 * named.total()
 
 
@@ -368,7 +368,7 @@ def test_ctrl_c_at_many_random_moments_ends_all_ranks(tmp_path):
 
 
 class _LateWork:
-    """A collective that ends just after a slice of a wait has ended."""
+    """A collective whose first wait times out, and which is complete right afterwards."""
 
     waits = 0
 

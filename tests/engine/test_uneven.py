@@ -193,7 +193,7 @@ def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch) -> to
 
 
 def _train(rank: int, root: str, uneven: str) -> list[tuple[list[int], list[float]]]:
-    """Returns, for every step, the seeds (the user's ids) and the gradients that DDP made from those of all ranks."""
+    """Returns, for every step, this rank's seeds (the user's ids) and DDP's gradients, which are means over the ranks."""
     part = salientpp.load(root)
     # Without drop_last, the last batch with 'drop' may be smaller on one rank, and its seeds would have a larger weight.
     options = {"uneven": uneven, "drop_last": uneven == "drop", "replication_factor": 0.1}

@@ -135,11 +135,11 @@ class Scenario:
 
     Attributes:
         make: makes a loader of either side's classes.
-        data: the loader's data; batches hold its attributes, and ids.
-        added: per store (None: a Data), further names besides those and ``n_id``, ``e_id``.
+        data: makes the loader's data. Batches hold its attributes, and the ids ``n_id`` and ``e_id``.
+        added: further attributes of the batch, by store; the key None stands for a Data.
         lost: the edge stores whose attributes and ids are missing.
         turned: True if an edge may have the other direction.
-        fails: libraries with which PyG cannot do it, and the reasons.
+        fails: libraries with which PyG fails on this scenario, and the reasons.
     """
 
     make: Callable[[SimpleNamespace], torch.utils.data.DataLoader]

@@ -33,7 +33,7 @@ from salientpp import Graph, LinkNeighborLoader, NeighborLoader
 from salientpp.engine.run import Epoch
 from salientpp.processes import Lock, Threads, connecting
 
-#: Seconds after which a child counts as hanging. There are many, because the machine may be busy.
+#: Seconds after which a child counts as hanging; long enough for a busy machine.
 HANGS = 60
 
 
@@ -330,7 +330,7 @@ def test_threads_in_the_child_run_unfinished_tasks_again():
 
 
 def test_threads_that_begin_at_once_in_a_child_find_torchs_threads():
-    """The first of the threads makes torch's thread pool again. Without care the others find no threads then, in nine children of ten."""
+    """The first thread in a child makes torch's thread pool again. The other threads must wait for it: otherwise they find no pool in nine children of ten."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)  # every thread sets this value again
     values, threads = torch.ones(200_000), Threads(8, "test")
@@ -370,7 +370,7 @@ def test_only_sockets_of_the_connecting_library_are_closed_in_a_child():
         poll = select.epoll()
         server = socket.create_server(("127.0.0.1", 0))
         theirs = socket.create_connection(server.getsockname())
-        other = socket.create_connection(mine.getsockname())  # a connection of another thread, which nothing watches
+        other = socket.create_connection(mine.getsockname())  # a connection of another thread; no epoll watches it
         file = open(os.devnull)
         [poll.register(each) for each in (server, theirs)]
         [each.set_inheritable(True) for each in (server, theirs, other)]
@@ -421,7 +421,7 @@ def test_batches_keep_their_values_when_sent_to_another_process(strategy, method
         done.set()
         process.join(HANGS)
         assert process.exitcode == 0
-        # They must also leave this process intact, whose pool may reuse the memory only after the receiver has a copy.
+        # Sending must keep this process's batches intact too: the pool may reuse their memory only after the receiver has a copy.
         queue = context.SimpleQueue()
         for batch, numbers in zip(loader, expected(0), strict=True):
             queue.put(batch)
@@ -501,7 +501,7 @@ def _live(
 
     Args:
         epoch: the loader's next epoch.
-        iterator, given: a begun epoch (the one before), and the number of its batches that were given.
+        iterator, given: the iterator of epoch ``epoch - 1``, if it has begun, and the number of batches that it has given.
     """
     forks = 0
     held: list[tuple[Any, int]] = []

@@ -545,7 +545,7 @@ def test_wrong_input_nodes_raise_a_clear_error(data, part, typed, nodes, got):
         assert str(caught.value).startswith(f"input_nodes of {of} must be a mask, integer ids or None, got {got}")
 
 
-#: Arrays and tensors of one seed or none whose strides are what they were cut from.
+#: Arrays and tensors of one seed or none, with the strides of the larger array that they were cut from, or with other unusual strides.
 STRIDED = {
     "an empty array": lambda: np.array([], dtype=np.int64),
     "an empty array of floats": lambda: np.array([]),

@@ -605,7 +605,7 @@ def _make_with(rank: int, root: str, name: str, wrong: dict[int, dict]) -> str:
     part = salientpp.load(root)
     options = {
         "batch_size": BATCH,
-        "timeout": distributed.NEVER,  # no rank may wait for it
+        "timeout": distributed.NEVER,  # so that a rank that waits for the time-out hangs
         "input_nodes": "train",
         "num_neighbors": FANOUTS,
         "data": part,
@@ -724,8 +724,8 @@ _DIFFERENT = {
     "disjoint": (False, True, "disjoint"),
     "time_attr": (None, "y", "time_attr"),
 }
-#: Arguments that the table leaves out: the data, arguments that are refused, ignored or invisible to other ranks, and device and cache, which
-#: other tests give to some ranks.
+#: Arguments that the table leaves out. The data is one. Others are refused, are ignored, or cannot be seen by other ranks. Other tests pass ``device`` and
+#: ``cache`` to some ranks only.
 _APART = {
     "data", "input_time", "temporal_strategy", "weight_attr", "neighbor_sampler", "process_group", "dataset", "collate_fn",
     "sampler", "batch_sampler", "multiprocessing_context", "cache", "device", "input_id", "custom_cls", "share", "ways",

@@ -20,7 +20,7 @@ from salientpp.store.assembly import assemble_rows
 
 N = 120
 
-#: Every dtype that torch can store except complex32, which .npy files are not used for.
+#: Every dtype that torch can store except complex32, which is not written to .npy files.
 STORABLE = [
     torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
     torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e4m3fnuz,

@@ -58,7 +58,7 @@ def assert_same(ours: Any, theirs: Any, but: set[str] = frozenset()) -> None:
                 )
 
 
-#: Paths of rows: options of a loader, whether it assembles rows as for a device, and whether it assembles rows for other ranks so.
+#: Paths of rows: options of a loader, True if it assembles rows as for a device, and True if it also assembles rows for other ranks in this way.
 TIERS = [
     ({}, False, False),
     ({"replication_factor": 0.3}, False, False),
@@ -73,7 +73,7 @@ TIERS = [
 
 
 def _compare(rank: int, roots: dict[str, str], x: torch.Tensor, formats: list[str]) -> tuple[int, list[int]]:
-    """Returns the number of batches compared, and, by format, the bytes of rows that arrived for a batch without a cache."""
+    """Returns the number of compared batches, and for each format the number of remote rows that a loader fetched."""
     parts = {name: salientpp.load(root) for name, root in roots.items()}
     common = {"batch_size": BATCH, "shuffle": True, "seed": 3}
     number, sizes = 0, []

@@ -1075,7 +1075,7 @@ def test_a_killed_run_leaves_the_old_directory_or_none_and_the_next_run_succeeds
         assert isinstance(died, distributed.Failed) and died.kind == "Died"
     with pytest.raises(DatasetError, match="new is not a dataset directory: it has no manifest.json"):
         salientpp.load(tmp_path / "new")
-    if place == "between renames":  # the only moment at which the old directory has another name, which the error tells
+    if place == "between renames":  # the old directory has another name only at this moment; the error names it
         with pytest.raises(
             DatasetError, match=r"or rename back .*/\.old\.replaced-\S+, which a killed run was replacing"
         ) as raised:

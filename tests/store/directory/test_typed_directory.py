@@ -377,7 +377,7 @@ def test_fanouts_may_differ_between_edge_types(tmp_path):
 
 
 def test_vip_weights_keep_vertices_together_that_batches_draw_from_each_other(tmp_path):
-    """Uses two clusters of papers with rows, and twice as many edges that cross them, to a type without rows."""
+    """Papers form two clusters. Twice as many edges lead to tags, which join the clusters. Batches draw citations only."""
     data = HeteroData()
     number = 200
     cluster = torch.arange(number) // (number // 2)

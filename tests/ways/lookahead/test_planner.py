@@ -145,7 +145,7 @@ def test_forgetting_the_window_keeps_the_rows_and_the_prior():
     kept = planner.slot_id.clone()
     planner.forget_window()
     assert planner.slot_id.equal(kept) and planner.known == planner.batch == 6
-    slow = LookaheadReference(9, 20, prior, kept)  # starts with these rows and knows no batch
+    slow = LookaheadReference(9, 20, prior, kept)  # the reference starts with the same rows and knows no next batch
     ids = batches[6]
     moves = planner.plan(ids, lambda: None)
     hits, fetched, admitted = slow.plan(ids.tolist(), [])
