@@ -225,7 +225,7 @@ def test_a_run_continues_with_the_next_round_on_any_number_of_ranks(tmp_path, pa
 
 
 def _own(rank: int, root: str, options: dict, states: list[dict] | None, stops: list[int]) -> Any:
-    """Without states, stops in the middle of a round and returns the state and the remaining batches. With states, returns the batches after this rank's state."""
+    """Stops in the middle of a round and returns the state and the remaining batches. If states are given, returns the batches after this rank's state."""
     loader = rank_loader(root, **options)
     if states is None:
         whole = [digest(batch) for batch in loader]
