@@ -490,7 +490,7 @@ def test_a_bug_shows_its_traceback(monkeypatch, dataset_dir):
 
 
 @pytest.mark.parametrize("step", ["_assign", "write_vertices"])
-def test_after_ctrl_c_the_same_command_goes_on(capsys, monkeypatch, tmp_path, npz_file, step):
+def test_after_ctrl_c_the_same_command_continues(capsys, monkeypatch, tmp_path, npz_file, step):
     def interrupt(*args):
         raise KeyboardInterrupt
 

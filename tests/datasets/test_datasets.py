@@ -370,7 +370,7 @@ def damaged(contents: bytes, rng: random.Random) -> bytes:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["npz", "npz compressed", "pyg", "pyg legacy", "pyg dict", "pyg adj_t"])
-def test_a_damaged_file_gives_a_valid_graph_or_an_error_that_names_it(tmp_path, kind, num_cases=100):
+def test_a_damaged_file_gives_a_graph_or_an_error_naming_it(tmp_path, kind, num_cases=100):
     file = tmp_path / "graph"
     data = small_data(adj_t=torch.eye(5).to_sparse_csr(), edge_index=None) if kind == "pyg adj_t" else small_data()
     with file.open("wb") as out:
@@ -1008,7 +1008,7 @@ def test_arguments_out_of_range_are_refused(arguments, words):
 
 
 @pytest.mark.parametrize("key", list(inspect.signature(synthetic).parameters))
-def test_an_odd_value_of_a_parameter_gives_a_graph_or_an_error_that_names_it(key):
+def test_an_odd_parameter_gives_a_graph_or_an_error_that_names_it(key):
     sizes = {"num_vertices": 60, "average_degree": 4, "num_features": 2, "community_size": 20}
     refused = 0
     for value in ODD_VALUES:

@@ -131,7 +131,7 @@ def test_a_name_with_parameters_loads_the_graph():
 
 
 @pytest.mark.parametrize("key", list(inspect.signature(synthetic_mag).parameters))
-def test_an_odd_value_of_a_parameter_gives_a_graph_or_an_error_that_names_it(key):
+def test_an_odd_parameter_gives_a_graph_or_an_error_that_names_it(key):
     refused = 0
     for value in ODD_VALUES:
         try:

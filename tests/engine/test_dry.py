@@ -54,7 +54,7 @@ def of_ranks(tmp_path_factory) -> list[dict[str, tuple]]:
 
 @pytest.mark.parametrize("name", [*OPTIONS, "edges"])
 @pytest.mark.parametrize("epoch", [0, 1])
-def test_a_dry_run_has_the_batches_of_the_epoch_and_the_rows_that_they_fetch(of_ranks, name, epoch):
+def test_a_dry_run_gives_the_batches_and_fetched_rows_of_the_epoch(of_ranks, name, epoch):
     for of_rank in of_ranks:
         dry, bare, few, live, counted, fetched = of_rank[f"{name} {epoch}"]
         assert dry == bare == live and few == live[1::2] and len(live) > 1

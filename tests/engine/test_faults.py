@@ -188,7 +188,7 @@ def _fail_and_end(rank: int, root: str, culprit: int) -> None:
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_the_rank_that_hosts_the_store_stays_until_all_have_read_the_failure(tmp_path, culprit):
+def test_the_host_of_the_store_stays_until_all_have_read_the_failure(tmp_path, culprit):
     results = distributed.run(
         _fail_and_end, 3, _partition(tmp_path / "parts", 3), culprit, may_fail=True, rank_0_hosts=True
     )
@@ -381,7 +381,7 @@ class _LateWork:
         return True
 
 
-def test_a_collective_that_ends_during_a_check_for_failures_is_not_a_failure():
+def test_a_collective_that_ends_during_a_check_has_not_failed():
     work = _LateWork()
     groups = SimpleNamespace(check_process=lambda: None, broken=False, under_way={work})
     waiting.wait_for(work, groups, failure.FailureNotes(None, "", ""), [0], timedelta(seconds=HANG))

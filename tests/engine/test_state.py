@@ -290,7 +290,7 @@ def test_an_invalid_state_is_refused_with_a_reason(data, change, text):
 # --- the common starting point of the ranks ---------------------------------------------------------------
 
 
-def test_ranks_start_at_the_earliest_of_their_points():
+def test_ranks_resume_at_the_earliest_point_of_any_rank():
     def points(*pairs: tuple[int, int], resumed: bool = True) -> list[Point]:
         return [Point(epoch, start, resumed, 1) for epoch, start in pairs]
 

@@ -90,7 +90,7 @@ def compare(rank: int, size: int, offsets: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize(("size", "offsets"), [*UNEVEN.items(), (4, EVEN[4])], ids=str)
-def test_every_layout_gives_the_product_and_its_adjoint_and_moves_the_words_of_its_closed_form(size, offsets):
+def test_every_layout_gives_product_and_adjoint_and_moves_the_predicted_words(size, offsets):
     wrong = distributed.run(compare, size, size, offsets)
     assert [words for each in wrong for words in each] == []
 

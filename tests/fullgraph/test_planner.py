@@ -307,7 +307,7 @@ def test_no_plan_of_twelve_vertices_and_three_hops_costs_less(seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_plan_keeps_to_its_budget_and_is_no_worse_than_the_pure_plans_that_do(seed):
+def test_a_plan_keeps_its_budget_and_is_no_worse_than_pure_plans(seed):
     problem = small_problem(seed, 12, 3)
     for share in (0.0, 0.3, 0.7):
         budget = share * float(problem.memory(problem.pure("recompute")))

@@ -311,7 +311,7 @@ def test_attributes_that_pyg_sets_to_none_are_absent(data):
     assert "batch" not in batch and batch.batch is None
 
 
-def test_input_id_is_the_vertex_for_a_mask_and_the_position_for_ids(data):
+def test_input_id_is_a_vertex_for_masks_and_a_position_for_ids(data):
     chosen = data.train_mask.nonzero().flatten()
     for nodes, expected in (
         (data.train_mask, chosen),
@@ -560,7 +560,7 @@ STRIDED = {
 
 
 @pytest.mark.parametrize("kind", STRIDED)
-def test_one_seed_or_none_may_come_from_a_larger_array(data, part, kind):
+def test_one_seed_or_none_may_have_unusual_strides(data, part, kind):
     for source in (data, part):
         loader = NeighborLoader(source, [2], STRIDED[kind](), batch_size=4)
         loader.load_state_dict(loader.state_dict())
@@ -966,7 +966,7 @@ def test_repeated_edges_of_a_csr_adj_t_stay_apart():
 # --- profile ----------------------------------------------------------------------------------------------
 
 
-def test_a_profile_has_a_track_per_stage_and_worker_and_a_span_per_batch(data, tmp_path):
+def test_a_profile_has_tracks_for_stages_and_workers_and_spans_for_batches(data, tmp_path):
     loader = make(data, num_workers=2)
     with loader.profile(tmp_path / "trace.json"):
         count = sum(1 for _ in loader)

@@ -121,7 +121,7 @@ def check_converted(rank: int, root: str, graph: str, fanouts: list[int], batch_
 
 
 @pytest.mark.parametrize("method", ["metis", "kaminpar"])
-def test_a_graph_that_was_converted_and_partitioned_gives_the_batches_of_one_process(tmp_path, method):
+def test_a_converted_graph_on_ranks_gives_the_batches_of_one_process(tmp_path, method):
     """The expected batches come from the files of the converted graph. The directory provides only original ids."""
     if method == "kaminpar":
         pytest.importorskip("kaminpar")

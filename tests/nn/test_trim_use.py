@@ -144,7 +144,7 @@ def test_alternating_models_are_exact(batch):
             assert_same(each, step(model, batch))
 
 
-def test_wrappers_of_trimmed_models(batch):
+def test_wrappers_of_trimmed_models_are_exact(batch):
     class Wrapped(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -71,7 +71,7 @@ def test_rows_never_rise_and_no_load_passes_its_limit(fanouts, num_parts, batch_
     assert torch.equal(again.assignment, after.assignment)
 
 
-def test_the_cost_of_a_vertex_that_is_no_seed_is_the_change_by_its_move():
+def test_costs_of_vertices_outside_the_seeds_are_the_change_by_a_move():
     graph, splits = communities(1)
     seeds, fanouts, batch_size, num_parts = splits["train"], [4, 3, 2], 16, 6
     assignment = assign_parts(graph, num_parts, method="random", seed_sets=splits).assignment

@@ -322,7 +322,7 @@ def test_minus_one_gives_the_whole_neighbourhood_hop_by_hop(seeds):
 
 @REPLACE
 @pytest.mark.parametrize("seed", range(4))
-def test_every_vertex_draws_its_fanout_in_every_relation_at_the_hop_after_it_was_found(seed, replace):
+def test_every_vertex_draws_in_every_relation_one_hop_after_it_was_found(seed, replace):
     data = random_hetero(seed=seed)
     lists = in_edges(data)
     fanouts = dict(zip(RELATIONS, ([3, 2], [2, 0], [0, 5], [1, 1])))
@@ -625,7 +625,7 @@ def test_infinite_times_see_everything_or_nothing():
 
 
 @pytest.mark.parametrize("middle", [2**53, NANOSECONDS, 0])
-def test_a_graph_may_have_integer_times_on_one_type_and_float_times_on_another(middle):
+def test_types_of_a_graph_may_have_integer_and_float_times(middle):
     """Compares with Python's numbers, which compare integers and floats exactly."""
     steps = [-300, -128, -64, -1, 0, 1, 63, 64, 65, 128, 300]
     data = HeteroData()

@@ -116,7 +116,7 @@ def test_rows_are_the_decoded_ones_whatever_tier_serves_them(tmp_path, num_parts
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.bfloat16], ids=str)
-def test_rows_of_every_dtype_and_shape_are_decoded_to_the_original_dtype_and_shape(tmp_path, dtype):
+def test_rows_are_decoded_to_their_original_dtype_and_shape(tmp_path, dtype):
     data = featured(120, (3, 5), dtype)
     roots = {name: str(tmp_path / name) for name in ("wide", "int8")}
     salientpp.partition(data, 2, roots["wide"], FANOUTS, BATCH)

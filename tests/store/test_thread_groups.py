@@ -168,7 +168,7 @@ def test_each_group_uses_its_number_of_threads():
 
 
 @pytest.mark.parametrize("at", ["rows", "sums", "piece"])
-def test_an_error_in_a_group_is_raised_after_all_threads_have_stopped_writing(at):
+def test_an_error_is_raised_after_all_threads_have_stopped_writing(at):
     under_way = []
 
     def work(group: str) -> None:

@@ -83,7 +83,7 @@ def test_expected_rows_are_near_the_counted_rows(shared, block):
 
 
 @pytest.mark.parametrize("fanouts", [[5, 3, 2], [4, 4], [6]])
-def test_a_block_with_shared_numbers_needs_the_rows_of_one_batch_of_its_seeds(fanouts):
+def test_a_block_with_shared_numbers_needs_as_many_rows_as_one_batch(fanouts):
     graph = Graph.from_data(random_data(800, 12_000))
     for key in range(10):
         seeds = torch.randperm(800)[:60]

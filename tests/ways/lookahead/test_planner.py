@@ -136,7 +136,7 @@ def test_numbers_of_batches_may_overflow_their_field():
         assert all(one.equal(other) for one, other in zip(*found)), i
 
 
-def test_forgetting_the_window_keeps_the_rows_and_the_prior():
+def test_forgetting_the_window_keeps_rows_and_probabilities():
     batches, prior = random_batches(12, 60, 5)
     lists = [ops.code_ids(ids, 60) for ids in batches]
     planner = Planner(roomy(9, 20), prior, torch.arange(20))
@@ -163,7 +163,7 @@ def test_forgotten_rows_are_fetched_again():
     assert planner.plan(batches[1], lambda: None).hit_place.numel() == 0
 
 
-def test_a_window_without_room_is_shorter_and_the_plan_stays_right():
+def test_a_window_shrinks_if_memory_is_short_and_the_plan_stays_right():
     batches, prior = random_batches(30, 400, 7)
     lists = [ops.code_ids(ids, 400) for ids in batches]
     planner = Planner(Shape(20, 50, 4 * lists[0].nbytes), prior, torch.arange(50))

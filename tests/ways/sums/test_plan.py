@@ -133,7 +133,7 @@ def test_rows_are_reduced_as_torch_does_in_the_wider_dtype(dtype, reduction, wei
         assert torch.equal(out[group], (total / len(rows) if reduction == "mean" else total).to(dtype))
 
 
-def test_16_bit_rows_are_added_up_in_32_bits_and_a_nan_is_the_largest():
+def test_16_bit_rows_are_added_in_32_bits_and_nan_is_largest():
     out = torch.zeros(1, 2, dtype=torch.float16)
     source = torch.tensor([[2048.0, 1.0]] + 3 * [[1.0, float("nan")]] + [[1.0, 5.0]], dtype=torch.float16)
     ops.reduce_rows(source, torch.arange(5), torch.tensor([5]), None, out, 0)

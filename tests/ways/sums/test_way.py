@@ -466,7 +466,7 @@ def run_half(rank: int, root: str, dtype: torch.dtype) -> float:
 
 
 @pytest.mark.parametrize("dtype, most", [(torch.float16, 1e-3), (torch.bfloat16, 1e-2)], ids=str)
-def test_own_16_bit_rows_arrive_as_means_of_their_dtype(roots, dtype, most):
+def test_means_of_the_users_own_16_bit_rows_are_accurate(roots, dtype, most):
     assert max(distributed.run(run_half, 2, roots[2], dtype)) < most
 
 
