@@ -108,7 +108,7 @@ def test_closed_forms_equal_the_papers_if_everything_divides():
         assert words("2d") == pytest.approx(n * f * (side - 1) / side**2 + conversion)
         for copies in (2, 4):
             if size % copies**2 == 0:
-                # n f / c words arrive in stages, one of which is the group's own; the group exchanges its rows and sums.
+                # n f / c words arrive in stages, except the group's own block. Then the group exchanges rows and sums.
                 block = n * copies // size
                 staged = n // copies - block
                 assert words(f"1.5d:{copies}") == (staged + 2 * (copies - 1) * n // size) * f

@@ -262,7 +262,8 @@ def test_no_other_plan_costs_less(seed, remote, hops):
 def of_some(problem: Problem, vertices: range) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
     """Describes every choice for some candidates.
 
-    Returns the seconds to keep them, and per hop, as bits, the candidates whose rows they need, and those of them that are here.
+    Returns, for each choice, the seconds to keep its rows. Also returns two bit sets for each hop: the rows that the choice needs, and the rows that
+    it keeps here.
     """
     costs, hops = problem.costs, problem.costs.num_hops
     depths = np.array([*itertools.product(range(-1, hops), repeat=len(vertices))])

@@ -121,7 +121,7 @@ def test_the_cost_of_a_seed_is_the_derivative_of_the_rows(fanouts):
 
 
 def test_a_full_part_takes_a_vertex_only_in_exchange():
-    # Vertices 0 and 1 are in part 0, 2 and 3 in part 1. Vertex 0 should move, 3 costs least to move back, and each part holds two.
+    # Vertices 0 and 1 are in part 0, 2 and 3 in part 1. Vertex 0 gains by a move, 3 costs least in exchange, and each part has room for two.
     cost = torch.tensor([[5.0, 0.0, 9.0, 1.0], [0.0, 9.0, 0.0, 0.0]])
     one = torch.ones(4, 1, dtype=torch.int64)
     start = torch.tensor([0, 0, 1, 1])

@@ -129,8 +129,8 @@ def test_after_a_cut_link_every_rank_names_rank_batch_and_stage(tmp_path, victim
     for rank, (text, seconds, batches) in enumerate(results):
         print(f"{seconds:.2f} s, {len(batches)} batches: {text}")
         assert text.startswith(f"rank {rank}, batch ") and ", stage " in text
-        # The bound is the loader's time-out and two requests to the store, which the cut may have made unreachable. The
-        # default group's time-out is longer.
+        # The bound allows the loader's time-out and two requests to the store, which may be behind the cut link. It is
+        # shorter than the default group's time-out.
         assert seconds < CUT_TIMEOUT + 60
 
 
