@@ -941,9 +941,9 @@ def test_neighbours_tell_the_label_far_better_than_a_vertex_alone(generated):
     two_hops = neighbour_mean(generated, one_hop)
     alone, near, far = (ridge_accuracy(generated, x) for x in (generated.x, one_hop, two_hops))
     most_frequent = float(np.bincount(generated.y).max()) / 20_000
-    assert alone > most_frequent + 0.05, "features say something"
+    assert alone > most_frequent + 0.05, "features help to tell the class"
     assert near > alone + 0.2 and far > near + 0.02, (alone, near, far)
-    assert 0.8 < far < 0.95, "label noise leaves no perfect answer"
+    assert 0.8 < far < 0.95, "label noise limits the accuracy"
 
 
 def test_ids_carry_no_locality(generated):

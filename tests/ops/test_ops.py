@@ -203,7 +203,7 @@ def test_gather_rows_is_right_for_large_outputs_in_random_order(row_bytes, offse
     out = memory[begin : begin + num_rows * row_bytes].view(num_rows, row_bytes)
     ops.gather_rows(source, index, out, places[7:])
     assert torch.equal(out[places[7:]], source[index])
-    assert bool((out[places[:7]] == 7).all()), "other rows stay"
+    assert bool((out[places[:7]] == 7).all()), "other rows are unchanged"
     assert bool((memory[:begin] == 7).all()) and bool((memory[begin + out.numel() :] == 7).all())
 
 

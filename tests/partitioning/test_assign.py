@@ -195,7 +195,7 @@ def test_an_edge_stays_if_it_is_among_the_heaviest_of_either_end(most, weighted)
     weight = 1 + (low * 7919 + high * 104_729) % 1_000_003
     kept = ops.keep_heaviest_edges(indptr, indices, most, weight if weighted else None)
     pairs = set(zip(target[kept].tolist(), indices[kept].tolist()))
-    assert all((v, u) in pairs for u, v in pairs), "both ends know of an edge that stays"
+    assert all((v, u) in pairs for u, v in pairs), "an edge that stays is in the lists of both ends"
     if not weighted:
         assert bool((torch.bincount(target[kept], minlength=graph.num_vertices) >= indptr.diff().clamp(max=most)).all())
         return
@@ -646,7 +646,7 @@ def test_kaminpar_keeps_the_limits_and_cuts_hardly_more_than_metis():
     finally:
         torch.set_num_threads(threads)
     found = parts["kaminpar"]
-    assert torch.equal(found.assignment, again.assignment), "one thread, one seed, one answer"
+    assert torch.equal(found.assignment, again.assignment), "with one thread, a seed always gives the same parts"
     assert max(found.balance.values()) <= 1.05 + 0.01
     assert found.edge_cut <= 1.2 * parts["metis"].edge_cut
 

@@ -1037,7 +1037,7 @@ def test_an_induced_subgraph_has_every_edge_between_its_vertices_once(fanouts, o
     now = {"paper": data["paper"].time[seeds] + 3} if "time_attr" in options else None
     out = typed(data, fanouts, induced=True, **options).sample({"paper": seeds}, 3, now)
     drawn = typed(data, fanouts, **options).sample({"paper": seeds}, 3, now)
-    assert same(out.node, drawn.node) and same(out.batch, drawn.batch), "the vertices are those of the directed sample"
+    assert same(out.node, drawn.node) and same(out.batch, drawn.batch), "the directed sample has the same vertices"
     loops = repeats = 0
     for name in data.edge_types:
         source, _, target = name

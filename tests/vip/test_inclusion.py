@@ -615,7 +615,7 @@ def test_draw_weights_are_the_expected_draws_of_an_in_edge():
     # 0: 1/2 * 1; 1: 1/2 * 2/4; 2: found with 1/4, * 1. Over the six edges the mean is (1/2 + 4 * 1/4 + 1/4) / 6 = 7/24.
     weights = draw_weights(graph, seeds, [2, 2, 2], 1, mean=70.0)
     assert weights.dtype == torch.int64 and weights.tolist()[:3] == [120, 60, 60]
-    assert weights.min() >= 1, "a partitioner takes no zeros"
+    assert weights.min() >= 1, "partitioners refuse weights of zero"
     assert draw_weights(graph, seeds, [2, 2, 2], 1, mean=70.0, most=100).tolist()[:3] == [100, 60, 60]
 
 

@@ -68,7 +68,7 @@ def test_a_plan_serves_every_edge_once():
         assert sum(groups) == len(target) == len(size) and sum(sources) == len(source) == sum(size)
         part_of = [part for part in range(3) for _ in range(groups[part])]
         pairs = list(zip(part_of, target))
-        assert pairs == sorted(set(pairs)), "by owner, then by target, once each"
+        assert pairs == sorted(set(pairs)), "groups are sorted by owner and target, without repeats"
         summed, at = [], 0
         for part, to, number in zip(part_of, target, size):
             assert number > 0
