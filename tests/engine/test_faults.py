@@ -223,7 +223,7 @@ def _end_well(rank: int, root: str) -> None:
         pass
 
 
-def test_without_a_failure_no_rank_stays(tmp_path):
+def test_without_a_failure_no_rank_waits_at_its_end(tmp_path):
     distributed.run(_end_well, 2, _partition(tmp_path / "parts", 2), rank_0_hosts=True)
 
 
@@ -259,7 +259,7 @@ def _count_accesses(rank: int, root: str) -> tuple[int, int, float, list[str]]:
     return asked, batches, time.monotonic() - started, [thread.name for thread in threading.enumerate()]
 
 
-def test_batches_touch_no_store_and_no_thread_watches(tmp_path):
+def test_batches_use_neither_the_store_nor_a_watching_thread(tmp_path):
     for asked, batches, seconds, threads in distributed.run(_count_accesses, 2, _partition(tmp_path / "parts", 2)):
         # Zero if no wait takes half a second; on a busy machine a few waits do.
         assert batches > 100 and asked <= 4 * seconds and asked < batches / 10

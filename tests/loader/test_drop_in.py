@@ -397,14 +397,14 @@ def canonical(batch: Data | HeteroData) -> dict:
 
 
 @pytest.mark.parametrize("name", TOTALS)
-def test_with_all_neighbours_batches_are_pygs(request, name, backend):
+def test_with_all_neighbours_batches_equal_pygs(request, name, backend):
     """Vertices, edges, seeds and labels are equal, batch by batch, because nothing is drawn at random."""
     expect_failure(request, SCENARIOS[name], backend)
     ours, theirs = (list(map(canonical, SCENARIOS[name].make(side))) for side in (OURS, PYGS))
     assert ours == theirs
 
 
-def test_with_replacement_neighbours_come_as_often_as_pygs(backend):
+def test_with_replacement_neighbours_are_drawn_as_often_as_by_pyg(backend):
     """Draws are uniform on both sides. (Without replacement, those of torch_sparse are not.)"""
     data = Data(edge_index=star(6), num_nodes=7)
     counts = []
@@ -1210,7 +1210,7 @@ def test_pin_memory_without_an_accelerator_changes_nothing():
     assert not batch.x.is_pinned()
 
 
-def test_a_multiprocessing_context_has_no_effect_and_says_so():
+def test_a_multiprocessing_context_is_ignored_with_a_warning():
     with pytest.warns(UserWarning, match="multiprocessing_context has no effect: workers are threads"):
         loader = NeighborLoader(graph(), [2], TEN, num_workers=2, multiprocessing_context="spawn")
     assert len(list(loader)) == 10

@@ -117,7 +117,7 @@ def kept_aside(m, x, e):
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )
-def test_rows_of_seeds_are_right_wherever_they_go(function, read, batch):
+def test_rows_of_seeds_are_right_in_any_output(function, read, batch):
     compare(Between(function).double(), batch, lambda model, batch: read(model, model(batch.x, batch.edge_index)))
 
 

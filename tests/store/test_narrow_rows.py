@@ -103,7 +103,7 @@ def _compare(rank: int, roots: dict[str, str], x: torch.Tensor, formats: list[st
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 3])
-def test_rows_are_the_decoded_ones_whatever_tier_serves_them(tmp_path, num_parts):
+def test_every_tier_serves_the_decoded_rows(tmp_path, num_parts):
     data = featured()
     formats = ["int8", "int4/16" if num_parts == 2 else "int4", "fp8"]
     roots = {"wide": str(tmp_path / "wide")}
@@ -259,7 +259,7 @@ def test_a_directory_with_narrow_rows_reads_as_one_with_the_decoded_rows(roots, 
     }
 
 
-def test_the_manifest_says_what_was_lost(roots):
+def test_the_manifest_records_formats_and_errors(roots):
     data = featured()
     manifest = json.loads((roots / "narrow" / "manifest.json").read_text())
     for name, format, width in (("x", "int8/16", 64), ("z", "fp16", 36)):

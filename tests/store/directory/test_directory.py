@@ -625,7 +625,7 @@ def _without_ids(data):
     return data
 
 
-def test_a_mask_counts_more_than_ids_of_the_same_split(tmp_path):
+def test_a_mask_overrides_ids_of_the_same_split_with_a_warning(tmp_path):
     data = hostile_data()
     data.val_idx = torch.arange(3)
     with pytest.warns(UserWarning, match="the split 'val' comes from data.val_mask; data.val_idx left out"):

@@ -123,7 +123,7 @@ def test_no_choice_fetches_less_if_the_whole_future_is_known():
         assert fetched == fewest(0, frozenset({0, 1})), f"seed {seed}"
 
 
-def test_numbers_of_batches_may_overflow_their_field():
+def test_numbers_of_batches_may_exceed_their_15_bits():
     batches, prior = random_batches(30, 60, 3)
     lists = [ops.code_ids(ids, 60) for ids in batches]
     planners = [Planner(roomy(4, 20), prior, torch.arange(20)) for _ in range(2)]
