@@ -335,7 +335,7 @@ def test_adj_t_and_edge_index_give_the_same_directory(tmp_path):
 # --- splits ----------------------------------------------------------------------------------------------
 
 
-def test_a_given_split_of_ids_or_masks_replaces_the_masks_of_the_data(tmp_path):
+def test_a_split_of_ids_or_masks_replaces_the_masks_of_the_data(tmp_path):
     data = hostile_data(10)
     odd = torch.arange(60) % 2 == 1
     part = write(

@@ -42,7 +42,7 @@ def planned(
 
 @pytest.mark.parametrize("weight_bytes", [0, 8])
 @pytest.mark.parametrize("row_bytes", [0, 4, 16, 512])
-def test_sums_take_no_more_bytes_than_rows_and_at_most_twice_the_minimum(row_bytes, weight_bytes):
+def test_sums_take_at_most_the_bytes_of_rows_and_twice_the_minimum(row_bytes, weight_bytes):
     ours, fewest, better = 0, 0, 0
     for seed in range(150):
         row, col, owner, first = random_hop(seed, 9, 9 + seed % 20)
