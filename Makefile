@@ -21,7 +21,7 @@ test: build peers
 QUICK := project/test_architecture.py::test_imports_follow_the_table project/test_architecture.py::test_no_files_import_each_other \
 	ops/test_ops.py::test_operators_do_not_change_their_inputs graph/test_graph.py ranks/test_partition_book.py ranks/test_placement.py \
 	vip/test_inclusion.py partitioning/test_refine.py::test_rows_never_rise_and_no_load_passes_its_limit \
-	store/test_tiers.py store/directory/test_directory.py::test_a_given_split_of_ids_or_masks_replaces_the_masks_of_the_data \
+	store/test_tiers.py store/directory/test_directory.py::test_a_split_of_ids_or_masks_replaces_the_masks_of_the_data \
 	sampling/test_neighbor_sampler.py sampling/test_schedule.py batch/test_template.py::test_a_single_batch_is_made_from_positions_or_a_mask \
 	engine/test_pipeline.py engine/test_same_batches.py ways/lookahead/test_planner.py::test_the_planner_keeps_the_rows_needed_next ways/sums/test_plan.py \
 	loader/test_loader.py loader/test_ranks.py::test_measured_communication_is_the_sum_of_distinct_remote_uncached_vertices \

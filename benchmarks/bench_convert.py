@@ -5,7 +5,7 @@
 For each size, a process generates a graph (``large_graph.generate``). Two raw files are made from it. The .npz archive has a shuffled edge list (each
 pair once), 64 float16 columns, labels and splits. The text file has the same edges. Then three processes run: ``convert`` of the archive and of the
 text, with ``undirected=True``, and the way in memory (``load_dataset`` of the archive and ``Graph.from_data``). Time is wall-clock and CPU time of
-the calls, without imports. Memory is the largest resident set (VmHWM), and the same without what the process had before.
+the calls, without imports. Memory is the largest resident set (VmHWM), in total and above the memory before the call.
 """
 
 from __future__ import annotations

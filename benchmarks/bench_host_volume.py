@@ -116,7 +116,7 @@ def figures(what: str, analysis: Analysis, **sizes: int) -> list[dict[str, Any]]
 
 
 def both(analysis: Analysis) -> list[tuple[Volume, Volume]]:
-    """Counts rows with one cache per host and with private caches, which are the same for hosts with one rank."""
+    """Pairs the counts with one cache per host and with private caches. For hosts with one rank both are the same."""
     shared = analysis.of(way="cache")
     return list(zip(shared, analysis.of(way="private cache") or shared))
 

@@ -2,10 +2,10 @@
 
     python benchmarks/bench_hosts.py synthetic:num_vertices=200000 npz:GRAPH.npz ...
 
-It emulates 2 hosts of 2 ranks by network namespaces (benchmarks/cluster.py) with links of a set rate; ranks of a host talk past the link. The same batches are
-drawn in turns with private caches, and with one cache of the same memory per host. An epoch is timed twice: batches alone, and with training of a GraphSAGE.
-Bytes are counted on the hosts' links, with all headers. With private caches, rows from other hosts are counted by simulation, because loaders also count rows
-from other ranks of the host.
+It emulates 2 hosts of 2 ranks by network namespaces (benchmarks/cluster.py) with links of a set rate. Ranks of one host do not use the link. The same
+batches are drawn in turns with private caches, and with one cache of the same memory per host. An epoch is timed twice: batches alone, and with training
+of a GraphSAGE. Bytes are counted on the hosts' links, with all headers. With private caches, rows from other hosts are counted by simulation,
+because loaders also count rows from other ranks of the host.
 
 All ranks share the cores of one machine: the network is slowed, computation is not.
 """

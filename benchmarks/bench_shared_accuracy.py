@@ -2,8 +2,8 @@
 
     python benchmarks/bench_shared_accuracy.py [--graphs facebook_pages debian_full] [--data FOLDER] [--seeds 5] [--epochs 5]
 
-A 2-layer GraphSAGE is trained with independent draws, with draws shared in blocks of 64 batches, within a batch, and both, over several seeds. The accuracy is
-that on the test vertices, with independent draws. Batches are small, so that an epoch has several blocks. Real graphs lie in the folder of
+A 2-layer GraphSAGE is trained with independent draws, with draws shared in blocks of 64 batches, within a batch, and both, over several seeds. Accuracy is
+measured on the test vertices, with independent draws. Batches are small, so that an epoch has several blocks. Real graphs lie in the folder of
 `SALIENTPP_TEST_DATA`.
 """
 

@@ -62,7 +62,7 @@ def _load(dataset: str) -> tuple[Data, str]:
 
 
 def _ahead(dataset: str, parts: int, epochs: int) -> list[dict[str, Any]]:
-    """Counts what is fetched in each way; later ways add to earlier ones."""
+    """Counts rows and bytes with a static cache, with sums, and with lookahead, to which blocks of draws and narrow rows are added."""
     data, name = _load(dataset)
     _, _, batch_size = WORKLOADS[0]
     graph = Graph.from_data(data)

@@ -71,7 +71,7 @@ class Cluster:
     Args:
         num_hosts: 1 to 200.
         bytes_per_second: rate of every link in each direction; None: as fast as the machine can.
-        ranks_per_host: ranks h R to h R + R - 1 are on host h, and talk to each other past the link.
+        ranks_per_host: ranks h R to h R + R - 1 are on host h, and reach each other without using the link.
 
     Raises:
         RuntimeError: from ``__enter__``, if a tool fails; the error has the tool's message.

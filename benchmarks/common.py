@@ -6,8 +6,8 @@ and rows of figures. ``draw.py`` draws the tables and plots of README and docs f
 Timing: candidates take turns, so that a slow minute of a shared machine affects all of them. The first turn is warm-up. CPU seconds include all threads of
 the process.
 
-Memory: salientpp runs as its loaders run it. Topology, maps, VIP and large features lie in huge pages where the system provides them. Peers get memory as users
-have it.
+Memory: as in its loaders, salientpp keeps topology, maps, VIP and large features in huge pages where the system provides them. Peers get ordinary memory, as
+their users do.
 """
 
 from __future__ import annotations

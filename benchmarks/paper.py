@@ -12,7 +12,7 @@
 * ``accuracy``: test accuracy of several ranks, and of one rank with the same global batch.
 
 Hosts are network namespaces (benchmarks/cluster.py), so this needs root and iproute2. Every line of every table is a configuration of the same loader. Full
-replication is a cache with room for every row, and a policy that leaves out none ('vip' keeps no row that it takes for unreachable).
+replication is a cache with room for every row, and a policy that caches every row ('vip' leaves out rows with probability 0).
 
 The rate of the links is chosen by measurement, for each graph and number of hosts. Fetching all remote rows of an epoch then takes ``--ratio`` times as long as
 training an epoch with all rows local and an unlimited network.

@@ -82,8 +82,8 @@ inline const int64_t* int64_data(const Tensor& tensor) {
   return static_cast<const int64_t*>(tensor.const_data_ptr());
 }
 
-// Checks the bounds of lists that follow each other in an array of `num_entries` called `entries`. `offsets` has passed
-// check_vector.
+// Checks the offsets of lists that lie one after the other in an array of `num_entries` entries. Errors call the array
+// `entries`. `offsets` has passed check_vector.
 inline void check_offsets(const Tensor& offsets, int64_t num_entries, const char* name, const char* entries) {
   const int64_t* offset = int64_data(offsets);
   const int64_t last = offsets.numel() - 1;

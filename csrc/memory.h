@@ -28,15 +28,16 @@ inline void prefetch_write(const void* address) {
 }
 
 // Stores that bypass the caches: a line that is written whole need not be read first. They are for data that would not
-// stay in the caches anyway. One use is rows of whole lines that are written in random order; in sequential order
-// nothing was gained. The other is the arrays of numbers of a large batch.
+// stay in the caches anyway. They serve rows of whole lines that are written in random order (in sequential order they
+// gain nothing), and the arrays of numbers of a large batch.
 #ifdef __SSE2__
 constexpr bool kCanStream = true;
 #else
 constexpr bool kCanStream = false;
 #endif
 constexpr int64_t kStreamedLine = 64;
-constexpr int64_t kStreamedBytes = int64_t{1} << 22;  // half of a smaller output would still be cached for its reader
+// About half of a smaller output would still be in a cache when it is read.
+constexpr int64_t kStreamedBytes = int64_t{1} << 22;
 
 // Copies whole lines; `to` is at the beginning of a line.
 inline void stream_lines([[maybe_unused]] char* to, [[maybe_unused]] const char* from, [[maybe_unused]] int64_t bytes) {

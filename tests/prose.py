@@ -1,6 +1,6 @@
 """Checks the English of the project: ``python tests/prose.py [PATH ...]`` prints each fault and fails if it found one.
 
-It reads docstrings, comments, errors, help texts and names of tests in Python, comments and texts in C++, comments of scripts and
+It reads docstrings, comments, errors, messages of assertions, help texts and names of tests in Python, comments and texts in C++, comments of scripts and
 Markdown pages. It checks three things: the first word of a docstring, the length of sentences, and a list of words to avoid. Code lines of
 pages have a limit too, so that a browser shows them whole.
 """
@@ -166,6 +166,8 @@ def of_python(source: str) -> Iterator[Text]:
                 yield Text(node.lineno, "name", node.name.replace("_", " "))
         elif isinstance(node, ast.Raise) and node.exc is not None:
             yield from (Text(line, "error", text) for line, text in strings(node.exc) if " " in text)
+        elif isinstance(node, ast.Assert) and node.msg is not None:
+            yield from (Text(line, "error", text) for line, text in strings(node.msg) if " " in text)
         elif isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if name in SPEAKS:

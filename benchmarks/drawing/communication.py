@@ -293,7 +293,7 @@ def draw_joins(result: Row) -> str:
 
 
 def draw_second_level(result: Row) -> str:
-    """Draws a part for each host, whose ranks split the seeds or have parts of their own inside it."""
+    """Draws the rows for one part per host. Its ranks split the seeds of the part, or have parts of their own inside it."""
     ways = {"hosts": "one cut", "a part per host, seeds split": "split", "a part per host, cut again": "again"}
     found = {
         (row["what"], row["graph"], row["hosts"], row["per_host"], row["alpha"]): row["shared_rows"]

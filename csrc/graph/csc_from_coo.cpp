@@ -2,9 +2,9 @@
 //
 // This is a stable counting sort: edges keep their order inside a list. If each edge went straight to its place among
 // all vertices, it would miss the caches and the TLB. So the sort has two steps. The first step puts edges into buckets
-// of neighbouring targets. Buckets are few enough that the open ends of all of them stay in a cache, and a bucket lies
-// in the outputs where its lists will be. The second step sorts each bucket inside the cache. Besides the outputs, each
-// thread takes the memory of the largest bucket. Edges that are in order already are copied.
+// of neighbouring targets. There are so few buckets that the next free places of all of them stay in a cache. A bucket
+// occupies the part of the outputs that its lists will fill. The second step sorts each bucket inside the cache.
+// Besides the outputs, each thread takes the memory of the largest bucket. Edges that are in order already are copied.
 #include <algorithm>
 #include <exception>
 #include <limits>
@@ -43,7 +43,7 @@ int bits_per_bucket(int64_t num_vertices, int64_t num_edges) {
   return bits;
 }
 
-// Place of an edge's position: alone in `edge_id`, above the source in one word, or nowhere (`edge_id` is null).
+// Array of the edges' positions, or null. If linked, an entry also holds the source, in its lower half.
 struct Ids {
   int64_t* edge_id;
   int shift;

@@ -8,7 +8,7 @@
 namespace salientpp {
 namespace {
 
-// True if the page at `address` belongs to no file. Pages of a file that were not asked for must not be read.
+// True if the page at `address` belongs to no file. Huge pages of a file would read megabytes that were not requested.
 [[maybe_unused]] bool is_anonymous(uintptr_t address) {
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {

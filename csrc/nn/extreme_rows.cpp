@@ -102,7 +102,8 @@ void add_shares(Wide* __restrict acc, const Value* __restrict row, const Value* 
   }
 }
 
-// The gradient of each row of x: the sum of the shares of the targets in its list for which its value is the extreme.
+// The gradient of each row of x. A target in the row's list adds its share if the row has the extreme value of that
+// target.
 Tensor pass_ties(const Tensor& indptr, const Tensor& target, const Tensor& x, const Tensor& extreme,
                  const Tensor& share) {
   const Rows rows = rows_of(x, 1, "x");
@@ -135,7 +136,7 @@ Tensor pass_ties(const Tensor& indptr, const Tensor& target, const Tensor& x, co
   return out;
 }
 
-// The same for values of edges: entry k of list i gets the share of i if its value is the extreme.
+// The same for values of edges: entry k of list i gets the share of target i if it has the target's extreme value.
 Tensor pass_ties_to_entries(const Tensor& indptr, const Tensor& values, const Tensor& extreme, const Tensor& share) {
   const Rows rows = rows_of(values, 1, "values");
   const Lists lists = lists_of(indptr, rows.count);

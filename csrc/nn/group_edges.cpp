@@ -1,5 +1,5 @@
-// Edge lists: groups the edges of a batch by target, groups them by source, and adds self-loops. Each runs in one
-// thread, since the threads of a loader call them.
+// Edge lists: groups the edges of a batch by target, groups them by source, and adds self-loops. Each operator runs in
+// one thread, because the threads of a loader call it.
 #include <limits>
 
 #include "nn/lists.h"
@@ -17,7 +17,8 @@ Tensor group_by_target(const Tensor& source, const Tensor& target, int64_t num_s
   check(num_sources >= 0 && num_targets >= 0, "num_sources and num_targets must be >= 0, got ", num_sources, " and ",
         num_targets);
   const int64_t *from = int64_data(source), *to = int64_data(target);
-  // The highest bit is set by an id that is out of range or smaller than the one before. Arithmetic wraps.
+  // Ids that are out of range, and targets that descend, set the highest bit of `wrong`. The subtractions may wrap
+  // around.
   using Word = uint64_t;
   const auto outside = [](int64_t id, int64_t num_ids) {
     return static_cast<Word>(id) | (static_cast<Word>(num_ids) - 1 - static_cast<Word>(id));
@@ -29,7 +30,7 @@ Tensor group_by_target(const Tensor& source, const Tensor& target, int64_t num_s
   const Tensor indptr = new_vector(num_targets + 1, ScalarType::Long);
   int64_t* begin = mutable_int64_data(indptr);
   std::fill(begin, begin + num_targets + 1, 0);
-  for (int64_t e = 0; e < num_edges; ++e) begin[to[e] + 1] = e + 1;  // the last edge of a list overwrites the others
+  for (int64_t e = 0; e < num_edges; ++e) begin[to[e] + 1] = e + 1;  // the last edge of a target remains
   for (int64_t t = 0; t < num_targets; ++t) begin[t + 1] = std::max(begin[t], begin[t + 1]);
   return indptr;
 }

@@ -150,8 +150,8 @@ class Faults {
   std::atomic<int64_t> first_{kNone};
 };
 
-// Returns where the list [from, until) ends: before the first number that is not in [0, num_rows). With `prefix`, the
-// list ends at the first number that is too large, since numbers ascend. Otherwise such an entry is a fault.
+// Returns the end of the usable part of the list [from, until): its first number outside [0, num_rows). Such a number
+// is recorded as a fault. With `prefix`, numbers ascend, and one that is too large ends the list without a fault.
 template <class Index>
 int64_t usable_end(const Index& number, int64_t from, int64_t until, int64_t num_rows, bool prefix, Faults& faults) {
   for (int64_t k = from; k < until; ++k) {
@@ -185,8 +185,8 @@ inline int64_t num_pieces(const Lists& lists, int64_t row_bytes) {
   return std::clamp<int64_t>(bytes / kGrainBytes, 1, torch::stable::get_num_threads());
 }
 
-// Returns the ends of `pieces` runs of lists with about equal work: an entry counts as much as a list. `apart` are
-// lists, ascending, whose entries do not count.
+// Returns the ends of `pieces` runs of lists with about equal work: an entry counts as much as a list. Entries of the
+// lists in `apart`, ascending, do not count.
 inline std::vector<int64_t> cut_lists(const Lists& lists, int64_t pieces, const std::vector<int64_t>& apart = {}) {
   const auto work = [&](int64_t i) {
     int64_t sum = lists.begin[i] + i;

@@ -27,7 +27,7 @@ namespace {
 constexpr int64_t kPrefetchAhead = 32;
 constexpr int64_t kGrain = 256;
 constexpr int64_t kVertexGrain = 1 << 14;
-// Rounds end when less than one vertex in this number has moved.
+// Rounds end when fewer than 1 / kFewMoves of the vertices have moved.
 constexpr int64_t kFewMoves = 50;
 // Limit of the total weight of all vertices.
 constexpr int64_t kMostWeight = int64_t{1} << 61;
@@ -35,7 +35,8 @@ constexpr int64_t kMostWeight = int64_t{1} << 61;
 template <class T>
 using Table = std::vector<T, HugePageAllocator<T>>;
 
-// Edge weight of one vertex to each cluster: open addressing, as large as the vertex's list needs.
+// Edge weight of one vertex to each cluster: a hash table with open addressing, of the size that the vertex's list
+// needs.
 class Ratings {
  public:
   struct Entry {
@@ -256,7 +257,8 @@ std::optional<std::tuple<Tensor, Tensor, Tensor>> contract(const int64_t* indptr
   Tensor table = new_table(start[size], ScalarType::Long);
   auto* ends = static_cast<uint64_t*>(table.mutable_data_ptr());
   std::vector<int64_t> stop(start.begin(), start.end() - 1);
-  // Ids further ahead are not checked yet. An integer may be any, and prefetching never faults.
+  // Ids further ahead are not checked yet. So the address is computed as an integer; prefetching a wrong one does no
+  // harm.
   const auto prefetch = [&](uint64_t id) {
     prefetch_read(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(cluster) + id * sizeof(int32_t)));
   };

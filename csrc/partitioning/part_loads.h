@@ -1,4 +1,4 @@
-// Loads of parts: the number of vertices in each part, and C loads, to which every vertex of a part adds.
+// Loads of parts: the number of vertices of each part, and the sum of their weights under each of C constraints.
 #pragma once
 
 #include <vector>

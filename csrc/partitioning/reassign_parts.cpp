@@ -119,7 +119,7 @@ class Reassigner : PartLoads {
     return 0;
   }
 
-  // True if a swap puts neither part over a limit that it keeps now, and none further over a limit that it exceeds.
+  // True if the swap keeps every load within its limit. A load that exceeds its limit already must not grow.
   bool can_swap(int64_t v, int64_t u) {
     for (int64_t c = 0; c < num_constraints_; ++c) {
       const int64_t more = weight(v, c) - weight(u, c);

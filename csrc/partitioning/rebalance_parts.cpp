@@ -107,7 +107,8 @@ class Rebalancer : PartLoads {
         const int64_t u = indices_[e];
         double& waiting = key[static_cast<size_t>(u)];
         if (waiting == kOut || part_[u] != source) continue;
-        // One link less to the own part, one more to the target. This is exact unless another target becomes better.
+        // u has one link less to its own part, and one more to the new part of v. The guess stays exact unless another
+        // target becomes better.
         Move& guess = best[static_cast<size_t>(u)];
         guess.cost -= edge_weights_[e] * (guess.target == found.target ? 2 : 1);
         waiting = guess.key();

@@ -1,4 +1,4 @@
-// Buffers that the samplers keep between batches, and the writing of lists that follow each other.
+// Buffers that the samplers keep between batches, and functions that write many short lists one after the other.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ class Buffer {
   int64_t capacity_ = 0;
 };
 
-// Copies the results of a batch. Large results would mostly not stay in the caches, so they bypass them.
+// Copies the results of a batch. Large results bypass the caches, because most of them would not stay there.
 template <class T>
 void copy_out(const T* from, int64_t size, int64_t* to) {
   if (kCanStream && size >= kStreamedBytes / static_cast<int64_t>(sizeof(int64_t)))

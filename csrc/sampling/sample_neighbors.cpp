@@ -29,8 +29,8 @@ namespace {
 
 constexpr int64_t kBlockVertices = 64;
 
-// For lists that are read whole: the number of ids in a cache line (of the widest ids), and the number of ids that are
-// prefetched. Further ahead, the hardware prefetcher has detected the sequence.
+// For lists that are read whole: the number of the widest ids in a cache line, and the number of ids to prefetch. The
+// hardware prefetcher finds the rest by itself.
 constexpr int64_t kLine = 64 / sizeof(int64_t);
 constexpr int64_t kMostAhead = 16 * kLine;
 

@@ -25,13 +25,14 @@ class SharedDraw {
 
   static bool applies(int64_t degree, int64_t count) { return count > 0 && count < degree && degree <= kMostNeighbors; }
 
-  // Returns the key of the numbers from the key of the batch. No hop's key is made from this word.
+  // Returns the key of the numbers from the key of the batch. Keys of hops are made from other numbers.
   static uint64_t key_of(uint64_t batch_key) { return join_key(batch_key, 0x736861726564ULL); }
 
   // Writes `count` positions to `out`, ascending; `source` gives the id at a position. To be called only if `applies`.
   template <class Source>
   void operator()(uint64_t key, const Source& source, int64_t begin, int64_t degree, int64_t count, int64_t* out) {
-    // Expected count of numbers below the threshold. Enough of them are below it nearly always; if not, all are kept.
+    // Expected number of neighbours below the threshold. It is so large that at least `count` nearly always are below.
+    // If not, all numbers are kept.
     const double wanted = static_cast<double>(count) + 3.0 * std::sqrt(static_cast<double>(count)) + 2.0;
     const double chance = wanted / static_cast<double>(degree);
     uint64_t threshold = chance >= 1.0 ? ~uint64_t{0} : static_cast<uint64_t>(chance * 0x1p64);

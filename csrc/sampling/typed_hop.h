@@ -136,21 +136,22 @@ void draw_block(Scratch& s, const Relation& relation, const Lists& lists, int64_
     draw_all(static_cast<const double*>(relation.weight->const_data_ptr()));
 }
 
-constexpr int64_t kLookAhead = 1024;  // vertices of a tree beyond the block
+constexpr int64_t kLookAhead = 1024;  // number of vertices that are inspected beyond the block
 
-// As find_sources, but with trees. `tree_of` holds the `num_left` vertices from the block on. With `ends`, a tree
-// without any of these vertices gets no more vertices.
+// As find_sources, but with trees. `tree_of` holds the trees of the `num_left` vertices from the block on. With `ends`,
+// no later vertices are added to a tree after its last one among these, so its table is released.
 template <class Lists, class Key>
 void insert_in_trees(VertexType& source, TreeMap<Key>& map, const Lists& lists, int64_t* edge, const Block& block,
                      const int32_t* tree_of, int64_t num_left, bool ends, int32_t* row) {
   const auto num_vertices = static_cast<uint64_t>(source.num_vertices);
-  bool is_cold = false;  // true if a table is neither new nor used by the block before
+  bool is_cold = false;  // true if some table is neither new nor in use by the previous block
   for (int64_t i = 0; i < block.size;) {
     const int32_t tree = tree_of[i];
     const int64_t begin = i;
     int64_t num_edges = 0;
     for (; i < block.size && tree_of[i] == tree; ++i) num_edges += block.count[i];
-    // A run of vertices of one tree may continue in later blocks, and tables should not grow for each.
+    // Vertices of this tree may continue in later blocks. Reserve for them too, so that the table does not grow in each
+    // block.
     int64_t run = i;
     if (i == block.size) {
       const int64_t most = std::min(i + kLookAhead, num_left);

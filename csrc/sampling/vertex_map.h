@@ -26,8 +26,9 @@
 
 namespace salientpp {
 
-// Distance in inserts at which slots are prefetched: the number of misses that a core can have under way. More requests
-// wait for each other. With a whole block, several hundred, sampling took 1.7 times as long on 2.4 M vertices.
+// Number of inserts by which slots are prefetched ahead: about the number of cache misses that a core can have under
+// way. Further requests only wait. With several hundred (a whole block), sampling took 1.7 times as long on 2.4 M
+// vertices.
 constexpr int64_t kInsertsAhead = 24;
 
 class StampMap {
@@ -263,7 +264,7 @@ class TreeMap {
     Entry* entries;
     auto& free = free_[static_cast<size_t>(bits)];
     if (!free.empty()) {
-      entries = free.back();  // memory that another tree has outgrown, still in the cache
+      entries = free.back();  // another tree has outgrown this memory, which is still in the cache
       free.pop_back();
     } else {
       while (chunk_ < chunks_.size() && used_ + size > chunks_[chunk_].size()) {

@@ -139,9 +139,9 @@ class WeightedDraw {
       draw_any(stream, weights, begin, degree, count, out);
   }
 
-  // Draws the same as `draw_any`, but without computing every arrival. The exponential variable -log(u) is at least
-  // 2 (1 - u) / (1 + u), so entries that may arrive before a moment are found without a logarithm. If at least `count`
-  // of them do arrive before it, the earliest are among them. Otherwise the moment was too early, and a later one is
+  // Draws the same as `draw_any`, but without computing every arrival. The exponential variable -log(u) is never below
+  // 2 (1 - u) / (1 + u), so entries that cannot arrive before a given moment are excluded without a logarithm. If at
+  // least `count` of the others arrive before that moment, the earliest are among them. If fewer do, a later moment is
   // tried. Returns false if weights are so large or small that an arrival does not fit a double.
   template <class Weight>
   bool draw_early(const Stream& stream, const Weight* weights, int64_t begin, int64_t degree, int64_t count,
@@ -165,7 +165,7 @@ class WeightedDraw {
     }
     double* __restrict time = time_.data(), * __restrict heavy = heavy_.data();
     int32_t* __restrict place = place_.data();
-    // If all weights are equal, this number arrives on average; it is seldom fewer than `count`.
+    // If all weights are equal, `wanted` entries arrive before the moment on average, and seldom fewer than `count`.
     const double wanted = static_cast<double>(count) + 1.5 * std::sqrt(static_cast<double>(count)) + 2.0;
     const double share = wanted / static_cast<double>(degree);
     double moment = share < 0.9 ? -static_cast<double>(degree) * std::log1p(-share) / sum : kNever;
@@ -222,7 +222,7 @@ class WeightedDraw {
       }
     }
     const double last = std::bit_cast<double>(enough);
-    int64_t num_equal = 0;  // number of the last arrivals that are taken, if several arrive at the same time
+    int64_t num_equal = 0;  // number of entries to take that arrive exactly at `last`, if not all are taken
     if (num_enough > count)
       num_equal = count - std::count_if(time, time + size, [&](double each) { return each < last; });
     for (int64_t k = 0, taken = 0; taken < count; ++k) {

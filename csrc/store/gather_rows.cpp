@@ -28,8 +28,9 @@ void move_rows(const std::vector<Piece>& sources, const Row& row, int64_t num_ro
     // A core needs this number of cache misses under way, in one row or in several. The lines of more rows would evict
     // each other from the nearest cache if rows are wide. The hardware prefetcher handles the widest rows by itself.
     const int64_t ahead = row_bytes <= kLine ? 64 : row_bytes <= kNarrow ? 16 : row_bytes <= kWidest ? 2 : 0;
-    // A store to an uncached line waits until the line is read, even if rows are written in order. The hardware
-    // prefetcher follows the reads, which jump. It keeps up only within rows of several kilobytes.
+    // A store to an uncached line waits until the line is read, so lines are prefetched for writing, even if rows are
+    // written in order. The hardware prefetcher is misled by the reads, which jump. It helps only within rows of
+    // several kilobytes.
     const bool writes_miss =
         !streams && out_bytes > kCachedBytes && row_bytes <= kWide && (target || row_bytes > kLine);
     for (int64_t i = first; i < last; ++i) {
@@ -100,8 +101,8 @@ void gather_joined_rows(const std::vector<Tensor>& sources, const Tensor& source
   int64_t row_bytes = 0;
   std::vector<Piece> pieces;
   std::vector<int64_t> first_row{0};
-  // The address that row 0 would have if all earlier pieces lay directly before each piece. It is kept as a number,
-  // because it points into no object.
+  // For each piece, the address from which row numbers lead to its rows. It is kept as a number, because it lies in no
+  // object.
   std::vector<uintptr_t> origin;
   for (const Tensor& source : sources) {
     check_defined(source, "a tensor of sources");

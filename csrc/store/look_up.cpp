@@ -116,8 +116,8 @@ const int64_t* check_book(const Tensor& offsets) {
   return offset;
 }
 
-// Assigns every id to the first set that has it. Local ids are searched in local_sets, and else belong to the rows of
-// the part. Other ids are searched in remote_sets, and else belong to their owner. The groups are returned in this
+// Assigns every id to the first set that has it. Local ids are searched in local_sets; the rest are rows of the part.
+// Other ids are searched in remote_sets; the rest are requested from their owners. The groups are returned in this
 // order, each as (position in the batch, slot).
 std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor> look_up(const Tensor& n_id, const Tensor& offsets,
                                                                      int64_t part_id,
@@ -221,7 +221,8 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor> look_up(const Tenso
   return {positions, slots, remote_counts};
 }
 
-// Splits off the remote rows at `hit_place`, which are found here; the others remain to be fetched, in their order.
+// Splits remote rows in two: the rows at `hit_place`, which this rank has, and the others, which remain to be fetched.
+// Both keep their order.
 std::tuple<Tensor, Tensor, Tensor, Tensor> take_hits(const Tensor& remote_position, const Tensor& remote_id,
                                                      const Tensor& offsets, const Tensor& hit_place) {
   check_vector(remote_position, ScalarType::Long, "remote_position");

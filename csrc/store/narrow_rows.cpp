@@ -19,8 +19,9 @@ namespace {
 
 enum Format : int64_t { kFloat16, kBrain16, kFloat8, kInt8, kInt4, kNumFormats };
 
-// If the values of a row differ by less than this, the row counts as constant; if they are smaller, as zeros. Below
-// it, reciprocals and products would leave the range of normal numbers, and some processors flush these to zero.
+// If the values of a row differ by less than this, the row counts as constant. If all values are smaller than this, the
+// row counts as zeros. Below this limit, reciprocals and products would leave the range of normal numbers, and some
+// processors flush these to zero.
 constexpr float kLeast = 1e-30F;
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
@@ -134,7 +135,7 @@ Range range_of(const float* values, int64_t size) {
 
 constexpr float kLargest8 = 448.0F;
 
-// Rounds to the nearest 8-bit float, ties to even, a number of at most 448 (and a rounding error).
+// Rounds to the nearest 8-bit float, ties to even. Values are at most 448, except for a rounding error.
 uint8_t to_float8(float value) {
   const uint32_t bits = bits_of(value), magnitude = bits & 0x7FFFFFFFU;
   const uint32_t normal = ((magnitude + 0x7FFFFU + ((magnitude >> 20) & 1U)) >> 20) - (120U << 3);
@@ -306,7 +307,8 @@ void from_floats(const float* values, int64_t columns, Wide* row) {
   for (int64_t c = 0; c < columns; ++c) row[c] = static_cast<Wide>(values[c]);
 }
 
-// Returns where rows of the type of `row` are decoded to, before from_floats.
+// Returns the place to decode a row to: `row` itself if it holds 32-bit floats, otherwise `buffer`, from which
+// from_floats converts it.
 float* floats_at(float* row, float*) {
   return row;
 }

@@ -52,7 +52,8 @@ class ReadAhead {
  private:
   // Number of rows requested ahead. With pages of 4 KB this is 64 MB of the page cache, more than disks do at a time.
   static constexpr int64_t kRows = 1 << 14;
-  // A look costs a quarter of a microsecond. Smaller sources cost little waiting, or are soon in memory.
+  // Asking the system whether a page is in memory takes a quarter of a microsecond. For sources smaller than
+  // kLeastBytes this does not pay: waiting for them costs little, or they are soon in memory.
   static constexpr int64_t kRowsPerLook = 256, kMostLooks = 16, kLeastBytes = int64_t{1} << 26;
 
   static uintptr_t page() {

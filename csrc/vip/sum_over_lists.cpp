@@ -16,8 +16,8 @@ template <class Value, class Index>
 bool sum_rows(const int64_t* ptr, const Index* list, int64_t num_vertices, const Value* x, int64_t num_values,
               int64_t width, Value* sum) {
   constexpr int64_t kPrefetchAhead = 32;
-  // Ids further ahead are not checked yet. A pointer must not be advanced by a wrong id, but an integer may be, and
-  // prefetching never faults.
+  // Ids further ahead are not checked yet. So the address is computed as an integer; prefetching a wrong one does no
+  // harm.
   const auto prefetch = [&](uint64_t id) {
     __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(x) +
                                                      id * static_cast<uint64_t>(width) * sizeof(Value)),

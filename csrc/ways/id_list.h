@@ -54,7 +54,8 @@ class ListReader {
  private:
   static constexpr int64_t kEnd = std::numeric_limits<int64_t>::max();
 
-  // Keeps 56 bits or more, unless the list ends before. Bits beyond are zeros, or the bits that belong there.
+  // Fills `bits_` to 56 bits or more, unless the list ends. The bits above them are zeros, or already the list's next
+  // bits.
   void fill() {
     if (end_ - at_ >= 8) [[likely]] {
       uint64_t word;

@@ -1,9 +1,9 @@
 // Decides which rows of a batch come whole from other parts, and which are replaced by sums that their owners compute.
 //
-// Only those edges of the deepest hop count whose source has a row that would be fetched. The edges from one owner's
-// vertices into one target are a group. The sum of a group can be sent instead of the rows of its sources. Every edge
-// must be served, by the row of its source or by the sum of its group. This is a vertex cover of least weight in a
-// bipartite graph.
+// An edge of the deepest hop takes part if the row of its source would be fetched. The edges from one owner's vertices
+// into one target are a group. The sum of a group can be sent instead of the rows of its sources. Every edge must be
+// served, by the row of its source or by the sum of its group. This is a vertex cover of least weight in a bipartite
+// graph.
 //
 // A row takes `row_bytes` and an id. A sum takes `row_bytes`, its size, and `source_bytes` (an id, and a weight if
 // there are weights) for each edge that it serves: each edge whose source is not sent. A source that is sent saves
@@ -113,7 +113,8 @@ struct Problem {
     return choice;
   }
 
-  // Drops rows whose edges are served by sums, and sums where the rows of the edges that they serve cost no more.
+  // Drops each row whose edges are all served by sums. Replaces each sum by rows if the missing rows of its edges cost
+  // no more.
   void trim(Choice& choice) const {
     for (size_t s = 0; s < weight.size(); ++s) {
       if (!choice.row[s] || weight[s] <= 0) continue;

@@ -252,8 +252,8 @@ struct Boundary {
   int64_t slots_to_go, may_enter;
 };
 
-// Finds the rows that are needed last, which leave or stay out. Their number is the number of fetched rows, because
-// every slot is in use by a row or by none. Slots without a row are reused first.
+// Finds the rows that are needed last: they leave their slots or do not enter. Their number is the number of fetched
+// rows, because every slot is in use by a row or by none. Slots without a row are reused first.
 template <class Entry>
 Boundary find_boundary(Scratch& s, const Slots<Entry>& slots, uint32_t now) {
   s.slot_rank.resize(static_cast<size_t>(slots.num_slots));

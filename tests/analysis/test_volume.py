@@ -194,7 +194,7 @@ def test_wrong_arguments_are_refused(batches, ways, options, text):
 
 
 @pytest.mark.parametrize("store_as", [None, {"x": "int8"}])
-def test_sums_are_counted_only_for_rows_that_are_stored_in_their_own_format(tmp_path, store_as):
+def test_sums_are_counted_only_for_rows_that_are_not_narrowed(tmp_path, store_as):
     data = random_data()
     data.num_nodes = data.train_mask.numel()
     data.x = None if store_as is None else torch.rand(data.num_nodes, 16)
@@ -209,7 +209,7 @@ def test_sums_are_counted_only_for_rows_that_are_stored_in_their_own_format(tmp_
             analyze(part, Batches(epochs=1), Ways(["vip"], [0], sums=True))
 
 
-def test_batches_counted_together_differ_only_in_fanouts():
+def test_batches_counted_together_may_differ_only_in_fanouts():
     with pytest.raises(ValueError, match="batches must hold at least one entry"):
         analyze(random_data(), [], parts=2)
     with pytest.raises(ValueError, match="batches may differ only in num_neighbors, but differ in seed"):
@@ -393,7 +393,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     assert path.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["out.json"]
 
 
-def test_on_a_real_graph_vip_is_near_the_heldout_oracle_and_better_than_degree_and_random():
+def test_vip_is_near_the_oracle_on_a_real_graph_and_beats_degree():
     data = real_data("debian_full")
     analysis = analyze(
         data,
@@ -503,7 +503,7 @@ def test_draw_options_need_a_dataset_directory(capsys):
 
 
 @pytest.mark.parametrize("draws", [{}, {"disjoint": True}, {"time_attr": "time"}], ids=str)
-def test_a_dry_batch_names_each_row_once_that_its_host_lacks(typed_directory, draws):
+def test_a_dry_batch_names_each_row_that_its_host_lacks_once(typed_directory, draws):
     part = salientpp.load(typed_directory)
     batches = Batches(epochs=1, **draws).filled(part)
     job = Job.of(part, dict.fromkeys(part.books, 4), placed(None, 2), batches)

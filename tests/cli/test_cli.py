@@ -490,7 +490,7 @@ def test_a_bug_shows_its_traceback(monkeypatch, dataset_dir):
 
 
 @pytest.mark.parametrize("step", ["_assign", "write_vertices"])
-def test_after_ctrl_c_the_same_command_goes_on(capsys, monkeypatch, tmp_path, npz_file, step):
+def test_after_ctrl_c_the_same_command_continues(capsys, monkeypatch, tmp_path, npz_file, step):
     def interrupt(*args):
         raise KeyboardInterrupt
 
@@ -562,7 +562,7 @@ def test_help_does_not_import_torch(command):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG, check=True)
     seconds, *heavy = done.stderr.split()
     assert not heavy and "usage: salientpp" in done.stdout
-    assert float(seconds) < 3.0, "CPU seconds; with torch and PyG they are ten"
+    assert float(seconds) < 3.0, "help must not take the ten CPU seconds of importing torch and PyG"
 
 
 def test_help_names_every_policy():

@@ -148,7 +148,7 @@ def check_command(capsys, *words: str) -> int:
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.filterwarnings("ignore")
-def test_converting_or_loading_a_damaged_file_gives_a_graph_or_a_clear_error(tmp_path, capsys, name):
+def test_a_damaged_file_gives_a_graph_or_a_clear_error(tmp_path, capsys, name):
     source = FORMATS[name](tmp_path)
     (file,) = tmp_path.glob("f.*")
     whole, root = file.read_bytes(), tmp_path / "c"

@@ -370,7 +370,7 @@ def damaged(contents: bytes, rng: random.Random) -> bytes:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["npz", "npz compressed", "pyg", "pyg legacy", "pyg dict", "pyg adj_t"])
-def test_a_damaged_file_gives_a_valid_graph_or_an_error_that_names_it(tmp_path, kind, num_cases=100):
+def test_a_damaged_file_gives_a_graph_or_an_error_naming_it(tmp_path, kind, num_cases=100):
     file = tmp_path / "graph"
     data = small_data(adj_t=torch.eye(5).to_sparse_csr(), edge_index=None) if kind == "pyg adj_t" else small_data()
     with file.open("wb") as out:
@@ -941,9 +941,9 @@ def test_neighbours_tell_the_label_far_better_than_a_vertex_alone(generated):
     two_hops = neighbour_mean(generated, one_hop)
     alone, near, far = (ridge_accuracy(generated, x) for x in (generated.x, one_hop, two_hops))
     most_frequent = float(np.bincount(generated.y).max()) / 20_000
-    assert alone > most_frequent + 0.05, "features say something"
+    assert alone > most_frequent + 0.05, "features help to tell the class"
     assert near > alone + 0.2 and far > near + 0.02, (alone, near, far)
-    assert 0.8 < far < 0.95, "label noise leaves no perfect answer"
+    assert 0.8 < far < 0.95, "label noise limits the accuracy"
 
 
 def test_ids_carry_no_locality(generated):
@@ -1008,7 +1008,7 @@ def test_arguments_out_of_range_are_refused(arguments, words):
 
 
 @pytest.mark.parametrize("key", list(inspect.signature(synthetic).parameters))
-def test_an_odd_value_of_a_parameter_gives_a_graph_or_an_error_that_names_it(key):
+def test_an_odd_parameter_gives_a_graph_or_an_error_that_names_it(key):
     sizes = {"num_vertices": 60, "average_degree": 4, "num_features": 2, "community_size": 20}
     refused = 0
     for value in ODD_VALUES:

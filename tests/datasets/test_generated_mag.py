@@ -40,12 +40,12 @@ def assert_looks_as_promised(data: HeteroData) -> None:
     assert paper.x.dtype == torch.float16 and bool(paper.x.isfinite().all())
     assert paper.y.dtype == paper.year.dtype == torch.int64 and int(paper.y.min()) >= -1
     masks = torch.stack([paper.train_mask, paper.val_mask, paper.test_mask])
-    assert torch.equal(masks.sum(0), (paper.y >= 0).long()), "what has a label is in just one split"
+    assert torch.equal(masks.sum(0), (paper.y >= 0).long()), "labelled papers are in exactly one split, others in none"
     assert bool((paper.year[paper.val_mask] == 2019).all()) and bool((paper.year[paper.test_mask] == 2020).all())
     for source, relation, target in RELATIONS:
         ends = data[source, relation, target].edge_index
         keys = keys_of(data, (source, relation, target))
-        assert keys.unique().numel() == keys.numel(), "no edge is there twice"
+        assert keys.unique().numel() == keys.numel(), "no edge occurs twice"
         back = data[target, f"rev_{relation}", source].edge_index.flip(0)
         assert torch.equal((back[0] * data[target].num_nodes + back[1]).sort().values, keys.sort().values)
         for row, end in enumerate((source, target)):
@@ -104,7 +104,7 @@ def test_neighbours_tell_the_label_better_than_a_paper_alone(generated):
     by_author = mean_over(mean_over(x, written, author, num_papers), author, written, num_papers)
     alone, cites, writes = accuracy(x), accuracy(by_citation), accuracy(by_author)
     assert cites > alone + 0.2 and writes > alone + 0.1, (alone, cites, writes)
-    assert alone > 0.125 + 0.1 and cites < 0.95, "features say something, and label noise leaves no perfect answer"
+    assert alone > 0.125 + 0.1 and cites < 0.95, "features help to tell the class, and label noise limits the accuracy"
 
 
 def test_institutions_and_authors_stay_near_their_communities(generated):
@@ -131,7 +131,7 @@ def test_a_name_with_parameters_loads_the_graph():
 
 
 @pytest.mark.parametrize("key", list(inspect.signature(synthetic_mag).parameters))
-def test_an_odd_value_of_a_parameter_gives_a_graph_or_an_error_that_names_it(key):
+def test_an_odd_parameter_gives_a_graph_or_an_error_that_names_it(key):
     refused = 0
     for value in ODD_VALUES:
         try:

@@ -25,7 +25,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def _compare(rank: int, root: str) -> dict[str, tuple]:
     """Returns, for each kind of loader, the vertices of each batch and the remote rows.
 
-    Vertices come from four runs: a dry run, one without edges, one over every second batch, and the epoch itself. Remote rows come from the first and the last.
+    The vertices are recorded four times: by a dry run, by one without edges, by one over every second batch, and by the epoch itself. The remote rows are
+    counted by the first dry run and by the epoch.
     """
     found = {}
     for name, options in [*OPTIONS.items(), ("edges", {"neg_sampling": "binary"})]:
@@ -53,7 +54,7 @@ def of_ranks(tmp_path_factory) -> list[dict[str, tuple]]:
 
 @pytest.mark.parametrize("name", [*OPTIONS, "edges"])
 @pytest.mark.parametrize("epoch", [0, 1])
-def test_a_dry_run_has_the_batches_of_the_epoch_and_the_rows_that_they_fetch(of_ranks, name, epoch):
+def test_a_dry_run_gives_the_batches_and_fetched_rows_of_the_epoch(of_ranks, name, epoch):
     for of_rank in of_ranks:
         dry, bare, few, live, counted, fetched = of_rank[f"{name} {epoch}"]
         assert dry == bare == live and few == live[1::2] and len(live) > 1

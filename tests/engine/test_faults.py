@@ -118,7 +118,7 @@ def _campaign(tmp_path: Path, number: int, seed: int, how: str = "killed") -> No
                 assert wrong == 0, case
                 batches += given
     print(f"{number} killed; named by the survivors: {dict(named)}; {batches} batches, none wrong")
-    # On a busy machine another rank may be late by chance and be named too. A few survivors are too small a sample to bound how often.
+    # On a busy machine, a survivor may also name a rank that is only late. The bound has a constant, because a few survivors are a small sample.
     assert batches > 0 and named.total() - named["alone"] <= 2 + 0.1 * named.total()
 
 
@@ -188,7 +188,7 @@ def _fail_and_end(rank: int, root: str, culprit: int) -> None:
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_the_rank_that_hosts_the_store_stays_until_all_have_read_the_failure(tmp_path, culprit):
+def test_the_host_of_the_store_stays_until_all_have_read_the_failure(tmp_path, culprit):
     results = distributed.run(
         _fail_and_end, 3, _partition(tmp_path / "parts", 3), culprit, may_fail=True, rank_0_hosts=True
     )
@@ -223,7 +223,7 @@ def _end_well(rank: int, root: str) -> None:
         pass
 
 
-def test_without_a_failure_no_rank_stays(tmp_path):
+def test_without_a_failure_no_rank_waits_at_its_end(tmp_path):
     distributed.run(_end_well, 2, _partition(tmp_path / "parts", 2), rank_0_hosts=True)
 
 
@@ -259,7 +259,7 @@ def _count_accesses(rank: int, root: str) -> tuple[int, int, float, list[str]]:
     return asked, batches, time.monotonic() - started, [thread.name for thread in threading.enumerate()]
 
 
-def test_batches_touch_no_store_and_no_thread_watches(tmp_path):
+def test_batches_use_neither_the_store_nor_a_watching_thread(tmp_path):
     for asked, batches, seconds, threads in distributed.run(_count_accesses, 2, _partition(tmp_path / "parts", 2)):
         # Zero if no wait takes half a second; on a busy machine a few waits do.
         assert batches > 100 and asked <= 4 * seconds and asked < batches / 10
@@ -368,7 +368,7 @@ def test_ctrl_c_at_many_random_moments_ends_all_ranks(tmp_path):
 
 
 class _LateWork:
-    """A collective that ends just after a slice of a wait has ended."""
+    """A collective whose first wait times out, and which is complete right afterwards."""
 
     waits = 0
 
@@ -381,7 +381,7 @@ class _LateWork:
         return True
 
 
-def test_a_collective_that_ends_during_a_check_for_failures_is_not_a_failure():
+def test_a_collective_that_ends_during_a_check_has_not_failed():
     work = _LateWork()
     groups = SimpleNamespace(check_process=lambda: None, broken=False, under_way={work})
     waiting.wait_for(work, groups, failure.FailureNotes(None, "", ""), [0], timedelta(seconds=HANG))

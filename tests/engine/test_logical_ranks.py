@@ -141,7 +141,7 @@ def _rounds(rank: int, root: str, options: dict, epochs: int = 2) -> list[list[l
 
 @LAYOUT
 @pytest.mark.parametrize("uneven", ["wrap", "exact"])
-def test_the_batches_of_a_round_do_not_depend_on_the_number_of_ranks(tmp_path, parts, logical_ranks, worlds, uneven):
+def test_batches_of_a_round_do_not_depend_on_the_number_of_ranks(tmp_path, parts, logical_ranks, worlds, uneven):
     root = directory(tmp_path / "parts", parts)
     whole = None
     for world, more in zip(worlds, itertools.cycle([{}, {"depth": 1}, {"num_workers": 1, "replication_factor": 0.2}])):
@@ -225,7 +225,7 @@ def test_a_run_continues_with_the_next_round_on_any_number_of_ranks(tmp_path, pa
 
 
 def _own(rank: int, root: str, options: dict, states: list[dict] | None, stops: list[int]) -> Any:
-    """Returns a state in the middle of a round, or the batches that follow it."""
+    """Stops in the middle of a round and returns the state and the remaining batches. If states are given, returns the batches after this rank's state."""
     loader = rank_loader(root, **options)
     if states is None:
         whole = [digest(batch) for batch in loader]
@@ -507,7 +507,7 @@ def _typed(rank: int, root: str, options: dict) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"disjoint": True, "replication_factor": 0.2}, {"subgraph_type": "induced"}])
-def test_a_joined_batch_of_several_types_is_the_disjoint_union_of_its_batches(tmp_path, options):
+def test_a_joined_typed_batch_is_the_disjoint_union_of_its_batches(tmp_path, options):
     salientpp.partition(
         typed_data(), 4, tmp_path / "typed", TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=("venue",)
     )
@@ -572,6 +572,6 @@ def _own_pairs(rank: int, root: str) -> str:
     return str(caught.value)
 
 
-def test_the_users_own_pairs_need_one_unit_per_rank(tmp_path):
+def test_the_users_own_pairs_need_one_rank_for_each_logical_rank(tmp_path):
     for text in distributed.run(_own_pairs, 2, directory(tmp_path / "parts", 4)):
         assert "your own seeds do not say which group they belong to; name a split, or start as many ranks" in text

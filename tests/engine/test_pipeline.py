@@ -89,7 +89,7 @@ def test_a_held_batch_leaves_one_tick_after_its_last_stage(depth, num_stages):
 
 @pytest.mark.parametrize("hold", [False, True])
 @DEPTHS
-def test_num_past_is_the_maximum_number_of_batches_past_a_stage(depth, hold):
+def test_num_past_is_the_largest_number_of_batches_past_a_stage(depth, hold):
     entered = set()
     stages = [stage(i, []) for i in range(10)]
     original = stages[6].run
@@ -106,7 +106,7 @@ def test_num_past_is_the_maximum_number_of_batches_past_a_stage(depth, hold):
 
 @DEPTHS
 @pytest.mark.parametrize("num_stages", [1, 2, 5, 10])
-def test_exactly_depth_batches_are_in_flight_at_most(depth, num_stages):
+def test_the_largest_number_of_batches_in_flight_is_the_depth(depth, num_stages):
     # Counted inside the stages: a batch is in flight from its first stage to its last.
     begun, ended, most = set(), set(), 0
 

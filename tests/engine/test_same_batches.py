@@ -210,7 +210,7 @@ def _digests_of_a_rank(rank: int, root: str) -> dict[str, str]:
 
 
 def of_ranks(folder: Path, num_parts: int, num_ranks: int) -> dict[str, str]:
-    """Returns setting -> the digest of all ranks' digests."""
+    """Returns one digest for each setting, made from the digests of all ranks."""
     root = folder / f"d{num_parts}-{num_ranks}"
     salientpp.partition(whole(), num_parts, root, [4, 3], 16, method=torch.arange(300) * 7 % 11 % num_parts)
     ranks = distributed.run(_digests_of_a_rank, num_ranks, str(root))

@@ -292,7 +292,7 @@ def fork(function):
 """
 
 
-def test_a_forked_child_of_a_rank_gets_an_error_and_the_rank_continues(tmp_path):
+def test_a_forked_child_of_a_rank_raises_and_the_rank_continues(tmp_path):
     body = (
         MAKE
         + FORK

@@ -290,7 +290,7 @@ def test_an_invalid_state_is_refused_with_a_reason(data, change, text):
 # --- the common starting point of the ranks ---------------------------------------------------------------
 
 
-def test_ranks_start_at_the_earliest_of_their_points():
+def test_ranks_resume_at_the_earliest_point_of_any_rank():
     def points(*pairs: tuple[int, int], resumed: bool = True) -> list[Point]:
         return [Point(epoch, start, resumed, 1) for epoch, start in pairs]
 
@@ -381,7 +381,7 @@ def test_ranks_that_stopped_at_any_points_continue_bit_for_bit(tmp_path, seeds, 
     whole = distributed.run(_run_whole, world, root, {"uneven": uneven})
     lengths = [len(epochs[0]) for epochs in whole]
     rng = random.Random(f"{seeds}{uneven}")
-    # The points: the start, the end before and after the user was told, the same point on all ranks, and a different one on each.
+    # The ranks stop at the start, after the last batch, after the end of the epoch, at the same batch on all ranks, and at different ones.
     same = min(lengths)
     plans = [[0] * world, list(lengths), [None] * world, [same] * world, [None, *lengths[1:]]]
     plans += [[rng.choice([None, *range(length + 1)]) for length in lengths] for _ in range(2)]

@@ -193,7 +193,7 @@ def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch) -> to
 
 
 def _train(rank: int, root: str, uneven: str) -> list[tuple[list[int], list[float]]]:
-    """Returns, for every step, the seeds (the user's ids) and the gradients that DDP made from those of all ranks."""
+    """Returns, for every step, this rank's seeds (the user's ids) and DDP's gradients, which are means over the ranks."""
     part = salientpp.load(root)
     # Without drop_last, the last batch with 'drop' may be smaller on one rank, and its seeds would have a larger weight.
     options = {"uneven": uneven, "drop_last": uneven == "drop", "replication_factor": 0.1}
@@ -208,7 +208,7 @@ def _train(rank: int, root: str, uneven: str) -> list[tuple[list[int], list[floa
 
 
 @pytest.mark.parametrize(("world", "uneven"), [(2, "wrap"), (2, "drop"), (4, "wrap")])
-def test_gradients_of_several_ranks_equal_gradients_of_one_with_the_same_global_batch(tmp_path, world, uneven):
+def test_gradients_of_ranks_equal_one_rank_with_the_same_global_batch(tmp_path, world, uneven):
     """Sampling all neighbours is deterministic. So DDP's mean over ranks is the mean over the union of their seeds, at every step."""
     results = distributed.run(_train, world, _directory(tmp_path / "parts", world, dtype=torch.float64), uneven)
     data = random_data(dtype=torch.float64)

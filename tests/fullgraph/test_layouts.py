@@ -90,7 +90,7 @@ def compare(rank: int, size: int, offsets: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize(("size", "offsets"), [*UNEVEN.items(), (4, EVEN[4])], ids=str)
-def test_every_layout_gives_the_product_and_its_adjoint_and_moves_the_words_of_its_closed_form(size, offsets):
+def test_every_layout_gives_product_and_adjoint_and_moves_the_predicted_words(size, offsets):
     wrong = distributed.run(compare, size, size, offsets)
     assert [words for each in wrong for words in each] == []
 
@@ -108,7 +108,7 @@ def test_closed_forms_equal_the_papers_if_everything_divides():
         assert words("2d") == pytest.approx(n * f * (side - 1) / side**2 + conversion)
         for copies in (2, 4):
             if size % copies**2 == 0:
-                # n f / c words arrive in stages, one of which is the group's own; the group exchanges its rows and sums.
+                # n f / c words arrive in stages, except the group's own block. Then the group exchanges rows and sums.
                 block = n * copies // size
                 staged = n // copies - block
                 assert words(f"1.5d:{copies}") == (staged + 2 * (copies - 1) * n // size) * f

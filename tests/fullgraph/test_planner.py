@@ -262,7 +262,8 @@ def test_no_other_plan_costs_less(seed, remote, hops):
 def of_some(problem: Problem, vertices: range) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
     """Describes every choice for some candidates.
 
-    Returns the seconds to keep them, and per hop, as bits, the candidates whose rows they need, and those of them that are here.
+    Returns, for each choice, the seconds to keep its rows. Also returns two bit sets for each hop: the rows that the choice needs, and the rows that
+    it keeps here.
     """
     costs, hops = problem.costs, problem.costs.num_hops
     depths = np.array([*itertools.product(range(-1, hops), repeat=len(vertices))])
@@ -307,7 +308,7 @@ def test_no_plan_of_twelve_vertices_and_three_hops_costs_less(seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_plan_keeps_to_its_budget_and_is_no_worse_than_the_pure_plans_that_do(seed):
+def test_a_plan_keeps_its_budget_and_is_no_worse_than_pure_plans(seed):
     problem = small_problem(seed, 12, 3)
     for share in (0.0, 0.3, 0.7):
         budget = share * float(problem.memory(problem.pure("recompute")))

@@ -286,7 +286,7 @@ def two_calls_in_one_loss(way: Way) -> Any:
 
 
 def with_a_penalty(way: Way) -> Any:
-    """A term of the parameters alone is equal on every rank, and counts once."""
+    """A loss term that depends only on parameters is equal on every rank, and must count once."""
     net = Net()
     model = way.wrap(net)
     loss = way.loss(model(way.g.x, way.g.edge_index)) + 0.1 * sum(p.square().sum() for p in net.parameters())

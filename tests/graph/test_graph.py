@@ -36,7 +36,7 @@ def edge_list(graph: Graph) -> list[tuple[int, int]]:
 # --- from edge lists --------------------------------------------------------------------------------------
 
 
-def test_a_small_graph_worked_out_by_hand():
+def test_a_small_graph_equals_the_result_by_hand():
     graph = Graph.from_edge_index(SMALL, 5)
     assert graph.indptr.tolist() == [0, 2, 5, 5, 5, 6]
     assert graph.indices.tolist() == [2, 4, 0, 1, 0, 1]
@@ -126,7 +126,7 @@ def test_without_a_number_of_vertices_the_largest_id_decides():
 
 
 @pytest.mark.parametrize("num_vertices", [0, 1, 5])
-def test_a_graph_without_edges(num_vertices):
+def test_a_graph_without_edges_has_empty_lists(num_vertices):
     graph = Graph.from_edge_index(torch.empty(2, 0, dtype=torch.int64), num_vertices)
     assert graph.indptr.tolist() == [0] * (num_vertices + 1)
     assert graph.indices.tolist() == graph.edge_id.tolist() == []
@@ -134,7 +134,7 @@ def test_a_graph_without_edges(num_vertices):
     assert graph.transpose().indptr.tolist() == graph.indptr.tolist()
 
 
-def test_one_vertex_with_two_self_loops():
+def test_one_vertex_may_have_two_self_loops():
     graph = Graph.from_edge_index(torch.zeros(2, 2, dtype=torch.int64), 1)
     assert graph.indptr.tolist() == [0, 2] and graph.indices.tolist() == [0, 0] and graph.edge_id.tolist() == [0, 1]
 
@@ -195,7 +195,7 @@ def test_from_data_takes_the_number_of_nodes_from_the_data():
     assert graph.indices.tolist() == Graph.from_edge_index(SMALL, 9).indices.tolist()
 
 
-def test_from_data_with_edge_index_sorted_by_target():
+def test_from_data_takes_edges_sorted_by_target():
     edge_index = SMALL[:, SMALL[1].argsort(stable=True)]
     graph = Graph.from_data(Data(edge_index=edge_index, num_nodes=5), is_sorted=True)
     assert graph.edge_id is None and edge_list(graph) == list(zip(*edge_index.tolist()))
@@ -203,7 +203,7 @@ def test_from_data_with_edge_index_sorted_by_target():
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
-def test_from_data_with_torchs_csr_adj_t(dtype):
+def test_from_data_takes_torchs_csr_adj_t(dtype):
     # Row v of adj_t lists the sources of v, so its arrays are the graph's arrays. (CSR needs sorted lists without repeats.)
     plain = Graph.from_edge_index(SMALL.unique(dim=1), 5)
     adj_t = torch.sparse_csr_tensor(
@@ -215,7 +215,7 @@ def test_from_data_with_torchs_csr_adj_t(dtype):
     assert (graph.indptr.dtype, graph.indices.dtype) == (torch.int64, torch.int32)
 
 
-def test_from_data_with_torch_sparse_adj_t():
+def test_from_data_takes_torch_sparse_adj_t():
     torch_sparse = peer("torch_sparse")
     plain = Graph.from_edge_index(SMALL, 5)
     adj_t = torch_sparse.SparseTensor(rowptr=plain.indptr, col=plain.indices.long(), sparse_sizes=(5, 5))
@@ -225,7 +225,7 @@ def test_from_data_with_torch_sparse_adj_t():
         assert torch.equal(graph.indices[begin:end], plain.indices[begin:end].sort().values)
 
 
-def test_from_data_with_an_object_that_has_a_csr_method():
+def test_from_data_takes_objects_with_a_csr_method():
     plain = Graph.from_edge_index(SMALL, 5)
 
     class Adjacency:
@@ -238,7 +238,7 @@ def test_from_data_with_an_object_that_has_a_csr_method():
 
 
 @pytest.mark.parametrize("sort_order", [None, "row", "col"])
-def test_from_data_with_pygs_edge_index(sort_order):
+def test_from_data_takes_pygs_edge_index(sort_order):
     data = random_data(60, 200, seed=1, directed=True)
     edge_index = data.edge_index
     if sort_order is not None:
@@ -254,7 +254,7 @@ def test_from_data_with_pygs_edge_index(sort_order):
 # --- size and text of a graph -----------------------------------------------------------------------------
 
 
-def test_bytes_and_repr():
+def test_bytes_and_repr_describe_the_graph():
     graph = Graph.from_edge_index(SMALL, 5)
     assert graph.nbytes == 6 * 8 + 6 * 4 + 6 * 8
     assert Graph(graph.indptr, graph.indices.long()).nbytes == 6 * 8 + 6 * 8

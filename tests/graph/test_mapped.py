@@ -39,7 +39,7 @@ def test_pages_that_were_read_are_released_and_read_again(tmp_path, mode):
     release = releaser(array)
     assert resident_kb(array) >= 2000
     release()
-    assert resident_kb(array) <= 8, "but for the pages that it shares with the header and the end"
+    assert resident_kb(array) <= 8, "only pages shared with the header or the end remain"
     assert int(array.sum()) == total
     release()
     assert resident_kb(array) <= 8

@@ -93,7 +93,7 @@ def test_a_process_without_a_launcher_is_a_single_process():
         assert detect(environ) == Launch("none")
 
 
-def test_torchrun_under_srun_and_variables_set_by_hand_are_used_if_they_agree():
+def test_torchrun_under_srun_and_manual_variables_are_used_if_consistent():
     assert detect({**ONE_PER_HOST, **TORCHRUN}).rank == 5
     by_hand = without(TORCHRUN, "GROUP_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     launch = detect({**STEP, **by_hand})
@@ -196,11 +196,11 @@ def test_a_text_that_slurm_or_torchrun_would_not_give_is_refused(name, texts, wo
     ("hosts", "first"),
     [("n1", "n1"), ("n1,m2", "n1"), ("n[1-2,5],m[1-3]", "n1"), ("gpu[007,010-012]", "gpu007"), ("rack[0-1]n[03-16],login", "rack0n03"), ("a-b[2]c", "a-b2c")],
 )  # fmt: skip
-def test_the_first_host_of_slurms_list(hosts, first):
+def test_the_first_host_is_read_from_slurms_list(hosts, first):
     assert first_host(hosts) == first
 
 
-def test_tasks_on_each_host():
+def test_tasks_on_each_host_are_read_from_slurms_list():
     assert tasks_per_host("4(x2),1") == [4, 4, 1]
     assert tasks_per_host("3") == [3]
 
@@ -459,7 +459,7 @@ def _stop_at(rank, signalled, number):
 
 
 @pytest.mark.parametrize("signalled", [{0: 7}, {2: 7}, {0: 9, 1: 7, 2: 8}, {1: 1}])
-def test_ranks_stop_after_the_same_batch_at_most_two_after_the_first_signal(signalled):
+def test_ranks_stop_together_within_two_batches_of_the_first_signal(signalled):
     results = distributed.run(_stop_at, 3, signalled, signal.SIGUSR1)
     assert len(set(results)) == 1
     assert min(signalled.values()) <= results[0][0] <= min(signalled.values()) + 2
@@ -612,7 +612,7 @@ def test_arguments_of_the_training_script_arrive_unchanged(tmp_path, launcher, h
         } <= set(words)
 
 
-def test_a_chain_submits_both_jobs_or_only_the_training_if_the_directory_exists(tmp_path):
+def test_a_chain_skips_partitioning_if_the_directory_exists(tmp_path):
     first, training = run_script(tmp_path, replace(BATCH, first=FIRST))["sbatch"]
     assert {"--parsable", "--partition=cpu", "--time=30", "--cpus-per-task=4"} <= set(first)
     assert first[-1].endswith(
@@ -744,7 +744,7 @@ def test_ranks_meet_only_ranks_of_their_own_start():
         assert _together(delays, world_size, server.port) == dict.fromkeys(range(world_size), "True")
 
 
-def test_a_start_that_ended_in_mid_meeting_is_not_mistaken_for_the_next():
+def test_an_unfinished_meeting_is_not_mistaken_for_the_next():
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ended = _together({0: 0.0, 2: 0.0}, 3, server.port, seconds=0.5)
     assert ended == {0: "rank 1 did not come", 2: "rank 0 or another rank did not come"}
@@ -752,7 +752,7 @@ def test_a_start_that_ended_in_mid_meeting_is_not_mistaken_for_the_next():
     assert _together({0: 0.3, 1: 0.0, 2: 0.5}, 3, server.port) == dict.fromkeys(range(3), "True")
 
 
-def test_under_torchruns_agent_a_second_meeting_does_not_read_the_first_ones_addresses(monkeypatch, tmp_path):
+def test_a_second_meeting_under_torchrun_reads_no_old_addresses(monkeypatch, tmp_path):
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     agent = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     for world_size in (3, 2):
@@ -768,7 +768,7 @@ def _meet_at_agent():
     return _meet_once()
 
 
-def test_the_error_of_an_agents_store_names_the_rank_that_did_not_come(monkeypatch):
+def test_an_error_of_an_agents_store_names_the_missing_rank(monkeypatch):
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     words = dict(
         RANK=0, WORLD_SIZE=2, LOCAL_RANK=0, LOCAL_WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=server.port

@@ -205,7 +205,7 @@ def test_batches_are_bounded_by_vertices_and_by_edges():
 
 
 @pytest.mark.parametrize("form", ["SparseTensor", "CSR"])
-def test_a_graph_as_adj_t(form):
+def test_a_graph_may_be_given_as_adj_t(form):
     data = graph()
     expected = whole(made(MODELS["GCN"][0]), data, {})
     if form == "CSR":
@@ -234,7 +234,7 @@ def test_features_in_another_dtype_are_converted_on_request():
     assert (got - whole(model, data, {})).abs().max() < 1e-5
 
 
-def test_ids_as_features():
+def test_features_may_be_ids():
     data, model = graph(), made(lambda: [torch.nn.Embedding(9, 8), gnn.SAGEConv(8, 4)])
     for x in (torch.arange(300) % 9, (torch.arange(300) % 9).int()):
         data.x = x
@@ -464,7 +464,7 @@ def _count(rank: int, root: str) -> dict[float, tuple[list[tuple[int, int, int]]
     return counted
 
 
-def test_a_layer_fetches_the_remote_in_neighbours_of_its_batches_and_no_other_row(tmp_path):
+def test_a_layer_fetches_only_remote_in_neighbours_of_its_batches(tmp_path):
     root = _partition(tmp_path / "parts", 2)
     for rank, counted in enumerate(distributed.run(_count, 2, root)):
         part = salientpp.load(root, part_id=rank)
@@ -616,7 +616,7 @@ def _watch(rank: int, root: str) -> tuple[int, int, str]:
     return Largest.rows, part.book.size_of(part.part_id), shown.getvalue()
 
 
-def test_no_rank_holds_the_rows_of_all_vertices_and_rank_0_shows_progress(tmp_path):
+def test_no_rank_holds_all_rows_and_rank_0_shows_progress(tmp_path):
     first, second = distributed.run(_watch, 2, _partition(tmp_path / "parts", 2))
     for most, size, _ in (first, second):
         assert most == size < 200, "the rows of a part are the largest tensor"

@@ -124,7 +124,7 @@ def test_a_loader_can_be_given_to_a_spawned_process():
 
 
 @COPIES
-def test_an_epoch_cannot_be_copied_and_says_so(copied):
+def test_copying_an_epoch_raises_a_clear_error(copied):
     with pytest.raises(TypeError, match="an epoch in progress cannot be copied or pickled; copy the loader"):
         copied(iter(LOADERS["data"]()))
 
@@ -154,7 +154,7 @@ def test_parts_of_a_loader_can_be_copied(tmp_path, copied):
 
 
 @COPIES
-def test_a_loader_of_a_partitioned_graph_cannot_be_copied_and_says_so(tmp_path, copied):
+def test_copying_a_loader_of_a_partitioned_graph_raises_a_clear_error(tmp_path, copied):
     salientpp.partition(random_data(), 1, tmp_path / "parts", [4, 3], 8)
     loader = NeighborLoader(salientpp.load(tmp_path / "parts"), [4, 3], "train", batch_size=8)
     with pytest.raises(
@@ -172,7 +172,7 @@ def _copy_on_a_rank(rank: int, root: str) -> str:
     return str(caught.value)
 
 
-def test_a_rank_cannot_copy_its_loader_and_says_so(tmp_path):
+def test_copying_a_loader_on_a_rank_raises_a_clear_error(tmp_path):
     salientpp.partition(random_data(), 2, tmp_path / "parts", [4, 3], 8)
     assert len(set(distributed.run(_copy_on_a_rank, 2, str(tmp_path / "parts")))) == 1
 

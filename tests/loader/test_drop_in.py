@@ -135,11 +135,11 @@ class Scenario:
 
     Attributes:
         make: makes a loader of either side's classes.
-        data: the loader's data; batches hold its attributes, and ids.
-        added: per store (None: a Data), further names besides those and ``n_id``, ``e_id``.
+        data: makes the loader's data. Batches hold its attributes, and the ids ``n_id`` and ``e_id``.
+        added: further attributes of the batch, by store; the key None stands for a Data.
         lost: the edge stores whose attributes and ids are missing.
         turned: True if an edge may have the other direction.
-        fails: libraries with which PyG cannot do it, and the reasons.
+        fails: libraries with which PyG fails on this scenario, and the reasons.
     """
 
     make: Callable[[SimpleNamespace], torch.utils.data.DataLoader]
@@ -397,14 +397,14 @@ def canonical(batch: Data | HeteroData) -> dict:
 
 
 @pytest.mark.parametrize("name", TOTALS)
-def test_with_all_neighbours_batches_are_pygs(request, name, backend):
+def test_with_all_neighbours_batches_equal_pygs(request, name, backend):
     """Vertices, edges, seeds and labels are equal, batch by batch, because nothing is drawn at random."""
     expect_failure(request, SCENARIOS[name], backend)
     ours, theirs = (list(map(canonical, SCENARIOS[name].make(side))) for side in (OURS, PYGS))
     assert ours == theirs
 
 
-def test_with_replacement_neighbours_come_as_often_as_pygs(backend):
+def test_with_replacement_neighbours_are_drawn_as_often_as_by_pyg(backend):
     """Draws are uniform on both sides. (Without replacement, those of torch_sparse are not.)"""
     data = Data(edge_index=star(6), num_nodes=7)
     counts = []
@@ -571,7 +571,7 @@ def test_edge_features_of_a_feature_store_belong_to_the_edges(group, size, link)
 
 
 @pytest.mark.parametrize("layout", ["coo", "csc", "csr"])
-def test_edge_features_are_in_the_order_in_which_a_graph_store_has_the_edges(layout):
+def test_edge_features_have_the_order_of_the_graph_stores_edges(layout):
     source, target = torch.tensor([[2, 1, 0, 2], [1, 0, 1, 0]])
     order = torch.sort(target if layout == "csc" else source, stable=True).indices
     edges = (source, target)
@@ -749,7 +749,7 @@ def test_negatives_are_uniform_or_by_weight(most, monkeypatch):
             assert p_of_chances(ends.elements(), dict(enumerate(chances))) > FALSE_ALARM
 
 
-def test_negatives_by_weight_may_be_of_more_vertices_than_torch_draws_from():
+def test_weighted_negatives_have_no_limit_of_2_to_the_24_vertices():
     size = 2**24 + 3
     data = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), num_nodes=size)
     weight = torch.zeros(size)
@@ -1175,7 +1175,7 @@ def test_worker_init_fn_is_called_once_in_every_thread_and_epoch(persistent):
             assert sorted(numbers) == [0, 1, 2] and len(set(names)) == 3
 
 
-def test_worker_init_fn_is_not_called_without_workers_and_its_errors_reach_the_user():
+def test_worker_init_fn_needs_workers_and_its_errors_reach_the_user():
     def fail(number: int) -> None:
         raise RuntimeError(f"no luck in worker {number}")
 
@@ -1210,7 +1210,7 @@ def test_pin_memory_without_an_accelerator_changes_nothing():
     assert not batch.x.is_pinned()
 
 
-def test_a_multiprocessing_context_has_no_effect_and_says_so():
+def test_a_multiprocessing_context_is_ignored_with_a_warning():
     with pytest.warns(UserWarning, match="multiprocessing_context has no effect: workers are threads"):
         loader = NeighborLoader(graph(), [2], TEN, num_workers=2, multiprocessing_context="spawn")
     assert len(list(loader)) == 10
@@ -1409,7 +1409,7 @@ def test_a_wrong_argument_raises_a_clear_error(loader, error, text):
         ({"batch_sampler": [[1, 2]]}, "batch_sampler= is for a Data or HeteroData object"),
     ],
 )
-def test_an_argument_that_a_partitioned_graph_does_not_take_raises_a_clear_error(options, text, tmp_path):
+def test_an_argument_that_partitioned_graphs_lack_raises_a_clear_error(options, text, tmp_path):
     part = salientpp.partition(random_data(60, 200), 1, tmp_path / "d", [3], 8)
     for loader in (
         functools.partial(NeighborLoader, part, [2], "train"),

@@ -33,7 +33,7 @@ from salientpp import Graph, LinkNeighborLoader, NeighborLoader
 from salientpp.engine.run import Epoch
 from salientpp.processes import Lock, Threads, connecting
 
-#: Seconds after which a child counts as hanging. There are many, because the machine may be busy.
+#: Seconds after which a child counts as hanging; long enough for a busy machine.
 HANGS = 60
 
 
@@ -167,7 +167,7 @@ def test_a_child_continues_in_mid_epoch_or_begins_the_next(num_workers, depth):
 
 
 @WORKERS
-def test_a_child_of_a_child_and_a_process_of_multiprocessing_give_the_same(num_workers):
+def test_grandchildren_and_multiprocessing_processes_give_the_same_batches(num_workers):
     loader = wide_loader(num_workers=num_workers)
     iterator = iter(loader)
     next(iterator)
@@ -225,7 +225,7 @@ def test_a_loader_works_in_the_workers_of_a_torch_loader(num_workers):
     assert sorted(epochs) == sorted(2 * expected(1))
 
 
-def test_a_childs_workers_get_their_own_numbers():
+def test_workers_in_a_child_are_numbered_from_zero():
     numbers: list[int] = []
     loader = wide_loader(num_workers=2, worker_init_fn=numbers.append, persistent_workers=True)
     iterator = iter(loader)
@@ -240,7 +240,7 @@ def test_a_childs_workers_get_their_own_numbers():
     assert set(in_child(greeted)) <= {0, 1}
 
 
-def test_an_epoch_that_another_thread_was_running_at_the_fork_raises_a_clear_error():
+def test_an_epoch_run_by_another_thread_at_the_fork_is_refused():
     inside, go_on = threading.Event(), threading.Event()
 
     def wait(batch: Data) -> Data:
@@ -290,7 +290,7 @@ def test_forks_at_random_moments_while_threads_iterate(seed):
         [thread.join() for thread in threads]
 
 
-def test_a_lock_of_another_thread_is_free_in_the_child_and_the_forking_threads_lock_stays_held():
+def test_a_child_gets_other_threads_locks_free_and_its_own_held():
     lock, inside, go_on = Lock(), threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -329,8 +329,8 @@ def test_threads_in_the_child_run_unfinished_tasks_again():
 # --- connections ------------------------------------------------------------------------------------------
 
 
-def test_threads_that_begin_at_once_in_a_child_find_torchs_threads():
-    """The first of the threads makes torch's thread pool again. Without care the others find no threads then, in nine children of ten."""
+def test_threads_that_begin_together_in_a_child_can_use_torchs_threads():
+    """The first thread in a child makes torch's thread pool again. The other threads must wait for it: otherwise they find no pool in nine children of ten."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)  # every thread sets this value again
     values, threads = torch.ones(200_000), Threads(8, "test")
@@ -370,7 +370,7 @@ def test_only_sockets_of_the_connecting_library_are_closed_in_a_child():
         poll = select.epoll()
         server = socket.create_server(("127.0.0.1", 0))
         theirs = socket.create_connection(server.getsockname())
-        other = socket.create_connection(mine.getsockname())  # a connection of another thread, which nothing watches
+        other = socket.create_connection(mine.getsockname())  # a connection of another thread; no epoll watches it
         file = open(os.devnull)
         [poll.register(each) for each in (server, theirs)]
         [each.set_inheritable(True) for each in (server, theirs, other)]
@@ -421,7 +421,7 @@ def test_batches_keep_their_values_when_sent_to_another_process(strategy, method
         done.set()
         process.join(HANGS)
         assert process.exitcode == 0
-        # They must also leave this process intact, whose pool may reuse the memory only after the receiver has a copy.
+        # Sending must keep this process's batches intact too: the pool may reuse their memory only after the receiver has a copy.
         queue = context.SimpleQueue()
         for batch, numbers in zip(loader, expected(0), strict=True):
             queue.put(batch)
@@ -501,7 +501,7 @@ def _live(
 
     Args:
         epoch: the loader's next epoch.
-        iterator, given: a begun epoch (the one before), and the number of its batches that were given.
+        iterator, given: the iterator of epoch ``epoch - 1``, if it has begun, and the number of batches that it has given.
     """
     forks = 0
     held: list[tuple[Any, int]] = []

@@ -133,7 +133,7 @@ def test_filter_fn_makes_pygs_batch_of_a_sample():
         loader.filter_fn(out)
 
 
-def test_hooks_of_links_and_of_several_types():
+def test_hooks_of_links_and_of_several_types_are_called():
     class Links(LinkNeighborLoader):
         def filter_fn(self, out):
             batch = super().filter_fn(out)

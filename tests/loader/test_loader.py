@@ -116,7 +116,7 @@ def test_replace_gives_every_vertex_with_neighbours_its_fanout(data):
         assert torch.equal(drawn, torch.where(in_degree[batch.input_id] > 0, 7, 0))
 
 
-def test_vertices_without_neighbours_come_alone():
+def test_seeds_without_neighbours_bring_no_other_vertices():
     data = Data(edge_index=torch.empty(2, 0, dtype=torch.int64), x=identity_features(9), edge_attr=torch.empty(0, 2))
     for batch in make(data, batch_size=4):
         assert torch.equal(batch.x[:, 0].long(), batch.input_id)
@@ -124,7 +124,7 @@ def test_vertices_without_neighbours_come_alone():
         assert batch.num_sampled_nodes == [batch.batch_size, 0, 0] and batch.num_sampled_edges == [0, 0]
 
 
-def test_a_repeated_seed_is_repeated(data):
+def test_a_repeated_seed_occurs_repeatedly_in_the_batch(data):
     (batch,) = make(data, input_nodes=[7, 7, 3], shuffle=False)
     assert batch.batch_size == 3 and batch.n_id[:3].tolist() == [7, 7, 3] and batch.input_id.tolist() == [0, 1, 2]
     assert torch.equal(batch.x[:, 0].long(), batch.n_id)
@@ -311,7 +311,7 @@ def test_attributes_that_pyg_sets_to_none_are_absent(data):
     assert "batch" not in batch and batch.batch is None
 
 
-def test_input_id_is_the_vertex_for_a_mask_and_the_position_for_ids(data):
+def test_input_id_is_a_vertex_for_masks_and_a_position_for_ids(data):
     chosen = data.train_mask.nonzero().flatten()
     for nodes, expected in (
         (data.train_mask, chosen),
@@ -545,7 +545,7 @@ def test_wrong_input_nodes_raise_a_clear_error(data, part, typed, nodes, got):
         assert str(caught.value).startswith(f"input_nodes of {of} must be a mask, integer ids or None, got {got}")
 
 
-#: Arrays and tensors of one seed or none whose strides are what they were cut from.
+#: Arrays and tensors of one seed or none, with the strides of the larger array that they were cut from, or with other unusual strides.
 STRIDED = {
     "an empty array": lambda: np.array([], dtype=np.int64),
     "an empty array of floats": lambda: np.array([]),
@@ -560,7 +560,7 @@ STRIDED = {
 
 
 @pytest.mark.parametrize("kind", STRIDED)
-def test_one_seed_or_none_may_come_from_a_larger_array(data, part, kind):
+def test_one_seed_or_none_may_have_unusual_strides(data, part, kind):
     for source in (data, part):
         loader = NeighborLoader(source, [2], STRIDED[kind](), batch_size=4)
         loader.load_state_dict(loader.state_dict())
@@ -605,7 +605,7 @@ def test_two_simultaneous_iterators_are_two_epochs(data):
     assert_same_batches([second for _, second in pairs], _epoch_of(data, 1))
 
 
-def test_an_exhausted_or_closed_epoch_stays_so(data):
+def test_an_exhausted_or_closed_epoch_gives_no_more_batches(data):
     loader = make(data)
     epoch = iter(loader)
     assert iter(epoch) is epoch
@@ -648,7 +648,7 @@ def test_writing_into_a_batch_changes_neither_data_nor_later_batches(data, part,
     assert differences(data, before) == []
 
 
-def test_it_is_a_torch_data_loader(data):
+def test_a_loader_is_a_torch_data_loader(data):
     loader = make(data, input_nodes=data.train_mask, drop_last=True, num_workers=2)
     assert isinstance(loader, torch.utils.data.DataLoader)
     assert len(loader.dataset) == int(data.train_mask.sum())
@@ -966,7 +966,7 @@ def test_repeated_edges_of_a_csr_adj_t_stay_apart():
 # --- profile ----------------------------------------------------------------------------------------------
 
 
-def test_a_profile_has_a_track_per_stage_and_worker_and_a_span_per_batch(data, tmp_path):
+def test_a_profile_has_tracks_for_stages_and_workers_and_spans_for_batches(data, tmp_path):
     loader = make(data, num_workers=2)
     with loader.profile(tmp_path / "trace.json"):
         count = sum(1 for _ in loader)
@@ -993,7 +993,7 @@ def _pyg_batches(data, **options):
 
 @pytest.mark.parametrize("form", ["edge_index", "adj_t"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_with_all_neighbours_our_batches_are_pygs(data, form, backend):
+def test_with_all_neighbours_our_batches_equal_pygs(data, form, backend):
     """Vertices, edges and attributes are equal, except for the order of discovery, because nothing is drawn at random."""
     if form == "adj_t":
         peer("torch_sparse")

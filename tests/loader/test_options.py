@@ -98,7 +98,7 @@ def test_signature_and_docstring_have_every_option(class_):
     assert "<options>" not in class_.__doc__
 
 
-def test_every_option_is_an_attribute_so_that_lightning_can_make_the_loader_again():
+def test_every_option_is_an_attribute_from_which_lightning_recreates_the_loader():
     loader = NeighborLoader(random_data(), [3])
     assert not [
         name for name in inspect.signature(NeighborLoader).parameters if name != "kwargs" and not hasattr(loader, name)

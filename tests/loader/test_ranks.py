@@ -81,7 +81,7 @@ def _check_identity(rank: int, root: str, grid: list[dict]) -> list:
 
 
 @pytest.mark.parametrize(("num_parts", "world_size"), [(1, 1), (2, 2), (4, 4), (2, 4), (1, 2)])
-def test_x_has_the_rows_of_n_id_for_all_tiers_workers_and_depths(tmp_path, num_parts, world_size):
+def test_x_has_the_rows_of_n_id_for_tiers_workers_and_depths(tmp_path, num_parts, world_size):
     root = _partition(tmp_path / "parts", num_parts)
     grid = [
         {"replication_factor": alpha, "device_rows": beta, "policy": policy, "depth": depth, "num_workers": workers}
@@ -195,7 +195,7 @@ def test_uneven_ranks_never_wait_forever(tmp_path, seeds, depth):
             assert [len(sum(given[0], [])) for _, given in out] == seeds
 
 
-def test_a_rank_without_seeds_serves_the_others_under_exact_and_is_named_otherwise(tmp_path):
+def test_a_rank_without_seeds_serves_under_exact_and_is_named_otherwise(tmp_path):
     root = _skewed(tmp_path / "parts", [40, 0])
     assert [length for length, _ in distributed.run(_count, 2, root, {"uneven": "exact"})] == [3, 0]
     for uneven in ("wrap", "drop"):
@@ -525,7 +525,7 @@ def _leave_with_functions(rank: int, root: str, workers: int, depth: int) -> tup
 
 
 @pytest.mark.parametrize(("workers", "depth"), [(0, 1), (0, 10), (2, 10)])
-def test_a_rank_that_has_left_answers_the_others_without_running_its_users_code(tmp_path, workers, depth):
+def test_a_rank_that_has_left_answers_without_running_user_code(tmp_path, workers, depth):
     first, second = distributed.run(_leave_with_functions, 2, _partition(tmp_path / "parts", 2), workers, depth)
     assert first == ([(first[1], 0)] * 3, first[1], True)
     assert second == ([(1, 0)] * 3, second[1], True)
@@ -605,7 +605,7 @@ def _make_with(rank: int, root: str, name: str, wrong: dict[int, dict]) -> str:
     part = salientpp.load(root)
     options = {
         "batch_size": BATCH,
-        "timeout": distributed.NEVER,  # no rank may wait for it
+        "timeout": distributed.NEVER,  # so that a rank that waits for the time-out hangs
         "input_nodes": "train",
         "num_neighbors": FANOUTS,
         "data": part,
@@ -658,7 +658,7 @@ def _make_all(rank: int, root: str, mistakes: list, culprit: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("world", "culprit"), [(2, 1), (3, 0)])
-def test_a_mistake_in_any_argument_of_one_rank_raises_on_all_at_once(tmp_path, world, culprit):
+def test_a_mistake_in_any_argument_raises_on_all_ranks_at_once(tmp_path, world, culprit):
     results = distributed.run(_make_all, world, _partition(tmp_path / "parts", world), _MISTAKES, culprit)
     for index, (name, _, text) in enumerate(_MISTAKES):
         for rank, got in enumerate(result[index] for result in results):
@@ -724,8 +724,8 @@ _DIFFERENT = {
     "disjoint": (False, True, "disjoint"),
     "time_attr": (None, "y", "time_attr"),
 }
-#: Arguments that the table leaves out: the data, arguments that are refused, ignored or invisible to other ranks, and device and cache, which
-#: other tests give to some ranks.
+#: Arguments that the table leaves out. The data is one. Others are refused, are ignored, or cannot be seen by other ranks. Other tests pass ``device`` and
+#: ``cache`` to some ranks only.
 _APART = {
     "data", "input_time", "temporal_strategy", "weight_attr", "neighbor_sampler", "process_group", "dataset", "collate_fn",
     "sampler", "batch_sampler", "multiprocessing_context", "cache", "device", "input_id", "custom_cls", "share", "ways",
@@ -757,7 +757,7 @@ def _differ_in_each(rank: int, root: str) -> dict[str, str]:
     return texts
 
 
-def test_every_argument_is_in_the_table_of_arguments_that_must_agree_or_not():
+def test_every_argument_is_in_one_of_the_two_tables():
     ours = set(inspect.signature(NeighborLoader.__init__).parameters) - {"self", "kwargs"}
     torchs = set(inspect.signature(torch.utils.data.DataLoader.__init__).parameters) - {"self"}
     assert ours | torchs == set(_DIFFERENT) | _APART

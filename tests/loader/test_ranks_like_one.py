@@ -79,7 +79,7 @@ def test_batches_with_times_weights_trees_and_subgraphs_equal_one_process(tmp_pa
 
 
 def source_under_ids_of(part: salientpp.PartitionedGraph, source: Data) -> Data:
-    """Renumbers the graph that was partitioned as its directory does. It uses only the original ids of the directory."""
+    """Renumbers ``source``, the graph before partitioning, as its directory does. The directory provides only the original ids."""
     old = torch.cat([part.original_id(ids) for ids in torch.arange(part.num_vertices).split(2**20)])
     new = torch.empty_like(old)
     new[old] = torch.arange(old.numel())
@@ -121,7 +121,7 @@ def check_converted(rank: int, root: str, graph: str, fanouts: list[int], batch_
 
 
 @pytest.mark.parametrize("method", ["metis", "kaminpar"])
-def test_a_graph_that_was_converted_and_partitioned_gives_the_batches_of_one_process(tmp_path, method):
+def test_a_converted_graph_on_ranks_gives_the_batches_of_one_process(tmp_path, method):
     """The expected batches come from the files of the converted graph. The directory provides only original ids."""
     if method == "kaminpar":
         pytest.importorskip("kaminpar")

@@ -78,7 +78,7 @@ def output(case: Case, data: Any, helpers: dict[str, Callable[..., Any]] | None 
 
 
 def seeing(data: Data, num_vertices: int, called: set[str]) -> dict[str, Callable[..., Any]]:
-    """Makes helper functions that count degrees in all edges of ``data``, for layers that get only the edges between the first vertices."""
+    """Makes helper functions for layers that get only the edges between the first vertices. Degrees are counted in all edges of ``data``."""
 
     def norm(
         edge_index: Tensor, edge_weight: Tensor | None = None, num_nodes: int | None = None, *args: Any, **kwargs: Any

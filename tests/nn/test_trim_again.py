@@ -70,7 +70,7 @@ def test_deep_layers_with_checkpoints_raise_a_clear_error(batch):
         compare(model, batch)
 
 
-def test_a_model_of_strings(batch):
+def test_a_pyg_sequential_is_exact(batch):
     torch.manual_seed(1)
     model = pyg.Sequential(
         "x, edge_index",
@@ -100,7 +100,7 @@ def test_targets_may_be_given_as_none(batch):
     compare(Pairs().double(), batch)
 
 
-def test_rows_of_sources_and_of_targets(batch):
+def test_layers_with_rows_of_sources_and_of_targets_are_exact(batch):
     class Pairs(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -120,7 +120,7 @@ def test_rows_of_sources_and_of_targets(batch):
 
 
 @pytest.mark.parametrize("kind", [pyg.GCN, pyg.GAT])
-def test_one_model_for_several_loaders(kind, data):
+def test_one_model_may_serve_several_loaders(kind, data):
     torch.manual_seed(1)
     model = kind(WIDTH, 8, 3, 4).double()
     trimmed = salientpp.nn.trim(copy.deepcopy(model))

@@ -241,7 +241,7 @@ def of_dlpack(batch):
 
 
 @pytest.mark.parametrize("change", [exposed, as_array, of_data, of_dlpack])
-def test_writes_that_torch_does_not_count(change, data):
+def test_writes_that_torch_does_not_count_run_the_plain_model(change, data):
     for batch in (batch_of(data, transform=change), change(batch_of(data))):
         assert not is_trimmed(batch)
 
@@ -258,7 +258,7 @@ def test_writes_to_a_batch_do_not_change_its_copies(change, copied, data):
     compare(network(), batch)
 
 
-def test_edges_written_to_between_two_calls(data):
+def test_edges_may_be_written_to_between_two_calls(data):
     batch, model = batch_of(data), network()
     trimmed = salientpp.nn.trim(copy.deepcopy(model))
     for change in (lambda batch: batch, written):
@@ -266,13 +266,13 @@ def test_edges_written_to_between_two_calls(data):
         assert_same(step(model, batch), step(trimmed, batch))
 
 
-def test_a_mask_of_edges(data):
+def test_masked_edges_run_the_plain_model(data):
     batch = batch_of(data)
     kept = torch.arange(batch.num_edges) % 3 > 0
     assert not is_trimmed(batch, lambda model, batch: model(batch.x, batch.edge_index[:, kept]))
 
 
-def test_edges_of_another_batch(data):
+def test_edges_of_another_batch_give_the_plain_result_or_an_error(data):
     """All ids of the other batch's edges are in range."""
     first, second = list(loader_of(data, batch_size=6))[:2]
     large, small = sorted((first, second), key=lambda batch: batch.num_nodes)[::-1]
@@ -293,13 +293,13 @@ def test_fewer_rows_than_the_batch_has_raise_a_clear_error(data):
 
 
 @pytest.mark.parametrize("subgraph_type", ["induced", "bidirectional"])
-def test_other_kinds_of_subgraphs(subgraph_type, data):
+def test_other_kinds_of_subgraphs_run_the_plain_model(subgraph_type, data):
     assert not is_trimmed(batch_of(data, subgraph_type=subgraph_type))
 
 
 @pytest.mark.parametrize("kind", ["sage", "gcn", "gat"])
 @pytest.mark.parametrize("layout", [torch.sparse_csr, None])
-def test_adj_t(data, kind, layout, monkeypatch):
+def test_models_on_adj_t_are_trimmed(data, kind, layout, monkeypatch):
     monkeypatch.setattr(torch_geometric.typing, "WITH_SOFTMAX", False)  # some builds of pyg-lib lack it
     if layout is None:
         pytest.importorskip("torch_sparse")
@@ -326,12 +326,12 @@ def test_adj_t_that_was_written_to_gives_what_the_plain_model_gives(data):
     assert not is_trimmed(batch, lambda model, batch: model(batch.x, batch.adj_t), kind="sage")
 
 
-def test_padded_batches(data):
+def test_padded_batches_are_exact(data):
     for batch in loader_of(data, pad="bucket"):
         compare(network(), batch)
 
 
-def test_batches_of_pygs_loader_and_the_whole_graph(data):
+def test_pygs_batches_and_whole_graphs_run_the_plain_model(data):
     pytest.importorskip("pyg_lib")
     assert not is_trimmed(next(iter(PygLoader(data, FANOUTS, seeds_of(data), batch_size=13))))
     whole = data.clone()
@@ -345,7 +345,7 @@ def test_batches_of_pygs_loader_and_the_whole_graph(data):
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("drawn_inside", [False, True])
 @pytest.mark.parametrize("changed", [False, True])
-def test_evaluation_without_gradients(mode, drawn_inside, changed, data):
+def test_evaluation_without_gradients_is_exact(mode, drawn_inside, changed, data):
     given = loader_of(data)
     batch = None if drawn_inside else next(iter(given))
     model = network().eval()

@@ -117,11 +117,11 @@ def kept_aside(m, x, e):
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )
-def test_rows_of_seeds_are_right_wherever_they_go(function, read, batch):
+def test_rows_of_seeds_are_right_in_any_output(function, read, batch):
     compare(Between(function).double(), batch, lambda model, batch: read(model, model(batch.x, batch.edge_index)))
 
 
-def test_vertices_that_a_model_adds(batch):
+def test_a_model_may_add_vertices(batch):
     """A row for each vertex of the batch, and one more."""
 
     def function(m, x, e):
@@ -146,7 +146,7 @@ def test_a_first_batch_of_only_seeds_makes_no_plan_for_other_batches(reads, data
         assert_same(step(model, batch), step(trimmed, batch))
 
 
-def test_masks_of_all_vertices(batch):
+def test_masks_of_all_vertices_are_cut_to_the_rows(batch):
     def function(m, x, e):
         h = m.first(x, e).masked_fill(x > 1, 0.5)
         h = torch.where((x[:, :1] > 0), m.second(h, e), 0.1)
@@ -157,7 +157,7 @@ def test_masks_of_all_vertices(batch):
     assert got.rows[-1] == batch.batch_size and got.rows[0] < batch.num_nodes
 
 
-def test_one_list_of_edges_given_twice(batch):
+def test_one_list_of_edges_may_be_given_twice(batch):
     class Signed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -170,7 +170,7 @@ def test_one_list_of_edges_given_twice(batch):
     compare(Signed().double(), batch)
 
 
-def test_edges_against_their_direction(batch):
+def test_edges_may_be_used_against_their_direction(batch):
     class Against(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -232,7 +232,7 @@ def test_the_first_pass_draws_nothing(batch):
 # --- differences between batches -------------------------------------------------------------------------------
 
 
-def test_arguments_that_choose_have_their_own_plans(batch):
+def test_each_value_of_a_models_arguments_has_its_own_plan(batch):
     class Chooses(Between):
         def forward(self, x, edge_index, centred=False, kind="a"):
             h = self.first(x, edge_index)
@@ -258,7 +258,7 @@ def test_numbers_of_rows_that_do_not_fit_raise_a_clear_error(batch):
         step(model, batch)
 
 
-def test_a_model_that_calls_other_layers_in_a_later_batch_raises_a_clear_error(data):
+def test_a_model_that_calls_other_layers_later_raises_a_clear_error(data):
     calls = []
 
     def function(m, x, e):

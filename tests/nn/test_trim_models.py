@@ -193,7 +193,7 @@ def test_modes_of_single_layers_have_their_own_plans(batch):
 
 
 @pytest.mark.parametrize("name", ["GraphSAGE", "GCN", "GAT", "GIN"])
-def test_models_with_weights_or_attributes_of_edges(name, batch):
+def test_models_with_weights_or_attributes_of_edges_are_exact(name, batch):
     model = made(name, edge_dim=3) if name == "GAT" else made(name)
     if name == "GAT":
         compare(model, batch, lambda model, batch: model(batch.x, batch.edge_index, edge_attr=batch.edge_attr))

@@ -68,7 +68,7 @@ def check(name: str, options: dict[str, Any], argument: str | None, batch: Any) 
 
 
 @pytest.mark.parametrize(("name", "options"), [(name, each) for name, options in OPTIONS.items() for each in options])
-def test_options_of_layers(name, options, batch):
+def test_options_of_layers_are_exact(name, options, batch):
     check(name, options, "edge_attr" if options.get("edge_dim") else None, batch)
     if name in WEIGHTED:
         check(name, options, "edge_weight", batch)
@@ -76,15 +76,15 @@ def test_options_of_layers(name, options, batch):
 
 @pytest.mark.parametrize("aggr", AGGREGATIONS)
 @pytest.mark.parametrize("name", ["GCNConv", "SGConv", "TAGConv", "ARMAConv", "GraphConv", "SAGEConv", "LEConv"])
-def test_aggregations_of_sums(name, aggr, batch):
+def test_every_aggregation_is_exact(name, aggr, batch):
     check(name, {"aggr": aggr}, None, batch)
 
 
-def test_several_aggregations(batch):
+def test_several_aggregations_together_are_exact(batch):
     check("SAGEConv", {"aggr": ["mean", "max"]}, None, batch)
 
 
 @pytest.mark.parametrize("aggr", AGGREGATIONS)
 @pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv"])
-def test_aggregations_of_attention(name, aggr, batch):
+def test_every_aggregation_of_attention_is_exact(name, aggr, batch):
     check(name, {"aggr": aggr, "heads": 2, "concat": False}, None, batch)

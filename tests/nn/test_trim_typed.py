@@ -103,7 +103,7 @@ def cut_rows(rows, batch, hops: int) -> bool:
 @pytest.mark.parametrize("number", [2, 3])
 @pytest.mark.parametrize("aggr", ["sum", "mean", "max", "cat"])
 @pytest.mark.parametrize("conv", CONVS)
-def test_hetero_conv(conv, aggr, number, data, batch):
+def test_hetero_conv_is_trimmed_for_every_type(conv, aggr, number, data, batch):
     model = initialised(Hetero(data, CONVS[conv], aggr, number), batch)
     _, got = compare(model, batch, call, seeds=SEEDS)
     relations = len(data.edge_types)
@@ -113,7 +113,7 @@ def test_hetero_conv(conv, aggr, number, data, batch):
 
 
 @pytest.mark.parametrize("between", ["HeteroDictLinear", "HeteroLayerNorm", "ModuleDict"])
-def test_modules_of_types_between_layers(between, data, batch):
+def test_modules_of_types_between_layers_are_exact(between, data, batch):
     class Each(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -145,7 +145,7 @@ def test_normalisations_of_a_type_see_all_its_rows(data, batch):
 
 
 @pytest.mark.parametrize("name", ["GraphSAGE", "GAT", "GIN"])
-def test_to_hetero(name, data, batch):
+def test_models_of_to_hetero_are_exact(name, data, batch):
     torch.manual_seed(1)
     made = {
         "GraphSAGE": lambda: pyg.GraphSAGE((-1, -1), WIDTH, 3, 4),
@@ -160,7 +160,7 @@ def test_to_hetero(name, data, batch):
     assert cut_rows(got.rows[-relations:], batch, 0) and cut_rows(got.rows[:relations], batch, 2)
 
 
-def test_attributes_of_edges_by_relation(data, batch):
+def test_attributes_of_edges_by_relation_are_exact(data, batch):
     torch.manual_seed(1)
 
     class Model(nn.Module):
@@ -205,7 +205,7 @@ def test_han_is_exact(data, batch):
 
 
 @pytest.mark.parametrize("make", [pyg.RGCNConv, pyg.FastRGCNConv])
-def test_relations_in_one_list_of_edges(make):
+def test_relations_in_one_list_of_edges_are_exact(make):
     batch = batch_of(graph(4))
 
     class Model(nn.Module):
@@ -236,7 +236,7 @@ def test_relations_in_one_list_of_edges(make):
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_batches_of_all_kinds(options, seed):
+def test_batches_of_all_kinds_are_exact(options, seed):
     data = typed_graph(seed)
     batch = typed_batch(data, **options)
     name = options.get("input_nodes", ["paper"])[0]

@@ -125,7 +125,7 @@ def test_trimmed_models_may_hold_trimmed_models(batch):
     assert alone.rows[-3:] == trimmed_rows(batch)
 
 
-def test_layers_that_need_more_than_a_trimmed_part_gives_say_so(batch):
+def test_a_layer_that_needs_rows_which_were_cut_raises_an_error(batch):
     """Only the part is trimmed, although a layer follows it."""
     model = Holds(salientpp.nn.trim(network())).double()
     with pytest.raises((RuntimeError, IndexError), match=r"rows|indices|index"):
@@ -144,7 +144,7 @@ def test_alternating_models_are_exact(batch):
             assert_same(each, step(model, batch))
 
 
-def test_wrappers_of_trimmed_models(batch):
+def test_wrappers_of_trimmed_models_are_exact(batch):
     class Wrapped(nn.Module):
         def __init__(self) -> None:
             super().__init__()

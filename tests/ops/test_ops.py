@@ -203,7 +203,7 @@ def test_gather_rows_is_right_for_large_outputs_in_random_order(row_bytes, offse
     out = memory[begin : begin + num_rows * row_bytes].view(num_rows, row_bytes)
     ops.gather_rows(source, index, out, places[7:])
     assert torch.equal(out[places[7:]], source[index])
-    assert bool((out[places[:7]] == 7).all()), "other rows stay"
+    assert bool((out[places[:7]] == 7).all()), "other rows are unchanged"
     assert bool((memory[:begin] == 7).all()) and bool((memory[begin + out.numel() :] == 7).all())
 
 
@@ -323,7 +323,7 @@ def test_a_packed_set_holds_its_ids_and_counts_those_before_each_word(seed):
     assert len(words) == (-(-num_ids // 32) if len(ids) else 0)
 
 
-def test_a_full_set_and_an_empty_one():
+def test_a_packed_set_may_be_full_or_empty():
     assert members_of(ops.pack_id_set(torch.arange(64), 64)) == list(range(64))
     assert ops.pack_id_set(NONE, 64).tolist() == []
 

@@ -189,7 +189,7 @@ def _share_on_ranks(rank: int, root: str) -> tuple:
     return alone == sorted(shared), type(error).__name__, str(error), given == later == len(loader)
 
 
-def test_threads_of_a_rank_may_share_an_epoch_and_may_not_begin_two(tmp_path):
+def test_threads_of_a_rank_share_one_epoch_and_cannot_begin_two(tmp_path):
     salientpp.partition(random_data(), 2, tmp_path / "parts", [5, 3], 8)
     for whole, kind, text, complete in distributed.run(_share_on_ranks, 2, str(tmp_path / "parts")):
         assert whole and complete and kind == "RuntimeError"

@@ -195,7 +195,7 @@ def test_an_edge_stays_if_it_is_among_the_heaviest_of_either_end(most, weighted)
     weight = 1 + (low * 7919 + high * 104_729) % 1_000_003
     kept = ops.keep_heaviest_edges(indptr, indices, most, weight if weighted else None)
     pairs = set(zip(target[kept].tolist(), indices[kept].tolist()))
-    assert all((v, u) in pairs for u, v in pairs), "both ends know of an edge that stays"
+    assert all((v, u) in pairs for u, v in pairs), "an edge that stays is in the lists of both ends"
     if not weighted:
         assert bool((torch.bincount(target[kept], minlength=graph.num_vertices) >= indptr.diff().clamp(max=most)).all())
         return
@@ -493,7 +493,7 @@ def _exhausted(error):
 @pytest.mark.parametrize(
     ("method", "where"), [(metis, "symmetrise"), (metis, "rebalanced"), (kaminpar, "write_undirected")]
 )
-def test_an_out_of_memory_error_names_the_memory_and_the_methods_that_need_less(monkeypatch, error, method, where):
+def test_an_out_of_memory_error_names_methods_that_need_less(monkeypatch, error, method, where):
     monkeypatch.setattr(kaminpar, "has_kaminpar", lambda: True)
     monkeypatch.setattr(method, where, _exhausted(error))
     words = r"(METIS|KaMinPar) ran out of memory for 300 vertices and up to \d+ edge ends: it needs about 0\.\d GB .*'random'.*give an assignment"
@@ -533,7 +533,7 @@ sys.exit(cli.main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize("command", [["partition"], ["analyze", "--predict-only", "--seeds", "all"]])
-def test_a_command_whose_metis_runs_out_of_memory_says_what_it_needs_and_exits_with_2(tmp_path, command):
+def test_the_command_names_the_memory_that_metis_lacks(tmp_path, command):
     ends = np.random.default_rng(0).integers(0, 20_000, (2, 500_000))
     np.savez(tmp_path / "g.npz", edge_index=ends, num_nodes=20_000)
     words = [command[0], f"npz:{tmp_path / 'g.npz'}", *([str(tmp_path / "d")] if command[0] == "partition" else [])]
@@ -646,7 +646,7 @@ def test_kaminpar_keeps_the_limits_and_cuts_hardly_more_than_metis():
     finally:
         torch.set_num_threads(threads)
     found = parts["kaminpar"]
-    assert torch.equal(found.assignment, again.assignment), "one thread, one seed, one answer"
+    assert torch.equal(found.assignment, again.assignment), "with one thread, a seed always gives the same parts"
     assert max(found.balance.values()) <= 1.05 + 0.01
     assert found.edge_cut <= 1.2 * parts["metis"].edge_cut
 

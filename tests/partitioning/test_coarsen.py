@@ -221,7 +221,7 @@ def test_a_graph_is_coarsened_until_it_is_small(tmp_path, monkeypatch, whole, mo
 
 
 @pytest.mark.parametrize("name", ["facebook_pages", "skewed"])
-def test_parts_of_a_coarsened_graph_are_within_the_limits_and_about_as_good(monkeypatch, name):
+def test_parts_of_a_coarsened_graph_keep_limits_and_are_good(monkeypatch, name):
     pytest.importorskip("kaminpar")
     graph, seed_sets = make_skewed(seed=2)
     if name != "skewed":

@@ -71,7 +71,7 @@ def test_rows_never_rise_and_no_load_passes_its_limit(fanouts, num_parts, batch_
     assert torch.equal(again.assignment, after.assignment)
 
 
-def test_the_cost_of_a_vertex_that_is_no_seed_is_the_change_by_its_move():
+def test_costs_of_vertices_outside_the_seeds_are_the_change_by_a_move():
     graph, splits = communities(1)
     seeds, fanouts, batch_size, num_parts = splits["train"], [4, 3, 2], 16, 6
     assignment = assign_parts(graph, num_parts, method="random", seed_sets=splits).assignment
@@ -121,7 +121,7 @@ def test_the_cost_of_a_seed_is_the_derivative_of_the_rows(fanouts):
 
 
 def test_a_full_part_takes_a_vertex_only_in_exchange():
-    # Vertices 0 and 1 are in part 0, 2 and 3 in part 1. Vertex 0 should move, 3 costs least to move back, and each part holds two.
+    # Vertices 0 and 1 are in part 0, 2 and 3 in part 1. Vertex 0 gains by a move, 3 costs least in exchange, and each part has room for two.
     cost = torch.tensor([[5.0, 0.0, 9.0, 1.0], [0.0, 9.0, 0.0, 0.0]])
     one = torch.ones(4, 1, dtype=torch.int64)
     start = torch.tensor([0, 0, 1, 1])

@@ -541,7 +541,7 @@ def test_operators_are_called_only_through_ops():
     assert naming == [PACKAGE / "ops" / "library.py"], "files other than ops/library.py use torch.ops"
 
 
-def test_every_kernel_of_the_table_is_registered_in_the_folder_of_its_heading():
+def test_every_kernel_is_registered_in_the_folder_of_its_heading():
     kernels = [
         (path.parent.name, name)
         for path in (ROOT / "csrc").rglob("*.cpp")

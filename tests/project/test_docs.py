@@ -14,6 +14,7 @@ The shell commands ``salientpp``, ``torchrun`` and ``python FILE`` run. For ``ba
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -35,6 +36,8 @@ from salientpp.datasets import synthetic
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OTHER_PAGES = [path for name in ("CONTRIBUTING.md", "CHANGELOG.md") if (path := ROOT / name).exists()]
+TESTS = ROOT / "tests"
 BLOCK = re.compile(
     r"^(?:<!-- docs-test: (?P<how>.*?) -->\n)?^(?P<indent> *)```(?P<language>\w+)\n(?P<code>.*?)^ *```$",
     re.MULTILINE | re.DOTALL,
@@ -201,11 +204,7 @@ def test_a_wrong_page_fails(tmp_path, monkeypatch):
             run_page(page)
 
 
-@pytest.mark.parametrize(
-    "page",
-    [*PAGES, *(path for name in ("CONTRIBUTING.md", "CHANGELOG.md") if (path := ROOT / name).exists())],
-    ids=lambda page: page.name,
-)
+@pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -218,6 +217,35 @@ def test_links_lead_somewhere(page):
                 assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}, (
                     target
                 )
+
+
+@functools.cache
+def tests_by_file() -> dict[Path, set[str]]:
+    files = TESTS.rglob("*.py")
+    return {path: set(re.findall(r"^ *def (test_\w+)", path.read_text(), re.MULTILINE)) for path in files}
+
+
+def missing_tests(text: str) -> list[str]:
+    """Lists files and names of tests that a text mentions and that do not exist. A name has three words or more, unlike `test_mask`."""
+    tests = tests_by_file()
+    known = set().union(*tests.values())
+    missing = [name for name in re.findall(r"`(test(?:_[a-z0-9]+){3,})`", text) if name not in known]
+    for file, name in re.findall(r"\b(tests/[\w/]+\.\w+|(?:\w+/)+test_\w+\.py)(?:::(test_\w+))?", text):
+        path = TESTS / file.removeprefix("tests/")
+        if not path.is_file() or (name and name not in tests[path]):
+            missing.append(f"{file}::{name}" if name else file)
+    return missing
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES, ROOT / "Makefile"], ids=lambda page: page.name)
+def test_tests_named_on_a_page_exist(page):
+    assert missing_tests(page.read_text()) == []
+
+
+def test_a_missing_test_is_found():
+    text = "`test_mask`, `test_no_such_law`, tests/vip/test_none.py, tests/run.py and vip/test_policies.py::"
+    assert missing_tests(text + "test_ties_go_to_the_lower_id") == ["test_no_such_law", "tests/vip/test_none.py"]
+    assert missing_tests(text + "test_ties")[-1] == "vip/test_policies.py::test_ties"
 
 
 def test_readme_can_be_read_in_a_minute():

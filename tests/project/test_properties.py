@@ -348,7 +348,7 @@ def test_inclusion_probabilities_of_any_graph_equal_the_reference(
 
 
 @given(st.data())
-def test_seeds_of_any_kind_give_probabilities_or_a_typed_error_that_names_them(data):
+def test_seeds_of_any_kind_give_probabilities_or_a_typed_error(data):
     graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 0], [1, 1, 0, 2]]), 3)
     seeds = data.draw(hostile(torch.tensor([0, 2])))
     result, error = outcome(lambda: salientpp.inclusion_probability(graph, seeds, [2, 1], 1))
@@ -601,7 +601,7 @@ def _who_they_are(rank: int, root: str, cases: list[dict]) -> list[list]:
 
 @few(3)
 @given(st.data())
-def test_on_any_number_of_ranks_rows_belong_to_their_vertices_and_caches_change_no_batch(tmp_path, data):
+def test_rows_belong_to_their_vertices_on_any_number_of_ranks(tmp_path, data):
     edge_index, num_vertices = data.draw(edge_lists(least=4, most=40))
     num_parts = data.draw(st.integers(1, 4))
     whole = Data(

@@ -21,7 +21,7 @@ def count(rows):
 
 
 def test_every_row_is_counted():
-    assert count([1]) == 1
+    assert count([1]) == 1, "a row counts once"
 '''
 
 LONG = " ".join(["word"] * 31) + "."
@@ -47,6 +47,7 @@ def test_plain_text_has_no_faults():
         ("A set is slower here.", "A list in the place of a set.", "comment: 'in the place of' (better: instead of)"),
         ("A set is slower here.", "What a set does is slower.", "comment: a clause as subject"),
         ("; pass one", "; who has none gives it anew", "error: 'anew' (better: again)"),
+        ("a row counts once", "a row counts in vain", "error: 'in vain'"),
         ("test_every_row_is_counted", "test_a_row_is_counted_for_ever", "name: 'for ever'"),
     ],
 )

@@ -76,7 +76,7 @@ def test_three_flaky_tests_fail_the_run(tmp_path):
     assert len(lines) == 4 and lines[-1] == "3 tests are flaky; more than 2 fail the run"
 
 
-def test_a_test_that_fails_twice_fails_the_run_and_flaky_ones_are_named_beside_it(tmp_path):
+def test_a_test_that_fails_twice_fails_the_run(tmp_path):
     code, lines = ended(tmp_path, 1, 1)
     assert code == 1
     assert lines == [

@@ -158,7 +158,7 @@ def test_ranks_do_not_wait_for_a_rank_of_an_unknown_version(root, other, words):
     assert told.startswith(f"DifferentVersions: {WORDS}rank 0") and words in told
 
 
-def test_the_rank_that_hosts_the_store_stays_until_all_know_of_different_versions(root):
+def test_the_host_of_the_store_stays_until_ranks_know_of_different_versions(root):
     told = distributed.run(_pretend, 2, "loader", "version", root, rank_0_hosts=True)
     assert told[0] == told[1] and told[0].startswith(f"DifferentVersions: {WORDS}")
 

@@ -9,7 +9,7 @@ import torch
 from salientpp.ranks.partition_book import PartitionBook
 
 
-def test_a_book_worked_out_by_hand():
+def test_a_book_equals_the_result_by_hand():
     book = PartitionBook(torch.tensor([0, 3, 3, 5]))
     assert (book.num_parts, book.num_vertices) == (3, 5)
     ids = torch.tensor([4, 0, 2, 3])

@@ -38,7 +38,7 @@ def test_a_rank_asks_the_rank_of_the_part_at_its_own_place(num_parts, per_part):
 
 
 @given(st.integers(1, 12), st.integers(1, 24), st.data())
-def test_with_fewer_ranks_than_parts_each_rank_has_consecutive_parts_and_logical_ranks(world_size, num_parts, data):
+def test_with_fewer_ranks_each_rank_has_consecutive_parts_and_logical_ranks(world_size, num_parts, data):
     assume(world_size <= num_parts)
     logical_ranks = data.draw(
         st.sampled_from([s for s in range(world_size, 49) if s <= num_parts or s % num_parts == 0]), "logical_ranks"
@@ -61,7 +61,7 @@ def test_with_fewer_ranks_than_parts_each_rank_has_consecutive_parts_and_logical
 
 
 @given(st.integers(1, 6), st.integers(1, 3), st.integers(1, 4), st.integers(1, 3))
-def test_a_host_holds_the_rows_of_all_its_parts_and_one_rank_answers_a_request(hosts, per_host, per_part, joined):
+def test_a_host_holds_all_its_parts_and_one_rank_answers_requests(hosts, per_host, per_part, joined):
     world_size = hosts * per_host
     assume(world_size % per_part == 0 and (per_part == 1 or joined == 1))
     assume(per_host % per_part == 0 or per_part % per_host == 0)

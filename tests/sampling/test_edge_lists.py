@@ -108,4 +108,4 @@ def test_lists_move_once_to_each_device():
         assert moved.num_places(4) == lists.num_places(4), "read on the host"
         assert not made or moved.by_source[1].device.type == "meta"
         lists = copy.deepcopy(lists)
-        assert lists.by_source[0].numel() == 10 and lists.to("meta") is not moved, "a copy moves anew"
+        assert lists.by_source[0].numel() == 10 and lists.to("meta") is not moved, "a copy moves again"

@@ -315,7 +315,7 @@ def draws_by_hop_and_vertex(output, num_hops) -> dict[tuple[int, int], list[int]
 
 @pytest.mark.parametrize("replace", [False, True], ids=["", "replace"])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_vertex_expanded_at_the_same_hop_of_two_batches_of_one_key_draws_the_same(seed, replace):
+def test_a_vertex_draws_the_same_for_the_same_key_and_hop(seed, replace):
     _, graph = random_graph(seed, num_vertices=300, num_edges=3000)
     generator = np.random.default_rng(seed)
     shared = 0
@@ -391,7 +391,7 @@ def test_linked_graphs_give_the_same_samples(budget):
 # --- scratch memory never shows ---------------------------------------------------------------------------
 
 
-def test_stamp_map_and_hash_map_agree_over_600_batches_of_graphs_of_changing_size():
+def test_stamp_map_and_hash_map_agree_over_many_batches_and_graphs():
     # The stamp map's 8-bit stamp wraps every 255 batches.
     sizes = [(50, 300), (4000, 20000), (300, 2000), (1, 3), (9000, 9000)]
     graphs = [random_graph(i, n, e)[1] for i, (n, e) in enumerate(sizes)]
@@ -534,7 +534,7 @@ def test_every_place_is_equally_likely_in_a_long_order():
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 100, 1000])
-def test_a_permutation_holds_every_number_once_and_is_a_pure_function_of_its_key(size):
+def test_a_permutation_has_every_number_once_and_depends_only_on_its_key(size):
     for key in (0, -1, 7, 2**63 - 1, -(2**63)):
         order = ops.permutation(size, key)
         assert order.dtype == torch.int64

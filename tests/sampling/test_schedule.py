@@ -127,7 +127,7 @@ def test_wrap_gives_all_ranks_batches_of_the_same_sizes(seeds_of_parts, ranks_pe
 
 
 @GROUP
-def test_wrap_repeats_a_ranks_own_seeds_from_the_start_as_evenly_as_it_can(seeds_of_parts, ranks_per_part):
+def test_wrap_repeats_a_ranks_own_seeds_evenly_from_the_start(seeds_of_parts, ranks_per_part):
     most = max(share_size(n, 0, ranks_per_part) for n in seeds_of_parts)
     wrapped = schedules(seeds_of_parts, ranks_per_part, 4, "wrap")
     exact = schedules(seeds_of_parts, ranks_per_part, 4, "exact")
@@ -178,7 +178,7 @@ def test_drop_last_drops_the_short_batch_and_nothing_else(uneven):
     assert [len(batch) for batch in whole.batches(0)] == [5] * 4
 
 
-def test_fewer_seeds_than_a_batch():
+def test_fewer_seeds_than_a_batch_give_one_batch_or_none():
     (keep,) = schedules((3,), 1, 5, "wrap")
     (drop,) = schedules((3,), 1, 5, "wrap", drop_last=True)
     assert [len(batch) for batch in keep.batches(0)] == [3] and keep.num_batches == 1

@@ -322,7 +322,7 @@ def test_minus_one_gives_the_whole_neighbourhood_hop_by_hop(seeds):
 
 @REPLACE
 @pytest.mark.parametrize("seed", range(4))
-def test_every_vertex_draws_its_fanout_in_every_relation_at_the_hop_after_it_was_found(seed, replace):
+def test_every_vertex_draws_in_every_relation_one_hop_after_it_was_found(seed, replace):
     data = random_hetero(seed=seed)
     lists = in_edges(data)
     fanouts = dict(zip(RELATIONS, ([3, 2], [2, 0], [0, 5], [1, 1])))
@@ -625,7 +625,7 @@ def test_infinite_times_see_everything_or_nothing():
 
 
 @pytest.mark.parametrize("middle", [2**53, NANOSECONDS, 0])
-def test_a_graph_may_have_integer_times_on_one_type_and_float_times_on_another(middle):
+def test_types_of_a_graph_may_have_integer_and_float_times(middle):
     """Compares with Python's numbers, which compare integers and floats exactly."""
     steps = [-300, -128, -64, -1, 0, 1, 63, 64, 65, 128, 300]
     data = HeteroData()
@@ -1037,7 +1037,7 @@ def test_an_induced_subgraph_has_every_edge_between_its_vertices_once(fanouts, o
     now = {"paper": data["paper"].time[seeds] + 3} if "time_attr" in options else None
     out = typed(data, fanouts, induced=True, **options).sample({"paper": seeds}, 3, now)
     drawn = typed(data, fanouts, **options).sample({"paper": seeds}, 3, now)
-    assert same(out.node, drawn.node) and same(out.batch, drawn.batch), "the vertices are those of the directed sample"
+    assert same(out.node, drawn.node) and same(out.batch, drawn.batch), "the directed sample has the same vertices"
     loops = repeats = 0
     for name in data.edge_types:
         source, _, target = name

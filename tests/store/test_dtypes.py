@@ -20,7 +20,7 @@ from salientpp.store.assembly import assemble_rows
 
 N = 120
 
-#: Every dtype that torch can store except complex32, which .npy files are not used for.
+#: Every dtype that torch can store except complex32, which is not written to .npy files.
 STORABLE = [
     torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
     torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e4m3fnuz,
@@ -58,7 +58,7 @@ def assert_rows_are_those_of(batch: Data, ids: Tensor, names: list[str], data: D
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("way", ["in place", "packed", "device rows"])
-def test_batches_of_a_data_object(way):
+def test_batches_of_a_data_object_keep_every_dtype(way):
     data = colourful([*STORABLE, torch.complex32])
     loader = NeighborLoader(data, [3, 2], batch_size=16, device_rows=0.4 if way == "device rows" else 0.0)
     for batch in packed(loader) if way == "packed" else loader:
@@ -94,7 +94,7 @@ def _check_part(rank: int, root: str, num_parts: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_batches_of_a_partitioned_graph(tmp_path, world_size):
+def test_batches_of_a_partitioned_graph_keep_every_dtype(tmp_path, world_size):
     root = tmp_path / "d"
     data = colourful()
     salientpp.partition(data, world_size, root, [4, 2], 16, method="random")
@@ -125,7 +125,7 @@ def test_x_of_every_dtype_is_converted_to_float32(dtype):
 
 @pytest.mark.parametrize("dtype", STORABLE, ids=str)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=str)
-def test_assembly_without_triton(dtype, shape):
+def test_assembly_without_triton_keeps_every_dtype(dtype, shape):
     sources = [rows_of(dtype, (size, *shape), seed=size) for size in (5, 0, 7)]
     index = torch.tensor([11, 0, 4, 5, 5, 3])
     out = rows_of(dtype, (6, *shape), seed=50)
@@ -137,7 +137,7 @@ def test_assembly_without_triton(dtype, shape):
 @pytest.mark.parametrize(
     "dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool, torch.complex64], ids=str
 )
-def test_labels_of_every_dtype(tmp_path: Path, dtype):
+def test_labels_of_every_dtype_are_delivered(tmp_path: Path, dtype):
     data = random_data(N, 500)
     data.y = data.y.to(dtype)
     part = salientpp.partition(data, 1, tmp_path / "d", [3], 16)

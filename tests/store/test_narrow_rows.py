@@ -58,7 +58,7 @@ def assert_same(ours: Any, theirs: Any, but: set[str] = frozenset()) -> None:
                 )
 
 
-#: Paths of rows: options of a loader, whether it assembles rows as for a device, and whether it assembles rows for other ranks so.
+#: Paths of rows: options of a loader, True if it assembles rows as for a device, and True if it also assembles rows for other ranks in this way.
 TIERS = [
     ({}, False, False),
     ({"replication_factor": 0.3}, False, False),
@@ -73,7 +73,7 @@ TIERS = [
 
 
 def _compare(rank: int, roots: dict[str, str], x: torch.Tensor, formats: list[str]) -> tuple[int, list[int]]:
-    """Returns the number of batches compared, and, by format, the bytes of rows that arrived for a batch without a cache."""
+    """Returns the number of compared batches, and for each format the number of remote rows that a loader fetched."""
     parts = {name: salientpp.load(root) for name, root in roots.items()}
     common = {"batch_size": BATCH, "shuffle": True, "seed": 3}
     number, sizes = 0, []
@@ -103,7 +103,7 @@ def _compare(rank: int, roots: dict[str, str], x: torch.Tensor, formats: list[st
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 3])
-def test_rows_are_the_decoded_ones_whatever_tier_serves_them(tmp_path, num_parts):
+def test_every_tier_serves_the_decoded_rows(tmp_path, num_parts):
     data = featured()
     formats = ["int8", "int4/16" if num_parts == 2 else "int4", "fp8"]
     roots = {"wide": str(tmp_path / "wide")}
@@ -116,7 +116,7 @@ def test_rows_are_the_decoded_ones_whatever_tier_serves_them(tmp_path, num_parts
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.bfloat16], ids=str)
-def test_rows_of_every_dtype_and_shape_are_decoded_to_the_original_dtype_and_shape(tmp_path, dtype):
+def test_rows_are_decoded_to_their_original_dtype_and_shape(tmp_path, dtype):
     data = featured(120, (3, 5), dtype)
     roots = {name: str(tmp_path / name) for name in ("wide", "int8")}
     salientpp.partition(data, 2, roots["wide"], FANOUTS, BATCH)
@@ -259,7 +259,7 @@ def test_a_directory_with_narrow_rows_reads_as_one_with_the_decoded_rows(roots, 
     }
 
 
-def test_the_manifest_says_what_was_lost(roots):
+def test_the_manifest_records_formats_and_errors(roots):
     data = featured()
     manifest = json.loads((roots / "narrow" / "manifest.json").read_text())
     for name, format, width in (("x", "int8/16", 64), ("z", "fp16", 36)):

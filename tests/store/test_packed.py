@@ -302,7 +302,7 @@ def test_an_amount_of_memory_is_a_fraction_or_bytes(given, amount):
 
 
 @pytest.mark.parametrize("given", [-1, 1.5, 1e9, float("nan"), True, "half", "2", "2 parsecs", None])
-def test_values_that_are_no_amount_of_memory_give_none(given):
+def test_values_that_are_not_an_amount_of_memory_give_none(given):
     assert as_amount(given) is None
 
 

@@ -1,6 +1,6 @@
 """Laws of the two groups of threads that pack rows and compute sums.
 
-* The rule that moves threads between them stops at a split that no other beats by much, and stays there.
+* A rule moves threads between the groups. It stops at a split that is about as fast as the best one, and keeps it.
 * Each group uses its number of threads.
 * The groups do not change the bits of rows and sums.
 """
@@ -96,11 +96,11 @@ def test_a_single_unusual_batch_moves_no_thread(monkeypatch):
 
         return work
 
-    balance = Balance(6, completed)  # one group after the other, so that each has the clock to itself
+    balance = Balance(6, completed)  # the groups run one after the other, because both move the same clock
     for turn in range(3 * BATCHES_PER_LOOK):
         row_seconds = (
             9.0 if turn == 2 * BATCHES_PER_LOOK else 1.0
-        )  # once 16 s against 12 s, less than the margin for moving a thread
+        )  # one slow batch: 16 s against 12 s in all, too little to move a thread
         assert balance.both(taking(row_seconds), taking(1.5)) == (row_seconds, 1.5)
         assert balance.groups == ThreadGroups(3, 3)
     for _ in range(BATCHES_PER_LOOK):
@@ -168,7 +168,7 @@ def test_each_group_uses_its_number_of_threads():
 
 
 @pytest.mark.parametrize("at", ["rows", "sums", "piece"])
-def test_an_error_in_a_group_is_raised_after_all_threads_have_stopped_writing(at):
+def test_an_error_is_raised_after_all_threads_have_stopped_writing(at):
     under_way = []
 
     def work(group: str) -> None:

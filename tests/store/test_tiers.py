@@ -56,7 +56,7 @@ def test_look_up_equals_the_slow_reference(seed, gpu_fraction, cache_fraction):
 
 @FRACTIONS
 @pytest.mark.parametrize("seed", range(15))
-def test_the_four_groups_contain_every_position_once_and_lead_to_the_right_rows(seed, gpu_fraction, cache_fraction):
+def test_the_groups_have_every_position_once_and_lead_to_its_row(seed, gpu_fraction, cache_fraction):
     book, part_id, device_ids, cache_ids, n_id = random_case(seed, gpu_fraction, cache_fraction)
     tiers = tiers_of(book, part_id, device_ids, cache_ids)
     places = tiers.look_up(n_id)
@@ -158,7 +158,7 @@ def test_slot_i_of_a_set_is_its_ith_id():
 
 
 @pytest.mark.parametrize("ids", [[3, 3], [4, 2], [100], [-1]], ids=str)
-def test_a_set_of_ids_that_are_out_of_order_or_range_is_refused(ids):
+def test_a_set_of_ids_out_of_order_or_range_is_refused(ids):
     with pytest.raises(RuntimeError, match=r"ids must ascend"):
         IdSet.of(torch.tensor(ids), 64)
 

@@ -43,7 +43,7 @@ def assert_nothing_is_lost(data: Data, part: salientpp.PartitionedGraph, splits:
     N, E, K = data.num_nodes, data.num_edges, part.num_parts
     assert part.num_vertices == N
     original = all_original_ids(part)
-    assert torch.equal(original.sort().values, torch.arange(N)), "every vertex is there once"
+    assert torch.equal(original.sort().values, torch.arange(N)), "every vertex occurs once"
     # The parts' ranges are consecutive and cover all vertices.
     ranges = [part.book.range_of(p) for p in range(K)]
     assert [begin for begin, _ in ranges] == [0, *(end for _, end in ranges)][:-1] and ranges[-1][1] == N
@@ -60,7 +60,7 @@ def assert_nothing_is_lost(data: Data, part: salientpp.PartitionedGraph, splits:
     assert torch.equal(as_keys.sort().values, (data.edge_index[0] * N + data.edge_index[1]).sort().values)
     if "edge_attr" in data:
         number = part.edge_rows()["edge_attr"].view(-1)
-        assert torch.equal(number.sort().values, torch.arange(E)), "every edge is there once"
+        assert torch.equal(number.sort().values, torch.arange(E)), "every edge occurs once"
         assert torch.equal(pairs, data.edge_index[:, number]), "an edge keeps its attributes"
 
     assert set(part.manifest["splits"]) == set(splits)

@@ -7,8 +7,8 @@ script as ``__main__``. It ends as every interpreter does: threads, ``atexit``, 
 The caller ends with the fork's exit code or signal, and passes SIGTERM and SIGINT on. If the caller is killed, so is the
 script.
 
-Some tests need ``sys.executable``: how the interpreter starts, the effects of an import, variables that C libraries read
-when they are loaded, and memory use. A process with threads must not fork, so the server starts none, and
+Some tests still need ``sys.executable``. They test how the interpreter starts, the effects of an import, variables that C
+libraries read when they are loaded, or memory use. A process with threads must not fork, so the server starts none, and
 ``OMP_NUM_THREADS`` is applied to torch after the fork. The server does not support ``-W`` and ``PYTHONWARNINGS``, and
 gives ``__main__`` no ``__loader__``. Its traceback of a script that does not compile has more lines.
 """
@@ -181,7 +181,7 @@ def run(arguments: list[str], installed: list[str]) -> None:
         sys.argv = arguments
         with open(arguments[0], "rb") as script:
             code, file = compile(script.read(), arguments[0], "exec"), {"__file__": arguments[0]}
-    # The collector ignores older objects and must find at exit what the script holds, so the module is a new one.
+    # A new module: older objects are frozen, and at exit the garbage collector must find the objects that the script holds.
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     namespace = main.__dict__
     namespace.update(__builtins__=builtins, **file)

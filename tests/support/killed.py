@@ -12,7 +12,7 @@ from typing import Any
 
 
 def killed_at(owner: Any, name: str, number: int, after: bool, work: Callable[[], Any]) -> None:
-    """Does the work in a fork, which SIGKILL ends before or ``after`` call ``number`` of ``owner.name``; checks that it did."""
+    """Runs ``work`` in a fork, which kills itself at call ``number`` of ``owner.name``: before it, or ``after`` it. Checks that it was killed."""
     pid = os.fork()
     if not pid:
         _die_at(owner, name, number, after)

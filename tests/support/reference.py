@@ -522,7 +522,7 @@ def plan_cache(scores: Sequence[float], begin: int, end: int, capacity: int) -> 
 
 
 def p_of_equal_counts(outcomes: Iterable, num_cells: int) -> float:
-    """Pearson's chi-square for equally likely outcomes; of ``num_cells``, an outcome that never came counts as zero."""
+    """Pearson's chi-square for ``num_cells`` equally likely outcomes, some of which may never have come."""
     counts = sorted(Counter(outcomes).values(), reverse=True)
     assert len(counts) <= num_cells, f"{len(counts)} different outcomes, at most {num_cells} are possible"
     counts += [0] * (num_cells - len(counts))
@@ -569,7 +569,7 @@ def p_of_equal_inclusion(counts: np.ndarray, num_draws: int, fanout: int) -> flo
 def p_of_hypergeometric(hits: np.ndarray, degree: int, fanout: int, marked: int) -> float:
     """Tests that ``hits`` is hypergeometric, as for uniform subsets.
 
-    ``hits`` has, for each draw, the number of the ``marked`` given neighbours in it.
+    ``marked`` neighbours are given. ``hits`` has the number of them in each draw.
     """
     support = np.arange(fanout + 1)
     expected = stats.hypergeom.pmf(support, degree, marked, fanout) * len(hits)

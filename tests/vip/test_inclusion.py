@@ -79,7 +79,7 @@ def test_the_kernel_equals_the_formula(seed, options):
             assert_equal_to(inclusion_probability(graph, seeds, fanouts, batch_size, **options), want)
 
 
-def test_a_star_worked_out_by_hand():
+def test_a_star_equals_the_result_by_hand():
     # Vertex 0 draws 2 of its 4 leaves, and is in a batch with probability 1/2, so each leaf is drawn with 1/4. Leaf 1 is
     # also a seed with 1/2. On the frontier it is found by sampling only if it is not a seed: 1/4 (1 - 1/2).
     graph = Graph.from_edge_index(star(4), 5)
@@ -99,7 +99,7 @@ def test_direction_matters(expand):
     assert inclusion_probability(graph, torch.tensor([2]), [1, 1], 1, expand=expand).tolist() == [0, 0, 0]
 
 
-def test_the_two_models_of_a_hop_differ_if_a_vertex_is_reached_again():
+def test_the_models_of_a_hop_differ_if_a_vertex_is_reached_again():
     # 0 and 1 list each other. With the paper's hops, hop 2 reaches 0 again; on the frontier 0 is a seed and not new.
     graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), 2)
     seeds = torch.tensor([0])
@@ -154,7 +154,7 @@ def test_a_batch_larger_than_the_seed_set_holds_every_seed(expand):
         )
 
 
-def test_a_graph_without_edges():
+def test_a_graph_without_edges_needs_only_its_seeds():
     graph = Graph.from_edge_index(torch.empty(2, 0, dtype=torch.int64), 4)
     assert inclusion_probability(graph, torch.tensor([1, 2]), [3, 3], 1).tolist() == [0, 0, 0, 0]
     assert inclusion_probability(graph, torch.tensor([1, 2]), [3, 3], 1, include_seeds=True).tolist() == [
@@ -237,7 +237,7 @@ def test_a_hub_keeps_its_probability_to_one_in_a_thousand():
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(k if v is True else v for k, v in o.items() if v))
 @pytest.mark.parametrize("seed", range(6))
-def test_it_is_exactly_one_or_zero_where_the_formula_is(seed, options):
+def test_certain_and_impossible_vertices_get_exactly_one_and_zero(seed, options):
     graph = random_digraph(seed + 50, num_vertices=12, num_edges=25)
     for fanouts in ([2], [2, 1], [-1, 2], [-1, -1, 1]):
         for num_seeds, batch_size in ((1, 1), (4, 3), (6, 6), (3, 7)):
@@ -253,7 +253,7 @@ def test_it_is_exactly_one_or_zero_where_the_formula_is(seed, options):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_it_never_exceeds_one_on_a_dense_graph(seed):
+def test_probabilities_never_exceed_one_on_a_dense_graph(seed):
     graph = random_digraph(seed, 100, 20_000)
     for options in OPTIONS:
         probability = inclusion_probability(graph, some_vertices(seed, 100, 50), [20, 15, 10, 5], 40, **options)
@@ -615,7 +615,7 @@ def test_draw_weights_are_the_expected_draws_of_an_in_edge():
     # 0: 1/2 * 1; 1: 1/2 * 2/4; 2: found with 1/4, * 1. Over the six edges the mean is (1/2 + 4 * 1/4 + 1/4) / 6 = 7/24.
     weights = draw_weights(graph, seeds, [2, 2, 2], 1, mean=70.0)
     assert weights.dtype == torch.int64 and weights.tolist()[:3] == [120, 60, 60]
-    assert weights.min() >= 1, "a partitioner takes no zeros"
+    assert weights.min() >= 1, "partitioners refuse weights of zero"
     assert draw_weights(graph, seeds, [2, 2, 2], 1, mean=70.0, most=100).tolist()[:3] == [100, 60, 60]
 
 
@@ -647,7 +647,7 @@ def test_several_seed_sets_together_give_the_same_as_each_alone():
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_traffic_of_an_edge_is_its_source_and_everything_drawn_from_it(weighted):
+def test_the_traffic_of_an_edge_is_everything_drawn_along_it(weighted):
     """The graph is a tree, so nothing is reached twice. Paper 0 has tags 0 and 1, tag 0 papers 1 to 4, tag 1 paper 5, and paper 1 tag 2."""
     data = HeteroData()
     data["paper"].num_nodes, data["tag"].num_nodes = 6, 3

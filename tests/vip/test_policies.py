@@ -167,7 +167,7 @@ def test_a_part_without_seeds_can_be_scored(policy):
     plan_cache(scores, work.book, 1, 0.5)
 
 
-def test_vip_policies_are_the_inclusion_probabilities_of_the_two_models_of_a_hop():
+def test_vip_policies_are_inclusion_probabilities_of_either_model_of_a_hop():
     work = workload()
     for policy, expand in (("vip", "frontier"), ("vip-hop", "hop")):
         want = inclusion_probability(work.graph, work.seeds, [4, 3], 5, expand=expand)
@@ -272,7 +272,7 @@ def _with_caches_of_others(rank: int, roots: dict[str, str]) -> dict[str, str]:
     return said
 
 
-def test_a_stored_cache_serves_only_the_contents_and_the_part_that_it_was_filled_for(tmp_path):
+def test_a_stored_cache_serves_only_its_own_contents_and_part(tmp_path):
     roots = {
         "own": _dataset(tmp_path / "own", 2),
         "other rows": _dataset(tmp_path / "rows", 2, shift=1000.0),

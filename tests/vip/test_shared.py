@@ -33,7 +33,7 @@ def test_the_mean_draw_probability_is_fanout_over_degree(degree, fanout):
 
 
 def test_centres_with_the_same_list_draw_hardly_more_than_one_of_them():
-    # All 30 centres draw a leaf, or none does. This holds only nearly, since each draw given r is taken as independent.
+    # Either all 30 centres draw a leaf, or none does. The formula gives a little more than one centre's draws, because it takes draws given r as independent.
     shared = shared_inclusion_probability(complete(30, 20), torch.arange(30), [2], 30)[30:]
     alone = inclusion_probability(complete(30, 20), torch.arange(30), [2], 30)[30:]
     assert alone.min() > 0.9 and shared.max() < 0.35 and shared.min() >= 0.1
@@ -77,13 +77,13 @@ def test_expected_rows_are_near_the_counted_rows(shared, block):
     by_group = expected[order].sum(1) / counted[order].sum(1)
     print(by_group.tolist())
     assert (by_group > 0.75).all() and (by_group < 1.35).all()
-    if shared:  # and what takes the draws as independent is farther off
+    if shared:  # a forecast that ignores sharing is farther off
         other = block_probability(graph, seeds, fanouts, batch, block, None).sum() / counted.sum()
         assert other > 1.1 * ratio
 
 
 @pytest.mark.parametrize("fanouts", [[5, 3, 2], [4, 4], [6]])
-def test_a_block_with_shared_numbers_needs_the_rows_of_one_batch_of_its_seeds(fanouts):
+def test_a_block_with_shared_numbers_needs_as_many_rows_as_one_batch(fanouts):
     graph = Graph.from_data(random_data(800, 12_000))
     for key in range(10):
         seeds = torch.randperm(800)[:60]

@@ -357,7 +357,7 @@ def test_ranks_that_cannot_share_memory_warn_and_continue_separately(roots):
         assert words[0].endswith("pass ranks_per_host=1 if that is intended")
 
 
-def test_hosts_of_a_launcher_that_do_not_fit_the_parts_are_ignored_with_a_warning(roots):
+def test_hosts_that_do_not_fit_the_parts_are_ignored_with_a_warning(roots):
     for sizes, words, _, _ in distributed.run(under_torchrun, 4, roots[2], [1, 3], {}):
         assert sizes == () and "hosts 0 and 1 would share a part but not all of their parts" in words[0]
 

@@ -117,7 +117,7 @@ def test_deduplicate_stores_each_pair_once(tmp_path):
     assert lists(load_dataset(f"converted:{tmp_path / 'c'}")) == lists_of(once)
 
 
-def test_a_converted_graph_and_the_graph_in_memory_give_the_same_batches_and_directories(tmp_path):
+def test_a_converted_graph_gives_the_same_batches_and_directories(tmp_path):
     made = synthetic(num_vertices=2000, num_features=8)
     edges = made.edge_index[:, torch.from_numpy(np.random.default_rng(3).permutation(made.num_edges))]
     splits = {f"{split}_idx": made[f"{split}_mask"].nonzero().flatten().numpy() for split in SPLITS}
@@ -659,7 +659,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 @pytest.mark.parametrize("working", [20_000, 3_000_000])
-def test_an_error_about_bad_input_names_file_and_place_and_leaves_no_graph(tmp_path, name, working):
+def test_bad_input_is_named_with_file_and_place_and_leaves_no_graph(tmp_path, name, working):
     write, words = MISTAKES[name]
     if "split" in name and working < 2**20:
         working = 2**21
@@ -670,7 +670,7 @@ def test_an_error_about_bad_input_names_file_and_place_and_leaves_no_graph(tmp_p
         load_dataset(f"converted:{tmp_path / 'c'}")
 
 
-def test_values_that_are_not_finite_or_too_large_for_a_dtype_are_refused(tmp_path):
+def test_values_that_do_not_fit_a_dtype_are_refused(tmp_path):
     source = _x(_NAN)(tmp_path)
     with pytest.raises(ValueError, match=r"x\.npy\[17\]: x must be finite, got nan or infinity"):
         small(source, tmp_path / "c", 3_000_000, finite=True)

@@ -72,7 +72,7 @@ def test_a_generated_graph_has_a_power_law_and_communities(tmp_path):
     target = torch.repeat_interleave(torch.arange(N), degree)
     is_near = community[target] == community[indices]
     is_within = community[target] % 5 == community[indices] % 5
-    # The drawn shares, plus the part of the other edges that is near by chance, minus repeats, which are more frequent among near pairs.
+    # Bounds: the shares that are drawn, plus other edges that are near by chance, minus merged repeats, most of which are near.
     assert 0.58 < float(is_near.float().mean()) < 0.56 + 0.24 / 4 + 0.2 / 20 + 0.01
     assert 0.80 < float(is_within.float().mean()) < 0.8 + 0.2 / 5 + 0.01
     agreed = float((data.y == community % 5).float().mean())

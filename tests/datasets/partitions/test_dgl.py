@@ -61,7 +61,7 @@ def test_types_may_interleave_their_numbers(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["as it was written", "beside"])
-def test_a_file_of_part_ids_is_read_if_the_graph_kept_its_numbers(tmp_path, where):
+def test_a_file_of_part_ids_is_read_if_numbers_were_kept(tmp_path, where):
     parts = np.array([1, 0, 1, 1, 0], dtype=np.int32)
     np.save(tmp_path / "node_map.npy", parts)
     named = tmp_path / "node_map.npy" if where == "as it was written" else "/data/elsewhere/node_map.npy"
@@ -157,7 +157,7 @@ def test_original_ids_must_name_every_type(tmp_path):
         load_dgl_assignment(path, torch.arange(2))
 
 
-def test_part_ids_out_of_range_and_an_original_id_beside_them_are_refused(tmp_path):
+def test_part_ids_out_of_range_or_with_original_ids_are_refused(tmp_path):
     np.save(tmp_path / "node_map.npy", np.array([0, 2]))
     path = written(tmp_path, "node_map.npy")
     with pytest.raises(ValueError, match=r"entry 1 must be in \[0, 2\), got 2"):

@@ -752,7 +752,7 @@ def test_no_file_runs_code(tmp_path):
         shutil.rmtree(root)
     assert not ran.exists()
     pickle.loads(pickle.dumps(evil))
-    assert ran.exists(), "the refused code works"
+    assert ran.exists(), "the code runs if it is not refused"
 
 
 def test_a_randomly_damaged_partition_is_loaded_or_refused_in_one_line(tmp_path):

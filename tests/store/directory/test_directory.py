@@ -335,7 +335,7 @@ def test_adj_t_and_edge_index_give_the_same_directory(tmp_path):
 # --- splits ----------------------------------------------------------------------------------------------
 
 
-def test_a_given_split_of_ids_or_masks_replaces_the_masks_of_the_data(tmp_path):
+def test_a_split_of_ids_or_masks_replaces_the_masks_of_the_data(tmp_path):
     data = hostile_data(10)
     odd = torch.arange(60) % 2 == 1
     part = write(
@@ -361,7 +361,7 @@ def test_a_given_split_of_ids_or_masks_replaces_the_masks_of_the_data(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["int64 [N]", "int8 [N]", "int64 [N, 1]", "numpy [N]"])
-def test_unlabelled_vertices_are_left_out_of_the_splits_of_the_data_with_a_warning(tmp_path, form):
+def test_unlabelled_vertices_are_left_out_of_splits_with_a_warning(tmp_path, form):
     data = hostile_data(11)
     unlabelled = torch.arange(60) % 3 == 0
     labels = torch.where(unlabelled, -1, data.y)
@@ -418,7 +418,7 @@ def test_labels_that_are_not_classes_leave_no_vertex_out(tmp_path, kind):
     assert part.node_rows(0)["y"].dtype == data.y.dtype
 
 
-def test_a_vertex_with_at_least_one_of_several_labels_stays_in_its_split(tmp_path):
+def test_a_vertex_with_one_of_several_labels_stays_in_its_split(tmp_path):
     data = hostile_data(11)
     data.y = torch.full((60, 4), -1)
     data.y[::2, 3] = 0
@@ -625,7 +625,7 @@ def _without_ids(data):
     return data
 
 
-def test_if_the_data_has_a_mask_and_ids_the_mask_counts_with_a_warning(tmp_path):
+def test_a_mask_overrides_ids_of_the_same_split_with_a_warning(tmp_path):
     data = hostile_data()
     data.val_idx = torch.arange(3)
     with pytest.warns(UserWarning, match="the split 'val' comes from data.val_mask; data.val_idx left out"):
@@ -828,7 +828,7 @@ STEPS = ["reading the topology", "assigning", "computing inclusion probabilities
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("failing", STEPS)
-def test_a_failure_at_any_step_leaves_the_old_directory_and_the_finished_steps(tmp_path, failing, error):
+def test_a_failure_leaves_the_old_directory_and_the_finished_steps(tmp_path, failing, error):
     write(hostile_data(0), 2, tmp_path / "d")
     before = contents(tmp_path / "d")
     steps = []
@@ -955,7 +955,7 @@ LACKS = {
 
 
 @pytest.mark.parametrize("code", LACKS)
-def test_an_error_that_is_the_machines_fault_does_not_advise_to_copy_again(tmp_path, monkeypatch, code):
+def test_an_error_of_the_machine_does_not_advise_to_copy_again(tmp_path, monkeypatch, code):
     write(hostile_data(3), 2, tmp_path / "d")
 
     def fail(*arguments, **named):
@@ -1067,7 +1067,7 @@ def _write_and_die(rank: int, root: str, place: str) -> None:
 
 
 @pytest.mark.parametrize("place", [*STEPS, "0", "1", "4", "9", "between renames"])
-def test_a_killed_run_leaves_the_old_directory_or_none_and_the_next_run_succeeds(tmp_path, place):
+def test_a_killed_run_leaves_the_old_directory_or_none(tmp_path, place):
     write(hostile_data(0), 2, tmp_path / "old")
     before = contents(tmp_path / "old")
     for name in ("old", "new"):
@@ -1075,7 +1075,7 @@ def test_a_killed_run_leaves_the_old_directory_or_none_and_the_next_run_succeeds
         assert isinstance(died, distributed.Failed) and died.kind == "Died"
     with pytest.raises(DatasetError, match="new is not a dataset directory: it has no manifest.json"):
         salientpp.load(tmp_path / "new")
-    if place == "between renames":  # the only moment at which the old directory has another name, which the error tells
+    if place == "between renames":  # the old directory has another name only at this moment; the error names it
         with pytest.raises(
             DatasetError, match=r"or rename back .*/\.old\.replaced-\S+, which a killed run was replacing"
         ) as raised:
@@ -1287,7 +1287,7 @@ def test_an_object_array_is_refused_and_never_unpickled(root, tmp_path):
         (">f4", (30, 3), r">f4 \[30, 3\]"),
     ],
 )
-def test_an_array_of_another_dtype_or_shape_but_the_same_size_is_refused(root, dtype, shape, got):
+def test_an_array_of_another_dtype_or_shape_is_refused(root, dtype, shape, got):
     name = "part-00001/node_x.npy"
     size = (root / name).stat().st_size
     np.save(root / name, np.zeros(shape, dtype=dtype))
@@ -1411,7 +1411,7 @@ def test_an_unknown_verify_or_split_is_refused(root):
         salientpp.load(root, part_id=0).split("trian")
 
 
-def test_a_file_that_is_cut_short_between_epochs_is_an_error_instead_of_a_crash(tmp_path):
+def test_a_file_cut_short_between_epochs_is_an_error(tmp_path):
     """Runs in a subprocess, because reading beyond the end of a mapped file would kill the process."""
     salientpp.partition(random_data(3000, 9000), 1, tmp_path / "parts", [4, 3], 8)
     program = f"""

@@ -172,7 +172,7 @@ def typed_roots(tmp_path_factory) -> list[Path]:
     return [folder / "h1", folder / "h2", folder / "o2"]
 
 
-def test_a_forged_manifest_of_several_types_is_refused_with_a_clear_error_or_works(typed_roots, tmp_path):
+def test_a_forged_manifest_of_several_types_works_or_is_refused(typed_roots, tmp_path):
     said = [forged_case(typed_roots, tmp_path, seed) for seed in range(CASES)]
     assert 0.5 * CASES < sum(map(bool, said)) < CASES, "most changes are refused, and some are harmless"
     assert list(tmp_path.iterdir()) == [], "no file was written elsewhere"
@@ -232,7 +232,7 @@ def check_it_is_named(whole, tmp_path, change, text) -> None:
         copy_to_disk(root, tmp_path / "to", parts=[0])
 
 
-def test_a_forged_manifest_is_refused_with_a_clear_error_or_works(roots, tmp_path):
+def test_a_forged_manifest_works_or_is_refused(roots, tmp_path):
     said = [forged_case(roots, tmp_path, seed) for seed in range(CASES)]
     assert 0.5 * CASES < sum(map(bool, said)) < CASES, "most changes are refused, and some are harmless"
     assert list(tmp_path.iterdir()) == [], "no file was written elsewhere"

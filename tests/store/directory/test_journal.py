@@ -258,7 +258,7 @@ def test_an_incomplete_line_of_the_journal_is_ignored(tmp_path, begun):
     assert journal.exists(), "an unreadable journal is not removed"
 
 
-def test_only_one_process_writes_a_directory_and_never_into_a_folder_of_another_user(tmp_path, begun):
+def test_one_process_writes_a_directory_and_never_into_another_users_folder(tmp_path, begun):
     import fcntl
 
     data = random_data(60, 300)

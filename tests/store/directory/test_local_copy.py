@@ -107,7 +107,7 @@ def _stage_and_load(rank, root, to):
     return batches[0] == batches[1] and len(batches[0]) > 0, loader.state_dict()["fingerprint"]["dataset"]
 
 
-def test_ranks_of_a_host_can_stage_at_once_and_get_the_same_batches(dataset_dir, tmp_path):
+def test_ranks_of_a_host_may_copy_their_parts_at_once(dataset_dir, tmp_path):
     results = distributed.run(_stage_and_load, NUM_PARTS, dataset_dir, tmp_path)
     assert results == NUM_PARTS * [(True, salientpp.load(dataset_dir, part_id=0).fingerprint)]
     copy = tmp_path / "parts"

@@ -140,7 +140,7 @@ def mask_splits(data: HeteroData) -> dict[str, dict[str, Tensor]]:
 @pytest.mark.parametrize("method", ["metis", "random"])
 @pytest.mark.parametrize("num_parts", [1, 2, 4])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_every_row_edge_split_and_id_of_every_type_survives_a_round_trip(tmp_path, seed, num_parts, method):
+def test_everything_of_every_type_survives_a_round_trip(tmp_path, seed, num_parts, method):
     data = hetero(seed)
     part = write(data, num_parts, tmp_path / "d", method=method, replicate={"venue"})
     assert part.replicated == {"venue"}
@@ -153,7 +153,7 @@ def test_every_row_edge_split_and_id_of_every_type_survives_a_round_trip(tmp_pat
 
 @pytest.mark.parametrize("time_attr", ["time", "edge_time"])
 @pytest.mark.parametrize("num_parts", [1, 3])
-def test_with_times_only_the_order_of_lists_changes_on_disk(tmp_path, num_parts, time_attr):
+def test_times_change_only_the_order_inside_lists_on_disk(tmp_path, num_parts, time_attr):
     data = hetero(2)
     part = write(data, num_parts, tmp_path / "d", time_attr=time_attr)
     assert_nothing_is_lost(data, part, mask_splits(data))
@@ -376,8 +376,8 @@ def test_fanouts_may_differ_between_edge_types(tmp_path):
         torch.testing.assert_close(part.vip(1, name), want[name], rtol=1e-5, atol=1e-7)
 
 
-def test_vip_weights_keep_vertices_together_that_batches_draw_from_each_other(tmp_path):
-    """Uses two clusters of papers with rows, and twice as many edges that cross them, to a type without rows."""
+def test_vip_weights_keep_together_vertices_that_draw_each_other(tmp_path):
+    """Papers form two clusters. Twice as many edges lead to tags, which join the clusters. Batches draw citations only."""
     data = HeteroData()
     number = 200
     cluster = torch.arange(number) // (number // 2)

@@ -47,7 +47,9 @@ def test_the_forecast_falls_with_memory_and_with_the_window():
 
 
 def _in_blocks(size: int, number: int, num_ids: int) -> tuple[list[torch.Tensor], torch.Tensor, Blocks]:
-    """Makes batches in blocks: a block needs some rows, and each of its batches some of these. Returns the probabilities for a batch and a block too."""
+    """Makes batches in blocks. A block draws some rows at random, and each of its batches takes some of them. Returns the lists of the batches, the probability
+    that a batch needs a row, and the probability that a block needs it.
+    """
     draw = torch.Generator().manual_seed(size)
     of_block = torch.rand(num_ids, generator=draw) ** 3
     of_batch = of_block * (0.05 + 0.5 * torch.rand(num_ids, generator=draw))

@@ -123,7 +123,7 @@ def test_no_choice_fetches_less_if_the_whole_future_is_known():
         assert fetched == fewest(0, frozenset({0, 1})), f"seed {seed}"
 
 
-def test_numbers_of_batches_may_overflow_their_field():
+def test_numbers_of_batches_may_exceed_their_15_bits():
     batches, prior = random_batches(30, 60, 3)
     lists = [ops.code_ids(ids, 60) for ids in batches]
     planners = [Planner(roomy(4, 20), prior, torch.arange(20)) for _ in range(2)]
@@ -136,7 +136,7 @@ def test_numbers_of_batches_may_overflow_their_field():
         assert all(one.equal(other) for one, other in zip(*found)), i
 
 
-def test_forgetting_the_window_keeps_the_rows_and_the_prior():
+def test_forgetting_the_window_keeps_rows_and_probabilities():
     batches, prior = random_batches(12, 60, 5)
     lists = [ops.code_ids(ids, 60) for ids in batches]
     planner = Planner(roomy(9, 20), prior, torch.arange(20))
@@ -145,7 +145,7 @@ def test_forgetting_the_window_keeps_the_rows_and_the_prior():
     kept = planner.slot_id.clone()
     planner.forget_window()
     assert planner.slot_id.equal(kept) and planner.known == planner.batch == 6
-    slow = LookaheadReference(9, 20, prior, kept)  # starts with these rows and knows no batch
+    slow = LookaheadReference(9, 20, prior, kept)  # the reference starts with the same rows and knows no next batch
     ids = batches[6]
     moves = planner.plan(ids, lambda: None)
     hits, fetched, admitted = slow.plan(ids.tolist(), [])
@@ -163,7 +163,7 @@ def test_forgotten_rows_are_fetched_again():
     assert planner.plan(batches[1], lambda: None).hit_place.numel() == 0
 
 
-def test_a_window_without_room_is_shorter_and_the_plan_stays_right():
+def test_a_window_shrinks_if_memory_is_short_and_the_plan_stays_right():
     batches, prior = random_batches(30, 400, 7)
     lists = [ops.code_ids(ids, 400) for ids in batches]
     planner = Planner(Shape(20, 50, 4 * lists[0].nbytes), prior, torch.arange(50))

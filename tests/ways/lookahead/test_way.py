@@ -428,7 +428,7 @@ def _beside(rank: int, root: str) -> dict[str, int]:
     return remote
 
 
-def test_rows_with_other_copies_leave_their_slots_to_others(root):
+def test_rows_that_a_rank_has_already_take_no_slots(root):
     for remote in distributed.run(_beside, 2, root):
         assert 0 < remote["device"] < remote["none"] and 0 < remote["given"] < remote["none"]
 
@@ -438,7 +438,7 @@ def _mapped(rank: int, root: str, options: dict[str, Any]) -> bool:
     return ahead is not None and mapped_from(ahead.planners[None].prior) is not None
 
 
-def test_the_probabilities_of_the_directorys_own_workload_stay_in_its_file(root):
+def test_probabilities_of_the_directorys_own_workload_are_memory_mapped(root):
     assert all(distributed.run(_mapped, 2, root, {}))
     assert not any(distributed.run(_mapped, 2, root, {"num_neighbors": [2, 2]}))
 

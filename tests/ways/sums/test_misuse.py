@@ -98,7 +98,7 @@ class Twice(torch.nn.Module):
 
 
 class Dense(torch.nn.Module):
-    """Model with a second layer on the first one's outputs joined with x, and linear layers around it."""
+    """Model whose second layer gets the outputs of the first one concatenated with x. Normalisations and a linear map follow."""
 
     def __init__(self) -> None:
         super().__init__()

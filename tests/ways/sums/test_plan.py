@@ -42,7 +42,7 @@ def planned(
 
 @pytest.mark.parametrize("weight_bytes", [0, 8])
 @pytest.mark.parametrize("row_bytes", [0, 4, 16, 512])
-def test_sums_take_no_more_bytes_than_rows_and_at_most_twice_the_minimum(row_bytes, weight_bytes):
+def test_sums_take_at_most_the_bytes_of_rows_and_twice_the_minimum(row_bytes, weight_bytes):
     ours, fewest, better = 0, 0, 0
     for seed in range(150):
         row, col, owner, first = random_hop(seed, 9, 9 + seed % 20)
@@ -68,7 +68,7 @@ def test_a_plan_serves_every_edge_once():
         assert sum(groups) == len(target) == len(size) and sum(sources) == len(source) == sum(size)
         part_of = [part for part in range(3) for _ in range(groups[part])]
         pairs = list(zip(part_of, target))
-        assert pairs == sorted(set(pairs)), "by owner, then by target, once each"
+        assert pairs == sorted(set(pairs)), "groups are sorted by owner and target, without repeats"
         summed, at = [], 0
         for part, to, number in zip(part_of, target, size):
             assert number > 0
@@ -133,7 +133,7 @@ def test_rows_are_reduced_as_torch_does_in_the_wider_dtype(dtype, reduction, wei
         assert torch.equal(out[group], (total / len(rows) if reduction == "mean" else total).to(dtype))
 
 
-def test_16_bit_rows_are_added_up_in_32_bits_and_a_nan_is_the_largest():
+def test_16_bit_rows_are_added_in_32_bits_and_nan_is_largest():
     out = torch.zeros(1, 2, dtype=torch.float16)
     source = torch.tensor([[2048.0, 1.0]] + 3 * [[1.0, float("nan")]] + [[1.0, 5.0]], dtype=torch.float16)
     ops.reduce_rows(source, torch.arange(5), torch.tensor([5]), None, out, 0)

@@ -203,7 +203,7 @@ def check_layers(root: str, reduction: str, options: dict[str, Any]) -> dict[str
 
 
 def check_copies(with_sums: NeighborLoader, whole: NeighborLoader, seen: Counter[str]) -> None:
-    """Checks that copies to the device are counted, and that the remaining rows of the host together with its sums are fewer than all rows."""
+    """Checks the counts of copies to the device, and records the numbers of rows and sums that are copied with sums and without."""
     ours, full = with_sums.stats(), whole.stats()
     seen["host sums"], seen["device rows"] = ours.rows_partial_host, ours.rows_device
     seen["copied"], seen["copied whole"] = ours.rows_host + ours.rows_cache, full.rows_host + full.rows_cache
@@ -357,7 +357,7 @@ def test_bytes_are_the_sum_of_rows_sums_and_ids(roots, alpha, partial, weight):
     for (sent, received, rows, sums, sources), (_, _, their_rows, their_sums, their_sources) in [found, found[::-1]]:
         answers, asked = 8 * WIDTH * (rows + sums), 4 * (their_rows + their_sums) + asked_of_source * their_sources
         counts = received - answers - asked
-        # A message of counts to the other rank per tick: rows, with sums also sums, sources and weights, and whether the rank leaves.
+        # Each tick also sends counts to the other rank: of rows; with sums, of sums, sources and weights too; and a flag if the rank leaves.
         assert counts > 0 and counts % (16 if partial is None else 32 if weight is None else 40) == 0
         assert sent == counts + 8 * WIDTH * (their_rows + their_sums) + 4 * (rows + sums) + asked_of_source * sources
 
@@ -433,7 +433,7 @@ def test_copies_to_devices_equal_the_analysis(roots, parts):
 
 
 def test_auto_asks_for_sums_only_if_they_save_bytes(tmp_path):
-    # Every neighbour in the last hop belongs to one vertex only, or has a row that takes fewer bytes than an id and a half.
+    # Rows take 2 bytes, half as many as an id, so sums save too few bytes.
     data = random_data(2000, 7000, directed=True)
     data.x = torch.zeros(2000, 1, dtype=torch.float16)
     salientpp.partition(data, 2, tmp_path / "parts", [5, 4], BATCH, refine=False)
@@ -466,7 +466,7 @@ def run_half(rank: int, root: str, dtype: torch.dtype) -> float:
 
 
 @pytest.mark.parametrize("dtype, most", [(torch.float16, 1e-3), (torch.bfloat16, 1e-2)], ids=str)
-def test_own_16_bit_rows_arrive_as_means_of_their_dtype(roots, dtype, most):
+def test_means_of_the_users_own_16_bit_rows_are_accurate(roots, dtype, most):
     assert max(distributed.run(run_half, 2, roots[2], dtype)) < most
 
 
