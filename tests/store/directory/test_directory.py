@@ -498,6 +498,12 @@ def test_directory_id_reverses_original_id_per_type(tmp_path):
         part.directory_id(torch.tensor([0]), "book")
 
 
+def test_an_unknown_split_of_seeds_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"seeds must be 'all' or a split of the data \(.*'train'.*\), got 'trian'"):
+        write(random_data(seed=21), 1, tmp_path / "d", seeds="trian")
+    assert not (tmp_path / "d").exists()
+
+
 def test_seeds_of_a_random_link_split_are_refused_with_advice(tmp_path):
     data = hostile_data(12)
     train, _, _ = RandomLinkSplit(add_negative_train_samples=False)(data)
@@ -647,16 +653,15 @@ def test_a_warning_names_attributes_that_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("num_parts", [1, 4])
-@pytest.mark.parametrize("seeds", ["train", "val", "unknown"])
+@pytest.mark.parametrize("seeds", ["train", "val", "all"])
 def test_inside_a_part_ids_descend_by_vip_with_seeds(tmp_path, num_parts, seeds):
     data = random_data(seed=21, directed=True)
     part = write(data, num_parts, tmp_path / "d", seeds=seeds)
-    split = "all" if seeds == "unknown" else seeds
-    assert part.manifest["workload"] == {"num_neighbors": FANOUTS, "batch_size": BATCH_SIZE, "seeds": split}
+    assert part.manifest["workload"] == {"num_neighbors": FANOUTS, "batch_size": BATCH_SIZE, "seeds": seeds}
     for p in range(num_parts):
         begin, end = part.book.range_of(p)
         vip = salientpp.inclusion_probability(
-            part.graph, part.split(split, p), FANOUTS, BATCH_SIZE, include_seeds=True
+            part.graph, part.split(seeds, p), FANOUTS, BATCH_SIZE, include_seeds=True
         )[begin:end]
         # The two sweeps run over differently numbered graphs, so they round differently.
         assert bool((vip.diff() <= 1e-6 * vip[:-1]).all()), f"part {p}"

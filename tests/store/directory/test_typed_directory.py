@@ -345,12 +345,12 @@ def test_a_given_assignment_of_every_type_is_kept(tmp_path):
         assert torch.equal(part.books[name].owner(torch.arange(len(ids))), given[name][ids])
 
 
-@pytest.mark.parametrize("seeds", [("paper", "train"), ("author", "val"), ("author", "all"), "nothing"])
+@pytest.mark.parametrize("seeds", [("paper", "train"), ("author", "val"), ("author", "all"), "all"])
 def test_inside_a_part_the_ids_of_every_type_descend_by_typed_vip(tmp_path, seeds):
     data = hetero(7)
     part = write(data, 3, tmp_path / "d", seeds=seeds)
     named = part.description.seeds
-    assert named == ((None, "all") if seeds == "nothing" else seeds)
+    assert named == ((None, "all") if seeds == "all" else seeds)
     graph = part.typed_graph()
     for p in range(3):
         types = part.node_types if named[0] is None else [named[0]]
