@@ -3,8 +3,8 @@
 A forked child has the parent's memory and a single thread. The other threads vanish in the middle of their work, and their locks stay held. The locks and
 threads of this module can be copied and pickled; a copy has its own.
 
-OpenMP does not survive a fork either. If a thread has run a parallel region in the parent, it waits forever in its first region in the child. Threads that
-were started in the child do not have this problem, so parallel work runs in such threads.
+OpenMP does not survive a fork either. If the forking thread has run a parallel region before the fork, its first region in the child never ends. Threads
+that were started in the child do not have this problem, so parallel work runs in such threads.
 """
 
 from __future__ import annotations

@@ -167,8 +167,8 @@ class Flight:
 
     Args:
         rows: [n, ...].
-        kind: name under which words are counted.
-        name: result of :meth:`Ranks.agree_to_exchange`, for one of several exchanges that the ranks have agreed on together. None: they agree on it here.
+        kind: name under which :attr:`Ranks.received` counts the traffic.
+        name: result of :meth:`Ranks.agree_to_exchange`, if the ranks have already agreed on this exchange. None: they agree on it here.
     """
 
     def __init__(

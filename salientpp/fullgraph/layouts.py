@@ -91,7 +91,7 @@ class Layout:
         return {"halo": 1, "cover": 1, "grid": 2, "1.5d": 3}[self.kind]
 
     def holders(self, target: int) -> list[int]:
-        """Returns, for each source rank, the rank whose block has the entries from its vertices to the vertices of rank ``target``."""
+        """Returns, for each source rank, the rank whose block has the edges from the source's vertices to the vertices of rank ``target``."""
         blocks = [rank for rank in range(self.rows * self.columns * self.layers) if target in self.targets(rank)]
         by_source = {source: rank for rank in blocks for source in self.sources(rank)}
         return [rank for _, rank in sorted(by_source.items())]

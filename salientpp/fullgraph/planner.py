@@ -50,7 +50,7 @@ class Costs:
         return len(self.widths)
 
     def words(self, hop: int) -> int:
-        """Returns the words of a fetched row, and of its gradient."""
+        """Returns the number of words that travel for a fetched row: its own and those of its gradient, if that travels."""
         return self.widths[hop] * (2 if self.backward[hop] else 1)
 
     def fetch(self, hop: int) -> float:
@@ -68,7 +68,7 @@ class Costs:
         return 2 * sum(self.widths) * self.constants.edge
 
     def timed(self, times: StepTimes, alone: Constants) -> Costs:
-        """Returns costs with constants that match timed steps. A vertex or an edge costs at least what it takes ``alone``."""
+        """Returns costs with constants fitted to timed steps. Vertices and edges cost at least as much as in ``alone``, where they were timed alone."""
         constants = Constants(
             edge=max(alone.edge, times.edge * self.constants.edge / self.edge),
             vertex=max(alone.vertex, times.vertex * self.constants.vertex / self.vertex),

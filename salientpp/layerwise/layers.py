@@ -63,8 +63,8 @@ class Layer:
     Attributes:
         conv: (rows, edge_index) -> rows.
         before, after: functions of single rows, in order.
-        takes: those of ``edge_weight`` and ``edge_attr`` that ``conv`` takes too.
-        pairs: in batches, ``conv`` gets a pair, the rows of all vertices and of the targets, and computes the targets only.
+        takes: further arguments of ``conv``: ``edge_weight``, ``edge_attr``, both or none.
+        pairs: if True, ``conv`` gets two tensors, the rows of all vertices and the rows of the targets, and computes only the targets.
     """
 
     conv: Callable[..., Tensor]
@@ -74,7 +74,10 @@ class Layer:
     pairs: bool = False
 
     def __call__(self, x: Tensor, edges: Edges, normalisation: Normalisation | None = None) -> Tensor:
-        """Computes the next rows [num_targets, ...] of the targets from rows ``x`` [n, ...]. Without ``normalisation``, ``edges`` are all edges of a graph."""
+        """Computes the next rows [num_targets, ...] of the targets from rows ``x`` [n, ...].
+
+        Without ``normalisation``, the degrees are counted in ``edges``, which must then be all edges of the graph.
+        """
         for function in self.before:
             x = function(x)
         conv = self.conv

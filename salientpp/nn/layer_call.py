@@ -280,7 +280,7 @@ class LayerCall:
         flow: str = "source_to_target",
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Computes the same as PyG's function, with the degrees of the whole batch."""
+        """Replaces PyG's ``gcn_norm``: computes the same weights from the degrees in the whole batch."""
         lists = self._of_batch(add_self_loops)
         weight = self._whole.get("edge_weight")
         fill = 2.0 if improved else 1.0
@@ -390,7 +390,7 @@ class LayerCall:
 
 
 def _reduced(lists: EdgeLists, rows: Tensor, number: int, reduction: str, weight: Tensor | None) -> Tensor:
-    """Reduces rows of sources to rows of targets. The maximum or minimum of weighted rows makes one row per edge."""
+    """Reduces rows of sources to rows of targets. For the maximum or minimum of weighted rows, it stores one row per edge."""
     if weight is None or reduction in ("sum", "mean"):
         return products.reduce_sources(lists, rows, number, reduction, weight)
     values = products.take_sources(lists, rows, number) * weight.unsqueeze(-1)

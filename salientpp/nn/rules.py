@@ -100,7 +100,7 @@ def _new_dimension(op: Operation) -> str | RowWise:
 
 
 def _view(op: Operation) -> bool:
-    """Handles views. A row may be split into several, or joined again."""
+    """Handles views. A view may split each row into several, or join such rows again."""
     return op.keeps_rows() or (op.out.dim() > 0 and op.number % op.base == 0 and op.out.size(0) % op.base == 0)
 
 

@@ -1,8 +1,8 @@
 """Finds out, from one forward pass, how many hops of a batch each layer of a model needs.
 
 A recorder follows the outputs of layers through every operation of torch. An operation on each row separately keeps rows in place. Any other
-operation (a mean over all rows, a gather, a value that Python reads) needs all rows of its arguments. The result is a :class:`Plan`. It has, for each call of
-a layer in order, the number of hops around the seeds within which its outputs and its inputs are needed.
+operation (a mean over all rows, a gather, a value that Python reads) needs all rows of its arguments. The result is a :class:`Plan`. It lists
+the calls of layers in order. Each has two numbers of hops around the seeds: within one its outputs are needed, within the other its inputs.
 """
 
 from __future__ import annotations

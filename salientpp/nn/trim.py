@@ -144,7 +144,7 @@ def _is_running() -> bool:
 
 
 def _choice(value: Any) -> Any:
-    """Returns the part of an argument that the order of a model's layers may depend on."""
+    """Returns what a model may branch on: the value of a bool, str or None; the type of any other argument."""
     return value if value is None or isinstance(value, (bool, str)) else type(value)
 
 

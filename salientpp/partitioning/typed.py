@@ -131,7 +131,7 @@ def assign_types(
     for i, name in enumerate(typed.node_types):
         for split, ids in splits.get(name, {}).items():
             if split in ("vertices", "edges"):
-                raise ValueError(f"a split may not be called {split!r}: that load is always balanced; rename it")
+                raise ValueError(f"a split may not be called {split!r}: {split} are always balanced; rename the split")
             sets[f"{split} of {name}"] = ids + joint.first[i]
     loads = {}
     for edge_type, relation in zip(typed.edge_types, typed.relations):

@@ -172,7 +172,7 @@ class NeighborSampler(BaseSampler):
 
     @property
     def is_plain(self) -> bool:
-        """True for one vertex type without weighted draws: the inclusion probabilities of a :class:`~salientpp.Graph` apply."""
+        """True for one vertex type without weighted draws. Inclusion probabilities can be computed then."""
         return not self.is_hetero and not self.topology.has_weights
 
     @property

@@ -95,7 +95,7 @@ def choose_shape(
     Args:
         probability: float32 [N], probability that a batch needs each remote row; 0 for other rows.
         budget: bytes of a static cache, or of this rank's share of it.
-        blocks: returns the blocks in which the draws of batches agree; called for 'auto' only.
+        blocks: returns the blocks of batches whose draws agree; called for 'auto' only.
         num_sharing: number of ranks that would share a static cache.
 
     Raises:

@@ -61,7 +61,7 @@ class Wire:
 
     @property
     def of_copies(self) -> Wire:
-        """Bytes for a copy to a device, which needs no request."""
+        """Bytes that a copy to a device moves for a row. A copy sends no ids or weights."""
         return Wire(self.row_bytes, 0)
 
     def bytes_of(self, rows: int, sums: int = 0, sources: int = 0) -> int:
