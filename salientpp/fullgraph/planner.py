@@ -1,8 +1,8 @@
 """Plans of full-graph training: for each vertex of another rank, fetch its row at every hop, cache its input row, or also recompute some of its layers.
 
 A row of hop h (the h-th aggregation of the model) is available if the vertex is this rank's, or if h of its layers are computed here. Otherwise it is fetched,
-which takes ``w_h`` words, and again for its gradient if the row depends on parameters. A recomputed vertex needs its edges aggregated, and the rows
-of its in-neighbours available or fetched; a row that two of them need is paid once. The choice between fetching and recomputing follows NeutronStar
+which takes ``w_h`` words. Its gradient takes as many again if the row depends on parameters. To recompute a vertex, its edges are aggregated, and the rows of
+its in-neighbours must be available or fetched. A row that two of them need is paid once. The choice between fetching and recomputing follows NeutronStar
 ("NeutronStar: distributed GNN training with hybrid dependency management", Wang et al., SIGMOD 2022).
 
 The cheapest plan is a minimum cut: a vertex is a chain of yes-or-no choices, and a fetch is paid for a row that is needed but not kept. A memory
@@ -68,7 +68,7 @@ class Costs:
         return 2 * sum(self.widths) * self.constants.edge
 
     def timed(self, times: StepTimes, alone: Constants) -> Costs:
-        """Returns costs with constants fitted to timed steps. Vertices and edges cost at least as much as in ``alone``, where they were timed alone."""
+        """Returns costs with constants fitted to timed steps. Vertices and edges cost at least as much as in ``alone``, from kernels by themselves."""
         constants = Constants(
             edge=max(alone.edge, times.edge * self.constants.edge / self.edge),
             vertex=max(alone.vertex, times.vertex * self.constants.vertex / self.vertex),

@@ -106,7 +106,7 @@ def _is_edge_index(value: Any) -> bool:
 
 
 def first_rows(rows: Tensor, number: int) -> Tensor:
-    """Returns the first rows of a table. It avoids a slice of all rows, because the gradient of a slice is written into a table of zeros."""
+    """Returns the first rows of a table. If these are all rows, no slice is made: the gradient of a slice is first written into a table of zeros."""
     return rows if rows.size(0) == number else rows[:number]
 
 

@@ -290,7 +290,7 @@ def score_types(policy: str | Callable[[Any], Any], workload: TypedWorkload) -> 
         return {type_: torch.zeros(size, device="cpu") for type_, size in sizes.items()}
     if not callable(policy) and policy not in TYPED_POLICIES:
         raise ValueError(
-            f"policy must be one of {', '.join(sorted(TYPED_POLICIES))} over several vertex types, weighted edges or seeds that are edges, "
+            f"policy must be one of {', '.join(sorted(TYPED_POLICIES))} for several vertex types, weighted edges or seeds that are edges, "
             f"got {policy!r}; or pass a function of a TypedWorkload"
         )
     scores = policy(workload) if callable(policy) else TYPED_POLICIES[policy](workload)

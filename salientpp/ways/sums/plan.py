@@ -31,7 +31,7 @@ class Sums:
     """Sums that a rank asks for in a batch, as int64 vectors. All except the last two are grouped by owner, then by target.
 
     Attributes:
-        target: positions in the batch of the vertices whose neighbours are summed; a vertex occurs once for each owner of some of them.
+        target: positions in the batch of the vertices whose neighbours are summed; a vertex whose neighbours have several owners occurs once per owner.
         size: number of rows in each sum.
         source: global ids of these rows, sum after sum.
         edge: ids of the edges to these rows; None if edges have no ids.
