@@ -94,7 +94,7 @@ class Ranks:
         self.agreement.propose(operation)()
 
     def agree_to_exchange(self, rows: Tensor) -> str:
-        """Agrees on an operation of several exchanges of ``rows`` [n, ...], and returns their common name."""
+        """Agrees with the other ranks on an operation that exchanges ``rows`` [n, ...] several times. Returns the common name of these exchanges."""
         name = self.agreement.name_exchange(rows, "forward")
         self.agree(name)
         return name

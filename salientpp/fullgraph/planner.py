@@ -104,7 +104,7 @@ class Problem:
 
     @classmethod
     def of(cls, graph: Graph, begin: int, end: int, costs: Costs) -> Problem:
-        """Makes the problem of the rank with the vertices ``begin`` to ``end - 1``. Candidates are as many hops away as the model has, or fewer."""
+        """Makes the problem of the rank with the vertices ``begin`` to ``end - 1``. Candidates are at most as many hops away as the model has hops."""
         others = lambda ids: ids[(ids < begin) | (ids >= end)].unique()  # noqa: E731
         named = latest = candidates = others(edges_into(graph, torch.arange(begin, end, device="cpu"))[0])
         for _ in range(costs.num_hops - 1):
@@ -121,7 +121,7 @@ class Problem:
         return cls(costs, candidates, torch.isin(candidates, named), pairs[0], pairs[1], degrees)
 
     def fetched(self, depths: Tensor) -> list[Tensor]:
-        """Returns the fetched candidates per hop: bool [..., m]. Depths [..., m] are -1 if fetched at every hop, 0 if cached, l if l layers are recomputed."""
+        """Returns, for each hop, which candidates are fetched: bool [..., m]. Depths [..., m]: -1 fetched at every hop, 0 cached, l: l layers recomputed."""
         found = []
         for hop in range(self.costs.num_hops):
             named = self.is_named.to(torch.uint8).expand(depths.shape).clone()
@@ -205,7 +205,7 @@ class Problem:
         return torch.tensor(depths, dtype=torch.int64, device="cpu")
 
     def _greedy(self, budget: float = inf, start: Tensor | None = None) -> Tensor:
-        """Deepens one vertex by one layer at a time, always the one that saves most, while any saves. Each saving is recomputed when it comes first."""
+        """Repeatedly deepens by one layer the vertex that saves most, while any saves. A vertex's saving is computed again when the vertex is next in order."""
         costs, hops = self.costs, self.costs.num_hops
         start = self.pure("fetch") if start is None else start
         spare, depths = budget - float(self.memory(start)), start.tolist()
@@ -405,7 +405,7 @@ def plan_for(
 
 
 def _fastest(plan: Plan, model: DistributedModel, arguments: Sequence[Tensor], budget: float) -> Plan:
-    """Returns ``plan``, or a faster pure plan. The plan to recompute everything is not tried, as it may need far more memory. Collective."""
+    """Returns the fastest of ``plan`` and the plans that fetch or cache everything. Recomputing everything is not tried: it may need far more memory. Collective."""
     problem, graph = plan.problem, plan.graph
     pure = [Plan(problem, problem.pure(kind), graph) for kind in ("fetch", "cache")]
     fits = [float(problem.memory(each.depths)) <= budget for each in pure]

@@ -260,8 +260,8 @@ def try_out(
         x, weight, attr: empty tensors [0, ...] with the shape and dtype of the features and edge attributes; None without weights or attributes.
 
     Returns:
-        The network, with pairs where layers support them; and empty tensors [0, ...] with the shape and dtype of each layer's rows. The last is the
-        result of ``join``.
+        The network, with ``pairs`` set for the layers that support it; and, for each layer, an empty tensor [0, ...] with the shape and dtype of its rows.
+        The last tensor is the result of ``join``.
     """
     trial = _Trial.of(weight, attr, device)
     first = present = _random_rows(_TRIAL_VERTICES, x, trial.generator).to(device)

@@ -220,7 +220,7 @@ class LayerCall:
         return None
 
     def _sums_first(self, columns: int, out: int) -> bool:
-        """Returns True if a product costs less after the sum, when it has fewer rows."""
+        """Returns True if a product with the weights costs less after the sum, which leaves fewer rows, than before it."""
         num_edges = self.hops.edges_into(self.relation, self.call.out_hops)
         return (self.num_in - self.num_out) * columns * out > _SUM * num_edges * (columns - out)
 
@@ -299,7 +299,7 @@ class LayerCall:
     # --- propagate ------------------------------------------------------------------------------------------
 
     def _num_targets(self, rows: Any) -> int:
-        """Returns the number of targets that a hop from these rows can reach: the targets of a pair, or those whose sources all have rows here."""
+        """Returns the number of targets that a hop from these rows can compute: the targets of a pair, or the targets whose sources all have rows here."""
         source, target = pair_of(rows)
         if source is not target:
             return target.size(self.conv.node_dim) if isinstance(target, Tensor) else self.num_out
@@ -398,7 +398,7 @@ def _reduced(lists: EdgeLists, rows: Tensor, number: int, reduction: str, weight
 
 
 def _with_repeated_loops(lists: EdgeLists, own: Tensor, weight: Tensor, edge_index: Tensor) -> Tensor:
-    """Returns the same weights with a gradient for every self-loop of a vertex. PyG uses the weight of the last loop, but passes the gradient to all."""
+    """Returns the same weights, with a gradient for every self-loop of a vertex: PyG uses the weight of the last loop, but gives all loops its gradient."""
     assert lists.edge is not None  # lists with self-loops number their edges
     loops = (edge_index[0] == edge_index[1]).nonzero().view(-1)
     vertices, loops = edge_index[1, loops].to(weight.device), loops.to(weight.device)

@@ -57,7 +57,7 @@ class _Node:
 
 @dataclass
 class _Rows:
-    """Origin of a storage's rows: the nodes they come from, and their number. A tensor may have several consecutive rows for each of them."""
+    """Origin of a storage's rows: the nodes that they come from, and the number of original rows. Each of these may have become several consecutive rows."""
 
     nodes: int
     number: int
@@ -97,7 +97,7 @@ class Recorder(TorchDispatchMode):
     # --- reports from the layers ----------------------------------------------------------------------------
 
     def begin_call(self, layer: str, inputs: Any, rows: Any) -> int:
-        """Begins a layer's call with ``inputs``, of which ``rows`` have a row for each vertex. Returns the number of the call, for :meth:`end_call`."""
+        """Begins a layer's call with ``inputs``. ``rows`` are the inputs with a row for each vertex. Returns the number of the call, for :meth:`end_call`."""
         node = self._new_node(0, self._nodes_of(inputs))
         for tensor in tensors_of(rows):
             if tensor.is_floating_point():

@@ -1,7 +1,8 @@
 """Coarsens a graph for a partitioner that would need too much memory for the whole.
 
 Strongly linked vertices become one cluster with their total weight, and the edges between two clusters become one edge. The kernels
-(csrc/partitioning/coarsen.cpp) read memory-mapped lists in order. They hold 20 bytes per vertex, and 20 per edge end of the piece that they contract.
+(csrc/partitioning/coarsen.cpp) read memory-mapped lists in order. They hold 20 bytes per vertex, and 20 bytes per end of an edge in
+the piece that they contract.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ class Workload:
         seeds: int64 global ids that the part's batches start from.
         num_neighbors, replace: fanouts, nearest the seeds first; True if neighbours are drawn with replacement.
         batch_size: seeds per batch.
-        vip: float32 [N], the inclusion probabilities of this workload if known, for instance stored with the graph. All ranks that rank
-            by them must use the same array. Under another numbering, recomputed values round differently, which reorders near ties.
+        vip: float32 [N], the inclusion probabilities of this workload if known, for instance stored with the graph. All ranks that plan a cache with them
+            must use the same array: values computed again under another numbering round differently, so nearly equal scores may change places.
     """
 
     graph: Graph
