@@ -226,7 +226,7 @@ def open_partition(
 def _encoded(
     known: Mapping[Column, RowSource], gathered: Sequence[Column], send_as: Any, part: PartitionedGraph
 ) -> tuple[dict[Column, RowSource], dict[Column, Narrow]]:
-    """Returns the gathered columns that are stored or sent narrower, encoded, and their encodings.
+    """Returns encoded rows, and their encodings, for the gathered columns that are stored encoded or that ``send_as`` names.
 
     Rows of a replicated type never travel, whatever the number of ranks, so ``send_as`` does not encode them.
     """

@@ -405,7 +405,7 @@ def plan_for(
 
 
 def _fastest(plan: Plan, model: DistributedModel, arguments: Sequence[Tensor], budget: float) -> Plan:
-    """Returns the fastest of ``plan`` and the plans that fetch or cache everything. Recomputing everything is not tried: it may need far more memory. Collective."""
+    """Returns the fastest of ``plan`` and the plans that fetch or cache everything. Recomputing everything may need far more memory: not tried. Collective."""
     problem, graph = plan.problem, plan.graph
     pure = [Plan(problem, problem.pure(kind), graph) for kind in ("fetch", "cache")]
     fits = [float(problem.memory(each.depths)) <= budget for each in pure]

@@ -254,7 +254,7 @@ def digests_of(model: Any) -> dict[str, str]:
 def try_out(
     network: Network, x: Tensor, weight: Tensor | None, attr: Tensor | None, device: torch.device
 ) -> tuple[Network, list[Tensor]]:
-    """Computes a small random graph as a whole, and layer by layer in batches of one hop, and compares the results.
+    """Applies the layers to a small random graph as a whole and in batches of one hop, and compares the results.
 
     Args:
         x, weight, attr: empty tensors [0, ...] with the shape and dtype of the features and edge attributes; None without weights or attributes.

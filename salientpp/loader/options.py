@@ -172,8 +172,8 @@ class Columns(TypedDict, total=False):
             check=_check_dtype,
             agree="yes",
             plain=str,
-            help="Dtype of delivered `x`; a plain cast on `device`. `None`: as stored, or for rows that `store_as` or `send_as` made "
-            "[narrower](../explanation/traffic.md#narrower-rows), the dtype before",
+            help="Dtype of delivered `x`; a plain cast on `device`. `None`: as stored. Rows that `store_as` or `send_as` made "
+            "[narrower](../explanation/traffic.md#narrower-rows) then get back their original dtype",
         ),
     ]
 

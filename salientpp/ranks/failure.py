@@ -92,7 +92,7 @@ class FailureNotes:
 
     @classmethod
     def leave_at_exit(cls) -> None:
-        """Tells the ranks that do not know it yet that the script has ended with an error, if it has.
+        """Tells the other ranks if this rank's script has ended with an error, and they do not know it yet.
 
         Their next epoch may have begun before this rank stopped answering.
         """

@@ -103,7 +103,7 @@ class Circle:
 
     Attributes:
         calls: number of Comms that they have made or begun to make.
-        told: by rank, number of its mistakes, made elsewhere, that this process has heard of.
+        told: for each rank, the number of mistakes that it made elsewhere and that this process has heard of.
         has_compared: True if these ranks have compared their greetings; see :mod:`salientpp.ranks.greeting`.
     """
 

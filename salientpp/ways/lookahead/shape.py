@@ -37,7 +37,7 @@ def check_lookahead(lookahead: Any) -> Window:
 
 
 def group_of(window: int) -> int:
-    """Returns the number of batches whose window is read at once. With it, reading costs a batch at most nine of its lists."""
+    """Returns the number of batches for which a window is read at once. It is large enough that a batch reads at most nine lists on average."""
     return max(1, -(-window // 8))
 
 
