@@ -245,8 +245,8 @@ def connecting() -> Iterator[None]:
     """Context for a communication library. Sockets that it opens inside are closed in forked children, and are not passed to programs that are started.
 
     If a forked process held a copy of a connection, the connection would stay open when its user is killed, and the other end would not notice. This works
-    only on Linux, and does nothing elsewhere. Sockets of other threads must not be affected. So only sockets count that are watched by an epoll which
-    appeared at the same time.
+    only on Linux, and does nothing elsewhere. Sockets that other threads open meanwhile must not be affected. So a new socket counts only if it is watched
+    by an epoll that is new too.
     """
     before = _open_files()
     yield

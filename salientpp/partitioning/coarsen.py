@@ -34,8 +34,9 @@ _MOST_LEFT = 0.9
 #: clusters are light. With 64 edges per cluster, the parts of two real graphs fetched 1 to 2 % more rows.
 _EDGES_KEPT = 128
 
-#: Number of passes over the lists, each for the clusters with one share of the edge ends; and number of result entries that are thinned at a time.
+#: Most passes over the lists; each contracts the lists of some of the clusters.
 _TIMES = 16
+#: Number of edge ends that are thinned at a time. A pass contracts at least as many.
 _PIECE = 2**20
 _MOST_WEIGHT = 2**31 - 1
 
