@@ -72,8 +72,8 @@ def draw_lookahead_forecast(result: Row) -> str:
         text = "–" if row["rows"] is None else f"{row['rows'] / static:.2f} / {row['forecast_share']:.2f}"
         cases.setdefault(case, {})[row["alpha"]] = text
     title = (
-        "**Forecast of lookahead.** Counted / forecast share of the rows of the static VIP cache with the same draws, which differs from the table above "
-        "where draws are shared."
+        "**Forecast of lookahead.** Rows as a share of the rows of the static VIP cache: counted / forecast. Here the static cache has the same draws as "
+        "the line. In the table above its draws are independent."
     )
     header = ["graph, batch size", "draws", "lookahead", *(f"α = {alpha:g}" for alpha in alphas)]
     lines = [[*case, *(shares[alpha] for alpha in alphas)] for case, shares in cases.items()]
@@ -264,8 +264,9 @@ def draw_host_volume(result: Row) -> str:
         bare = found[graph, hosts, per_host, 0.0]
         lines.append([f"{graph}, {hosts} hosts of {per_host}", f"{bare['private_rows']:,.0f}", *cells])
     title = (
-        "**One cache per host.** Rows from other hosts per epoch, without a cache and with one cache per rank; and the ratio of rows with one shared cache "
-        f"of the same memory per host. Simulated, fanouts {result['fanouts']}, batches of {result['batch_size']}."
+        "**One cache per host.** Rows from other hosts per epoch, without a cache and with a private cache per rank. *Shared / private* divides the rows "
+        "with one shared cache per host by the rows with private caches of the same memory. Simulated, fanouts "
+        f"{result['fanouts']}, batches of {result['batch_size']}."
     )
     header = ["graph, hosts of ranks", "no cache"]
     header += [f"α = {alpha:g}, {way}" for alpha in alphas for way in ("private", "shared / private")]
@@ -308,8 +309,8 @@ def draw_second_level(result: Row) -> str:
             cells += [f"{rows[1] / rows[0]:.2f}", f"{rows[2] / rows[0]:.2f}"]
         lines.append([f"{graph}, {hosts} hosts of {per_host}", *cells])
     title = (
-        "**A part for each host.** Rows that cross the network with one cache per host, relative to one cut with a part per rank. *Split*: the ranks of a "
-        "host split the seeds of its part. *Cut again*: METIS cuts the part again, with one piece per rank."
+        "**A part for each host.** The graph is cut into one part per host. Rows that cross the network with one cache per host, relative to a graph that is "
+        "cut into one part per rank. *Split*: the ranks of a host split the seeds of its part. *Cut again*: METIS cuts the part into one piece per rank."
     )
     header = [
         "graph, hosts of ranks",

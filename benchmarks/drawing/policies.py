@@ -31,8 +31,8 @@ def draw_volume(result: Row) -> str:
             workload = f"{WORKLOADS[workload]}, B = {sizes[workload]}"
             lines.append([dataset, workload, str(parts), f"{best:,.0f}", *shares])
     title = (
-        "**Cache policies at α = 0.16.** Rows fetched per epoch, divided by the rows of the held-out oracle. It ranks vertices by the accesses of "
-        f"{result['epochs']} other epochs, and its own rows are in the fourth column. Less is better. Fanouts (15, 10, 5), K parts, batches of B."
+        "**Cache policies at α = 0.16.** Rows fetched per epoch, divided by the rows of the held-out oracle. This oracle ranks vertices by the accesses of "
+        f"{result['epochs']} other epochs. The fourth column has its own rows. Less is better. Fanouts (15, 10, 5), K parts, batches of B."
     )
     header = ["graph", "workload", "K", "held-out oracle", *policies]
     return joined(title, table(header, lines, left=2), source(result))

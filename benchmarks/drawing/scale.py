@@ -34,9 +34,9 @@ def draw_convert(result: Row) -> str:
     header = ["graph, step", "raw MB", "s · CPU s", "M edges per CPU s", "peak MB", "above start"]
     title = (
         f"**Converting** with `memory={result['memory']}`. Undirected graphs of average degree {result['degree']}. The archive has "
-        f"{result['features']} float16 columns; the text has edges alone. "
-        "*In memory* loads the archive with `load_dataset` and builds its neighbour lists. Ratios are to it. "
-        "*Above start* is the peak without what the process held at its start."
+        f"{result['features']} float16 columns; the text has only edges. "
+        "*In memory* loads the archive with `load_dataset` and builds its neighbour lists. The ratios divide by *in memory*. "
+        "*Above start* is the peak minus the memory of the process at its start."
     )
     return joined(title, table([*header, "CPU ratio", "peak ratio"], lines), source(result))
 
@@ -228,8 +228,8 @@ def draw_scale_degrees(result: Row) -> str:
         f"{result['features']} float16 columns."
     )
     fit = (
-        "**Fitted; italics are extrapolated, not measured.** A plane through these figures, for N vertices and E edges. *Error* is the miss of the plane "
-        "through the other graphs at the graph with most edges."
+        "**Fitted; italics are extrapolated, not measured.** Each formula is a plane that is fitted to these figures, for N vertices and E edges. For "
+        "*error*, a plane is fitted without the graph with most edges. *Error* is the difference between this plane and the figure of that graph."
     )
     names = ["step", "anonymous memory", "error", *(f"*{name}, GB*" for name in LARGE)]
     names += ["CPU time", "error", *(f"*{name}, CPU h*" for name in LARGE)]

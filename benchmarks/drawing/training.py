@@ -46,7 +46,7 @@ def draw_cases(
         if floors is not None:
             line.append(f"{floors[case]:,.{digits}f}" if case in floors else "")
         lines.append(line)
-    header = ["case", "model", *(PLAIN[name] for name in names), "by hand", "way by hand"]
+    header = ["case", "model", *(PLAIN[name] for name in names), "by hand", "variant by hand"]
     header += [f"PyG / {PLAIN[names[0]]}", f"by hand / {PLAIN[names[0]]}"]
     header += ["dense products"] if floors is not None else []
     return joined(title, table(header, lines, left=2), source(result))
@@ -55,7 +55,7 @@ def draw_cases(
 def draw_steps(result: Row) -> str:
     title = (
         f"**A training step.** Milliseconds for forward, backward and Adam with {result['threads']} threads. *By hand* is the fastest model trimmed by "
-        "hand that gives the plain model's loss. *Dense products* are the matrix products of the rows that the seeds need, without anything sparse."
+        "hand that gives the plain model's loss. *Dense products* are the matrix products of the rows that the seeds need, without sparse operations."
     )
     floors = {case_of(row): row["step_seconds"]["median"] * 1e3 for row in result["floors"]}
     return draw_cases(result, title, lambda row: row["step_seconds"]["median"] * 1e3, 1, floors)
@@ -64,13 +64,13 @@ def draw_steps(result: Row) -> str:
 def draw_epochs(result: Row) -> str:
     title = (
         f"**A training epoch.** Seconds for loading with {result['workers']} workers and training: mean time per batch, times the number of batches. "
-        "Large cases have time for few batches."
+        "In large cases few batches were measured."
     )
     return draw_cases(result, title, lambda row: row["seconds_per_epoch"], 2)
 
 
 def draw_memory(result: Row) -> str:
-    title = "**Peak memory of a step.** MB above the memory of the process before the step. *By hand* is here the way with the least memory."
+    title = "**Peak memory of a step.** MB above the memory of the process before the step. *By hand* is here the variant with the least memory."
     return draw_cases(result, title, lambda row: row["step_peak_bytes"] / 1e6, 0)
 
 
@@ -83,8 +83,12 @@ def draw_losses(result: Row) -> str:
     ]
     failed = [(row, f"`{row['error'].partition(': ')[0]}`") for row in result["left_out"]]
     lines = [[*cells_of(case_of(row)), row["contender"], what] for row, what in [*wrong, *failed]]
-    title = "**Ways that fail.** Models trimmed by hand whose loss on the same batch differs from the plain model's, or that raise an error."
-    return joined(title, table(["case", "model", "way", "result"], lines, left=4), source(result)) if lines else "None."
+    title = "**Variants that fail.** Models trimmed by hand whose loss on the same batch differs from the plain model's, or that raise an error."
+    return (
+        joined(title, table(["case", "model", "variant", "result"], lines, left=4), source(result))
+        if lines
+        else "None."
+    )
 
 
 DRAWN: Drawn = {

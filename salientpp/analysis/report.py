@@ -50,8 +50,8 @@ def cache_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
     per_host, machine = "/".join(map(str, sorted(set(analysis.ranks_by_host)))), "machine" if is_alone else "host"
     machines = f"{sum(analysis.ranks_by_host)} ranks ({per_host} a host, {hosts} hosts) on {analysis.parts} parts"
     table = _table(
-        f"num_neighbors {list(numbers)}: {bare} feature rows {kind} per epoch by {f'{hosts} machines' if is_alone else machines} without a cache; the "
-        f"share {'of their bytes ' if len(first) > 1 else ''}still {kind} with a cache of α N / {'K' if is_alone else 'hosts'} rows per "
+        f"num_neighbors {list(numbers)}: {bare} feature rows {kind} per epoch by {f'{hosts} machines' if is_alone else machines} without a cache. Below: "
+        f"the share {'of their bytes ' if len(first) > 1 else ''}still {kind} with a cache of α N / {'K' if is_alone else 'hosts'} rows per "
         f"{machine}, by policy",
         "policy",
         [(f"α={alpha:g}", alpha) for alpha in own],
@@ -67,7 +67,7 @@ def cache_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
             *_lines_of_bytes(analysis),
             (f"{name} forecast", attrgetter("predicted_rows_per_epoch")),
             ("  calibrated", attrgetter("calibrated_rows_per_epoch")),
-            ("  its error, ±", attrgetter("calibrated_error")),
+            ("  standard error", attrgetter("calibrated_error")),
         ]
         lines += [("  rows cached", attrgetter("cached_rows"))] if of_type.vertex_type else []
         _add(table, [volumes[t] for volumes in own.values()], lines)
@@ -114,8 +114,8 @@ def lookahead_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
         return f"{volume.remote_rows_per_epoch / static if static else 1.0:.3f}"
 
     return _table(
-        f"num_neighbors {list(numbers)}: the share of vip's rows that is still {'fetched' if counted else 'expected to be fetched'} by machines that know "
-        f"their next batches (lookahead={asked or 'auto'}), in the same memory",
+        f"num_neighbors {list(numbers)}: share of vip's rows {'fetched' if counted else 'expected to be fetched'} by machines that know "
+        f"their next batches (lookahead={asked or 'auto'}), with the same memory",
         "",
         _of_way(analysis, "lookahead", numbers),
         [
@@ -210,7 +210,7 @@ def device_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
     ]
     rows = [row for row in analysis.device_rows if row.num_neighbors == numbers]
     return _table(
-        f"num_neighbors {list(numbers)}: rows of its own part that a batch copies from host to device, expected, if the first β of "
+        f"num_neighbors {list(numbers)}: expected rows of its own part that a batch copies from host to device if the first β of "
         "the part are kept in GPU memory",
         "β",
         columns,

@@ -203,7 +203,7 @@ def word_of_type(type_: Any) -> str:
 
 def _next_gb(saves: float, left: float) -> str:
     # The rest was counted and the savings of a GB are a forecast, so "the rest" may be slightly off.
-    return "a next GB would save the rest" if saves >= 0.99 * left else f"a next GB would save another {saves:.1%}"
+    return "one more GB would save the rest" if saves >= 0.99 * left else f"one more GB would save another {saves:.1%}"
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -60,11 +60,11 @@ TEXTS = {
     "--epochs": "epochs to count, at most 1,000,000 (default: 10)",
     "--seeds": "split that batches start from: train, val, test or all; with several vertex types TYPE:SPLIT; with --link a split of edges (default: that "
     "of the dataset directory, or train; with --link all)",
-    "--send-as": "format in which rows travel and are cached, as send_as of the loaders; may be given several times. Rows that a directory stores narrower "
-    "travel so in any case",
+    "--send-as": "format in which rows travel and are cached, as send_as of the loaders; may be given several times. Rows that a directory stores in fewer "
+    "bytes always travel as stored",
     "--predict-only": "forecast by VIP without sampling. On a graph that is not partitioned yet, METIS still takes its time",
     "--json": "write all figures to this file",
-    "--csv": "write the first table to this file, a line per cell",
+    "--csv": "write the first table to this file, one line per cell",
     "--plot": "draw rows over α, as .png or .svg (needs matplotlib)",
     "--ranks-per-host": "ranks on each host (default: 1)",
     "--ranks-per-part": "ranks that share a part and split its seeds (default: 1)",
@@ -72,7 +72,7 @@ TEXTS = {
     "--lookahead": "also count the rows fetched if ranks know their next W batches: a number or auto. Without this option, auto is only forecast",
     "--shared-draws": "batch: the vertices of a batch agree on which neighbours to draw",
     "--partial-aggregation": "also count the rows and sums fetched if owners sum up neighbours of the last hop",
-    "--draw-block": "number of consecutive batches of a machine that draw alike (default: 1)",
+    "--draw-block": "number of consecutive batches of a machine that share their random draws (default: 1)",
     "--link": "batches start from edges; with several edge types name one: --link=author,writes,paper",
     "--neg-sampling": "negative examples for --link: binary or triplet, and optionally an amount",
     "--time-attr": "attribute with the times of vertices or edges",

@@ -32,11 +32,11 @@ TEXTS = {
     "--seeds": "split that the inclusion probabilities are computed for; TYPE:SPLIT if several vertex types have it (default: train)",
     "--replicate": "vertex type whose rows every part gets; may be given several times (default: types with at most 1 %% of all rows' bytes and 16 MiB)",
     "--replicate-none": "replicate no type: each row is in one part only",
-    "--time-attr": "attribute with the times of vertices or edges. Neighbour lists are stored in their order, and vertex times for all parts, so that ranks "
-    "that have only their own part can draw by time",
+    "--time-attr": "attribute with the times of vertices or edges. Neighbour lists are sorted by them, and vertex times are stored for all parts. So a rank "
+    "that has only its own part can draw by time",
     "--store-as": "store the rows of a node attribute in fewer bytes, as in --store-as=x=int8: fp16, bf16, fp8, int8, int4, or int8/B and int4/B with a scale"
-    " for every B values. May be given several times. The error is shown",
-    "--tolerance": "allowed excess of a part over the mean (default: 0.05)",
+    " for every B values. May be given several times. The largest error is printed",
+    "--tolerance": "how far a part may exceed the mean, as a fraction (default: 0.05)",
     "--overwrite": "replace an existing dataset directory, or the unfinished work of another command",
 }
 

@@ -28,7 +28,7 @@ TEXTS = {
     "--ranks-per-part": "ranks that share a part and split its seeds (default: 1)",
     "--cpus-per-task": "CPUs per rank (default: 4)",
     "--launcher": "program that starts the ranks of a host: srun, or a torchrun per host (default: srun)",
-    "--job-name": "name of the job, with which the name of its log begins (default: salientpp)",
+    "--job-name": "name of the job; the name of its log begins with it (default: salientpp)",
     "--sbatch": "further #SBATCH line, as in --sbatch=--account=physics; may be given several times",
     "--python": "Python interpreter on the hosts (default: %(default)s)",
     "--output": "file to write the script to. An existing file is never replaced (default: stdout)",

@@ -123,7 +123,7 @@ class Memory(TypedDict, total=False):
         Option(
             default=0.0,
             check=amount("the part's rows"),
-            help="Hottest rows of the part, per vertex type, of which `device` keeps a copy: a fraction β in [0, 1], or "
+            help="Amount of the part's rows of which `device` keeps a copy, the most needed ones first: a fraction β in [0, 1] of each vertex type, or "
             "[bytes](#amounts-of-memory). No effect on stores. Refused with a `neighbor_sampler` of another class",
         ),
     ]
@@ -133,7 +133,8 @@ class Memory(TypedDict, total=False):
         Option(
             default=0.0,
             check=amount("the cached rows"),
-            help="Hottest rows of this loader's own cache of which `device` keeps a copy: a fraction in [0, 1], or [bytes](#amounts-of-memory)",
+            help="Amount of this loader's own cache of which `device` keeps a copy, the rows with the highest scores first: a fraction in [0, 1], or "
+            "[bytes](#amounts-of-memory)",
         ),
     ]
 
@@ -160,8 +161,8 @@ class Columns(TypedDict, total=False):
             plain=None,
             help="On a partitioned graph: the node attributes that every sampled vertex gets. A name applies to all types that have the attribute;"
             " `(type, name)` to one. A mapping also says where rows come from, see [own "
-            "storage](../how-to/own-storage.md#rows-from-another-storage); `None` as a value means from the data. A `Data` takes only a "
-            "mapping with sources, since its batches carry all attributes. Stores refuse `columns`",
+            "storage](../how-to/own-storage.md#rows-from-another-storage); the value `None` stands for the data itself. On a `Data` only "
+            "a mapping with sources is allowed, since its batches carry all attributes. Stores refuse `columns`",
         ),
     ]
 
@@ -172,8 +173,8 @@ class Columns(TypedDict, total=False):
             check=_check_dtype,
             agree="yes",
             plain=str,
-            help="Dtype of delivered `x`; a plain cast on `device`. `None`: as stored. Rows that `store_as` or `send_as` made "
-            "[narrower](../explanation/traffic.md#narrower-rows) then get back their original dtype",
+            help="Dtype of delivered `x`; a plain cast on `device`. `None`: the dtype of the data, also if `store_as` or `send_as` made "
+            "rows [narrower](../explanation/traffic.md#narrower-rows)",
         ),
     ]
 
@@ -223,8 +224,8 @@ class Sampling(TypedDict, total=False):
             check=integer("batches that draw alike", 1),
             agree="yes",
             identifies=True,
-            help="Number of consecutive batches of a logical rank that draw alike, see [shared draws](../explanation/traffic.md#draws-that-agree)."
-            " 1: each batch draws independently. Refused with a `neighbor_sampler` of another class",
+            help="Number of consecutive batches of a logical rank that share their random draws, see [shared "
+            "draws](../explanation/traffic.md#draws-that-agree). 1: each batch draws independently. Refused with a `neighbor_sampler` of another class",
         ),
     ]
 
@@ -350,8 +351,8 @@ class FewerBytes(TypedDict, total=False):
             default=0,
             check=lambda name, value: check_lookahead(value),
             agree="hosts",
-            help="On a partitioned graph: number of its next batches that a rank knows, or `'auto'`. The cache follows these batches, so fewer "
-            "rows travel in the same memory; batches stay the same, see [lookahead](../explanation/traffic.md#lookahead). Every rank has its "
+            help="On a partitioned graph: number of batches that a rank knows ahead, or `'auto'`. The cache keeps the rows that these batches "
+            "need, so fewer rows travel with the same memory. Batches stay the same, see [lookahead](../explanation/traffic.md#lookahead). Every rank has its "
             "own cache; ranks on a host get equal shares of its memory. No effect without other ranks or with α = 0. Refused with a `policy` "
             "other than `'vip'` and `'vip-hop'`, and with `transform_sampler_output`",
         ),
@@ -382,7 +383,7 @@ class Sums(TypedDict, total=False):
             "replaces their rows, where that takes fewer bytes. With a `device`, it also replaces rows that the host would copy. `'auto'`: "
             "`'mean'`, if it saves enough bytes. Batches carry `partial`, and `salientpp.nn.merge_partial(model)` makes the model's first "
             "layers add it, see [sums](../explanation/traffic.md#sums-instead-of-rows). Refused with `disjoint`, `time_attr`, a "
-            "`subgraph_type` other than `'directional'`, several names in `columns`, rows that are not floats or travel narrower, "
+            "`subgraph_type` other than `'directional'`, several names in `columns`, rows that are not floats, rows in a narrower format, "
             "`lookahead`, `pad` and `transform_sampler_output`",
         ),
     ]

@@ -94,7 +94,8 @@ def inclusion_probability(
         batch_size: seeds per batch.
         include_seeds: count being a seed as inclusion too. The order of a part's own rows on a device needs this. A cache
             plan does not, since remote vertices are never seeds.
-        expand: 'frontier' or 'hop', see above.
+        expand: 'frontier': a hop expands the vertices that the hop before found first, as this package's sampler does. 'hop': a hop may expand
+            every vertex, as in the paper.
         replace: neighbours are drawn with replacement.
         out: float32 [K, N], such as a mapped file, to hold the result of a list of seed sets. Then only the sets of one sweep are in memory at a time.
 

@@ -1,7 +1,8 @@
-"""Laws of the page of errors: each message that it quotes is in the source.
+"""Laws of the tables of errors in pages: each message that they quote is in the source.
 
-A message of the page has words that vary in angle brackets, and ``...`` for omitted text. The pieces between them are the fixed words. If an error's text
-changes, the test names the pieces that are missing and the most similar text of the source.
+A table of errors has the word ``message`` at the head of its first column. A message has words that vary in angle brackets, and ``...`` for
+omitted text. The pieces between them are the fixed words. If an error's text changes, the test names the pieces that are missing and the most
+similar text of the source.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "reference" / "errors.md"
+#: Page -> the least number of messages that its tables quote.
+PAGES = {"reference/errors.md": 50, "how-to/slurm.md": 10, "how-to/several-machines.md": 9}
 
 #: Stands for a value in a text of the source.
 VALUE = "\0"
@@ -24,8 +26,13 @@ VALUE = "\0"
 
 @cache
 def texts() -> list[str]:
-    """Returns the strings of the package; f-strings have a mark instead of each value."""
-    return [text for path in (ROOT / "salientpp").rglob("*.py") for text in _strings(ast.parse(path.read_text()))]
+    """Returns the strings of the package and the examples; f-strings have a mark instead of each value."""
+    return [
+        text
+        for folder in ("salientpp", "examples")
+        for path in (ROOT / folder).rglob("*.py")
+        for text in _strings(ast.parse(path.read_text()))
+    ]
 
 
 def _strings(node: ast.AST) -> Iterator[str]:
@@ -48,20 +55,28 @@ def missing(message: str) -> list[str]:
     return [piece for piece in fixed_words(message) if not any(piece in text for text in texts())]
 
 
-MESSAGES = re.findall(r"^\| `([^`]+)` \|", PAGE.read_text(), re.MULTILINE)
+def messages(page: str) -> list[str]:
+    """Returns the first cells of the page's tables of errors, without their code marks."""
+    tables = re.findall(r"^\| message\b.*\n\|[-|]+\n((?:\|.*\n)+)", (ROOT / "docs" / page).read_text(), re.MULTILINE)
+    return [row.split(" | ")[0].strip("| `") for table in tables for row in table.splitlines()]
 
 
-@pytest.mark.parametrize("message", MESSAGES)
-def test_every_quoted_message_is_in_the_source(message):
+@pytest.mark.parametrize(("page", "message"), [(page, message) for page in PAGES for message in messages(page)])
+def test_every_quoted_message_is_in_the_source(page, message):
     if wrong := missing(message):
         candidates = [text for text in texts() if " " in text and len(text) < 1000]
         similar = difflib.get_close_matches(message, candidates, n=1, cutoff=0)
         raise AssertionError(
-            f"not in the source: {wrong}; the most similar text is {similar}. Change the message in {PAGE.name}"
+            f"not in the source: {wrong}; the most similar text is {similar}. Change the message in {page}"
         )
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_a_quoted_message_has_fixed_words(page):
+    assert len(messages(page)) >= PAGES[page]
+    assert all(fixed_words(message) for message in messages(page))
+
+
 def test_a_changed_message_is_found():
-    assert len(MESSAGES) >= 25
     assert missing("seed <id> is owned by part <p> but this rank serves part <q>...") == []
     assert missing("seed <id> belongs to part <p> but this rank serves part <q>...") == ["belongs to part"]

@@ -101,7 +101,7 @@ def partition(
         time_attr: the name of node or edge times. Neighbour lists are stored in their order, and node times whole, so that ranks sample from memory maps.
         store_as: name of a node attribute -> the format that its rows are stored in and travel in: 'fp16', 'bf16', 'fp8', 'int8', 'int4', or with blocks as
             'int4/32', see :mod:`salientpp.store.narrow`. With several types, a name selects the attribute of all types that have it; (type, name) of one.
-        tolerance: allowed excess of a part over the mean, per balanced quantity.
+        tolerance: how far a part may exceed the mean of each balanced quantity, as a fraction.
         seed: random seed of METIS, KaMinPar or the random assignment.
         overwrite: if True, replace an existing dataset directory (only once the new one is complete), or the work of another call that was stopped.
         progress: receives every step that is not finished yet.
