@@ -187,7 +187,7 @@ class LocalGraph:
         raise AttributeError(f"this graph has no {name!r}; it has edge_index, n_id{known}")
 
     def rows_of_inner(self, name: str) -> Tensor:
-        """Returns [num_inner, ...]: own rows and rows of kept vertices, fetched again if rows were written in place or require a gradient. Collective."""
+        """Returns own rows, then rows of kept vertices, [num_inner, ...]. The latter are fetched again if rows were written or need a gradient. Collective."""
         rows = self.node_rows[name]
         if rows.requires_grad and torch.is_grad_enabled():
             return self._with_inner(rows)

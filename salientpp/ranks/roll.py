@@ -169,7 +169,7 @@ def go_astray(error: Exception) -> None:
 
 
 def own_up(ranks: tuple[int, ...]) -> None:
-    """Tells these ranks of the mistakes, once for each call that they have counted and this rank has not."""
+    """Tells these ranks of this rank's earlier mistakes. Each takes one call, which those ranks have counted already."""
     texts = _mistakes.get(default_group(), [])
     if any(texts):
         for text in filter(None, texts):

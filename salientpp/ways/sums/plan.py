@@ -1,4 +1,4 @@
-"""Decision which of a batch's missing rows arrive whole, and which arrive as sums that their owners compute.
+"""Decides which of a batch's missing rows arrive whole, and which arrive as sums that their owners compute.
 
 Only rows of vertices that were first found in the last hop may be summed, because layers use these rows only to aggregate them into their neighbours. Each edge
 from such a missing row needs either its source's row or its target's sum. The choice is a vertex cover with the fewest bytes in the bipartite graph of
