@@ -3,8 +3,8 @@
 A forked child has the parent's memory and a single thread. The other threads vanish in the middle of their work, and their locks stay held. The locks and
 threads of this module can be copied and pickled; a copy has its own.
 
-OpenMP does not survive a fork either. If a thread has run a parallel region in the parent, it waits forever in its first region in the child. Threads that
-were started in the child do not have this problem, so parallel work runs in such threads.
+OpenMP does not survive a fork either. If the forking thread has run a parallel region before the fork, its first region in the child never ends. Threads
+that were started in the child do not have this problem, so parallel work runs in such threads.
 """
 
 from __future__ import annotations
@@ -245,8 +245,8 @@ def connecting() -> Iterator[None]:
     """Context for a communication library. Sockets that it opens inside are closed in forked children, and are not passed to programs that are started.
 
     If a forked process held a copy of a connection, the connection would stay open when its user is killed, and the other end would not notice. This works
-    only on Linux, and does nothing elsewhere. Sockets of other threads must not be affected. So only sockets count that are watched by an epoll which
-    appeared at the same time.
+    only on Linux, and does nothing elsewhere. Sockets that other threads open meanwhile must not be affected. So a new socket counts only if it is watched
+    by an epoll that is new too.
     """
     before = _open_files()
     yield

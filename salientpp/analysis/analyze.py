@@ -82,7 +82,7 @@ def analyze(
     """Counts and forecasts the rows that cross the network per epoch.
 
     Args:
-        data: a ``Data``, which is partitioned here in memory for the first batches; or an opened dataset directory. With a directory, ids are the
+        data: a ``Data``, which is partitioned here in memory, for the first of ``batches``; or an opened dataset directory. With a directory, ids are the
             loader's, so the counts equal a live run's exactly.
         batches: the batches to count, or several that differ in ``num_neighbors``.
         ways: the ways to compare.

@@ -134,7 +134,7 @@ class Job:
 
     @cached_property
     def workloads(self) -> list[Workload]:
-        """Workloads that caches are planned for, by unit, with probabilities. Empty unless batches are plain and from one vertex type."""
+        """Workload of each unit, with probabilities, for planning caches. Empty unless :attr:`is_of_one_type`."""
         found = []
         for basis in self.units if self.is_of_one_type else ():
             source: Any = basis.source

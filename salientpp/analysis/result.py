@@ -82,11 +82,11 @@ class Volume:
         return self.predicted_rows_per_epoch if self.remote_rows_per_epoch is None else self.remote_rows_per_epoch
 
     def beside(self, way: str, rows: Sequence[float] | None, left: float, **figures: Any) -> Volume:
-        """Returns the figures of a way that uses the memory of this static cache instead of it.
+        """Returns the figures of a way that is compared with this static cache and uses as much memory.
 
         Args:
             rows: counted rows by rank, or None.
-            left: rows left of the rows without a cache.
+            left: number of the rows fetched without a cache that are still to fetch.
         """
         total = None if rows is None else sum(rows)
         return replace(

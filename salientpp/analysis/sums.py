@@ -26,12 +26,15 @@ DEVICE_FRACTIONS = (0.0, 0.04, 0.2)
 
 
 class Sums:
-    """Rows that one rank fetches, for every replication factor; then rows that its host copies, for every fraction in :data:`DEVICE_FRACTIONS`.
+    """Rows and sums that one rank moves, by case.
+
+    First comes a case for each replication factor: what the rank fetches. Then comes a case for each fraction in :data:`DEVICE_FRACTIONS`: what its host
+    copies to the device.
 
     Attributes:
         wire: bytes that move for a row.
         moved: totals of all epochs.
-        asks: after :meth:`finish`, True for each case in which 'auto' asks for sums, or in which the host makes sums for its device.
+        asks: after :meth:`finish`, True for each case in which 'auto' uses sums: asks other ranks for them, or makes them on the host for the device.
     """
 
     def __init__(self, job: Job, number: int, alphas: Sequence[float]) -> None:

@@ -108,7 +108,7 @@ class BatchBuilder:
         return now.has_same(column, self.held) if self.fetch.has_copies else self._brings(column, now)
 
     def _brings(self, column: Column, contents: Contents) -> bool:
-        """True if the tiers hold the same tensor of a column, and it has not become learnable. Gathered rows have no gradient."""
+        """True if the tiers hold the tensor that ``contents`` has for the column, and the tensor needs no gradient. Gathered rows have none."""
         value = contents.value(column)
         if column in self.own:
             return True

@@ -1,7 +1,7 @@
 """``edge_index`` of a batch as a tensor that knows the hops of its batch.
 
-Models of :func:`salientpp.nn.trim` read there which rows the seeds need. The tensor computes as any other; results of operations are plain tensors. Copies, and
-copies on other devices, know the hops too. A tensor that was written to does not.
+Models of :func:`salientpp.nn.trim` read from it which rows the seeds need. The tensor computes as any other; results of operations are plain tensors. A copy
+knows the hops too, also on another device. A tensor that was written to does not.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 #: Policies that --policies accepts beside the oracle: the keys of salientpp.vip.policies.POLICIES, whose import takes seconds.
 POLICY_NAMES = ("degree", "halo", "paths", "random", "simulation", "vip", "vip-hop", "wpr")
 
-#: Options of one group exclude those of another group, or choose what is counted.
+#: Groups of options. Options of AGREEING exclude those of the other two groups.
 HOSTS = ("ranks_per_host", "ranks_per_part", "parts_per_rank")
 AGREEING = ("lookahead", "shared_draws", "draw_block", "partial_aggregation")
 WAYS_TO_DRAW = (

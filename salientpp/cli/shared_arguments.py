@@ -22,7 +22,7 @@ DATASETS = (
 
 
 def adder(parser: Any, texts: Mapping[str, str]) -> Callable[..., Any]:
-    """Returns ``add_argument`` of a parser or of one of its groups, with the help of each argument from ``texts``."""
+    """Returns a function that adds an argument to ``parser`` (or to a group of its arguments), with the help that ``texts`` has under its name."""
     return lambda name, **options: parser.add_argument(name, help=texts[name], **options)
 
 

@@ -96,7 +96,7 @@ class Producer:
         return self.maker if self.is_local else self.stages
 
     def drive(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls ``function(*args)`` in this thread. A process that was forked since then calls it in a thread that it started itself."""
+        """Calls ``function(*args)`` in this thread. A process that was forked after the engine was made calls it in a thread of its own."""
         if self._forks == forks() or may_compute_in_parallel():
             return function(*args)
         return self._driver.submit(function, *args).result()

@@ -157,7 +157,11 @@ def edge_inputs(
 
 
 def _access_probability(sampler: BaseSampler, start: Start, nodes: Tensor | None, batch_size: int) -> Probability:
-    """Returns the probability that a batch needs each row. ``nodes`` are the seeds, if a batch starts from ``batch_size`` vertices drawn from them."""
+    """Returns the probability that a batch needs each row.
+
+    Args:
+        nodes: the seeds, if each batch draws ``batch_size`` of them and starts from these alone. Else None.
+    """
     if not isinstance(sampler, NeighborSampler):
         raise ValueError(
             f"device_rows needs to know how batches are sampled, which a {type(sampler).__name__} does not tell; "

@@ -146,12 +146,12 @@ def open_data(
         left = [key for key, source in columns.items() if source is None] or "x"
     if left not in ("x", ["x"], ("x",)):
         raise ValueError(
-            "columns without row sources is for partitioned graphs: with a Data object, every sampled vertex gets every attribute"
+            "columns can choose attributes only of partitioned graphs: with a Data object, every sampled vertex gets every attribute"
         )
     own = _own_rows(columns, {type_: book.num_vertices for type_, book in books.items()})
     if own and is_remote(data):
         raise ValueError(
-            "columns with row sources is for a Data, a HeteroData or a partitioned graph: rows of a FeatureStore come from that store"
+            "columns can have row sources for a Data, a HeteroData or a partitioned graph: rows of a FeatureStore come from that store"
         )
     template = StoreTemplate(data[0], data[1], custom_cls) if is_remote(data) else DataTemplate(data, own)
     exchange = Exchange(comm, books, Placement(comm.rank, comm.size, 1))
@@ -226,7 +226,7 @@ def open_partition(
 def _encoded(
     known: Mapping[Column, RowSource], gathered: Sequence[Column], send_as: Any, part: PartitionedGraph
 ) -> tuple[dict[Column, RowSource], dict[Column, Narrow]]:
-    """Returns the gathered columns that are stored or sent narrower, encoded, and their encodings.
+    """Returns encoded rows, and their encodings, for the gathered columns that are stored encoded or that ``send_as`` names.
 
     Rows of a replicated type never travel, whatever the number of ranks, so ``send_as`` does not encode them.
     """

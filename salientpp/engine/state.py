@@ -172,7 +172,7 @@ def first_point(points: Sequence[Point]) -> tuple[int, int]:
     for rank, point in enumerate(points):
         if point.logical_ranks != points[0].logical_ranks:
             raise Disagreement(
-                f"all ranks must have the same logical ranks, got {points[0].logical_ranks} on rank 0 and {point.logical_ranks} on rank {rank}; "
+                f"all ranks must have the same number of logical ranks, got {points[0].logical_ranks} on rank 0 and {point.logical_ranks} on rank {rank}; "
                 "load states of one run"
             )
     epochs = [point.epoch for point in points]

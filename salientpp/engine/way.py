@@ -110,7 +110,7 @@ class Way:
         raise NotImplementedError
 
     def take(self, work: HostWork, take_rows: Callable[[], Taken]) -> Taken:
-        """Takes rows from the host with ``take_rows()``, and the data that this way adds. A worker thread calls it."""
+        """Takes a batch's rows from the host, by calling ``take_rows()``, and adds this way's own data. A worker thread calls it."""
         return take_rows()
 
     def complete(self, batch: Data | HeteroData, note: Any, arrived: Mapping[Column, Tensor]) -> None:

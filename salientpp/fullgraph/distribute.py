@@ -135,7 +135,7 @@ class DistributedModel(torch.nn.Module):
         return out[: graph.num_own]
 
     def _replacements(self, stand_ins: Mapping[int, Tensor]) -> Iterator[tuple[dict[str, Any], str, Any]]:
-        """Yields (attributes of a module, name, value). Layers then ask other ranks, and stand-ins, given by ``id``, replace parameters."""
+        """Yields (attributes of a module, name, value) of all replacements during a call: ``stand_ins`` of parameters (by ``id``), and methods of layers."""
         helpers = self._helpers.by_name()
         for module in self.module.modules():
             own = module.__dict__
@@ -183,7 +183,7 @@ class DistributedModel(torch.nn.Module):
         return self.graph.hops[min(self._hop, len(self.graph.hops) - 1)]
 
     def _extended(self, conv: MessagePassing, edge_level: bool, given: dict[str, Any]) -> dict[str, Any]:
-        """Returns the arguments, in which values of sources have the rows of the halo too. One exchange per dtype brings them."""
+        """Returns the arguments of a layer. Those looked up by sources are extended by the rows of the halo, which one exchange per dtype brings."""
         given, names = dict(given), source_names(conv, edge_level)
         pairs = {name: pair_of(given[name]) for name in names if given.get(name) is not None}
         sources = {name: pair[0] for name, pair in pairs.items() if isinstance(pair[0], Tensor)}

@@ -94,7 +94,7 @@ class Ranks:
         self.agreement.propose(operation)()
 
     def agree_to_exchange(self, rows: Tensor) -> str:
-        """Agrees on an operation of several exchanges of ``rows`` [n, ...], and returns their common name."""
+        """Agrees with the other ranks on an operation that exchanges ``rows`` [n, ...] several times. Returns the common name of these exchanges."""
         name = self.agreement.name_exchange(rows, "forward")
         self.agree(name)
         return name
@@ -167,8 +167,8 @@ class Flight:
 
     Args:
         rows: [n, ...].
-        kind: name under which words are counted.
-        name: result of :meth:`Ranks.agree_to_exchange`, for one of several exchanges that the ranks have agreed on together. None: they agree on it here.
+        kind: name under which :attr:`Ranks.received` counts the traffic.
+        name: result of :meth:`Ranks.agree_to_exchange`, if the ranks have already agreed on this exchange. None: they agree on it here.
     """
 
     def __init__(

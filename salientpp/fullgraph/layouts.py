@@ -2,7 +2,7 @@
 
 A layout says where the matrix's blocks are stored, and which rows and partial sums travel for a product:
 
-* ``halo``: a rank has the matrix rows of its vertices, and fetches the rows of other ranks' vertices that they need.
+* ``halo``: a rank has the matrix rows of its vertices, and fetches the rows of the other vertices that have entries there.
 * ``cover``: see :mod:`salientpp.fullgraph.covers`.
 * ``grid:RxC``: rank (i, j) = i C + j keeps the block of the i-th group of targets and the j-th group of sources permanently. Rows are gathered down
   the column, sums scattered along the row. ``1d`` is ``grid:Px1``.
@@ -91,7 +91,7 @@ class Layout:
         return {"halo": 1, "cover": 1, "grid": 2, "1.5d": 3}[self.kind]
 
     def holders(self, target: int) -> list[int]:
-        """Returns, for each source rank, the rank whose block has the entries from its vertices to the vertices of rank ``target``."""
+        """Returns, for each source rank, the rank whose block has the edges from the source's vertices to the vertices of rank ``target``."""
         blocks = [rank for rank in range(self.rows * self.columns * self.layers) if target in self.targets(rank)]
         by_source = {source: rank for rank in blocks for source in self.sources(rank)}
         return [rank for _, rank in sorted(by_source.items())]
@@ -252,7 +252,10 @@ class DistAdjacency:
         return lowest.scatter_reduce(0, index, table[self._ends[1]], "amax")
 
     def _moved(self, rows: Tensor, send: Mapping[int, int], receive: Mapping[int, int], kind: str, name: str) -> Tensor:
-        """Exchanges rows, of which ``receive[r]`` come from rank r. Each rank in ``send`` gets that many of ``rows``, consecutively, wrapping at the end."""
+        """Exchanges rows: sends ``send[r]`` rows to each rank r, and receives ``receive[r]`` from it.
+
+        The sent rows are consecutive rows of ``rows``, rank after rank. After the last row comes the first again.
+        """
         peers = range(self.graph.ranks.size)
         which = torch.arange(sum(send.values()), device=rows.device) % max(1, rows.size(0))
         route = Route(which, [send.get(peer, 0) for peer in peers], [receive.get(peer, 0) for peer in peers])
@@ -324,7 +327,7 @@ def _numbers(ids: Tensor, ranks: Sequence[int], offsets: Sequence[int]) -> Tenso
 def _dealt(
     graph: LocalGraph, layout: Layout, edge_index: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, list[int]]:
-    """Exchanges entries so that each rank has its block, as global (source, target, value). Returns the number that each rank keeps too."""
+    """Exchanges entries so that each rank has its block. Returns its entries as global (source, target, value), and the number of entries of each rank."""
     ranks = graph.ranks
     ends = graph.global_ids[edge_index.cpu()]
     there = ends[1] >= 0  # without self-loops of the placeholder row of a rank without vertices
@@ -342,7 +345,9 @@ def _dealt(
 def words_of_product(
     layout: str, offsets: Sequence[int], width: int, rank: int, halo: int = 0, nonzeros: int = 0
 ) -> float:
-    """Returns the words of rows and sums that a rank receives for one product, by the layout's closed form; for '2d' and '3d' about, with non-zeros.
+    """Returns the words of rows and sums that a rank receives for one product, by the layout's closed form.
+
+    For '2d' and '3d' the result is approximate, and includes the non-zeros that travel.
 
     Args:
         offsets: the first vertex of each rank, and N at the end.

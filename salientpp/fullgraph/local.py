@@ -58,7 +58,7 @@ class LocalGraph:
         splits: name -> local numbers, int64, ascending.
         n_id: int64, global ids of this rank's vertices.
         inner: int64 [r], global ids of other ranks' vertices whose input rows are kept here, deepest first.
-        depths: int64 [r]: number of layers of each that are recomputed here, 0 for one that is only cached.
+        depths: int64 [r]: for each vertex of ``inner``, the number of layers that are recomputed here; 0 if it is only cached.
         is_planned: True if some rank may keep vertices of others.
         outer: int64 [h], ascending, global ids of the other vertices of the halo.
         edge_index: int64 [2, e], see the module.
@@ -129,12 +129,12 @@ class LocalGraph:
 
     @property
     def num_own(self) -> int:
-        """Rows of this rank in a table: one for each of its vertices, or the single row of a rank without vertices."""
+        """Number of this rank's own rows in a table: one for each of its vertices, or 1 for a rank without vertices."""
         return max(1, self.n_id.numel())
 
     @property
     def num_inner(self) -> int:
-        """Rows of a table that goes through the model here: this rank's own, and the kept ones of other ranks."""
+        """Number of rows that go through the model here: this rank's own, and those of kept vertices of other ranks."""
         return self.num_own + self.inner.numel()
 
     @property
@@ -187,7 +187,7 @@ class LocalGraph:
         raise AttributeError(f"this graph has no {name!r}; it has edge_index, n_id{known}")
 
     def rows_of_inner(self, name: str) -> Tensor:
-        """Returns [num_inner, ...]: own rows and rows of kept vertices, fetched again if rows were written in place or require a gradient. Collective."""
+        """Returns own rows, then rows of kept vertices, [num_inner, ...]. The latter are fetched again if rows were written or need a gradient. Collective."""
         rows = self.node_rows[name]
         if rows.requires_grad and torch.is_grad_enabled():
             return self._with_inner(rows)
@@ -211,7 +211,7 @@ class LocalGraph:
         return self.with_halo(rows, self.whole_halo, arrived)
 
     def planned(self, inner: Tensor, depths: Tensor) -> LocalGraph:
-        """Returns the same part, which keeps other ranks' vertices too: ``inner`` and ``depths`` as in the class, in any order. Collective."""
+        """Returns this part with vertices of other ranks kept. ``inner`` and ``depths`` are as in the class, in any order. Collective."""
         begin, end = self.offsets[self.ranks.rank : self.ranks.rank + 2]
         if bool(((inner >= begin) & (inner < end)).any()) or inner.unique().numel() != inner.numel():
             text = "inner must be ids of vertices of other ranks, without repetition"

@@ -39,7 +39,7 @@ class Constants:
 
 
 def calibrate(graph: LocalGraph) -> Constants:
-    """Measures the constants of these ranks, the same on each. Collective; takes a fraction of a second."""
+    """Measures the constants of these ranks. Every rank gets the same. Collective; takes a fraction of a second."""
     ranks, size = graph.ranks, graph.ranks.size
     dtype = graph.x.dtype if "x" in graph.node_rows and graph.x.is_floating_point() else torch.float32
     draw = torch.Generator().manual_seed(0)

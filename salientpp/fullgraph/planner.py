@@ -1,8 +1,8 @@
 """Plans of full-graph training: for each vertex of another rank, fetch its row at every hop, cache its input row, or also recompute some of its layers.
 
 A row of hop h (the h-th aggregation of the model) is available if the vertex is this rank's, or if h of its layers are computed here. Otherwise it is fetched,
-which takes ``w_h`` words, and again for its gradient if the row depends on parameters. A recomputed vertex needs its edges aggregated, and the rows
-of its in-neighbours available or fetched; a row that two of them need is paid once. The choice between fetching and recomputing follows NeutronStar
+which takes ``w_h`` words. Its gradient takes as many again if the row depends on parameters. To recompute a vertex, its edges are aggregated, and the rows of
+its in-neighbours must be available or fetched. A row that two of them need is paid once. The choice between fetching and recomputing follows NeutronStar
 ("NeutronStar: distributed GNN training with hybrid dependency management", Wang et al., SIGMOD 2022).
 
 The cheapest plan is a minimum cut: a vertex is a chain of yes-or-no choices, and a fetch is paid for a row that is needed but not kept. A memory
@@ -50,7 +50,7 @@ class Costs:
         return len(self.widths)
 
     def words(self, hop: int) -> int:
-        """Returns the words of a fetched row, and of its gradient."""
+        """Returns the number of words that travel for a fetched row: its own and those of its gradient, if that travels."""
         return self.widths[hop] * (2 if self.backward[hop] else 1)
 
     def fetch(self, hop: int) -> float:
@@ -68,7 +68,7 @@ class Costs:
         return 2 * sum(self.widths) * self.constants.edge
 
     def timed(self, times: StepTimes, alone: Constants) -> Costs:
-        """Returns costs with constants that match timed steps. A vertex or an edge costs at least what it takes ``alone``."""
+        """Returns costs with constants fitted to timed steps. Vertices and edges cost at least as much as in ``alone``, from kernels by themselves."""
         constants = Constants(
             edge=max(alone.edge, times.edge * self.constants.edge / self.edge),
             vertex=max(alone.vertex, times.vertex * self.constants.vertex / self.vertex),
@@ -104,7 +104,7 @@ class Problem:
 
     @classmethod
     def of(cls, graph: Graph, begin: int, end: int, costs: Costs) -> Problem:
-        """Makes the problem of the rank with the vertices ``begin`` to ``end - 1``. Candidates are as many hops away as the model has, or fewer."""
+        """Makes the problem of the rank with the vertices ``begin`` to ``end - 1``. Candidates are at most as many hops away as the model has hops."""
         others = lambda ids: ids[(ids < begin) | (ids >= end)].unique()  # noqa: E731
         named = latest = candidates = others(edges_into(graph, torch.arange(begin, end, device="cpu"))[0])
         for _ in range(costs.num_hops - 1):
@@ -121,7 +121,7 @@ class Problem:
         return cls(costs, candidates, torch.isin(candidates, named), pairs[0], pairs[1], degrees)
 
     def fetched(self, depths: Tensor) -> list[Tensor]:
-        """Returns the fetched candidates per hop: bool [..., m]. Depths [..., m] are -1 if fetched at every hop, 0 if cached, l if l layers are recomputed."""
+        """Returns, for each hop, which candidates are fetched: bool [..., m]. Depths [..., m]: -1 fetched at every hop, 0 cached, l: l layers recomputed."""
         found = []
         for hop in range(self.costs.num_hops):
             named = self.is_named.to(torch.uint8).expand(depths.shape).clone()
@@ -205,7 +205,7 @@ class Problem:
         return torch.tensor(depths, dtype=torch.int64, device="cpu")
 
     def _greedy(self, budget: float = inf, start: Tensor | None = None) -> Tensor:
-        """Deepens one vertex by one layer at a time, always the one that saves most, while any saves. Each saving is recomputed when it comes first."""
+        """Repeatedly deepens by one layer the vertex that saves most, while any saves. A vertex's saving is computed again when the vertex is next in order."""
         costs, hops = self.costs, self.costs.num_hops
         start = self.pure("fetch") if start is None else start
         spare, depths = budget - float(self.memory(start)), start.tolist()
@@ -405,7 +405,7 @@ def plan_for(
 
 
 def _fastest(plan: Plan, model: DistributedModel, arguments: Sequence[Tensor], budget: float) -> Plan:
-    """Returns ``plan``, or a faster pure plan. The plan to recompute everything is not tried, as it may need far more memory. Collective."""
+    """Returns the fastest of ``plan`` and the plans that fetch or cache everything. Recomputing everything may need far more memory: not tried. Collective."""
     problem, graph = plan.problem, plan.graph
     pure = [Plan(problem, problem.pure(kind), graph) for kind in ("fetch", "cache")]
     fits = [float(problem.memory(each.depths)) <= budget for each in pure]

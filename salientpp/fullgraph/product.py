@@ -79,7 +79,7 @@ class Operand:
     outer: Sparse  # [num_inner, outer], for other sources
 
     def multiply(self, rows: Tensor, hop: Hop) -> Tensor:
-        """Returns the product's rows [num_inner, f], given rows [num_inner, f] that are correct here and those that ``hop`` fetches; in the matrix's dtype."""
+        """Returns the product's rows [num_inner, f], in the matrix's dtype, given the rows [num_inner, f] that are correct here. ``hop`` fetches the others."""
         graph = self.graph
         flight = Flight(graph.ranks, rows, hop.route)
         if not graph.inner.numel():

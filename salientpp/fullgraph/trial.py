@@ -5,7 +5,7 @@ Five kinds of steps are timed:
 * the plain step;
 * a step with one vertex of another rank cached;
 * a step with every second vertex of the halo cached;
-* such a step that also recomputes a layer of some of these vertices, with at most about as many further edges as a rank has;
+* such a step that also recomputes a layer of some of these vertices. The further edges are at most about as many as a rank has;
 * a step with all edges from vertices of the same rank.
 """
 
@@ -31,7 +31,7 @@ _LEAST, _MOST, _ENOUGH = 3, 30, 5.0
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of a step that one further item takes on the rank with most of them, equal on all ranks. Below zero if the noise is larger.
+    """Seconds that one further item adds to a step, measured on the rank with most such items. Every rank has the same values. Noise may make them negative.
 
     Attributes:
         vertex: time of a cached vertex, with its rows at all layers.

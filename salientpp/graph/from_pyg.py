@@ -99,7 +99,7 @@ def count_vertices(data: Data | HeteroData | tuple[FeatureStore, GraphStore]) ->
 
 
 def with_sizes(data: HeteroData) -> HeteroData:
-    """Returns the data with ``num_nodes`` set wherever only the edges tell it; a shallow copy if any is missing."""
+    """Returns the data if all types declare their size, else a shallow copy with ``num_nodes`` set from the edges where it is missing."""
     inferred = _sizes_by_type(data)[1]
     out = copy.copy(data) if inferred else data
     for name, size in inferred.items():

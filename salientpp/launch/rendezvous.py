@@ -104,8 +104,8 @@ def meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> d
     """Waits for all ranks of this start; collective.
 
     Every rank writes a random word. Rank 0 reads all words, some of which may be left from the previous start, and publishes the list. It publishes again if a
-    word has changed, until every rank has answered the list. A rank answers only a list that has its own word. So a list that all have answered is of
-    this start.
+    word has changed, until every rank has answered the list. A rank answers only a list that has its own word. So once all
+    ranks have answered a list, all its words are from this start.
 
     Returns the same store under a prefix that only the ranks of this start have. Raises TimeoutError if ranks have not come; rank 0's text names them.
     """
@@ -167,7 +167,7 @@ def _looks(deadline: float, longest_pause: float = _LONGEST_PAUSE) -> Iterator[N
 
 
 def _host(file: Path, launch: Launch, timeout: timedelta) -> tuple[dist.Store, str]:
-    """Hosts the store at a free port, only at the address that the other ranks need, and publishes the address. Rank 0 calls it."""
+    """Hosts the store and publishes its address. It listens at a free port, and only at the address that the other ranks use. Rank 0 calls it."""
     listener, host = _listen(launch)
     bound, port = listener.getsockname()[:2]
     own = "127.0.0.1" if bound in ("0.0.0.0", "::") else bound  # a host may be unable to resolve its own name

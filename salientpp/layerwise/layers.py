@@ -63,8 +63,8 @@ class Layer:
     Attributes:
         conv: (rows, edge_index) -> rows.
         before, after: functions of single rows, in order.
-        takes: those of ``edge_weight`` and ``edge_attr`` that ``conv`` takes too.
-        pairs: in batches, ``conv`` gets a pair, the rows of all vertices and of the targets, and computes the targets only.
+        takes: further arguments of ``conv``: ``edge_weight``, ``edge_attr``, both or none.
+        pairs: if True, ``conv`` gets two tensors, the rows of all vertices and the rows of the targets, and computes only the targets.
     """
 
     conv: Callable[..., Tensor]
@@ -74,7 +74,10 @@ class Layer:
     pairs: bool = False
 
     def __call__(self, x: Tensor, edges: Edges, normalisation: Normalisation | None = None) -> Tensor:
-        """Computes the next rows [num_targets, ...] of the targets from rows ``x`` [n, ...]. Without ``normalisation``, ``edges`` are all edges of a graph."""
+        """Computes the next rows [num_targets, ...] of the targets from rows ``x`` [n, ...].
+
+        Without ``normalisation``, the degrees are counted in ``edges``, which must then be all edges of the graph.
+        """
         for function in self.before:
             x = function(x)
         conv = self.conv
@@ -251,14 +254,14 @@ def digests_of(model: Any) -> dict[str, str]:
 def try_out(
     network: Network, x: Tensor, weight: Tensor | None, attr: Tensor | None, device: torch.device
 ) -> tuple[Network, list[Tensor]]:
-    """Computes a small random graph as a whole, and layer by layer in batches of one hop, and compares the results.
+    """Applies the layers to a small random graph as a whole and in batches of one hop, and compares the results.
 
     Args:
         x, weight, attr: empty tensors [0, ...] with the shape and dtype of the features and edge attributes; None without weights or attributes.
 
     Returns:
-        The network, with pairs where layers support them; and empty tensors [0, ...] with the shape and dtype of each layer's rows. The last is the
-        result of ``join``.
+        The network, with ``pairs`` set for the layers that support it; and, for each layer, an empty tensor [0, ...] with the shape and dtype of its rows.
+        The last tensor is the result of ``join``.
     """
     trial = _Trial.of(weight, attr, device)
     first = present = _random_rows(_TRIAL_VERTICES, x, trial.generator).to(device)

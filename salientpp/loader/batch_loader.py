@@ -216,7 +216,7 @@ class BatchLoader(EngineLoader):
         return facts
 
     def _adapt_seeds(self, seeds: Seeds, everyone: Sequence[Facts]) -> None:
-        """Changes this rank's seeds if their meaning depends on the seeds of all ranks."""
+        """Changes this rank's seeds where they depend on those of other ranks. ``everyone`` has the facts of every rank."""
 
     def _fingerprint_of_seeds(self) -> Mapping[str, Any]:
         return {}

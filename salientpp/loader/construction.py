@@ -55,7 +55,7 @@ def connect(data: Any, kinds: tuple[type, ...], kinds_in_words: str, options: Op
 
 
 def prepare_together(comm: Comm, prepare: Callable[[], Any], action: str) -> tuple[Any, list[Facts]]:
-    """Returns the result of ``prepare``, which has ``facts``, and the facts of every rank.
+    """Calls ``prepare`` on every rank. Returns this rank's result, and the ``facts`` of every rank's result.
 
     Collective: a mistake on one rank raises an error on every rank.
 

@@ -131,7 +131,7 @@ class Padding:
             store.num_nodes = size
 
     def _attributes(self, store: BaseStorage, names: set[str], kind: str) -> list[str]:
-        """Returns those of ``names`` that the batch has, and its attributes with an entry per vertex (``kind`` 'node') or edge ('edge') of the data."""
+        """Returns the names of the batch's attributes that are in ``names``, or have an entry per vertex (``kind`` 'node') or edge ('edge') of the data."""
         if isinstance(self.data, (Data, HeteroData)):
             whole = self.data._store if store._key is None else self.data[store._key]
             names |= {name for name in list(whole) if getattr(whole, f"is_{kind}_attr")(name)}

@@ -106,7 +106,7 @@ def check_order(kwargs: Mapping[str, Any], partitioned: bool) -> bool:
     if partitioned:
         raise ValueError(
             f"{name}= is for a Data or HeteroData object; the ranks of a partitioned graph agree on the order of their seeds. Lightning puts a sampler into "
-            "the loaders of every rank unless Trainer(use_distributed_sampler=False) is set, and into those of trainer.predict always: use "
+            "every loader, unless Trainer(use_distributed_sampler=False) is set; trainer.predict does so even then. With Lightning, use "
             "salientpp.lightning.LightningNodeData"
         )
     if not hasattr(kwargs[name], "__len__"):

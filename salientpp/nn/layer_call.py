@@ -106,7 +106,7 @@ def _is_edge_index(value: Any) -> bool:
 
 
 def first_rows(rows: Tensor, number: int) -> Tensor:
-    """Returns the first rows of a table. It avoids a slice of all rows, because the gradient of a slice is written into a table of zeros."""
+    """Returns the first rows of a table. If these are all rows, no slice is made: the gradient of a slice is first written into a table of zeros."""
     return rows if rows.size(0) == number else rows[:number]
 
 
@@ -220,7 +220,7 @@ class LayerCall:
         return None
 
     def _sums_first(self, columns: int, out: int) -> bool:
-        """Returns True if a product costs less after the sum, when it has fewer rows."""
+        """Returns True if a product with the weights costs less after the sum, which leaves fewer rows, than before it."""
         num_edges = self.hops.edges_into(self.relation, self.call.out_hops)
         return (self.num_in - self.num_out) * columns * out > _SUM * num_edges * (columns - out)
 
@@ -280,7 +280,7 @@ class LayerCall:
         flow: str = "source_to_target",
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Computes the same as PyG's function, with the degrees of the whole batch."""
+        """Replaces PyG's ``gcn_norm``: computes the same weights from the degrees in the whole batch."""
         lists = self._of_batch(add_self_loops)
         weight = self._whole.get("edge_weight")
         fill = 2.0 if improved else 1.0
@@ -299,7 +299,7 @@ class LayerCall:
     # --- propagate ------------------------------------------------------------------------------------------
 
     def _num_targets(self, rows: Any) -> int:
-        """Returns the number of targets that a hop from these rows can reach: the targets of a pair, or those whose sources all have rows here."""
+        """Returns the number of targets that a hop from these rows can compute: the targets of a pair, or the targets whose sources all have rows here."""
         source, target = pair_of(rows)
         if source is not target:
             return target.size(self.conv.node_dim) if isinstance(target, Tensor) else self.num_out
@@ -390,7 +390,7 @@ class LayerCall:
 
 
 def _reduced(lists: EdgeLists, rows: Tensor, number: int, reduction: str, weight: Tensor | None) -> Tensor:
-    """Reduces rows of sources to rows of targets. The maximum or minimum of weighted rows makes one row per edge."""
+    """Reduces rows of sources to rows of targets. For the maximum or minimum of weighted rows, it stores one row per edge."""
     if weight is None or reduction in ("sum", "mean"):
         return products.reduce_sources(lists, rows, number, reduction, weight)
     values = products.take_sources(lists, rows, number) * weight.unsqueeze(-1)
@@ -398,7 +398,7 @@ def _reduced(lists: EdgeLists, rows: Tensor, number: int, reduction: str, weight
 
 
 def _with_repeated_loops(lists: EdgeLists, own: Tensor, weight: Tensor, edge_index: Tensor) -> Tensor:
-    """Returns the same weights with a gradient for every self-loop of a vertex. PyG uses the weight of the last loop, but passes the gradient to all."""
+    """Returns the same weights, with a gradient for every self-loop of a vertex: PyG uses the weight of the last loop, but gives all loops its gradient."""
     assert lists.edge is not None  # lists with self-loops number their edges
     loops = (edge_index[0] == edge_index[1]).nonzero().view(-1)
     vertices, loops = edge_index[1, loops].to(weight.device), loops.to(weight.device)

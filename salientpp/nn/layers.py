@@ -28,12 +28,12 @@ class Layer:
         linear: a message is the row of its source, or this row times ``weight``.
         weight: for a linear layer, the argument of ``propagate`` with a number for each edge, or None. It does not depend on the layer's parameters.
         merges: for a linear layer, :func:`~salientpp.nn.merge_partial` accepts it as a first layer.
-        pairs: arguments of ``forward`` that may be pairs, all together: rows of the sources [m, ...], and the first n of them, the rows of the targets. The
+        pairs: arguments of ``forward`` that may be pairs (all of them or none): rows of the sources [m, ...], and of the targets, the first n of them. The
             layer then returns rows of the n targets only, equal to the first n rows of the result without pairs. Empty if it takes no pairs.
         degrees: global functions that the layer's methods call and that count degrees of sources in the given edges. If none is called, or if each counts
             in all edges of the graph (:func:`with_helpers`), ``layer(x[:m], edges into the first n)[:n]`` equals ``layer(x, edges)[:n]``.
             A layer of several hops needs the edges and the rows of all its hops.
-        needs_all: reason why no edges and rows can be left out even then; None if they can.
+        needs_all: reason why all edges and rows are needed even then; None if some can be left out.
         is_typed: the layer takes dictionaries of rows and of edges, by type.
         hops: number of hops of a call, or the attribute that holds it, if its operations do not show it.
     """
@@ -143,7 +143,7 @@ LINEAR_MESSAGES: Mapping[Any, Layer] = {
 
 
 def linear_form(conv: MessagePassing) -> tuple[str | None, str] | None:
-    """Returns the layer's aggregation as a sparse product, or None if it is none.
+    """Returns the layer's aggregation as a sparse product, or None if it is not one.
 
     The first value names the edge weights among the arguments of ``propagate``, or is None. The second is the reduction: "sum", "mean", "max" or "min".
     """

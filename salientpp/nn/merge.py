@@ -292,8 +292,8 @@ def _check_weight(conv: MessagePassing, name: str, expected: str | None, kwargs:
         )
     if not (isinstance(weight, Marked) and weight.role == EDGE_WEIGHTS and weight.is_given):
         raise RuntimeError(
-            f"{name} merges sums of rows times the batch's {expected}, but was given another edge_weight; edge weights changed after loading do not apply to "
-            "rows that arrived as sums; change the stored weights, or leave partial_aggregation out"
+            f"{name} merges sums that are weighted by the batch's {expected}, but was given another edge_weight; edge weights changed after loading do not "
+            "apply to rows that arrived as sums; change the stored weights, or leave partial_aggregation out"
         )
 
 
@@ -325,7 +325,7 @@ def _why_not(conv: MessagePassing) -> str | None:
     return None
 
 
-# --- out [n, F] aggregates the batch's own edges, into index [e]; value [m, F] the other count [m] neighbours of target [m] ----
+# --- Merges. out [n, F] aggregates the batch's own edges, into index [e]. value [m, F] aggregates the other neighbours of target [m]; count [m] of them. ---
 
 
 def _merge_sum(out: Tensor, index: Tensor, target: Tensor, value: Tensor, count: Tensor, reduction: str) -> Tensor:

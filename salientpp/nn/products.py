@@ -3,8 +3,8 @@
 All functions take the lists of a batch and ``num_targets``. They use the first ``num_targets`` targets, and thus the first E' edges. In shapes, T' is
 ``num_targets`` and S' is the number of rows of x, which has a row for each source that is used. No function makes one row per edge unless it returns it.
 
-On the CPU, kernels gather and reduce in one pass. Their backward runs over the lists by source, so it needs no atomics. float16 and bfloat16 are
-added up in float32. On other devices, :mod:`salientpp.nn.composed_products` computes the same with torch's operations.
+On the CPU, kernels gather and reduce in one pass. Their backward runs over the lists by source, so it needs no atomics. Rows of float16 and bfloat16
+are added up in float32. On other devices, :mod:`salientpp.nn.composed_products` computes the same with torch's operations.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def _divided(grad: Tensor, lists: EdgeLists, num_targets: int) -> Tensor:
 
 
 def _padded(rows: Tensor, count: int) -> Tensor:
-    """Returns the gradient of ``count`` rows of which only the first are used."""
+    """Returns the gradient of ``count`` rows, given the gradient of the first rows. The others are not used."""
     if rows.size(0) == count:
         return rows
     out = rows.new_zeros(count, *rows.shape[1:])

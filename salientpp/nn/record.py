@@ -111,7 +111,7 @@ def _has_all_rows(arguments: dict[str, Any], hops: Hops) -> bool:
 
 
 def is_called_again(until: Any) -> bool:
-    """Returns True if a frame further in than ``until`` will call the layer again in the backward, where no layer is cut."""
+    """Returns True if a frame inside ``until``, such as a checkpoint's, will call the layer again during the backward. No layer is cut then."""
     frame: Any = sys._getframe()
     while frame is not None and frame is not until:
         if frame.f_code.co_filename in _CALL_AGAIN:

@@ -26,7 +26,7 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
             yield from tensors_of(each)
 
 
-#: Verdicts: rows of the result depend on other rows too; on no values; on rows of seeds.
+#: Verdicts: rows of the result depend on other rows too, on no values at all, or on rows of seeds only.
 MIXES, NO_VALUES, SEEDS = "mixes", "no values", "seeds"
 
 
@@ -42,7 +42,7 @@ class Operation:
     """Operation on tensors whose rows are followed.
 
     Attributes:
-        given: the followed tensors. All have ``number`` rows, the same number for each of ``base`` original rows.
+        given: the followed tensors. All have ``number`` rows: the same number of rows for each of ``base`` original rows.
         named: its arguments, by name.
         lead: dimensions before the one that counts rows.
     """
@@ -100,7 +100,7 @@ def _new_dimension(op: Operation) -> str | RowWise:
 
 
 def _view(op: Operation) -> bool:
-    """Handles views. A row may be split into several, or joined again."""
+    """Handles views. A view may split each row into several, or join such rows again."""
     return op.keeps_rows() or (op.out.dim() > 0 and op.number % op.base == 0 and op.out.size(0) % op.base == 0)
 
 

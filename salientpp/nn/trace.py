@@ -1,8 +1,8 @@
 """Finds out, from one forward pass, how many hops of a batch each layer of a model needs.
 
 A recorder follows the outputs of layers through every operation of torch. An operation on each row separately keeps rows in place. Any other
-operation (a mean over all rows, a gather, a value that Python reads) needs all rows of its arguments. The result is a :class:`Plan`. It has, for each call of
-a layer in order, the number of hops around the seeds within which its outputs and its inputs are needed.
+operation (a mean over all rows, a gather, a value that Python reads) needs all rows of its arguments. The result is a :class:`Plan`. It lists
+the calls of layers in order. Each has two numbers of hops around the seeds: within one its outputs are needed, within the other its inputs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Node:
 
 @dataclass
 class _Rows:
-    """Origin of a storage's rows: the nodes they come from, and their number. A tensor may have several consecutive rows for each of them."""
+    """Origin of a storage's rows: the nodes that they come from, and the number of original rows. Each of these may have become several consecutive rows."""
 
     nodes: int
     number: int
@@ -97,7 +97,7 @@ class Recorder(TorchDispatchMode):
     # --- reports from the layers ----------------------------------------------------------------------------
 
     def begin_call(self, layer: str, inputs: Any, rows: Any) -> int:
-        """Begins a layer's call with ``inputs``, of which ``rows`` have a row for each vertex. Returns the number of the call, for :meth:`end_call`."""
+        """Begins a layer's call with ``inputs``. ``rows`` are the inputs with a row for each vertex. Returns the number of the call, for :meth:`end_call`."""
         node = self._new_node(0, self._nodes_of(inputs))
         for tensor in tensors_of(rows):
             if tensor.is_floating_point():

@@ -33,6 +33,8 @@ def trim(model: Model, norms: Norms = "all rows") -> Model:
     products over the edges grouped by target. ``out[:batch_size]`` and all gradients equal those of the plain model up to rounding. ``out`` may have fewer
     rows than the batch has vertices, but always has the rows of the seeds. On any other graph (the whole one, a batch of another loader, edges that a
     transform has changed) the model runs as before.
+
+    The first batch of each mode (training, evaluation) is computed twice, first without gradients, to find the rows that each layer needs. Buffers and the
     state of the random number generators are restored. Dropout draws other numbers than in the plain model, because it draws for fewer rows.
 
     Call it on the whole model that is given ``batch.x`` and ``batch.edge_index``, before or after the model is moved, copied, loaded or wrapped in
@@ -69,7 +71,7 @@ def trim(model: Model, norms: Norms = "all rows") -> Model:
 
 
 class _Trimmed:
-    """State of a trimmed model: its plans, by everything that the order of its layers may depend on."""
+    """State of a trimmed model. It has a plan for each combination of facts that the order of the model's layers may depend on."""
 
     def __init__(self, norms: Norms) -> None:
         self.norms = norms
@@ -144,7 +146,7 @@ def _is_running() -> bool:
 
 
 def _choice(value: Any) -> Any:
-    """Returns the part of an argument that the order of a model's layers may depend on."""
+    """Returns what a model may branch on: the value of a bool, str or None; the type of any other argument."""
     return value if value is None or isinstance(value, (bool, str)) else type(value)
 
 

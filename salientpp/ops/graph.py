@@ -41,8 +41,8 @@ def transpose_csc(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
 def is_symmetric(indptr: Tensor, indices: Tensor) -> Tensor:
     """Checks if :func:`transpose_csc` would return the same arrays, bool [1].
 
-    It would if lists ascend and every edge exists equally often in both directions. The check compares sums of hashes. It needs no memory, and
-    takes one asymmetric graph in 2**64 for symmetric.
+    It would if lists ascend and every edge exists equally often in both directions. The check compares sums of hashes. It needs no memory. By
+    chance it calls one asymmetric graph in 2**64 symmetric.
     """
     return operators.is_symmetric(indptr, indices)
 

@@ -73,7 +73,9 @@ def share_ties(indptr: Tensor, index: Tensor | None, x: Tensor, extreme: Tensor,
 
 
 def pass_ties(indptr: Tensor, target: Tensor, x: Tensor, extreme: Tensor, share: Tensor) -> Tensor:
-    """Sums shares of ties: ``out[s]`` is the sum of ``share[target[k]]`` over the entries k of list s with ``x[s] == extreme[target[k]]``.
+    """Passes gradients of extremes back to their sources.
+
+    ``out[s]`` sums ``share[target[k]]`` over the entries k of list s with ``x[s] == extreme[target[k]]``.
 
     Each list ends at the first target that has no row in ``extreme``.
     """
@@ -142,7 +144,7 @@ def additive_scores_by_source(
     negative_slope: float,
     grad: Tensor,
 ) -> Tensor:
-    """Returns the gradient of ``source_rows`` over lists by source. A list ends at the first target that has no row in ``target_rows``."""
+    """Returns the gradient of ``source_rows``, from lists by source. A list ends at the first target that has no row in ``target_rows``."""
     return operators.additive_scores_by_source(
         indptr, target, place, target_rows, source_rows, att, negative_slope, grad
     )

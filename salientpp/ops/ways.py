@@ -42,7 +42,10 @@ def fill_slots(ids: Tensor, prior: Tensor, slot_id: Tensor, slot_key: Tensor, ta
 
 
 def note_uses(list: Tensor, batch: int, num_ids: int, slot_id: Tensor, slot_key: Tensor, table: Tensor) -> None:
-    """Sets the next use of slots to ``batch`` if it is not known yet and their ids are in the list. Lists come in the order of their batches."""
+    """Notes that ``batch`` needs the ids of ``list``: it becomes the next use of their slots, except where an earlier one is known.
+
+    Call it in the order of the batches.
+    """
     operators.note_uses(list, batch, num_ids, slot_id, slot_key, table)
 
 

@@ -198,9 +198,12 @@ def _count_cut_edges(graph: Graph, assignment: Tensor) -> int:
 
 
 def _deal_at_random(seed_sets: Sequence[Tensor], num_vertices: int, num_parts: int, seed: int) -> Tensor:
-    """Shuffles the vertices, sorts them by their seed sets (int64 [N], how often each set lists them), and deals them out in turn.
+    """Shuffles the vertices, sorts them by the seed sets that list them, and deals them out to the parts in turn.
 
-    Vertices that are equal in this order are dealt evenly to within one. So each stratum is even, and so is the whole.
+    A stratum is the vertices that the same sets list equally often. Its vertices are dealt evenly to within one, and so are all vertices.
+
+    Args:
+        seed_sets: for each set int64 [N], how often it lists each vertex.
     """
     stratum = np.zeros(num_vertices, dtype=np.int64)
     for weight in seed_sets:

@@ -44,7 +44,7 @@ class VertexLoads:
         others = _LOADS if loads is None else tuple(loads)
         for name, ids in seed_sets.items():
             if name in others:
-                raise ValueError(f"a seed set may not be called {name!r}: that load is always balanced; rename it")
+                raise ValueError(f"a seed set may not be called {name!r}: {name} are always balanced; rename the set")
             if not isinstance(ids, Tensor) or ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
                 got = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
                 raise ValueError(

@@ -1,7 +1,8 @@
 """Coarsens a graph for a partitioner that would need too much memory for the whole.
 
 Strongly linked vertices become one cluster with their total weight, and the edges between two clusters become one edge. The kernels
-(csrc/partitioning/coarsen.cpp) read memory-mapped lists in order. They hold 20 bytes per vertex, and 20 per edge end of the piece that they contract.
+(csrc/partitioning/coarsen.cpp) read memory-mapped lists in order. They hold 20 bytes per vertex, and 20 bytes per end of an edge in
+the piece that they contract.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ _MOST_LEFT = 0.9
 #: clusters are light. With 64 edges per cluster, the parts of two real graphs fetched 1 to 2 % more rows.
 _EDGES_KEPT = 128
 
-#: Number of passes over the lists, each for the clusters with one share of the edge ends; and number of result entries that are thinned at a time.
+#: Most passes over the lists; each contracts the lists of some of the clusters.
 _TIMES = 16
+#: Number of edge ends that are thinned at a time. A pass contracts at least as many.
 _PIECE = 2**20
 _MOST_WEIGHT = 2**31 - 1
 

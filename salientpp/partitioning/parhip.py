@@ -42,7 +42,7 @@ def write_undirected(
         The graph. Its ``indices`` and weights are mapped from the file: int32, or int64 if they do not fit.
 
     Raises:
-            OSError: the disk is too small for the graph.
+        OSError: the disk is too small for the graph.
         ValueError: the weights sum to more than 2^60.
     """
     num_vertices = graph.num_vertices

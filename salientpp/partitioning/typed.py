@@ -1,12 +1,12 @@
 """Assigns the vertices of several types to parts, and numbers them.
 
 One partition serves all types. Vertices of all types are numbered one type after another, and the edges of all relations between them form one graph, the
-**joint graph**. It is partitioned like any other (:mod:`salientpp.partitioning.assign`). Balanced are the vertices of every type, the edges of every relation
-(in-degrees) and every split of every type.
+**joint graph**. It is partitioned like any other (:mod:`salientpp.partitioning.assign`). The vertices of every type, the edges of every
+relation (in-degrees) and every split of every type are balanced.
 
 With VIP weights, an edge u -> v weighs the bytes that a step is expected to receive through it (:func:`~salientpp.vip.inclusion.typed_traffic`). These are
-the row of u and the rows of everything drawn from u. Counting only the row of u is not enough. If half of the vertices have no rows (``synthetic-mag``),
-parts were then worse than without weights.
+the row of u and the rows of everything drawn from u. Counting only the row of u is not enough: on a graph where half of the vertices have no rows
+(``synthetic-mag``), it gave worse parts than no weights.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def assign_types(
     for i, name in enumerate(typed.node_types):
         for split, ids in splits.get(name, {}).items():
             if split in ("vertices", "edges"):
-                raise ValueError(f"a split may not be called {split!r}: that load is always balanced; rename it")
+                raise ValueError(f"a split may not be called {split!r}: {split} are always balanced; rename the split")
             sets[f"{split} of {name}"] = ids + joint.first[i]
     loads = {}
     for edge_type, relation in zip(typed.edge_types, typed.relations):

@@ -67,9 +67,9 @@ class FailureNotes:
         return RankFailure(note["text"])
 
     def check_script(self) -> None:
-        """Tells the other ranks, and raises, if this rank's script has ended with an error while a thread still serves them.
+        """Raises if this rank's script has ended with an error while a thread still serves the other ranks. It tells them first.
 
-        Otherwise each might wait for the other.
+        Otherwise this rank and the others might wait for each other.
         """
         text = self._early_end()
         if text is not None:
@@ -92,7 +92,7 @@ class FailureNotes:
 
     @classmethod
     def leave_at_exit(cls) -> None:
-        """Tells the ranks that do not know it yet that the script has ended with an error, if it has.
+        """Tells the other ranks if this rank's script has ended with an error, and they do not know it yet.
 
         Their next epoch may have begun before this rank stopped answering.
         """

@@ -38,7 +38,7 @@ class Groups:
     Attributes:
         host: gloo group, for data between host memories.
         device: NCCL group, for data between devices. None: that data goes over ``host``.
-        number: number of this group among the groups of the same ranks, the same on all of them.
+        number: number of the group among all groups of the same ranks. All these ranks give it the same number.
         broken: True after a failure. The group is then kept alive forever, because destroying it would wait for collectives that other ranks never join.
         under_way: host collectives that have not been waited for.
         made: True if this process has made any group.
@@ -103,7 +103,7 @@ class Circle:
 
     Attributes:
         calls: number of Comms that they have made or begun to make.
-        told: by rank, number of its mistakes, made elsewhere, that this process has heard of.
+        told: for each rank, the number of mistakes that it made elsewhere and that this process has heard of.
         has_compared: True if these ranks have compared their greetings; see :mod:`salientpp.ranks.greeting`.
     """
 

@@ -219,5 +219,5 @@ class Placement:
 
 
 def parts_of(rank: int, world_size: int, num_parts: int) -> range:
-    """Returns the parts that a rank serves. With fewer ranks than parts (such as one per host), the parts of all ranks that it stands for."""
+    """Returns the parts that a rank serves. They are several if there are fewer ranks than parts."""
     return range(rank * num_parts // world_size, -((rank + 1) * num_parts // -world_size))

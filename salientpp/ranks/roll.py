@@ -22,10 +22,10 @@ from salientpp.ranks.waiting import SLICE_SECONDS
 #: The backend's timeout exceeds the Comm's own by this.
 _GRACE = timedelta(seconds=5)
 
-#: Seconds that a rank whose group could not be made waits to hear from the others that could not make it either.
+#: If a rank could not make its group: seconds that it waits to hear which other ranks could not make it either.
 _ROLL_SECONDS = 2.0
 
-#: Mistakes that this rank made when it could not know which ranks would wait for it. '' once the next ranks to meet were told.
+#: Mistakes that this rank made when it could not know which ranks would wait for it. A mistake becomes '' once other ranks have been told of it.
 _mistakes: weakref.WeakKeyDictionary[dist.ProcessGroup, list[str]] = weakref.WeakKeyDictionary()
 
 
@@ -158,9 +158,9 @@ class Roll:
 
 
 def go_astray(error: Exception) -> None:
-    """Leaves a note for the ranks that wait for this one to construct a loader: it does not come.
+    """Leaves a note that this rank does not come, for the ranks that wait for it to construct a loader.
 
-    Because of its mistake, this rank does not know which ranks those are. If it continues, :func:`own_up` makes up for the call that they have counted.
+    Because of its mistake, this rank does not know which ranks wait. They have counted this call. If this rank continues, :func:`own_up` counts it later.
     """
     if dist.is_available() and dist.is_initialized() and not is_parents_group():
         texts = _mistakes.setdefault(default_group(), [])
@@ -169,7 +169,7 @@ def go_astray(error: Exception) -> None:
 
 
 def own_up(ranks: tuple[int, ...]) -> None:
-    """Makes up for the calls that these ranks have counted and this one has not."""
+    """Tells these ranks of this rank's earlier mistakes. Each takes one call, which those ranks have counted already."""
     texts = _mistakes.get(default_group(), [])
     if any(texts):
         for text in filter(None, texts):

@@ -67,7 +67,7 @@ def block(num_bytes: int) -> Iterator[tuple[Tensor, Offer]]:
 
 
 def mapped(offer: Offer) -> Tensor:
-    """Maps the block of another process that holds it open, as uint8 [num_bytes]. CannotShare if it cannot be opened, or is not that block."""
+    """Maps a block that another process offers, as uint8 [num_bytes]. Raises CannotShare if it cannot be opened, or is not the block of the offer."""
     name = f"/proc/{offer.process}/fd/{offer.file}"
     try:
         file = os.open(name, os.O_RDWR | os.O_CLOEXEC)
@@ -122,7 +122,7 @@ def shared_tensors(host: Comm, shapes: Sequence[tuple[Sequence[int], torch.dtype
 
 
 def _shared_memory(comm: Comm, first: int, num_bytes: int) -> tuple[Tensor | None, list[str | None]]:
-    """Maps a block of the rank ``first`` of this host. Returns it, and for every rank the reason why it could not map it."""
+    """Maps memory that rank ``first`` makes. Returns it, and for every rank the reason why that rank could not map it, or None."""
     memory, made, trouble = None, None, None
     with contextlib.ExitStack() as held:
         try:

@@ -1,4 +1,4 @@
-"""Hops of a sampled batch: the number of its vertices and edges within each number of hops of the seeds, and its edges as lists.
+"""Hops of a sampled batch: for each number of hops, how many vertices and edges are within it of the seeds; and the edges as lists.
 
 A layer whose outputs are needed within d hops of the seeds needs the edges into these vertices, and inputs within d + 1 hops. Vertices are numbered,
 and edges ordered, by discovery, so each of these sets is a prefix.

@@ -172,7 +172,7 @@ class NeighborSampler(BaseSampler):
 
     @property
     def is_plain(self) -> bool:
-        """True for one vertex type without weighted draws: the inclusion probabilities of a :class:`~salientpp.Graph` apply."""
+        """True for one vertex type without weighted draws. Inclusion probabilities can be computed then."""
         return not self.is_hetero and not self.topology.has_weights
 
     @property
@@ -304,7 +304,7 @@ class NeighborSampler(BaseSampler):
         on_clock: bool = False,
         only_vertices: bool = False,
     ) -> Mfg:
-        """Samples an MFG. PyG's bidirectional sampler calls it by this name. ``on_clock``: the graph's clock has already read the times."""
+        """Samples an MFG. PyG's bidirectional sampler calls it by this name. ``on_clock``: the times are already values of the graph's clock."""
         key = _drawn(key)
         if self.shared_draws is not None:
             self._check_shared_draws()  # `replace` may have changed since construction

@@ -62,7 +62,7 @@ def batch_keys(seed: int, epoch: int, logical_rank: int, index: int, block: int 
 
 
 def share_size(num_seeds: int, place: int, num_shares: int) -> int:
-    """Returns the number of a unit's seeds that a logical rank visits, from its place inside the unit."""
+    """Returns the number of seeds that the logical rank at ``place`` of a unit visits. They are every ``num_shares``-th seed of the unit."""
     return len(range(place, num_seeds, num_shares))
 
 

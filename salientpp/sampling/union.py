@@ -22,7 +22,7 @@ def disjoint_union(mfgs: Sequence[Mfg], input_type: str | tuple[str, str, str] |
     """Joins several MFGs of the same kind to one.
 
     Args:
-        mfgs: MFGs with the metadata that PyG's loaders read: ids and times of the seeds, and for edges also the places of their ends.
+        mfgs: MFGs with the metadata that PyG's loaders read: ids and times of the seeds. If seeds are edges, also the places of their ends in the MFG.
         input_type: type of the seeds; None without types.
         of_edges: True if the seeds are edges.
 

@@ -218,7 +218,7 @@ class Exchange:
         return rows
 
     def send_rows(self, counts: Counts, rows: Mapping[Column, Tensor]) -> PendingRows:
-        """Starts to send the requested rows, by column, of types that travel. The result will hold this rank's wanted rows of the same columns."""
+        """Starts to send ``rows``, which other ranks requested. The result will hold the rows of the same columns that this rank wants."""
         if not rows:
             return PendingRows(None, {}, [])
         places = [self.types.index(type_) for type_, _ in rows]

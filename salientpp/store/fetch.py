@@ -126,8 +126,8 @@ class Recipe:
     """Plan by which a device puts the rows of a batch in their places.
 
     Attributes:
-        index: int32 or int64 [n], for every position of the batch the number of its row. Rows are numbered through the tiers ``on_device``, the packed,
-            the arrived and the kept rows, in this order. None: the batch is the packed rows, in order.
+        index: int32 or int64 [n], for every position of the batch the number of its row. The numbers count the rows of the tiers ``on_device`` first,
+            then the packed, the arrived and the kept rows. None: the batch is the packed rows, in order.
         packed: one int64 vector per tier, the slots of the rows that the worker packs.
     """
 

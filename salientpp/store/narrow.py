@@ -127,7 +127,7 @@ class Narrow:
     def decode_by_torch(self, encoded: Tensor) -> Tensor:
         """Decodes as :meth:`decode`, with torch's operators. Each operator rounds separately: none fuses a product with a sum.
 
-        The code is the same on every device and waits for none. A GPU that assembles rows decodes them on its current stream; tests run the same
+        The code is the same on every device, and never waits for the device. A GPU that assembles rows decodes them on its current stream; tests run the same
         lines on the CPU. A dedicated kernel would save passes over the rows, and give the same bits.
 
         Args:

@@ -48,7 +48,7 @@ _MANY_VERTICES = 2**25
 
 
 def check_fanouts(fanouts: Sequence[int], *, may_be_empty: bool = False) -> list[int]:
-    """Returns ``fanouts`` as a list of ints; ValueError if one is neither >= 0 nor -1 (all neighbours), or if the list may not be empty and is."""
+    """Returns ``fanouts`` as a list of ints; ValueError if one is neither >= 0 nor -1 (all neighbours), or if the list is empty and may not be."""
     if isinstance(fanouts, (str, bytes)) or not isinstance(fanouts, Sequence):
         raise ValueError(f"num_neighbors must be a list of integers, one per hop, got {fanouts!r}")
     checked = []
@@ -177,7 +177,7 @@ def link_start(
     Args:
         ends: int64 [M].
         negatives_per_batch: negative examples on this side.
-            weight: [N], relative frequency of each vertex as a negative example; None: uniform.
+        weight: [N], relative frequency of each vertex as a negative example; None: uniform.
     """
 
     def start(num_vertices: int) -> Tensor:

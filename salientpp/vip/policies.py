@@ -42,8 +42,8 @@ class Workload:
         seeds: int64 global ids that the part's batches start from.
         num_neighbors, replace: fanouts, nearest the seeds first; True if neighbours are drawn with replacement.
         batch_size: seeds per batch.
-        vip: float32 [N], the inclusion probabilities of this workload if known, for instance stored with the graph. All ranks that rank
-            by them must use the same array. Under another numbering, recomputed values round differently, which reorders near ties.
+        vip: float32 [N], the inclusion probabilities of this workload if known, for instance stored with the graph. All ranks that plan a cache with them
+            must use the same array: values computed again under another numbering round differently, so nearly equal scores may change places.
     """
 
     graph: Graph
@@ -290,7 +290,7 @@ def score_types(policy: str | Callable[[Any], Any], workload: TypedWorkload) -> 
         return {type_: torch.zeros(size, device="cpu") for type_, size in sizes.items()}
     if not callable(policy) and policy not in TYPED_POLICIES:
         raise ValueError(
-            f"policy must be one of {', '.join(sorted(TYPED_POLICIES))} over several vertex types, weighted edges or seeds that are edges, "
+            f"policy must be one of {', '.join(sorted(TYPED_POLICIES))} for several vertex types, weighted edges or seeds that are edges, "
             f"got {policy!r}; or pass a function of a TypedWorkload"
         )
     scores = policy(workload) if callable(policy) else TYPED_POLICIES[policy](workload)

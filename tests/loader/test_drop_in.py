@@ -1373,7 +1373,7 @@ def without_features() -> HeteroData:
         (node(temporal_strategy="last"), ValueError, "temporal_strategy='last' needs times; pass time_attr too"),
         (node(temporal_strategy="first", time_attr="y"), ValueError, "temporal_strategy must be 'uniform' or 'last', got 'first'"),
         (node(subgraph_type="outer"), ValueError, "'outer' is not a valid SubgraphType"),
-        (node(columns=("x", "y")), ValueError, "columns without row sources is for partitioned graphs"),
+        (node(columns=("x", "y")), ValueError, "columns can choose attributes only of partitioned graphs"),
         (node(data=lambda: stores(graph()), weight_attr="w"), NotImplementedError, "weight_attr is for a Data or HeteroData"),
         (link(edge_label=TEN), ValueError, r"edge_label must have one entry per edge of edge_label_index, expected 20, got \[10\]"),
         (link(edge_label_time=TEN), ValueError, "'edge_label_time' is set but 'time_attr' is not: temporal sampling needs both"),

@@ -634,7 +634,7 @@ def test_an_unsupported_policy_over_types_is_refused_on_every_rank(tmp_path):
     root = tmp_path / "parts"
     salientpp.partition(typed_data(), 2, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), replicate=())
     for text in distributed.run(policy_of_types, 2, str(root)):
-        assert "policy must be one of degree, random, vip, vip-hop over several vertex types" in text
+        assert "policy must be one of degree, random, vip, vip-hop for several vertex types" in text
 
 
 def test_wide_rows_are_cached_only_if_needed_more_often_than_narrow_rows():

@@ -269,7 +269,7 @@ class Wrong:
 @pytest.mark.parametrize(
     "rows, kind, text",
     [
-        ([1], ValueError, "columns without row sources is for partitioned graphs"),
+        ([1], ValueError, "columns can choose attributes only of partitioned graphs"),
         ({"x": np.zeros((400, 3))}, TypeError, r"columns\['x'\].dtype must be a torch.dtype, got dtype\('float64'\)"),
         (
             {"x": "file"},

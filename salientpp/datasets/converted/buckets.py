@@ -169,7 +169,7 @@ def _read(runs: Runs, first: int, last: int, count: int) -> np.ndarray:
 
 
 def _chunks(runs: Runs, bucket: int, most: int) -> Iterator[np.ndarray]:
-    """Yields the words of one bucket in the order of the runs, ``most`` at a time."""
+    """Yields the words of one bucket, ``most`` at a time, in the order in which the runs have them."""
     words, done = np.empty(most, dtype=np.uint64), 0
     with runs.path.open("rb") as file:
         for begin, end in runs.slices(bucket, bucket + 1):

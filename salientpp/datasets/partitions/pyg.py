@@ -94,7 +94,7 @@ def _edges(
         own = integers(entry["global_id"], attributes_file, "global_id")
         if own.shape != ids.shape or not bool((own == ids - first).all()):
             raise ValueError(
-                f"{attributes_file}: expected the edges of graph.pt in the same order, got others under global_id; the "
+                f"{attributes_file}: global_id must list the edges of graph.pt in the same order, got other ids; the "
                 "files are of different partitions: copy them again, or partition again"
             )
     if values:

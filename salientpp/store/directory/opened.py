@@ -254,17 +254,17 @@ class PartitionedGraph:
         return self._topology.global_ids(ids, _vertices(self, type_).name)
 
     def split(self, name: str, part_id: int | None = None, type_: str | None = None) -> Tensor:
-        """Returns global ids, int64, of a part's seeds of one type: a split of the data, or 'all'."""
+        """Returns the global ids, int64, of a part's vertices of one type that are in a split of the data; for 'all', of all of them."""
         return vertex_split(self.arrays, _vertices(self, type_), name, self._stored(part_id))
 
     def edge_split(self, name: str, part_id: int | None = None, type_: EdgeName = None) -> Tensor:
-        """Returns positions, int64, in the lists of one edge type, of edges whose target a part owns: a split of the data, or 'all'."""
+        """Returns the edges of one type whose targets a part owns: those in a split of the data, or 'all'. Edges are positions in the lists, int64."""
         stored, edges = self._stored(part_id), _edges(self, type_)
         indptr, _ = self.lists[edges.name]
         return edge_split(self.arrays, edges, name, stored, self.description.vertices(edges.target), indptr)
 
     def vip(self, part_id: int | None = None, type_: str | None = None) -> Tensor:
-        """Returns float32 [N] of one type: inclusion probabilities for the workload that the directory was partitioned with, without the seeds' own.
+        """Returns float32 [N] of one type: inclusion probabilities for the workload that the directory was partitioned with. Being a seed does not count.
 
         For several parts on disk, they are computed for the joined part once, and kept in the directory if it can be written.
         """

@@ -14,8 +14,8 @@ from salientpp.vip.policies import Workload
 from salientpp.vip.shared import block_probability
 
 #: With a window of W batches, uses that are at most W / LATE batches apart are cache hits as often as if the whole future were known. The factor is fitted to
-#: counts on two graphs; with it the forecast agrees within 0.02 for windows of T* / 2 to 3 T*. It exceeds 1 because the distance between uses up to which rows
-#: are kept varies from batch to batch.
+#: counts on two graphs; with it the forecast agrees within 0.02 for windows of T* / 2 to 3 T*. It exceeds 1 because the longest distance between two uses over
+#: which a row is kept varies from batch to batch.
 LATE = 1.2
 
 
@@ -150,7 +150,7 @@ class Spread:
         return unused.mean(0), (summed(inside) + idle**rest * waited).mean(0)
 
     def _within(self, batches: float) -> tuple[Tensor, Tensor]:
-        """Returns the probability that a row is used again within ``batches`` batches, and that it is between two uses at most that far apart.
+        """Returns two probabilities: that a row is used again within ``batches`` batches, and that it is now between two uses at most ``batches`` apart.
 
         A fraction of a batch interpolates between the whole numbers of batches around it.
         """
@@ -199,9 +199,10 @@ class Spread:
 
 
 def _has_row(chance: Tensor, needed: Tensor, size: int) -> Tensor:
-    """Returns the probability that a block of ``size`` batches contains a row, given that a batch needs the row with ``chance`` and any batch with ``needed``.
+    """Returns the probability A that a block of ``size`` batches contains a row.
 
-    The block contains the row with A, and then each batch needs it with q: ``A q = chance`` and ``A (1 - (1 - q)^size) = needed``.
+    One batch needs the row with probability ``chance``, and at least one batch of the block with probability ``needed``.
+    If the block contains the row, each batch needs it with probability q: ``A q = chance`` and ``A (1 - (1 - q)^size) = needed``.
     """
     low, high = chance.clone(), torch.ones_like(chance)  # bounds of q
     for _ in range(50):

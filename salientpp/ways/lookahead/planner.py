@@ -1,4 +1,4 @@
-"""Decision which remote rows a rank keeps, given the rows that its next batches need.
+"""Decides which remote rows a rank keeps, given the rows that its next batches need.
 
 Inside the window the method is the optimal replacement of Belady, *A study of replacement algorithms for a virtual-storage computer*, IBM Systems Journal
 5(2), 1966; see docs/explanation/traffic.md. Ties are broken as follows. Among rows that are needed equally late, cached rows stay; rows in lower slots leave

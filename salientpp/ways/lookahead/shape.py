@@ -37,7 +37,7 @@ def check_lookahead(lookahead: Any) -> Window:
 
 
 def group_of(window: int) -> int:
-    """Returns the number of batches whose window is read at once. With it, reading costs a batch at most nine of its lists."""
+    """Returns the number of batches for which a window is read at once. It is large enough that a batch reads at most nine lists on average."""
     return max(1, -(-window // 8))
 
 
@@ -95,7 +95,7 @@ def choose_shape(
     Args:
         probability: float32 [N], probability that a batch needs each remote row; 0 for other rows.
         budget: bytes of a static cache, or of this rank's share of it.
-        blocks: returns the blocks in which the draws of batches agree; called for 'auto' only.
+        blocks: returns the blocks of batches whose draws agree; called for 'auto' only.
         num_sharing: number of ranks that would share a static cache.
 
     Raises:

@@ -300,7 +300,7 @@ def _ids_of(pieces: Sequence[Any]) -> dict[str | None, Tensor]:
 
 
 def _blocks_of(basis: Basis) -> Blocks | None:
-    """Blocks in which batches agree, if known; this needs one vertex type, seeds that are vertices, and draws without weights."""
+    """Blocks of batches whose draws agree, if known; this needs one vertex type, seeds that are vertices, and draws without weights."""
     part, inputs, sampler = basis.source.part, basis.source.seeds.inputs, basis.source.sampler
     assert part is not None and part.part_id is not None and isinstance(sampler, NeighborSampler)
     block = basis.epochs.draw_block

@@ -1,4 +1,4 @@
-"""Decision which of a batch's missing rows arrive whole, and which arrive as sums that their owners compute.
+"""Decides which of a batch's missing rows arrive whole, and which arrive as sums that their owners compute.
 
 Only rows of vertices that were first found in the last hop may be summed, because layers use these rows only to aggregate them into their neighbours. Each edge
 from such a missing row needs either its source's row or its target's sum. The choice is a vertex cover with the fewest bytes in the bipartite graph of
@@ -31,7 +31,7 @@ class Sums:
     """Sums that a rank asks for in a batch, as int64 vectors. All except the last two are grouped by owner, then by target.
 
     Attributes:
-        target: positions in the batch of the vertices whose neighbours are summed; a vertex occurs once for each owner of some of them.
+        target: positions in the batch of the vertices whose neighbours are summed; a vertex whose neighbours have several owners occurs once per owner.
         size: number of rows in each sum.
         source: global ids of these rows, sum after sum.
         edge: ids of the edges to these rows; None if edges have no ids.
@@ -61,7 +61,7 @@ class Wire:
 
     @property
     def of_copies(self) -> Wire:
-        """Bytes for a copy to a device, which needs no request."""
+        """Bytes that a copy to a device moves for a row. A copy sends no ids or weights."""
         return Wire(self.row_bytes, 0)
 
     def bytes_of(self, rows: int, sums: int = 0, sources: int = 0) -> int:

@@ -607,7 +607,7 @@ PYG_DAMAGE = [
     (edited("part_0/graph.pt", at("col", to=with_first(-1))), "must have a target in [0, 61), the size of node_map.pt, got -1"),
     (edited("part_0/graph.pt", at("row", to=lambda row: row[1:])), "graph.pt: row must have a row for each of the"),
     (edited("part_0/graph.pt", at("edge_id", to=lambda ids: ids.float())), "graph.pt: edge_id must hold integers"),
-    (edited("part_0/graph.pt", at("edge_id", to=twice)), "others under global_id"),
+    (edited("part_0/graph.pt", at("edge_id", to=twice)), "global_id must list the edges of graph.pt in the same order"),
     (edited("part_0/graph.pt", at("edge_id", to=with_first(-1))), "got edge -1"),
     (edited("part_1/node_feats.pt", at("global_id", to=twice)), "expected x of each vertex, got none for"),
     (edited("part_1/node_feats.pt", at("global_id", to=with_first(61))), "expected ids in [0, 61), the size of node_map.pt, got vertex 61"),
@@ -619,7 +619,7 @@ PYG_DAMAGE = [
     (edited("part_1/node_feats.pt", at("feats", "x", to=lambda x: x * float("nan"))), "x must be finite, got nan or infinity in row"),
     (edited("part_1/node_feats.pt", at("time", to=lambda t: t + 1)), "node_feats.pt: expected time as in earlier parts, got other values"),
     (edited("part_1/node_feats.pt", at("time", to=lambda t: t[1:])), "node_feats.pt: expected time with 61 rows, the size of node_map.pt, got int64 [60]"),
-    (edited("part_2/edge_feats.pt", at("global_id", to=lambda ids: ids.flip(0))), "edge_feats.pt: expected the edges of graph.pt in the same order"),
+    (edited("part_2/edge_feats.pt", at("global_id", to=lambda ids: ids.flip(0))), "edge_feats.pt: global_id must list the edges of graph.pt in the same order"),
     (edited("part_2/edge_feats.pt", at("feats", "edge_attr", to=lambda rows: rows[1:])), "edge_feats.pt: edge_attr must have a row for each of the"),
     (edited("part_2/edge_feats.pt", lambda feats: {}), "expected edge_attr of each edge, got none for"),
 ]  # fmt: skip

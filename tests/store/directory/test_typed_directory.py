@@ -452,7 +452,7 @@ def broken(change) -> HeteroData:
         ({"edge_split": {"train": torch.arange(3)}}, "the keys of edge_split must be edge types of the data .*, got 'train'"),
         ({"edge_split": {CITES: {"train": torch.tensor([300])}}}, r"edge_split 'train' of \('paper', 'cites', 'paper'\) must hold ids in \[0, 300\), got 300"),
         ({"edge_split": {CITES: {"all": []}}}, r"a split's name must be an identifier other than 'all', got 'all' of \('paper'"),
-        ({"split": {"paper": {"vertices": [1]}}}, "a split may not be called 'vertices': that load is always balanced"),
+        ({"split": {"paper": {"vertices": [1]}}}, "a split may not be called 'vertices': vertices are always balanced; rename the split"),
         ({"seeds": "val"}, r"seeds='val' is a split of 'paper', 'author'; name the type: seeds=\('paper', 'val'\)"),
         ({"seeds": ("paper", "vla")}, "seeds must be a split of 'paper' .'train', 'val', 'all'., got 'vla'"),
         ({"seeds": ("papre", "val")}, "seeds must name a node type of the data .*, got 'papre'"),
