@@ -72,8 +72,8 @@ def draw_lookahead_forecast(result: Row) -> str:
         text = "–" if row["rows"] is None else f"{row['rows'] / static:.2f} / {row['forecast_share']:.2f}"
         cases.setdefault(case, {})[row["alpha"]] = text
     title = (
-        "**Forecast of lookahead.** Rows as a share of the rows of the static VIP cache: counted / forecast. Here the static cache has the same draws as "
-        "the line. In the table above its draws are independent."
+        "**Forecast of lookahead.** Rows as a share of the rows of the static VIP cache: counted / forecast. The static cache is counted "
+        "with the draws of the same line; in the table above, with independent draws."
     )
     header = ["graph, batch size", "draws", "lookahead", *(f"α = {alpha:g}" for alpha in alphas)]
     lines = [[*case, *(shares[alpha] for alpha in alphas)] for case, shares in cases.items()]

@@ -269,7 +269,7 @@ def draw_vip(result: Row) -> str:
     ]
     title = (
         f"**Inclusion probabilities** of {result['parts']} parts over three hops. {result['vertices']:,} vertices, {result['edges'] / 1e6:.0f} M edges. "
-        f"At its peak salientpp takes {result['extra_bytes_per_vertex_and_part']:.1f} bytes per vertex and part above the graph, output included."
+        f"At its peak salientpp takes {result['extra_bytes_per_vertex_and_part']:.1f} bytes per vertex and part in addition to the graph, output included."
     )
     header = ["method", "seconds", "ns per edge and hop", "relative to salientpp"]
     return joined(title, table(header, lines), source(result))

@@ -2,7 +2,7 @@
 
 A PyG layer computes row by row, with two exceptions. ``propagate`` and ``edge_updater`` look up rows by the edges' sources; there the halo's rows are
 appended to the rank's own. Functions that normalise by degrees (``gcn_norm``) look up degrees of sources; a copy of the layer's method then calls a
-version that asks the owners. The layers of :data:`salientpp.nn.layers.LAYERS` read other vertices in no other way. Layers that do are refused by name.
+version that asks the owners. The layers of :data:`salientpp.nn.layers.LAYERS` read other vertices in no other way. A layer that does so is refused by name.
 """
 
 from __future__ import annotations

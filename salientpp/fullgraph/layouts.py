@@ -292,7 +292,7 @@ class DistAdjacency:
         return torch.cat([piece.view(mine, each) for piece, each in zip(arrived, widths, strict=True)], 1)
 
     def _broadcast_matrix(self, stage: int, name: str) -> Sparse:
-        """Broadcasts the block of rank (i, stage, k) to every rank (i, ·, k)."""
+        """Broadcasts one block per row and layer of the grid: rank (i, stage, k) sends its block to all ranks (i, ·, k)."""
         rank = self.graph.ranks.rank
         row, _, layer = self.layout.place(rank)
         peers = self.layout.sub_block(row, layer)

@@ -181,7 +181,7 @@ class Problem:
         return self._greedy(budget, best)
 
     def _cut(self, price: float) -> Tensor:
-        """Returns the depths of least cost if a word of memory costs ``price`` seconds."""
+        """Returns how deep each candidate is kept at the lowest total cost, if a word of memory costs ``price`` seconds."""
         costs, number, hops = self.costs, self.candidates.numel(), self.costs.num_hops
         source, sink = 2 * number * hops, 2 * number * hops + 1
         flow = _Flow(sink + 1)

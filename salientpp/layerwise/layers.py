@@ -183,7 +183,7 @@ def _takes_edges(parameters: dict[str, inspect.Parameter]) -> bool:
 
 
 def _unwrapped(model: Any) -> Any:
-    """Removes DDP, which would communicate at other times, and ``torch.compile``, which would compile for every shape."""
+    """Unwraps a model: DDP would start collectives of its own, and ``torch.compile`` would compile for every shape."""
     while isinstance(model, torch.nn.Module):
         if isinstance(model, DistributedDataParallel):
             model = model.module
@@ -202,7 +202,7 @@ def _name_of(function: Any) -> str:
 
 
 def modules_of(model: Any) -> list[torch.nn.Module]:
-    """Returns the modules of a model or of a list of layers, without modules that a function refers to."""
+    """Returns the modules of a model or of a list of layers. Modules inside functions of the list are not found."""
     if isinstance(model, torch.nn.Module):
         return [model]
     return [item for item in model if isinstance(item, torch.nn.Module)] if isinstance(model, (list, tuple)) else []

@@ -160,7 +160,7 @@ def _batch_norm(op: Operation) -> bool:
 
 
 def _rows_of_seeds(op: Operation) -> str:
-    """Handles selection of rows by number: of seeds only, or of any vertices."""
+    """Handles indexing of rows by position. Tells whether every position is a seed."""
     index = op.named.get("index") if op.named.get("dim", 0) == 0 else None
     indices = op.named.get("indices") or [index]
     first = indices[0]

@@ -144,7 +144,7 @@ def additive_scores_by_source(
     negative_slope: float,
     grad: Tensor,
 ) -> Tensor:
-    """Returns the gradient of ``source_rows``, from lists by source. A list ends at the first target that has no row in ``target_rows``."""
+    """Returns the gradient of ``source_rows``. The edges are lists by source. A list ends at the first target that has no row in ``target_rows``."""
     return operators.additive_scores_by_source(
         indptr, target, place, target_rows, source_rows, att, negative_slope, grad
     )

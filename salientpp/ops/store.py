@@ -14,7 +14,7 @@ from salientpp.ops.library import operators
 
 
 def pack_id_set(ids: Tensor, num_ids: int) -> Tensor:
-    """Packs ascending, distinct ``ids`` int64 [n] of [0, num_ids) into a bitmap with ranks.
+    """Packs ascending, distinct ``ids`` int64 [n] of [0, num_ids) into a bitmap with running counts.
 
     Returns int64 words, one per 32 ids (none for the empty set): a quarter of a byte for each of the ``num_ids`` ids.
     In :func:`look_up` the slot of a member is its position in ``ids``.

@@ -200,7 +200,7 @@ def _count_cut_edges(graph: Graph, assignment: Tensor) -> int:
 def _deal_at_random(seed_sets: Sequence[Tensor], num_vertices: int, num_parts: int, seed: int) -> Tensor:
     """Shuffles the vertices, sorts them by the seed sets that list them, and deals them out to the parts in turn.
 
-    A stratum is the vertices that the same sets list equally often. Its vertices are dealt evenly to within one, and so are all vertices.
+    Vertices form a stratum if each set lists them equally often. Numbers of a stratum's vertices differ by at most one between parts; so do the totals.
 
     Args:
         seed_sets: for each set int64 [N], how often it lists each vertex.

@@ -68,9 +68,9 @@ def compare_greetings(store: dist.Store, ranks: Sequence[int], rank: int, of: st
     """Reads the greetings of some ranks, and raises DifferentVersions unless all have the same versions.
 
     Args:
-        ranks: numbers in the default group, in the order of the numbers that the error should use.
+        ranks: the ranks' numbers in the default group. Errors call them 0, 1, ... in this order.
         rank: this process's number in the default group.
-        of: text after the number of a rank, which says what the number means.
+        of: text that errors append to a rank's number, such as the name of its group.
         all_came: True: a rank without a greeting runs a version that writes none. False: ranks without a greeting are left out.
     """
     greeted = [each for each in ranks if have_greeted(store, [each])] if not have_greeted(store, ranks) else [*ranks]

@@ -371,7 +371,7 @@ def check_replication_factor(replication_factor: float) -> float:
     number = as_real(replication_factor)
     if number is None or number < 0:
         raise ValueError(
-            f"replication_factor must be >= 0 (cached rows per part over N / K), got {replication_factor!r}"
+            f"replication_factor must be >= 0 (cached rows of a part, divided by N / K), got {replication_factor!r}"
         )
     if number > _LARGEST_ALPHA:
         raise ValueError(

@@ -127,7 +127,7 @@ def test_the_capacity_is_exact_if_alpha_n_over_k_is_whole():
 
 @pytest.mark.parametrize("alpha", [-0.1, -1, math.nan, math.inf, -math.inf, "x", None, [0.1]], ids=repr)
 def test_a_bad_replication_factor_is_refused(alpha):
-    text = f"replication_factor must be >= 0 (cached rows per part over N / K), got {alpha!r}"
+    text = f"replication_factor must be >= 0 (cached rows of a part, divided by N / K), got {alpha!r}"
     with pytest.raises(ValueError, match=re.escape(text)):
         plan_cache(torch.ones(10), BOOK, 0, alpha)
     with pytest.raises(ValueError, match="replication_factor must be >= 0"):

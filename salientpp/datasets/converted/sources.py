@@ -169,7 +169,7 @@ def _kind(path: Path) -> str:
         return "text"
     if path.suffix in (".npy", ".parquet"):
         return path.suffix[1:]
-    raise ValueError(f"{path} must have a name for text ({', '.join(_TEXT)}, also with .gz), .npy or .parquet")
+    raise ValueError(f"the name of {path} must end in {', '.join(_TEXT)} (also with .gz), .npy or .parquet")
 
 
 def _rows_of(paths: Sequence[Path], dtype: type, skip: int) -> Rows:

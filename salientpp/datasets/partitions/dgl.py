@@ -53,7 +53,7 @@ def load_dgl_assignment(
         return _part_ids(path, node_map, num_parts), num_parts
     if not isinstance(node_map, dict) or not node_map:
         raise ValueError(
-            f"{path}: expected node_map, ranges by node type or the path of a file, as DGL writes it, got {node_map!r}"
+            f"{path}: node_map must be ranges by node type, or the path of a file, as DGL writes it, got {node_map!r}"
         )
     assignment = _by_ranges(path, node_map, num_parts, meta.get("num_nodes"))
     if len(assignment) == 1 and not isinstance(original_id, Mapping):

@@ -333,7 +333,7 @@ def _check_time(described: Description) -> None:
 
 
 def _check_narrow(described: Description) -> None:
-    """Checks encoded rows: they need version 3, belong to vertices, are no times, and have a format that fits them."""
+    """Checks encoded rows: the version is 3 or later, and the attribute belongs to vertices, is not a time, and has a fitting format."""
     words, check = _STORED_AS
     for type_ in described.types:
         for name, entry in type_.attributes.items():

@@ -96,15 +96,15 @@ def partition(
         split: name -> vertex ids or mask; for a ``HeteroData``, node type -> such a mapping. Every vertex in it is kept, whatever its label.
             None takes ``train_mask``, ``train_idx`` or ``train_index`` of the data, and in the same way for ``val`` and ``test``.
         edge_split: name -> edge ids (positions in ``edge_index``) or mask; for a ``HeteroData``, edge type -> such a mapping. An edge is in its target's part.
-        seeds: the split that the VIP is computed for, or ``(type, split)`` if several types have it. 'all': all vertices; so is a missing 'train'.
+        seeds: the split that the VIP is computed for, or ``(type, split)`` if several types have it. 'all', or 'train' if it is missing, means all vertices.
         replicate: node types whose rows every part gets. None: types whose rows take at most 1 % of the bytes of all rows, and at most 16 MiB.
-        time_attr: the name of node or edge times. Neighbour lists are stored in their order, and node times whole, so that ranks sample from memory maps.
+        time_attr: the name of node or edge times. Neighbour lists are sorted by it, and every part gets all node times, so that ranks sample from memory maps.
         store_as: name of a node attribute -> the format that its rows are stored in and travel in: 'fp16', 'bf16', 'fp8', 'int8', 'int4', or with blocks as
             'int4/32', see :mod:`salientpp.store.narrow`. With several types, a name selects the attribute of all types that have it; (type, name) of one.
         tolerance: how far a part may exceed the mean of each balanced quantity, as a fraction.
         seed: random seed of METIS, KaMinPar or the random assignment.
         overwrite: if True, replace an existing dataset directory (only once the new one is complete), or the work of another call that was stopped.
-        progress: receives every step that is not finished yet.
+        progress: called at the start of each step, except steps that a stopped run finished.
 
     Returns:
         The opened directory.

@@ -649,7 +649,7 @@ MISTAKES = {
     "a negative id of a split": (_splits(np.array([-3, 1])), r"train_idx\[0\]: .* got -3"),
     "an unknown suffix": (
         lambda folder: f"edges:{write_npz(folder / 'g.npz')}",
-        r"must have a name for text .* \.npy or \.parquet",
+        r"the name of .* must end in .* \.npy or \.parquet",
     ),
     "no such file": (lambda folder: f"edges:{folder}/no*.npy", r"no file matches"),
     "another parameter": (lambda folder: f"edges:{folder}/e.npy,z=1", r"has no parameter 'z'; it has x, y, train"),

@@ -115,8 +115,8 @@ def test_a_typed_graph_gets_the_parts_of_dgl(tmp_path):
         ({"_N": [[0, 3], [2, 5]]}, 2, "expected the ranges of node_map to ascend"),
         ({"_N": [[3, 0], [3, 5]]}, 2, "expected node_map to have 2 pairs"),
         ({"_N": [[0, 3.0], [3, 5]]}, 2, "expected node_map to have 2 pairs"),
-        ({}, 2, "expected node_map, ranges by node type or the path of a file"),
-        (None, 2, "expected node_map"),
+        ({}, 2, "node_map must be ranges by node type, or the path of a file"),
+        (None, 2, "node_map must be ranges"),
         ("nowhere.npy", 2, "nowhere.npy: not an .npy file of part ids"),
     ],
 )
