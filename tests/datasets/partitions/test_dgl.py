@@ -96,7 +96,7 @@ def test_a_typed_graph_gets_the_parts_of_dgl(tmp_path):
         for name in data.node_types
     }
     assignment, num_parts = load_dgl_assignment(written(tmp_path, halves))
-    made = salientpp.partition(data, num_parts, tmp_path / "d", [3, 2], 8, seeds="paper", method=assignment)
+    made = salientpp.partition(data, num_parts, tmp_path / "d", [3, 2], 8, seeds=("paper", "all"), method=assignment)
     for name in data.node_types:
         begin, end = made.books[name].range_of(1)
         assert (assignment[name][made.original_id(torch.arange(begin, end), name)] == 1).all()
