@@ -41,7 +41,7 @@ class InPlace:
         decodes: True: decode encoded rows. False: leave them encoded, as rows for other ranks are.
 
     Attributes:
-        holds: True if a finished batch should stay in the pipeline for one more step.
+        holds: True if the pipeline should deliver a batch one tick after its last stage.
     """
 
     holds = False
@@ -258,8 +258,8 @@ class Fetch:
     """Fetching of the rows for the batches of one engine.
 
     Attributes:
-        tiers: by vertex type.
-        exchange: gets rows of other ranks.
+        tiers: by vertex type, the tiers of this rank.
+        exchange: exchange that gets rows of other ranks.
         columns: attributes that every sampled vertex gets; the same on all ranks.
         seed_columns: attributes that only seeds get.
         own, served: methods that assemble rows, for this rank's batches and for other ranks.
@@ -310,7 +310,7 @@ class Fetch:
         return found
 
     def look_up(self, n_id: Mapping[str | None, Tensor]) -> dict[str | None, Places]:
-        """Returns the place of every needed row, by vertex type. A type without ``columns``, or missing in ``n_id``, has no places."""
+        """Returns the place of every needed row, by vertex type. A type without ``columns``, or missing in ``n_id``, gets empty places."""
         needed = {type_ for type_, _ in self.columns}
         places = {
             type_: tiers.look_up(n_id.get(type_, NO_IDS) if type_ in needed else NO_IDS)
@@ -323,7 +323,7 @@ class Fetch:
     def take_all(
         self, columns: Sequence[Column], n_id: Mapping[str | None, Tensor]
     ) -> tuple[dict[Column, Tensor], dict[str | None, Places]]:
-        """Takes the rows of ``columns`` for the vertices ``n_id``, int64 [n] per type, and their places. No row may be remote or on a device."""
+        """Returns the rows of ``columns`` for the vertices ``n_id``, int64 [n] per type, and the places of the rows. No row may be remote or on a device."""
         places: dict[str | None, Any] = self.look_up(n_id)
         return {(type_, name): self.own.take(self.tiers[type_], name, places[type_]) for type_, name in columns}, places
 
@@ -335,8 +335,9 @@ class Fetch:
         """Takes rows from the host. A worker thread calls it.
 
         Args:
-            plan: plan of this rank's batch; empty if it has none.
-            asked: by vertex type int64 [a], rows of this part that the other ranks want, in the order of the ranks. It includes messages.
+            plan: plan of this rank's batch; empty if the rank has no batch.
+            asked: by vertex type int64 [a], rows of this part that the other ranks want, in the order of the ranks. Entries for messages
+                are skipped.
         """
         own = {
             (type_, name): self.own.take(self.tiers[type_], name, plan[type_]) for type_, name in self.columns if plan

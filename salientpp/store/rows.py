@@ -1,7 +1,7 @@
 """Sources of feature rows.
 
 A :class:`RowSource` copies rows, selected by number, into memory that the caller provides. :class:`TensorRows` reads a tensor in memory or in a
-memory-mapped file. For other storage, a user writes a class with these two attributes and this one method.
+memory-mapped file. For other storage, a user writes a class with the attributes ``shape`` and ``dtype`` and the method ``take``.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Kept:
 
     Attributes:
         position, slot: positions in the batch, and the cache slots of their rows when the batch is assembled.
-        admitted_row, admitted_slot: which of the fetched rows the cache admits after that, and into which slots.
+        admitted_row, admitted_slot: which of the fetched rows the cache admits after the batch is assembled, and into which slots.
     """
 
     position: Tensor
@@ -177,7 +177,7 @@ class Tiers:
         return made.with_near(device_ids, device, seeds_only)
 
     def with_near(self, ids: Tensor, device: torch.device, seeds_only: Iterable[str] = ()) -> Tiers:
-        """Returns these tiers plus device copies of the rows ``ids`` (ascending local ids, int64), for all attributes except those of seeds."""
+        """Returns these tiers plus device copies of the rows ``ids`` (ascending local ids, int64), for all attributes except ``seeds_only``."""
         if not ids.numel():
             return self
         members = IdSet.of(ids, self.book.size_of(self.part_id))

@@ -14,7 +14,7 @@ from salientpp.store.rows import JoinedRows, TensorRows
 
 
 def vertex_column(arrays: Arrays, vertices: VertexType, name: str, part_id: int) -> Tensor:
-    """Returns the stored rows [n, ...] of one part on disk."""
+    """Returns the rows [n, ...] of an attribute for one part on disk, encoded if they are stored so."""
     dtype = vertices.attributes[name]["dtype"] if vertices.narrow(name) is None else "uint8"
     return arrays.open(vertices.rows_file(name, part_id), dtype)
 
@@ -53,7 +53,7 @@ def take(arrays: Arrays, vertices: VertexType, name: str, n_id: Tensor) -> Tenso
 
 
 def vertex_split(arrays: Arrays, vertices: VertexType, name: str, stored: Sequence[int]) -> Tensor:
-    """Returns the ascending global ids, int64, of the vertices in a split, or in 'all'. The parts ``stored`` must be consecutive."""
+    """Returns the ascending global ids, int64, of the vertices in a split, or in 'all', that the consecutive parts ``stored`` own."""
     if name == "all":
         return torch.arange(vertices.offsets[stored[0]], vertices.offsets[stored[-1] + 1], device="cpu")
     return _read_split(arrays, vertices, name, stored)
@@ -62,7 +62,7 @@ def vertex_split(arrays: Arrays, vertices: VertexType, name: str, stored: Sequen
 def edge_split(
     arrays: Arrays, edges: EdgeType, name: str, stored: Sequence[int], targets: VertexType, indptr: Tensor
 ) -> Tensor:
-    """Returns ascending list positions, int64, of the edges in a split, or in 'all', whose targets belong to the parts ``stored``."""
+    """Returns ascending positions in the neighbour lists, int64, of the edges in a split, or in 'all', whose targets the parts ``stored`` own."""
     if name == "all":
         begin, end = (int(indptr[targets.offsets[at]]) for at in (stored[0], stored[-1] + 1))
         return torch.arange(begin, end, device="cpu")
