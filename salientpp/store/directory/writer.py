@@ -91,8 +91,8 @@ def partition(
             assignment itself: an integer tensor [N] of parts in [0, K), or for a ``HeteroData`` a mapping from node types to such tensors.
         edge_weights: what METIS and KaMinPar minimise: 'vip', the draws across the cut, or 'equal', the number of edges cut.
         order: order of vertices inside a part: 'vip', the most probable first, or 'original', as in ``data``. ``device_rows`` takes the first rows.
-        refine: if True, vertices then move between parts as long as the predicted number of remote rows falls. A ``HeteroData`` cannot be refined. None: refine if
-            METIS or KaMinPar assigned the vertices of a ``Data`` with at most 2^26 edges. True also refines a given or random assignment.
+        refine: if True, vertices then move between parts as long as the predicted number of remote rows falls. A ``HeteroData`` cannot be refined. None:
+            refine if METIS or KaMinPar assigned the vertices of a ``Data`` with at most 2^26 edges. True also refines a given or random assignment.
         split: name -> vertex ids or mask; for a ``HeteroData``, node type -> such a mapping. Vertices named here are kept, whatever their label.
             None takes ``train_mask``, ``train_idx`` or ``train_index`` of the data, and in the same way for ``val`` and ``test``.
         edge_split: name -> edge ids (positions in ``edge_index``) or mask; for a ``HeteroData``, edge type -> such a mapping. An edge is in its target's part.
