@@ -5,7 +5,7 @@ same arguments and draw with this package's sampler, also on a partitioned graph
 not to import this module.
 
 Lightning counts epochs and batches, and stores the counts in its checkpoints. So a loader that a ``Trainer`` iterates over *follows* the trainer: before its
-first batch it asks for the position in the epoch. A checkpoint also needs the seed, which the data module adds to it.
+first batch it asks for the position in the epoch. A checkpoint also needs the random seed, which the data module adds to it.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ class FollowingLoader:
         return fit.epoch_progress.current.processed, done if done < len(self.loader) else 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state that Lightning stores for a loader. A resumed run compares it with its own. It is empty if the user gave a sampler."""
+        """Returns the state that Lightning stores for a loader. A resumed run compares it with its own. Empty if the user gave a sampler."""
         return self.loader.state_dict() if self.loader.has_state else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Checks that this loader can continue where the loader that saved ``state`` stopped, and takes the seed from ``state``.
+        """Checks that this loader can continue where the loader that saved ``state`` stopped, and takes the random seed from that state.
 
         Raises:
             ValueError: the data or an argument differs; the text says which.
@@ -103,7 +103,7 @@ class FollowingLoader:
 
 
 class _GraphData(pyg.LightningDataModule):
-    """Base of both data modules: one sampler for all loaders, one cache, one seed, and each rank's share of the seeds.
+    """Base of both data modules: one sampler, one cache and one random seed for all loaders, and each rank's share of the seeds.
 
     Args:
         data, loader, eval_loader_kwargs, kwargs: as in :class:`LightningNodeData`.
@@ -194,7 +194,7 @@ class _GraphData(pyg.LightningDataModule):
             kwargs["neighbor_sampler"] = sampler
             kwargs["num_neighbors"] = getattr(sampler, "num_neighbors", [])
             if any(value is not None for name, value in seeds.items() if name.endswith("_time")):
-                kwargs["time_attr"] = "time"  # the sampler has the vertices' times; seeds have times too
+                kwargs["time_attr"] = "time"  # says that seeds have times; the sampler has those of the vertices
             if trainer is not None and trainer.world_size > 1:
                 if any(kwargs.get(name) is not None for name in ("sampler", "batch_sampler")):
                     raise ValueError(
@@ -215,7 +215,7 @@ class _GraphData(pyg.LightningDataModule):
         return FollowingLoader(loader, self.trainer) if follows else loader
 
     def _agreed_seed(self) -> int:
-        """Returns the seed, which is the same on all ranks and in all loaders of this module."""
+        """Returns the random seed, which is the same on all ranks and in all loaders of this module."""
         if self.seed is None:
             self.seed = int(torch.randint(2**62, (), device="cpu"))
             if self.trainer is not None and self.trainer.world_size > 1:
@@ -272,11 +272,11 @@ class _GraphData(pyg.LightningDataModule):
             self._first = self._train()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the seed. Lightning's own counts hold all other state."""
+        """Returns the random seed. Lightning's own counts hold all other state."""
         return {} if self.seed is None else {"seed": self.seed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the seed of a checkpoint, unless the user gave one."""
+        """Takes the random seed of a checkpoint, unless the user gave one."""
         if not self._seed_is_given and "seed" in state_dict:
             self.seed = int(state_dict["seed"])
 
@@ -293,7 +293,7 @@ class LightningNodeData(_GraphData):
     Args:
         data: a ``Data``, a ``HeteroData``, a pair ``(feature_store, graph_store)``, or a :class:`~salientpp.PartitionedGraph`.
         input_train_nodes, input_val_nodes, input_test_nodes, input_pred_nodes: seeds, as in :class:`~salientpp.NeighborLoader`. None: for
-            training, the data's ``train_mask``, ``train_idx`` or ``train_index``, or a partitioned graph's split 'train'; the other splits have such names too.
+            training, the data's ``train_mask``, ``train_idx`` or ``train_index``, or a partitioned graph's split 'train'. The other splits follow the same rule.
         input_train_time, input_val_time, input_test_time, input_pred_time: times of the seeds.
         loader: 'neighbor', or 'full' for the whole graph as the only batch.
         node_sampler: a PyG ``BaseSampler`` to draw with.
@@ -343,7 +343,7 @@ class LightningNodeData(_GraphData):
         node_sampler: BaseSampler | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Returns a loader of ``input_nodes`` with the module's seed. It draws with ``node_sampler``, or else with the module's sampler."""
+        """Returns a loader of ``input_nodes`` with the module's random seed. It draws with ``node_sampler``, or else with the module's sampler."""
         seeds = {"input_nodes": input_nodes, "input_time": input_time, "input_id": input_id}
         return self._open(node_sampler or self.graph_sampler, seeds, kwargs)
 
@@ -408,7 +408,7 @@ class LightningLinkData(_GraphData):
         link_sampler: BaseSampler | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Returns a loader of ``input_edges`` with the module's seed. It draws with ``link_sampler``, or else with the module's sampler."""
+        """Returns a loader of ``input_edges`` with the module's random seed. It draws with ``link_sampler``, or else with the module's sampler."""
         seeds = {
             "edge_label_index": input_edges,
             "edge_label": input_labels,

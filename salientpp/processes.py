@@ -218,7 +218,7 @@ _AHEAD = 4
 
 
 def in_order(function: Callable[[In], Out], items: Iterable[In], name: str) -> Iterator[Out]:
-    """Yields ``function(item)`` for every item, in order. As many threads as torch uses compute a little ahead.
+    """Yields ``function(item)`` for every item, in the order of the items. As many threads as torch uses compute a little ahead.
 
     The caller may stop early. The garbage collector may then close this generator in any thread, also in one that is starting and holds locks of
     :mod:`threading`. So nothing here waits for the threads at the end: a pool in a ``with`` block would wait, possibly

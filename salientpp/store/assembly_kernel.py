@@ -14,7 +14,7 @@ from torch import Tensor
 
 #: Number of words that one program moves. A word has 1, 2, 4 or 8 bytes.
 _BLOCK = 1024
-#: Maximum number of words of one row per program.
+#: Maximum number of words of one row that a program moves at once.
 _WIDEST = 128
 
 

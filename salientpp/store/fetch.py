@@ -29,7 +29,7 @@ from salientpp.store.narrow import Narrow, NarrowRows
 from salientpp.store.rows import RowSource, TensorRows, pinned, put_rows, row_numbers, take_rows
 from salientpp.store.tiers import NO_IDS, Kept, Places, Tiers
 
-#: Rows [slots, ...] on the host of a changing cache, and the batch's hits in it.
+#: Rows [slots, ...] of a changing cache, which lie on the host, and the batch's hits in the cache.
 KeptRows = tuple[Tensor, Kept]
 
 
@@ -53,7 +53,7 @@ class InPlace:
         return places
 
     def plan_for_others(self, tiers: Tiers, row: Tensor) -> Places:
-        """Plans the rows of the part, int64 [a], that other ranks asked for."""
+        """Plans how the part's rows ``row``, int64 [a], are assembled for other ranks."""
         return tiers.at_home(row)
 
     def take(self, tiers: Tiers, name: str, plan: Places) -> Tensor:

@@ -40,7 +40,7 @@ class RowSource(Protocol):
         Args:
             index: int64 [n] on the CPU, in [0, S), in any order; repeats are allowed.
             out: contiguous, on the CPU, with the dtype and row shape of the source. ``take`` must not change its other rows.
-            out_index: int64 [n], distinct row numbers of ``out``. None: the n rows of ``out``, in order.
+            out_index: int64 [n], distinct row numbers of ``out``. None: 0, 1, ..., n - 1.
         """
 
 

@@ -94,11 +94,11 @@ class Places:
     The positions of all groups together contain every position of the batch once.
 
     Attributes:
-        position, slot: one vector per tier, in the order of the tiers. A position None means the whole batch, in order.
+        position, slot: one vector per tier, in the order of the tiers. None instead of a position means 0, 1, 2, ...: the whole batch.
         remote_position: positions that get rows of other ranks.
         remote_id: global ids to fetch, grouped by owner.
         remote_counts: int64 [K], number of rows to fetch from each part.
-        remote_row: for each remote position, the index of its row among the fetched rows. None: one row each, in order.
+        remote_row: for each remote position, the index of its row among the fetched rows. None: remote position i gets fetched row i.
         kept: hits in a changing cache. Their rows are read when the batch is assembled.
     """
 
