@@ -293,7 +293,8 @@ class LightningNodeData(_GraphData):
     Args:
         data: a ``Data``, a ``HeteroData``, a pair ``(feature_store, graph_store)``, or a :class:`~salientpp.PartitionedGraph`.
         input_train_nodes, input_val_nodes, input_test_nodes, input_pred_nodes: seeds, as in :class:`~salientpp.NeighborLoader`. None: for
-            training, the data's ``train_mask``, ``train_idx`` or ``train_index``, or a partitioned graph's split 'train'. The other splits follow the same rule.
+            training, the data's ``train_mask``, ``train_idx`` or ``train_index``, or a partitioned graph's split 'train'. The other splits follow the
+            same rule.
         input_train_time, input_val_time, input_test_time, input_pred_time: times of the seeds.
         loader: 'neighbor', or 'full' for the whole graph as the only batch.
         node_sampler: a PyG ``BaseSampler`` to draw with.

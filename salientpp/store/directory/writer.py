@@ -87,8 +87,8 @@ def partition(
         root: the directory to write. Its parent must exist or be creatable.
         num_neighbors, batch_size: the workload. Its VIP weighs edges, moves and orders vertices, and is stored for the cache. ``num_neighbors`` of a
             ``HeteroData`` is one list for all edge types, or a mapping. Training may use other values; the loader then computes the VIP that it needs.
-        method: 'metis', 'kaminpar' (of the extra ``kaminpar``), 'random', or 'auto': 'kaminpar' for more than 2^26 edges if KaMinPar is installed, otherwise 'metis'. Or the
-            assignment itself: an integer tensor [N] of parts in [0, K), or for a ``HeteroData`` a mapping from node types to such tensors.
+        method: 'metis', 'kaminpar' (of the extra ``kaminpar``) or 'random'. 'auto' is 'kaminpar' for more than 2^26 edges if KaMinPar is installed, else
+            'metis'. Or the assignment itself: an integer tensor [N] of parts in [0, K), or for a ``HeteroData`` a mapping from node types to such tensors.
         edge_weights: what METIS and KaMinPar minimise: 'vip', the draws across the cut, or 'equal', the number of edges cut.
         order: order of vertices inside a part: 'vip', the most probable first, or 'original', as in ``data``. ``device_rows`` takes the first rows.
         refine: if True, vertices then move between parts as long as the predicted number of remote rows falls. A ``HeteroData`` cannot be refined. None:
