@@ -99,7 +99,7 @@ class PendingRows:
     sizes: list[list[int]]
 
     def wait(self) -> dict[Column, Tensor]:
-        """Returns the wanted rows of each column, in the order of the ranks."""
+        """Waits, and returns the wanted rows of each column, in the order of the ranks that sent them."""
         if self.pending is None:
             return {}
         arrived = self.pending.wait()
@@ -176,7 +176,7 @@ class Exchange:
         return PendingCounts(wanted, pending)
 
     def read_counts(self, counts: PendingCounts) -> Counts:
-        """Waits for the counts of the other ranks."""
+        """Waits for the counts of the other ranks, and returns all counts."""
         received = counts.pending.wait().tolist()
         return Counts(counts.wanted, [of_rank[:-1] for of_rank in received], all(of_rank[-1] for of_rank in received))
 

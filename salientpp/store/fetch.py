@@ -281,7 +281,7 @@ class Fetch:
     counting: Lock = field(default_factory=Lock)
 
     def rows_of(self, column: Column) -> RowSource:
-        """Returns the rows of the part, decoded as batches get them."""
+        """Returns the part's rows of a column, decoded as batches get them."""
         tiers, name = self.tiers[column[0]], column[1]
         rows, narrow = tiers.home.rows[name], tiers.narrow.get(name)
         return rows if narrow is None else NarrowRows(rows, narrow)

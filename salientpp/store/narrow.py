@@ -225,7 +225,7 @@ def read_formats(
 ) -> dict[Column, Narrow]:
     """Resolves the user's ``{'x': 'int8'}`` to encodings by column. A name selects an attribute of every type that has it.
 
-    A pair (type, name) selects the attribute of one type.
+    A pair (type, name) selects an attribute of one type.
 
 
     Args:

@@ -20,14 +20,14 @@ def vertex_column(arrays: Arrays, vertices: VertexType, name: str, part_id: int)
 
 
 def edge_column(arrays: Arrays, edges: EdgeType, name: str) -> Tensor:
-    """Returns the rows [E, ...] of all edges, in list order."""
+    """Returns an edge attribute's rows [E, ...] for all edges, in list order."""
     return arrays.open(edges.rows_file(name), edges.attributes[name]["dtype"])
 
 
 def vertex_rows(
     arrays: Arrays, vertices: VertexType, name: str, stored: Sequence[int]
 ) -> TensorRows | JoinedRows | NarrowRows:
-    """Returns the rows of several parts on disk, one part after the other. Encoded rows are decoded when taken. Replicated types give all rows."""
+    """Returns a node attribute's rows for several parts on disk, one part after the other. Encoded rows are decoded when taken. Replicated types give all rows."""
     parts = range(1) if vertices.replicated else stored
     pieces = [vertex_column(arrays, vertices, name, part) for part in parts]
     rows = TensorRows(pieces[0]) if len(pieces) == 1 else JoinedRows(pieces)
@@ -36,7 +36,7 @@ def vertex_rows(
 
 
 def take(arrays: Arrays, vertices: VertexType, name: str, n_id: Tensor) -> Tensor:
-    """Returns rows [n, ...] for global ids int64 [n] of any parts."""
+    """Returns a node attribute's rows [n, ...] for global ids int64 [n] of any parts."""
     if name not in vertices.attributes:
         known = ", ".join(vertices.attributes) or "none"
         raise ValueError(f"{arrays.root} has the node attributes {known}{words_of_type(vertices.name)}, got {name!r}")

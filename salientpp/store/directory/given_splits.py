@@ -70,7 +70,7 @@ def read_splits(
 ) -> dict[str, Tensor]:
     """Returns split name -> ascending ids in ``[0, size)``, from ids in any order or masks.
 
-    Errors name the ``argument``, 'vertex' or 'edge' (``of``), and the type.
+    Errors contain ``argument``, ``of`` ('vertex' or 'edge') and the type.
     """
     owner = "" if type_ is None else f" of {type_!r}"
     if not isinstance(split, Mapping):

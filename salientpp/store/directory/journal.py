@@ -112,7 +112,7 @@ class Journal:
         return done["facts"]
 
     def note(self, step: str, files: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Moves these files from ``work`` to their places, and records the step. Returns its facts as a later run reads them from JSON."""
+        """Moves these files from ``work`` to their places, and records the step. Returns the step's facts, as a later run reads them from JSON."""
         entries = {name: {**more, **describe_file(self.work / name)} for name, more in files.items()}
         folders = {self.root}
         for name in files:

@@ -18,8 +18,7 @@ def num_classes_of(labels: Tensor | None) -> int:
     """Returns the number of classes of labels [N, ...], as ``num_classes`` of PyG's datasets.
 
     With one label per vertex: one more than the largest integer, or the number of distinct real values. With several labels per vertex: the number of
-    labels that a vertex has.
-    Without labels: 0. NaN is not a class.
+    labels that a vertex has. Without labels: 0. NaN is not a class.
     """
     if labels is None or labels.dtype.is_complex or labels.dim() == 0:
         return 0

@@ -44,7 +44,7 @@ class PartitionedGraph:
         is_hetero: True if types have names, as in a ``HeteroData``.
         node_types, edge_types: the names of all types.
         replicated: vertex types whose rows every part has.
-        num_vertices, num_edges: totals over all types, as PyG's ``num_nodes``.
+        num_vertices, num_edges: totals over all types, as PyG's ``num_nodes`` and ``num_edges``.
         num_parts: K of this view.
         part_id: the part that this process serves. None: not known, because there is no process group and K > 1.
         books: per vertex type, the partition book that maps global ids to owners.
@@ -293,7 +293,7 @@ class PartitionedGraph:
     ) -> Workload:
         """Returns the workload by which policies rank the vertices for a part's batches. It has the stored :meth:`vip` if that is for the same workload.
 
-        The loader and the analysis both plan with it, so they cache the same rows. Only for a homogeneous graph.
+        The loader and the analysis both plan caches with this workload, so they cache the same rows. Only for a homogeneous graph.
         """
         _check_is_homogeneous(self, "vip(), books and typed_graph()")
         vip = self.vip_of(part_id, None, seeds, [num_neighbors], batch_size, replace)

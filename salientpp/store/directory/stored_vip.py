@@ -44,7 +44,7 @@ class StoredVip:
 
     @lazy
     def _joined(self) -> dict[range, dict[str | None, Tensor]]:
-        """Probabilities in use, by parts on disk, then by type."""
+        """Probabilities read or computed so far, by parts on disk, then by type."""
         return {}
 
     def _read_or_compute(self, stored: range) -> dict[str | None, Tensor]:

@@ -69,7 +69,7 @@ class Topology:
 
     @lazy
     def _reverse(self) -> dict[str | None, Tensor]:
-        """The global id of every user's id, int64 [N] per type, for types in use."""
+        """The global id of every user's id, int64 [N] per type, for types whose ids were asked for."""
         return {}
 
     def global_ids(self, ids: Tensor, type_: str | None) -> Tensor:

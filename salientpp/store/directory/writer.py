@@ -50,7 +50,7 @@ from salientpp.store.directory.unfinished import check_root_is_free, folder_besi
 from salientpp.store.narrow import Loss, Narrow
 from salientpp.vip.inclusion import check_batch_size
 
-#: Parts of all vertices. The file exists only until the vertices are numbered.
+#: File with the part of every vertex. It exists only until the vertices are numbered.
 _ASSIGNMENT = "assignment.npy"
 
 
@@ -96,11 +96,11 @@ def partition(
         split: name -> vertex ids or mask; for a ``HeteroData``, node type -> such a mapping. Vertices named here are kept, whatever their label.
             None takes ``train_mask``, ``train_idx`` or ``train_index`` of the data, and in the same way for ``val`` and ``test``.
         edge_split: name -> edge ids (positions in ``edge_index``) or mask; for a ``HeteroData``, edge type -> such a mapping. An edge is in its target's part.
-        seeds: the split that the VIP is computed for, or ``(type, split)`` if several types have it. 'all' means all vertices; 'train' too if no type has it.
+        seeds: the split that the VIP is computed for, or ``(type, split)`` if several types have it. 'all' means all vertices, as does 'train' in data without it.
         replicate: node types whose rows every part gets. None: types whose rows take at most 1 % of the bytes of all rows, and at most 16 MiB.
         time_attr: the name of node or edge times. Neighbour lists are sorted by it, and every part gets all node times, so that ranks sample from memory maps.
         store_as: name of a node attribute -> the format that its rows are stored in and travel in: 'fp16', 'bf16', 'fp8', 'int8', 'int4', or with blocks as
-            'int4/32', see :mod:`salientpp.store.narrow`. A name selects an attribute of all types that have it; a pair (type, name), of one type.
+            'int4/32', see :mod:`salientpp.store.narrow`. A name selects an attribute in all types that have it, a pair (type, name) in one type.
         tolerance: how far a part may exceed the mean of each balanced quantity, as a fraction.
         seed: random seed of METIS, KaMinPar or the random assignment.
         overwrite: if True, replace an existing dataset directory (only once the new one is complete), or the work of another call that was stopped.
@@ -310,7 +310,7 @@ def _part_of_edges(relation: Relation, part: Tensor) -> Tensor:
 
 
 def _describe(rows: Tensor, stored: tuple[Narrow, Loss] | None = None) -> dict[str, Any]:
-    """Returns the manifest's entry for an attribute, and for its encoding if it is ``stored`` encoded."""
+    """Returns the manifest's entry for an attribute, including its encoding if ``stored`` gives one."""
     entry: dict[str, Any] = {"dtype": str(rows.dtype).removeprefix("torch."), "row_shape": list(rows.shape[1:])}
     if stored is not None:
         narrow, loss = stored
