@@ -27,7 +27,10 @@ def edge_column(arrays: Arrays, edges: EdgeType, name: str) -> Tensor:
 def vertex_rows(
     arrays: Arrays, vertices: VertexType, name: str, stored: Sequence[int]
 ) -> TensorRows | JoinedRows | NarrowRows:
-    """Returns a node attribute's rows for several parts on disk, one part after the other. Encoded rows are decoded when taken. Replicated types give all rows."""
+    """Returns a node attribute's rows for several parts on disk, one part after the other.
+
+    Encoded rows are decoded when taken. Replicated types give all rows.
+    """
     parts = range(1) if vertices.replicated else stored
     pieces = [vertex_column(arrays, vertices, name, part) for part in parts]
     rows = TensorRows(pieces[0]) if len(pieces) == 1 else JoinedRows(pieces)

@@ -96,7 +96,7 @@ def partition(
         split: name -> vertex ids or mask; for a ``HeteroData``, node type -> such a mapping. Vertices named here are kept, whatever their label.
             None takes ``train_mask``, ``train_idx`` or ``train_index`` of the data, and in the same way for ``val`` and ``test``.
         edge_split: name -> edge ids (positions in ``edge_index``) or mask; for a ``HeteroData``, edge type -> such a mapping. An edge is in its target's part.
-        seeds: the split that the VIP is computed for, or ``(type, split)`` if several types have it. 'all' means all vertices, as does 'train' in data without it.
+        seeds: the split that VIP is computed for, or ``(type, split)`` if several types have it. 'all' means all vertices; so does 'train' if no type has it.
         replicate: node types whose rows every part gets. None: types whose rows take at most 1 % of the bytes of all rows, and at most 16 MiB.
         time_attr: the name of node or edge times. Neighbour lists are sorted by it, and every part gets all node times, so that ranks sample from memory maps.
         store_as: name of a node attribute -> the format that its rows are stored in and travel in: 'fp16', 'bf16', 'fp8', 'int8', 'int4', or with blocks as
