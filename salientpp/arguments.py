@@ -1,4 +1,4 @@
-"""Reads numbers that users pass: values of Python, NumPy and torch, if no information is lost. Booleans do not count as numbers."""
+"""Reads numbers that users pass as values of Python, NumPy or torch, if no information is lost. Booleans do not count as numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def as_integer(value: Any) -> int | None:
-    """Returns an integer of Python, NumPy (also a 0-dimensional array) or torch (a 0-dimensional tensor). None for anything else."""
+    """Returns an int for an integer of Python, NumPy (also a 0-dimensional array) or torch (a 0-dimensional tensor). None for anything else."""
     if isinstance(value, bool) or getattr(value, "ndim", 0) != 0 or "bool" in str(getattr(value, "dtype", "")):
         return None
     try:
@@ -22,7 +22,7 @@ def as_integer(value: Any) -> int | None:
 
 
 def as_real(value: Any) -> float | None:
-    """Returns a finite real number, from the same types as :func:`as_integer`. None for anything else."""
+    """Returns a float for a finite real number of Python, NumPy or torch, in the same forms as :func:`as_integer` takes. None for anything else."""
     whole = as_integer(value)
     dtype = getattr(value, "dtype", None)
     if type(value) in (int, float):
@@ -56,7 +56,7 @@ _UNITS = {
 
 
 def as_amount(value: Any) -> float | int | None:
-    """Returns an amount of memory: a float in [0, 1] is a fraction, an int is bytes. None for anything else.
+    """Returns an amount of memory: a float in [0, 1], which is a fraction, or an int, which is a number of bytes. None for anything else.
 
     Args:
         value: a number in [0, 1] for a fraction, an integer >= 2 for bytes, or text such as ``"2GiB"``, ``"500 MB"`` or ``"0B"`` for bytes.

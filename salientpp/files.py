@@ -1,7 +1,7 @@
-"""Writes a file completely or not at all: under a temporary name, which is then renamed.
+"""Writes a file completely or not at all: it gets a temporary name first, and is renamed when it is complete.
 
-The temporary name is new and random. If it could be guessed, whoever may write in the folder could put a symbolic link there, and so choose the file that
-is overwritten.
+The temporary name is new and random. Another user who may write in the folder could otherwise guess it and put a symbolic link there. The link would
+then choose which file is overwritten.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-#: Remedies for errors of the operating system that are not the file's fault.
+#: Error number of the operating system -> remedy, for errors that the file itself does not cause.
 _REMEDIES = {
     errno.EMFILE: "this process may open no more files: raise the limit (ulimit -n), or open fewer at a time",
     errno.ENFILE: "this machine may open no more files: end other processes, or raise fs.file-max",
@@ -35,7 +35,10 @@ def what_to_do(error: BaseException, otherwise: str) -> str:
 
 
 def where_to_write(error: OSError, otherwise: str) -> str:
-    """Returns advice on a system error while writing: a remedy for what the machine lacks, then ``otherwise``. Without permission, only ``otherwise``."""
+    """Returns advice on a system error while writing: a remedy for what the machine lacks, if known, then ``otherwise``.
+
+    If permission is missing, returns only ``otherwise``.
+    """
     remedy = "" if isinstance(error, PermissionError) else what_to_do(error, "")
     return f"{remedy}, or {otherwise}" if remedy else otherwise
 
@@ -83,7 +86,10 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def is_replaced(path: Path) -> bool:
-    """True if ``path``, after following links, does not exist or is a regular file with this name."""
+    """True if :func:`write_whole` replaces ``path``. It does if ``path`` does not exist, or is a regular file that is neither stdout nor stderr.
+
+    A link that leads to a deleted or renamed file does not count as such a file.
+    """
     found = _stat(path)
     if found is None:
         return True

@@ -37,7 +37,7 @@ def first_outside(ids: Tensor, end: int, begin: int = 0) -> int | None:
 def check_range(ids: Tensor, end: int, must: str, of: str = "") -> None:
     """Raises ValueError, with the position, unless all ids int64 [n] are in ``[0, end)``.
 
-    ``must`` is the beginning of the error, such as "seeds must be". ``of`` names where the position is, such as " of seed set 3".
+    ``must`` is the beginning of the error, such as "seeds must be". ``of`` follows the position and names the list it counts in, such as " of seed set 3".
     """
     at = first_outside(ids, end)
     if at is not None:
@@ -50,7 +50,7 @@ def read_ids(
     """Returns flat int64 ids, and True if a mask was given. Ids of a mask are ascending; other ids keep their order.
 
     Args:
-        given: bool [size], or integers of any type. If empty, of any type at all, because an empty list becomes float32.
+        given: bool [size], or integers of any type. An empty tensor may have any type, because an empty list becomes float32.
         size: ids must be in ``[0, size)``.
         name, kinds, must: parts of error texts: the argument's name, the kinds of values that it takes, and the words before the range of ids.
 

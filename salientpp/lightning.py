@@ -5,7 +5,7 @@ same arguments and draw with this package's sampler, also on a partitioned graph
 not to import this module.
 
 Lightning counts epochs and batches, and stores the counts in its checkpoints. So a loader that a ``Trainer`` iterates over *follows* the trainer: before its
-first batch it asks for the position in the epoch. A checkpoint also needs the seed, which the data module adds to it.
+first batch it asks for the position in the epoch. A checkpoint also needs the random seed, which the data module adds to it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _SETTABLE = {"num_neighbors", "replace", "disjoint", "subgraph_type", "temporal_
 class FollowingLoader:
     """Loader whose epochs and batches follow the counts of a ``Trainer``. It is not a torch ``DataLoader``, so that Lightning does not replace it.
 
-    All other attributes are the loader's. If anything else than its trainer iterates over it, it gives the loader's own epochs.
+    It has all attributes of ``loader``. If other code than the trainer iterates over this object, it gives the loader's own epochs.
 
     Args:
-        loader: gives the batches.
-        trainer: has the position.
+        loader: the loader that gives the batches.
+        trainer: Lightning's ``Trainer``, which counts epochs and batches.
     """
 
     def __init__(self, loader: BatchLoader, trainer: Any) -> None:
@@ -70,7 +70,7 @@ class FollowingLoader:
         yield from self.loader
 
     def _position(self) -> tuple[int | None, int]:
-        """Returns the epoch, and the number of its batches that are done; None and 0 if something else than the trainer iterates."""
+        """Returns the epoch, and the number of its batches that are done; None and 0 if other code than the trainer iterates."""
         trainer = self._trainer
         fit = trainer.fit_loop
         if self is trainer.train_dataloader:
@@ -83,14 +83,14 @@ class FollowingLoader:
         return fit.epoch_progress.current.processed, done if done < len(self.loader) else 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state that Lightning stores for a loader, for comparison on resuming. It is empty if the user gave a sampler."""
+        """Returns the state that Lightning stores for a loader. A resumed run compares it with its own. Empty if the user gave a sampler."""
         return self.loader.state_dict() if self.loader.has_state else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Checks that this loader can continue where another stopped, and takes its seed.
+        """Checks that this loader can continue where the loader that saved ``state`` stopped, and takes the random seed from that state.
 
         Raises:
-            ValueError: data or arguments differ; the text says which.
+            ValueError: the data or an argument differs; the text says which.
         """
         if state and self.loader.has_state:
             own = self.loader.state_dict()
@@ -103,12 +103,12 @@ class FollowingLoader:
 
 
 class _GraphData(pyg.LightningDataModule):
-    """Base of both data modules: one sampler for all loaders, one cache, one seed, and each rank's share of the seeds.
+    """Base of both data modules: one sampler, one cache and one random seed for all loaders, and each rank's share of the seeds.
 
     Args:
         data, loader, eval_loader_kwargs, kwargs: as in :class:`LightningNodeData`.
-        seeds: split -> the given value for each of ``_seed_names`` except the last, stored as attribute ``input_{split}_{name}``.
-        sampler: the user's own, if any.
+        seeds: split -> the values that the user gave, one for each of ``_seed_names`` except the last. Each becomes an attribute ``input_{split}_{name}``.
+        sampler: the user's own sampler. None: this package's sampler.
     """
 
     _loader_class: type[BatchLoader]
@@ -194,7 +194,7 @@ class _GraphData(pyg.LightningDataModule):
             kwargs["neighbor_sampler"] = sampler
             kwargs["num_neighbors"] = getattr(sampler, "num_neighbors", [])
             if any(value is not None for name, value in seeds.items() if name.endswith("_time")):
-                kwargs["time_attr"] = "time"  # the sampler has the vertices' times; seeds have times too
+                kwargs["time_attr"] = "time"  # says that seeds have times; the sampler has those of the vertices
             if trainer is not None and trainer.world_size > 1:
                 if any(kwargs.get(name) is not None for name in ("sampler", "batch_sampler")):
                     raise ValueError(
@@ -205,7 +205,7 @@ class _GraphData(pyg.LightningDataModule):
         found = self._loader_class(self.data, **kwargs, **seeds)
         if partitioned:
             _check_every_rank_has_batches(found)
-        # A cache that looks ahead follows the batches of its loader, so each such loader has its own.
+        # A cache that looks ahead follows the batches of its loader, so each such loader has a cache of its own.
         if partitioned and self._cache is None and kwargs.get("replication_factor") and not kwargs.get("lookahead"):
             self._cache = found.cache
         return found
@@ -215,7 +215,7 @@ class _GraphData(pyg.LightningDataModule):
         return FollowingLoader(loader, self.trainer) if follows else loader
 
     def _agreed_seed(self) -> int:
-        """Returns the seed, which is the same on all ranks and in all loaders of this module."""
+        """Returns the random seed, which is the same on all ranks and in all loaders of this module."""
         if self.seed is None:
             self.seed = int(torch.randint(2**62, (), device="cpu"))
             if self.trainer is not None and self.trainer.world_size > 1:
@@ -236,12 +236,12 @@ class _GraphData(pyg.LightningDataModule):
 
     @property
     def train_shuffle(self) -> bool:
-        """True if the training seeds are shuffled. They are not with a user's sampler, or if Lightning overfits on a few batches."""
+        """True if the training seeds are shuffled. They are not if the user passed a sampler of seeds, or set the trainer's ``overfit_batches``."""
         overfits = self.trainer is not None and self.trainer.overfit_batches > 0
         return not overfits and all(self.loader_kwargs.get(name) is None for name in ("sampler", "batch_sampler"))
 
     def train_dataloader(self) -> Any:
-        """Returns a loader of the training seeds, shuffled."""
+        """Returns a loader of the training seeds, shuffled if :attr:`train_shuffle`."""
         loader, self._first = self._first or self._train(), None
         return self._follow(loader)
 
@@ -254,29 +254,29 @@ class _GraphData(pyg.LightningDataModule):
         return self._evaluate("test")
 
     def predict_dataloader(self) -> Any:
-        """Returns a loader of the prediction seeds, in their order, each once, also on several ranks."""
+        """Returns a loader that gives each prediction seed once, in their order, also on several ranks."""
         uneven = {} if self.loader == "full" else {"uneven": self.eval_loader_kwargs.get("uneven", "exact")}
         return self._evaluate("pred", **uneven)
 
     # --- Lightning's hooks --------------------------------------------------------------------------------
 
     def prepare_data(self) -> None:
-        """Raises an error for full batches on several devices, as PyG does."""
+        """Raises ValueError if ``loader='full'`` is used on several devices, as PyG does."""
         if self.loader == "full" and self.trainer is not None and self.trainer.num_devices > 1:
             raise ValueError(f"'{type(self).__name__}' with loader='full' requires training on a single device")
         super().prepare_data()
 
     def setup(self, stage: str) -> None:
-        """Makes the training loader before the others, because a shared cache is planned for its workload."""
+        """Makes the training loader before the others, because the cache that all loaders share is planned for the training workload."""
         if stage == "fit" and self._cache is None and self.loader_kwargs.get("replication_factor"):
             self._first = self._train()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the seed, the only state that Lightning's own counts lack."""
+        """Returns the random seed. Lightning's own counts hold all other state."""
         return {} if self.seed is None else {"seed": self.seed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the seed of a checkpoint, unless the user gave one."""
+        """Takes the random seed of a checkpoint, unless the user gave one."""
         if not self._seed_is_given and "seed" in state_dict:
             self.seed = int(state_dict["seed"])
 
@@ -291,17 +291,18 @@ class LightningNodeData(_GraphData):
     """PyG's ``LightningNodeData`` with :class:`~salientpp.NeighborLoader`: loaders for a Lightning ``Trainer``.
 
     Args:
-        data: a ``Data``, a ``HeteroData``, a pair of stores, or a :class:`~salientpp.PartitionedGraph`.
-        input_train_nodes, input_val_nodes, input_test_nodes, input_pred_nodes: seeds, as in :class:`~salientpp.NeighborLoader`. None: the data's
-            ``train_mask`` (or ``train_idx``, ``train_index``) and so on, or a partitioned graph's split of that name.
+        data: a ``Data``, a ``HeteroData``, a pair ``(feature_store, graph_store)``, or a :class:`~salientpp.PartitionedGraph`.
+        input_train_nodes, input_val_nodes, input_test_nodes, input_pred_nodes: seeds, as in :class:`~salientpp.NeighborLoader`. None: for
+            training, the data's ``train_mask``, ``train_idx`` or ``train_index``, or a partitioned graph's split 'train'. The other splits follow the
+            same rule.
         input_train_time, input_val_time, input_test_time, input_pred_time: times of the seeds.
         loader: 'neighbor', or 'full' for the whole graph as the only batch.
         node_sampler: a PyG ``BaseSampler`` to draw with.
-        eval_loader_kwargs: arguments with other values in validation, test and prediction.
+        eval_loader_kwargs: arguments that have other values in validation, test and prediction than in training.
         **kwargs: arguments of :class:`~salientpp.NeighborLoader`. Training is shuffled, the rest is not.
 
-    On several ranks, each rank visits its share of the seeds. On a partitioned graph these are the seeds of its part. On a graph that every process holds, they
-    are every K-th seed of the epoch's order. ``Trainer(use_distributed_sampler=...)`` has no effect.
+    On several ranks, each rank visits its share of the seeds. On a partitioned graph these are the seeds of its part. On a graph that every process holds,
+    each of W ranks takes every W-th seed of the epoch's order. ``Trainer(use_distributed_sampler=...)`` has no effect.
 
     Raises:
         ModuleNotFoundError: Lightning is not installed.
@@ -343,7 +344,7 @@ class LightningNodeData(_GraphData):
         node_sampler: BaseSampler | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Returns a loader of some seeds, with the module's sampler and seed unless others are given."""
+        """Returns a loader of ``input_nodes`` with the module's random seed. It draws with ``node_sampler``, or else with the module's sampler."""
         seeds = {"input_nodes": input_nodes, "input_time": input_time, "input_id": input_id}
         return self._open(node_sampler or self.graph_sampler, seeds, kwargs)
 
@@ -352,14 +353,15 @@ class LightningLinkData(_GraphData):
     """PyG's ``LightningLinkData`` with :class:`~salientpp.LinkNeighborLoader`: loaders for a Lightning ``Trainer``.
 
     Args:
-        data: a ``Data``, a ``HeteroData``, a pair of stores, or a :class:`~salientpp.PartitionedGraph`.
+        data: a ``Data``, a ``HeteroData``, a pair ``(feature_store, graph_store)``, or a :class:`~salientpp.PartitionedGraph`.
         input_train_edges, input_val_edges, input_test_edges, input_pred_edges: seeds, as ``edge_label_index`` of
-            :class:`~salientpp.LinkNeighborLoader`. None: the partitioned graph's split of edges with that name; otherwise all edges, for training only.
+            :class:`~salientpp.LinkNeighborLoader`. None: the partitioned graph's split of
+            edges 'train', 'val', 'test' or 'pred'. Without such a split, training takes all edges, and validation and testing are left out.
         input_train_labels, input_val_labels, input_test_labels, input_pred_labels: labels of the seeds, as ``edge_label``.
         input_train_time, input_val_time, input_test_time, input_pred_time: times of the seeds, as ``edge_label_time``.
         loader: 'neighbor', or 'full' for the whole graph as the only batch.
         link_sampler: a PyG ``BaseSampler`` to draw with.
-        eval_loader_kwargs: arguments with other values in validation, test and prediction.
+        eval_loader_kwargs: arguments that have other values in validation, test and prediction than in training.
         **kwargs: arguments of :class:`~salientpp.LinkNeighborLoader`. Training is shuffled, the rest is not.
 
     Raises:
@@ -407,7 +409,7 @@ class LightningLinkData(_GraphData):
         link_sampler: BaseSampler | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Returns a loader of some edges, with the module's sampler and seed unless others are given."""
+        """Returns a loader of ``input_edges`` with the module's random seed. It draws with ``link_sampler``, or else with the module's sampler."""
         seeds = {
             "edge_label_index": input_edges,
             "edge_label": input_labels,
@@ -428,7 +430,10 @@ def _check_every_rank_has_batches(loader: BatchLoader) -> None:
 
 
 def _stored_seeds(data: Any, what: str, split: str) -> Any:
-    """Returns the stored 'nodes' or 'edges' of a split as a loader takes them. As in PyG, the first type with the split counts; None if no type has it."""
+    """Returns a split of the data in the form that a loader takes, or None if no type has it. As in PyG, the first type that has the split counts.
+
+    ``what`` is 'nodes' for a split of vertices, or 'edges'.
+    """
     for name in ("val", "valid") if split == "val" else (split,):
         if isinstance(data, PartitionedGraph):
             types = data.description.node_types if what == "nodes" else data.description.edge_types

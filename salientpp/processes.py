@@ -33,7 +33,7 @@ _connections: dict[int, int] = {}  # descriptor -> inode of the socket
 
 
 def forks() -> int:
-    """Returns the number of forks between the first process that imported this module and this one. A different count means that a fork came between."""
+    """Returns the number of forks between the first process that imported this module and the current process. It differs only in a forked child."""
     return _forks
 
 
@@ -101,7 +101,7 @@ class lazy(Generic[T]):
     """Value of a method, computed on first use and stored in the object.
 
     Similar to ``functools.cached_property``, whose lock (up to Python 3.11 one for all objects) would stay held in a child that was forked meanwhile. If
-    several threads use it first at the same time, it may be computed several times.
+    several threads ask for the value before it is stored, each of them may compute it.
     """
 
     def __init__(self, function: Callable[[Any], T]) -> None:
@@ -124,7 +124,7 @@ def _begin() -> None:
     """Initialises torch in a new thread, one thread at a time.
 
     A thread's first use of torch's threads sets their number, if the user has set one. In a forked child, the first such use also recreates the pool.
-    Another thread that uses it meanwhile finds no pool and fails ("Invalid thread pool!", torch 2.13, caffe2/utils/threadpool/pthreadpool-cpp.cc).
+    Another thread that uses the pool meanwhile finds none and fails ("Invalid thread pool!", torch 2.13, caffe2/utils/threadpool/pthreadpool-cpp.cc).
     """
     with _beginning:
         torch.get_num_threads()
@@ -133,7 +133,7 @@ def _begin() -> None:
 class Threads:
     """Threads, at most ``number``, that run functions in the order of submission.
 
-    At the exit of the interpreter, when no thread can be started any more, the caller's thread runs them.
+    At the exit of the interpreter, when no thread can be started, the caller's thread runs the functions.
     """
 
     def __init__(self, number: int, name: str) -> None:
@@ -144,7 +144,7 @@ class Threads:
         after_fork(self)
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Task:
-        """Submits ``function(*args)``."""
+        """Submits ``function(*args)``, and returns the submitted call."""
         return Task(self, function, args)
 
     def _start(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Future:
@@ -218,13 +218,14 @@ _AHEAD = 4
 
 
 def in_order(function: Callable[[In], Out], items: Iterable[In], name: str) -> Iterator[Out]:
-    """Yields ``function(item)`` for every item, in order. As many threads as torch uses compute a little ahead.
+    """Yields ``function(item)`` for every item, in the order of the items. As many threads as torch uses compute a little ahead.
 
     The caller may stop early. The garbage collector may then close this generator in any thread, also in one that is starting and holds locks of
-    :mod:`threading`. So nothing here waits for the threads at the end: a pool in a ``with`` block would, and both threads would wait forever.
+    :mod:`threading`. So nothing here waits for the threads at the end: a pool in a ``with`` block would wait, possibly
+    forever, for threads that need those locks.
 
     Args:
-        items: read in the caller's thread.
+        items: arguments of the calls, read in the caller's thread.
         name: name of the threads.
     """
     threads = Threads(torch.get_num_threads(), name)
@@ -244,9 +245,9 @@ def in_order(function: Callable[[In], Out], items: Iterable[In], name: str) -> I
 def connecting() -> Iterator[None]:
     """Context for a communication library. Sockets that it opens inside are closed in forked children, and are not passed to programs that are started.
 
-    If a forked process held a copy of a connection, the connection would stay open when its user is killed, and the other end would not notice. This works
-    only on Linux, and does nothing elsewhere. Sockets that other threads open meanwhile must not be affected. So a new socket counts only if it is watched
-    by an epoll that is new too.
+    If a forked process held a copy of a connection, the connection would stay open when the process that uses it is killed. The other end
+    would not notice. This works only on Linux, and does nothing elsewhere. Sockets that other threads open meanwhile must not be affected. So a new socket
+    counts only if it is watched by an epoll that is new too.
     """
     before = _open_files()
     yield

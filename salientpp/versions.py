@@ -1,6 +1,6 @@
 """Checks that the required libraries are installed and new enough.
 
-pip ensures it, unless pip was told not to (``--no-deps``) or a library was replaced later.
+pip ensures this, unless pip was told not to (``--no-deps``) or a library was replaced later.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 UNKNOWN = "unknown"
 
-#: As in pyproject.toml.
+#: Library -> lowest version that is supported, as in pyproject.toml.
 NEEDED = {"torch": (2, 10), "torch_geometric": (2, 7)}
 
 

@@ -50,10 +50,10 @@ def _is_rows(value: object) -> bool:
 
 
 class NodeAttributes:
-    """The vertex attributes of one storage, as it is at the moment of each call.
+    """The vertex attributes of one storage. Each call is given the storage, and uses the attributes that it has at that moment.
 
     Args:
-        store: the storage when the loader is constructed.
+        store: the storage as it is when the loader is constructed.
         own: names of attributes whose rows come from the user's sources; the storage may lack them.
     """
 
@@ -72,7 +72,8 @@ class NodeAttributes:
     def columns(self, store: BaseStorage) -> dict[str, Tensor]:
         """Returns the attributes whose rows the pipeline gathers from this storage.
 
-        PyG's ``index_select`` handles the others: values on another device, not contiguous, not tensors, or with vertices in another dimension.
+        PyG's ``index_select`` handles the others: values that are not tensors, not on the CPU or not contiguous, and
+        tensors that count vertices in another dimension than 0.
         """
         others = ("num_nodes", *_SET_BY_LOADER, *self._own)
         names = [name for name in store if name not in others and store.is_node_attr(name)]
@@ -96,13 +97,13 @@ class NodeAttributes:
 
 
 class EdgeAttributes:
-    """The edges of one storage and their attributes, as it is at the moment of each call.
+    """The edges of one storage and their attributes. Each call is given the storage, and uses what it has at that moment.
 
     Args:
-        store: the storage when the loader is constructed.
+        store: the storage as it is when the loader is constructed.
 
     Raises:
-        ValueError: it has both ``edge_index`` and ``adj_t``, and their edges differ.
+        ValueError: the storage has both ``edge_index`` and ``adj_t``, and their edges differ.
     """
 
     def __init__(self, store: BaseStorage) -> None:
@@ -123,7 +124,7 @@ class EdgeAttributes:
         """Sets ``edge_index`` or ``adj_t``, and the attributes of the edges ``edge``. If ``edge`` is None, the attributes are removed, as in PyG.
 
         Args:
-            of_vertices: names that are known to be vertex attributes, because asking PyG is slow.
+            of_vertices: names of known vertex attributes. PyG is not asked about these names, because asking is slow.
         """
         to = out._mapping
         for name in store._mapping:
@@ -148,7 +149,7 @@ class EdgeAttributes:
 
 
 def edge_index_of(row: Tensor, col: Tensor) -> Tensor:
-    """Returns int64 [2, e], without a copy if the sampler made ``row`` and ``col`` as one tensor in this order."""
+    """Returns both as int64 [2, e], without a copy if the sampler made ``row`` and ``col`` as one tensor in this order."""
     base = row._base
     if base is not None and base is col._base and base.shape == (2, row.numel()) and row.data_ptr() == base.data_ptr():
         return base
@@ -178,7 +179,7 @@ def _sparse_rows(adj_t: Tensor, row: Tensor, col: Tensor, edge: Tensor | None, s
 
 
 def _cat_dim(store: BaseStorage, name: str) -> Any:
-    """Returns the dimension of an attribute that counts vertices or edges, according to the data object that owns the storage."""
+    """Returns the dimension in which an attribute has an entry per vertex or edge, according to the data object that owns the storage."""
     return store._parent().__cat_dim__(name, store[name], store)
 
 

@@ -53,13 +53,13 @@ class BatchBuilder:
         return self.template.contents()
 
     def brought(self, contents: Contents | None) -> Sequence[Column]:
-        """Returns the columns whose rows the tiers hold as in ``contents``. A column that was replaced since the tiers were made is not among them."""
+        """Returns the columns that the tiers can serve: ``contents`` has the same tensor that the tiers were made from, not one that replaced it."""
         if contents is None or contents is self.held:
             return self.fetch.columns
         return [column for column in self.fetch.columns if self._brings(column, contents)]
 
     def current(self, contents: Contents | None) -> Sequence[Column]:
-        """Returns the columns whose gathered rows would be as in ``contents``. Copies on the device may be older."""
+        """Returns the columns whose rows, if gathered now, would equal the rows in ``contents``. A write makes copies on the device stale."""
         if contents is None or contents is self.held:
             return self.fetch.columns
         return [column for column in self.fetch.columns if self.has_current(column, contents, contents)]
@@ -100,7 +100,7 @@ class BatchBuilder:
         return now.equals(self.held) or all(self.has_current(column, then, now) for column in self.fetch.columns)
 
     def has_current(self, column: Column, then: Contents | None, now: Contents) -> bool:
-        """True if the gathered rows of a column equal the data's rows ``now``. Copies on the device may be older than the batch."""
+        """True if the rows that a batch begun with ``then`` gathered equal the rows in ``now``. A write makes copies on the device stale."""
         if column in self.own:
             return True
         if not now.has_same(column, then):
@@ -108,7 +108,7 @@ class BatchBuilder:
         return now.has_same(column, self.held) if self.fetch.has_copies else self._brings(column, now)
 
     def _brings(self, column: Column, contents: Contents) -> bool:
-        """True if the tiers hold the tensor that ``contents`` has for the column, and the tensor needs no gradient. Gathered rows have none."""
+        """True if the tiers hold the tensor that ``contents`` has for the column, and the tensor needs no gradient. Gathered rows have no gradient."""
         value = contents.value(column)
         if column in self.own:
             return True

@@ -21,7 +21,7 @@ class Contents:
 
     Args:
         data: the object. Another thread may set and delete its attributes at the same time.
-        former: earlier contents. They know which of the unchanged attributes belong to vertices and which to edges.
+        former: earlier contents. The new contents learn from them which of the unchanged attributes belong to vertices and which to edges.
 
     Attributes:
         whole: a shallow copy of the object at that moment, for threads to read.
@@ -69,11 +69,11 @@ class Contents:
         )
 
     def value(self, column: Column) -> object:
-        """Returns an attribute of one vertex or edge type, or None."""
+        """Returns the value of an attribute, or None if it does not exist."""
         return self._entries.get(column, (None,))[0]
 
     def has_same(self, column: Column, other: Contents | None) -> bool:
-        """True if an attribute is the same in both, including the last write to it."""
+        """True if both contents have the same object as this attribute, and it was not written to in between."""
         if other is None:
             return False
         ours, theirs = self._entries.get(column), other._entries.get(column)
@@ -117,7 +117,7 @@ def _copy_of(data: Data | HeteroData) -> Data | HeteroData:
 def _keep_kinds(data: Data | HeteroData, former: Data | HeteroData | None) -> None:
     """Copies PyG's knowledge of which attributes belong to vertices and to edges from the former copy to this one.
 
-    PyG decides by sizes, which it infers from the attributes. It could not do so after a loop has deleted ``x``.
+    PyG decides by sizes, which it infers from the attributes. It could not do so after a training loop has deleted ``x``.
     """
     known: dict[Any, BaseStorage] = {} if former is None else {store._key: store for store in former.stores}
     for store in data.stores:

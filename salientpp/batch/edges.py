@@ -1,7 +1,7 @@
 """``edge_index`` of a batch as a tensor that knows the hops of its batch.
 
 Models of :func:`salientpp.nn.trim` read from it which rows the seeds need. The tensor computes as any other; results of operations are plain tensors. A copy
-knows the hops too, also on another device. A tensor that was written to does not.
+knows the hops too, also on another device. A tensor that was written to does not know them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class BatchEdges(Tensor):
     Attributes:
         hops: hops of the batch.
         relation: edge type of these edges.
-        adj_t_version: number of changes of the ``adj_t`` that these edges replace, -1 for a ``SparseTensor``. None: the batch has ``edge_index``.
+        adj_t_version: number of in-place writes to the ``adj_t`` that these edges replace; -1 for a ``SparseTensor``. None: the batch has ``edge_index``.
     """
 
     # Operations skip the check for subclasses, and return plain tensors.
@@ -84,7 +84,7 @@ class BatchEdges(Tensor):
         return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
 
     def plain(self) -> Tensor:
-        """Returns the same tensor without the mark."""
+        """Returns a plain tensor of the same memory, which does not know the hops."""
         return torch.Tensor.detach(self)
 
     def __copy__(self) -> Tensor:
@@ -110,7 +110,7 @@ def mark(edge_index: Tensor, hops: Hops, relation: Relation) -> BatchEdges:
 
 
 def edges_of(value: Any) -> Any:
-    """Returns ``edge_index`` instead of an unchanged ``adj_t`` of a batch; any other value is returned unchanged."""
+    """Returns the marked edges of a batch's ``adj_t``, if the ``adj_t`` is unchanged. Returns any other value as it is."""
     edges = getattr(value, "_salientpp_edges", None)
     return edges if edges is not None and edges.adj_t_version == _version_of(value) else value
 
@@ -123,7 +123,7 @@ def _is_unweighted(adj_t: Any) -> bool:
 
 
 def _version_of(adj_t: Any) -> int:
-    """Returns the number of changes of the values; -1 without values."""
+    """Returns the number of in-place writes to the values of a CSR tensor. For a ``SparseTensor``: -1 if it has no values, or else 0."""
     if isinstance(adj_t, Tensor):
         return adj_t.values()._version
     return 0 if adj_t.has_value() else -1

@@ -12,7 +12,10 @@ from salientpp.sampling.topology import Mfg
 
 
 def _set_attributes(batch: Data | BaseStorage, /, **values: object) -> None:
-    """Sets attributes, and removes those that are None. PyG's setters do the same, but each takes 2 µs, as much as all of them here."""
+    """Sets attributes, and removes those that are None.
+
+    PyG's setters do the same, but each setter takes 2 µs, as much as this function takes for all attributes.
+    """
     if isinstance(batch, Data) and type(batch) is not Data:  # a subclass may have its own setters
         for name, value in values.items():
             setattr(batch, name, value)

@@ -26,9 +26,9 @@ from salientpp.store.rows import take_rows
 
 
 class DataTemplate:
-    """Template for batches of a ``Data`` or ``HeteroData``: its attributes when the batch is built, cut to the sample.
+    """Template for batches of a ``Data`` or ``HeteroData``.
 
-    A batch has every type, even if nothing of it was sampled.
+    A batch gets the attributes that the object has when the batch is built, cut to the sample. A batch has every type, even if nothing of it was sampled.
 
     Args:
         data: the whole graph. Its attributes may be written to, replaced, added and removed at any time, but sampling keeps using the original graph.
@@ -88,8 +88,8 @@ class DataTemplate:
 class StoreTemplate:
     """Template for batches of PyG's ``FeatureStore`` and ``GraphStore``. It makes the same batch as PyG, and also adds edge attributes.
 
-    An attribute in an edge type's group belongs to the edges of that type. In a homogeneous graph, an attribute in no such group belongs to vertices or
-    edges, whichever have the same number of rows, as in a ``Data``.
+    An attribute in an edge type's group belongs to the edges of that type. In a homogeneous graph, the number of rows
+    decides whether any other attribute belongs to vertices or to edges, as in a ``Data``.
 
     Args:
         custom_cls: class of the batches. None: ``Data`` or ``HeteroData``.
@@ -188,7 +188,7 @@ class PartitionTemplate:
     """Template for batches of a partitioned graph.
 
     Attributes:
-        edge_rows: by edge type (None in a homogeneous graph), attribute name -> [E, ...], in the order of the graph's edge ids.
+        edge_rows: by edge type (None in a homogeneous graph), attribute name -> rows [E, ...] of all edges, in the order of the graph's edge ids.
     """
 
     edge_rows: Mapping[Any, Mapping[str, Tensor]]

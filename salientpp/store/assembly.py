@@ -29,11 +29,11 @@ def has_kernel() -> bool:
 
 
 def assemble_rows(tensors: Sequence[Tensor], index: Tensor, out: Tensor) -> None:
-    """Writes ``out[i]`` = row ``index[i]`` of the concatenated tensors, in one pass on the device's current stream.
+    """Writes ``out[i]`` = row ``index[i]`` of the concatenated tensors, on the device's current stream.
 
     Args:
         tensors: at most five, contiguous [s, ...], with the dtype and row shape of ``out``. They lie on its device, or in pinned host memory (pinned
-            memory needs Triton). Their memory is aligned to the largest power of two, up to 8, that divides the row's bytes.
+            memory needs Triton). Their addresses are multiples of the largest power of two, up to 8, that divides the bytes of a row.
         index: int32 or int64 [n] on the device, in [0, sum of s). The range is not checked: a check would make the host wait.
         out: contiguous [n, ...].
     """
@@ -66,7 +66,7 @@ def run_kernel(tensors: Sequence[Tensor], index: Tensor, out: Tensor) -> None:
 
 
 def _words_of(tensors: Sequence[Tensor], out: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Views of the same memory as integers [rows, words per row], which torch can move for every dtype. Rows of ``out`` must not be empty."""
+    """Views the same memory as integers [rows, words per row], so that rows of every dtype can be moved. Rows of ``out`` must not be empty."""
     row_bytes = out.nbytes // out.size(0)
     word = next(size for size in _WORDS if row_bytes % size == 0)
 

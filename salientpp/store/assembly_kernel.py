@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: Words per program.
+#: Number of words that one program moves. A word has 1, 2, 4 or 8 bytes.
 _BLOCK = 1024
-#: Maximum number of words of one row per program.
+#: Maximum number of words of one row that a program moves at once.
 _WIDEST = 128
 
 
@@ -44,7 +44,7 @@ def _assemble(  # type: ignore[no-untyped-def]  # Triton reads the signature
 
 
 def launch(sources: Sequence[Tensor], index: Tensor, out: Tensor, words: int) -> None:
-    """Writes ``out``, [n * words], from five sources, [s * words], on the current stream."""
+    """Writes ``out``, [n * words], from five sources, [s * words], on the current stream. A row has ``words`` words."""
     ends, end = [], 0
     for rows in sources[:-1]:
         end += rows.numel() // words

@@ -31,7 +31,7 @@ class _Lease(np.ndarray):
 
 
 class BufferPool:
-    """Reusable host memory for outputs of varying size. Threads may share a pool. A forked child inherits the free buffers; a copy starts empty."""
+    """Reusable host memory for outputs of varying size. Threads may share a pool. A forked child inherits the free buffers. A copy of the pool starts empty."""
 
     def __init__(self) -> None:
         self._free: list[mmap.mmap] = []

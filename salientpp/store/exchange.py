@@ -42,11 +42,12 @@ FILL_CHUNK_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class Message:
-    """A kind of request beside rows, between the ranks of a graph with one vertex type.
+    """A kind of request for something other than rows, between the ranks of a graph with one vertex type.
 
     Attributes:
-        name: takes the place of a type name, so no type may have it.
-        has_ids: True if the request holds global ids of vertices that the asked part owns. Otherwise it holds words, which arrive as they were sent.
+        name: name of the kind. It stands where a vertex type's name stands, so no type may have it.
+        has_ids: True if the request holds global ids of vertices that the asked part owns. False if it holds words: other
+            integers, which arrive as they were sent.
     """
 
     name: str
@@ -86,7 +87,7 @@ class Counts:
 
 @dataclass(frozen=True, eq=False)
 class PendingRows:
-    """Rows that are on their way. One column travels as it is; several columns travel as bytes, by rank and then by column.
+    """Rows that are on their way. A single column travels as it is; several columns travel as bytes, by rank and then by column.
 
     Attributes:
         like: for each column, an empty tensor with its dtype and row shape.
@@ -98,7 +99,7 @@ class PendingRows:
     sizes: list[list[int]]
 
     def wait(self) -> dict[Column, Tensor]:
-        """Returns the wanted rows of each column, in the order of the ranks."""
+        """Waits, and returns the wanted rows of each column, in the order of the ranks that sent them."""
         if self.pending is None:
             return {}
         arrived = self.pending.wait()
@@ -118,11 +119,11 @@ class Exchange:
     """Exchange of rows between the ranks of a group.
 
     Args:
-        comm: the ranks that serve the parts.
+        comm: communication between the ranks that serve the parts.
         books: by vertex type, the partition book of its row parts. A replicated type, whose rows every rank has, has a book with a single part; its
             rows never travel.
         placement: placement of this rank.
-        messages: requests beside rows, the same on all ranks.
+        messages: kinds of requests for something other than rows, the same on all ranks.
 
     Attributes:
         types: vertex types whose rows may travel, then the names of the messages.
@@ -159,7 +160,7 @@ class Exchange:
         """Starts to tell every rank how many rows this rank wants from it.
 
         Args:
-            remote_counts: by vertex type int64 [K], number of rows per part. Types may be missing.
+            remote_counts: by vertex type int64 [K], number of rows wanted from each part. Types may be missing.
             leaving: True if this rank has no more batches in this epoch.
         """
         wanted = [[0] * len(self.types) for _ in range(self.comm.size)]
@@ -175,7 +176,7 @@ class Exchange:
         return PendingCounts(wanted, pending)
 
     def read_counts(self, counts: PendingCounts) -> Counts:
-        """Waits for the counts of the other ranks."""
+        """Waits for the counts of the other ranks, and returns all counts."""
         received = counts.pending.wait().tolist()
         return Counts(counts.wanted, [of_rank[:-1] for of_rank in received], all(of_rank[-1] for of_rank in received))
 

@@ -29,7 +29,7 @@ from salientpp.store.narrow import Narrow, NarrowRows
 from salientpp.store.rows import RowSource, TensorRows, pinned, put_rows, row_numbers, take_rows
 from salientpp.store.tiers import NO_IDS, Kept, Places, Tiers
 
-#: Rows [slots, ...] on the host of a changing cache, and the batch's hits in it.
+#: Rows [slots, ...] of a changing cache, which lie on the host, and the batch's hits in the cache.
 KeptRows = tuple[Tensor, Kept]
 
 
@@ -41,7 +41,7 @@ class InPlace:
         decodes: True: decode encoded rows. False: leave them encoded, as rows for other ranks are.
 
     Attributes:
-        holds: True if a finished batch should stay in the pipeline for one more step.
+        holds: True if the pipeline should deliver a batch one tick after its last stage.
     """
 
     holds = False
@@ -53,7 +53,7 @@ class InPlace:
         return places
 
     def plan_for_others(self, tiers: Tiers, row: Tensor) -> Places:
-        """Plans the rows of the part, int64 [a], that other ranks asked for."""
+        """Plans how the part's rows ``row``, int64 [a], are assembled for other ranks."""
         return tiers.at_home(row)
 
     def take(self, tiers: Tiers, name: str, plan: Places) -> Tensor:
@@ -258,8 +258,8 @@ class Fetch:
     """Fetching of the rows for the batches of one engine.
 
     Attributes:
-        tiers: by vertex type.
-        exchange: gets rows of other ranks.
+        tiers: by vertex type, the tiers of this rank.
+        exchange: exchange that gets rows of other ranks.
         columns: attributes that every sampled vertex gets; the same on all ranks.
         seed_columns: attributes that only seeds get.
         own, served: methods that assemble rows, for this rank's batches and for other ranks.
@@ -281,7 +281,7 @@ class Fetch:
     counting: Lock = field(default_factory=Lock)
 
     def rows_of(self, column: Column) -> RowSource:
-        """Returns the rows of the part, decoded as batches get them."""
+        """Returns the part's rows of a column, decoded as batches get them."""
         tiers, name = self.tiers[column[0]], column[1]
         rows, narrow = tiers.home.rows[name], tiers.narrow.get(name)
         return rows if narrow is None else NarrowRows(rows, narrow)
@@ -310,7 +310,7 @@ class Fetch:
         return found
 
     def look_up(self, n_id: Mapping[str | None, Tensor]) -> dict[str | None, Places]:
-        """Returns the place of every needed row, by vertex type. A type without ``columns``, or missing in ``n_id``, has no places."""
+        """Returns the place of every needed row, by vertex type. A type without ``columns``, or missing in ``n_id``, gets empty places."""
         needed = {type_ for type_, _ in self.columns}
         places = {
             type_: tiers.look_up(n_id.get(type_, NO_IDS) if type_ in needed else NO_IDS)
@@ -323,7 +323,7 @@ class Fetch:
     def take_all(
         self, columns: Sequence[Column], n_id: Mapping[str | None, Tensor]
     ) -> tuple[dict[Column, Tensor], dict[str | None, Places]]:
-        """Takes the rows of ``columns`` for the vertices ``n_id``, int64 [n] per type, and their places. No row may be remote or on a device."""
+        """Returns the rows of ``columns`` for the vertices ``n_id``, int64 [n] per type, and the places of the rows. No row may be remote or on a device."""
         places: dict[str | None, Any] = self.look_up(n_id)
         return {(type_, name): self.own.take(self.tiers[type_], name, places[type_]) for type_, name in columns}, places
 
@@ -335,8 +335,9 @@ class Fetch:
         """Takes rows from the host. A worker thread calls it.
 
         Args:
-            plan: plan of this rank's batch; empty if it has none.
-            asked: by vertex type int64 [a], rows of this part that the other ranks want, in the order of the ranks. It includes messages.
+            plan: plan of this rank's batch; empty if the rank has no batch.
+            asked: by vertex type int64 [a], rows of this part that the other ranks want, in the order of the ranks. Entries for messages
+                are skipped.
         """
         own = {
             (type_, name): self.own.take(self.tiers[type_], name, plan[type_]) for type_, name in self.columns if plan

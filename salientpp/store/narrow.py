@@ -96,7 +96,7 @@ class Narrow:
 
     @property
     def _numbers(self) -> tuple[int, int]:
-        """Number of the format and block size, as the kernel takes them."""
+        """The format's number and the block size, as the kernel takes them."""
         kind, block = read_format(self.format)
         return FORMATS.index(kind), block
 
@@ -206,7 +206,7 @@ class EncodedRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the stored rows, which are not encoded."""
+        """Bytes of the rows ``wide``, before encoding."""
         return getattr(self.wide, "nbytes", 0)
 
     def whole(self) -> Tensor:
@@ -223,7 +223,10 @@ class EncodedRows:
 def read_formats(
     argument: str, given: Any, known: Mapping[Column, tuple[torch.dtype, Sequence[int]]]
 ) -> dict[Column, Narrow]:
-    """Resolves the user's ``{'x': 'int8'}`` to encodings by column. A name selects the attribute of every type that has it; (type, name) of one type.
+    """Resolves the user's ``{'x': 'int8'}`` to encodings by column. A name selects an attribute of every type that has it.
+
+    A pair (type, name) selects an attribute of one type.
+
 
     Args:
         argument: the user's name of this argument, for errors.
@@ -260,10 +263,10 @@ def read_formats(
 
 
 class Loss:
-    """Error of encoded rows. :meth:`add` accumulates rows; the attributes give the result.
+    """Error of encoded rows. :meth:`add` adds rows; the attributes give the error of all rows added so far.
 
     Attributes:
-        largest: largest absolute difference of a value.
+        largest: largest absolute difference between a value and its decoded value.
     """
 
     def __init__(self) -> None:
@@ -276,10 +279,10 @@ class Loss:
         return math.sqrt(self._squared_differences / self._squares) if self._squares else 0.0
 
     def add(self, rows: Tensor, decoded: Tensor) -> int | None:
-        """Adds rows [n, ...] before and after encoding.
+        """Adds rows [n, ...], and the same rows after encoding and decoding.
 
         Returns:
-            Number of the first row in which a value that is not finite, before or after encoding, has changed. None if there is no such row.
+            Number of the first row that is damaged, or None. A row is damaged if a value has changed that is not finite, either before or after encoding.
         """
         wide, read = rows.reshape(len(rows), -1).to(torch.float64), decoded.reshape(len(rows), -1).to(torch.float64)
         finite = wide.isfinite() & read.isfinite()

@@ -1,7 +1,7 @@
 """Sources of feature rows.
 
 A :class:`RowSource` copies rows, selected by number, into memory that the caller provides. :class:`TensorRows` reads a tensor in memory or in a
-memory-mapped file. For other storage, a user writes a class with these two attributes and this one method.
+memory-mapped file. For other storage, a user writes a class with the attributes ``shape`` and ``dtype`` and the method ``take``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RowSource(Protocol):
         Args:
             index: int64 [n] on the CPU, in [0, S), in any order; repeats are allowed.
             out: contiguous, on the CPU, with the dtype and row shape of the source. ``take`` must not change its other rows.
-            out_index: int64 [n], distinct row numbers of ``out``. None: the n rows of ``out``, in order.
+            out_index: int64 [n], distinct row numbers of ``out``. None: 0, 1, ..., n - 1.
         """
 
 

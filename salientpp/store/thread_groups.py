@@ -18,7 +18,8 @@ from salientpp.processes import Task
 
 Result = TypeVar("Result")
 
-#: A thread moves only to a group that took longer by this factor than the other group will take. Small variations between batches then move no thread.
+#: A thread moves only to a group that took longer by this factor than the other group will take with one thread less.
+#: Small variations between batches then move no thread.
 _MARGIN = 1.05
 
 #: Number of batches between two adjustments, so that a single unusual batch moves no thread.
@@ -42,7 +43,7 @@ class ThreadGroups:
         return cls(max(1, num_threads - sums), sums)
 
     def after(self, row_seconds: float, sum_seconds: float) -> ThreadGroups:
-        """Returns the groups for the next batches, given the seconds that the last ones took.
+        """Returns the groups for the next batches, given the seconds that each group took for the last ones.
 
         One thread moves from the faster group to the slower one, unless the faster group would then become the slower one. The rule assumes that a
         group's threads share its work evenly.

@@ -78,7 +78,7 @@ class Kept:
 
     Attributes:
         position, slot: positions in the batch, and the cache slots of their rows when the batch is assembled.
-        admitted_row, admitted_slot: which of the fetched rows the cache admits after that, and into which slots.
+        admitted_row, admitted_slot: which of the fetched rows the cache admits after the batch is assembled, and into which slots.
     """
 
     position: Tensor
@@ -94,11 +94,11 @@ class Places:
     The positions of all groups together contain every position of the batch once.
 
     Attributes:
-        position, slot: one vector per tier, in the order of the tiers. A position None means the whole batch, in order.
+        position, slot: one vector per tier, in the order of the tiers. None instead of a position means 0, 1, 2, ...: the whole batch.
         remote_position: positions that get rows of other ranks.
         remote_id: global ids to fetch, grouped by owner.
         remote_counts: int64 [K], number of rows to fetch from each part.
-        remote_row: for each remote position, the index of its row among the fetched rows. None: one row each, in order.
+        remote_row: for each remote position, the index of its row among the fetched rows. None: remote position i gets fetched row i.
         kept: hits in a changing cache. Their rows are read when the batch is assembled.
     """
 
@@ -177,7 +177,7 @@ class Tiers:
         return made.with_near(device_ids, device, seeds_only)
 
     def with_near(self, ids: Tensor, device: torch.device, seeds_only: Iterable[str] = ()) -> Tiers:
-        """Returns these tiers plus device copies of the rows ``ids`` (ascending local ids, int64), for all attributes except those of seeds."""
+        """Returns these tiers plus device copies of the rows ``ids`` (ascending local ids, int64), for all attributes except ``seeds_only``."""
         if not ids.numel():
             return self
         members = IdSet.of(ids, self.book.size_of(self.part_id))

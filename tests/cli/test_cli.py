@@ -314,7 +314,7 @@ def test_options_of_types_are_refused_for_a_homogeneous_graph(capsys, tmp_path):
         (["--replicate", "paper"], "replicate names types of a HeteroData, got 'paper'"),
         (
             ["--seeds", "paper:train"],
-            "seeds must be the name of a split of a homogeneous graph, got ('paper', 'train')",
+            "seeds of a homogeneous graph must be the name of a split, got ('paper', 'train')",
         ),
     ):
         assert text in mistake(capsys, "partition", DATASET, tmp_path / "d", "--parts", 2, *options)

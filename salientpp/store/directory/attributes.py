@@ -109,7 +109,7 @@ def _columns(
             continue
         if name == "edge_label_index":
             raise ValueError(
-                f"{where}.edge_label_index holds seeds of a LinkNeighborLoader, which are not stored; take it out before: "
+                f"{where}.edge_label_index holds seeds of a LinkNeighborLoader, which are not stored; take it out first: "
                 f"pairs = {where}.edge_label_index; del {where}.edge_label_index. If the pairs are edges of the graph, a LinkNeighborLoader on the "
                 "directory uses them by default, with their labels under edge_label='edge_label'. Pass other pairs to it as edge_label_index="
                 "part.directory_id(pairs)"

@@ -14,20 +14,23 @@ from salientpp.store.rows import JoinedRows, TensorRows
 
 
 def vertex_column(arrays: Arrays, vertices: VertexType, name: str, part_id: int) -> Tensor:
-    """Returns the stored rows [n, ...] of one part on disk."""
+    """Returns the rows [n, ...] of an attribute for one part on disk, encoded if they are stored so."""
     dtype = vertices.attributes[name]["dtype"] if vertices.narrow(name) is None else "uint8"
     return arrays.open(vertices.rows_file(name, part_id), dtype)
 
 
 def edge_column(arrays: Arrays, edges: EdgeType, name: str) -> Tensor:
-    """Returns the rows [E, ...] of all edges, in list order."""
+    """Returns an edge attribute's rows [E, ...] for all edges, in list order."""
     return arrays.open(edges.rows_file(name), edges.attributes[name]["dtype"])
 
 
 def vertex_rows(
     arrays: Arrays, vertices: VertexType, name: str, stored: Sequence[int]
 ) -> TensorRows | JoinedRows | NarrowRows:
-    """Returns the rows of several parts on disk, one part after the other. Encoded rows are decoded when taken. Replicated types give all rows."""
+    """Returns a node attribute's rows for several parts on disk, one part after the other.
+
+    Encoded rows are decoded when taken. Replicated types give all rows.
+    """
     parts = range(1) if vertices.replicated else stored
     pieces = [vertex_column(arrays, vertices, name, part) for part in parts]
     rows = TensorRows(pieces[0]) if len(pieces) == 1 else JoinedRows(pieces)
@@ -36,7 +39,7 @@ def vertex_rows(
 
 
 def take(arrays: Arrays, vertices: VertexType, name: str, n_id: Tensor) -> Tensor:
-    """Returns rows [n, ...] for global ids int64 [n] of any parts."""
+    """Returns a node attribute's rows [n, ...] for global ids int64 [n] of any parts."""
     if name not in vertices.attributes:
         known = ", ".join(vertices.attributes) or "none"
         raise ValueError(f"{arrays.root} has the node attributes {known}{words_of_type(vertices.name)}, got {name!r}")
@@ -53,7 +56,7 @@ def take(arrays: Arrays, vertices: VertexType, name: str, n_id: Tensor) -> Tenso
 
 
 def vertex_split(arrays: Arrays, vertices: VertexType, name: str, stored: Sequence[int]) -> Tensor:
-    """Returns the ascending global ids, int64, of the vertices in a split, or in 'all'. The parts ``stored`` must be consecutive."""
+    """Returns the ascending global ids, int64, of the vertices in a split, or in 'all', that the consecutive parts ``stored`` own."""
     if name == "all":
         return torch.arange(vertices.offsets[stored[0]], vertices.offsets[stored[-1] + 1], device="cpu")
     return _read_split(arrays, vertices, name, stored)
@@ -62,7 +65,7 @@ def vertex_split(arrays: Arrays, vertices: VertexType, name: str, stored: Sequen
 def edge_split(
     arrays: Arrays, edges: EdgeType, name: str, stored: Sequence[int], targets: VertexType, indptr: Tensor
 ) -> Tensor:
-    """Returns ascending list positions, int64, of the edges in a split, or in 'all', whose targets belong to the parts ``stored``."""
+    """Returns ascending positions in the neighbour lists, int64, of the edges in a split, or in 'all', whose targets the parts ``stored`` own."""
     if name == "all":
         begin, end = (int(indptr[targets.offsets[at]]) for at in (stored[0], stored[-1] + 1))
         return torch.arange(begin, end, device="cpu")

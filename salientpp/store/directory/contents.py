@@ -61,7 +61,7 @@ class Contents:
 
     @property
     def row_bytes(self) -> dict[str | None, int]:
-        """Bytes of fetching one vertex, per type: the bytes of ``x``, which batches get for all their vertices.
+        """Bytes that travel when one vertex is fetched, per type: the bytes of ``x``, which batches get for all their vertices.
 
         If no type has an ``x``, the bytes of all attributes. Replicated types have 0.
         """
@@ -134,7 +134,7 @@ def read_contents(
 def _read_narrow(
     store_as: Any, columns: Mapping[str | None, Mapping[str, Tensor]], time_attr: str | None
 ) -> dict[str | None, dict[str, tuple[Narrow, Loss]]]:
-    """Returns, per type, the encodings of attributes that are stored narrower, and their errors."""
+    """Returns, per type, the encodings of the attributes in ``store_as``, and the errors of these encodings."""
     known = {(type_, name): rows for type_, named in columns.items() for name, rows in named.items()}
     found: dict[str | None, dict[str, tuple[Narrow, Loss]]] = {type_: {} for type_ in columns}
     shapes = {column: (rows.dtype, rows.shape[1:]) for column, rows in known.items()}
@@ -157,7 +157,7 @@ def _loss(column: Column, narrow: Narrow, rows: Tensor) -> Loss:
         if at is not None:
             raise ValueError(
                 f"{place(column[0])}.{column[1]} cannot be stored as {narrow.format}: a value in row {first + at} is not finite, or too large for the "
-                "format; replace it, or store it as bf16"
+                "format; replace the value, or store the attribute as bf16"
             )
         first += len(piece)
     return loss

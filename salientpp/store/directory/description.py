@@ -21,7 +21,7 @@ from salientpp.store.narrow import Narrow
 FORMAT = "salientpp-partitioned-graph"
 VERSIONS = (1, 2, 3)
 
-#: Name -> {"dtype": torch's name, "row_shape": the shape without dimension 0}. For encoded rows, these describe the decoded rows. Their entry also has
+#: Attribute -> {"dtype": torch's name, "row_shape": the shape without dimension 0}. For encoded rows, these describe the decoded rows. Their entry also has
 #: "stored_as", a record of four fields. "format" is as in :mod:`salientpp.store.narrow`. "row_bytes" are the bytes of a stored row. "largest_error" is the
 #: largest error of a value. "relative_rms_error" is the root mean square of the errors divided by the root mean square of the values.
 Columns = Mapping[str, Mapping[str, Any]]
@@ -35,10 +35,10 @@ class _Type:
     """Fields that vertex types and edge types share.
 
     Attributes:
-        prefix: prefix of its file names.
+        prefix: prefix of the type's file names.
         attributes: attributes with one row per vertex, or one per edge in list order.
-        splits: name -> number of its seeds in each part, or number of its edges whose target each part owns.
-        where: place of its fields in the manifest, for errors.
+        splits: name -> one number for each part: of the split's vertices that the part owns, or of the split's edges whose target it owns.
+        where: place of the type's fields in the manifest, for errors.
     """
 
     kind: ClassVar[str]
@@ -61,8 +61,8 @@ class VertexType(_Type):
 
     Attributes:
         name: None in a homogeneous graph.
-        offsets: K + 1 numbers; part p owns the ids from ``offsets[p]`` to ``offsets[p + 1] - 1``. If the type is replicated, the part has all rows
-            and takes only these ids as seeds.
+        offsets: K + 1 numbers; part p owns the ids from ``offsets[p]`` to ``offsets[p + 1] - 1``. If the type is replicated, every part has
+            all rows, and takes only its own ids as seeds.
         num_classes: number of classes of ``y``, counted as in PyG's datasets; 0 without ``y``.
         replicated: True if all rows are stored once, instead of per part.
     """
@@ -251,7 +251,7 @@ class Description:
 
     @property
     def timed_vertices(self) -> Iterator[VertexType]:
-        """Vertex types whose times are also stored in one file."""
+        """Vertex types with times. All times of such a type are also stored in one file."""
         return (type_ for type_ in self.node_types if self.time_attr is not None and self.time_attr in type_.attributes)
 
     def files(self) -> dict[str, tuple[tuple[str, ...], list[int]]]:
@@ -307,5 +307,5 @@ def part_folder(part_id: int) -> str:
 
 
 def words_of_type(name: str | EdgeName) -> str:
-    """Returns ``' of ...'``, or the empty string in a homogeneous graph."""
+    """Returns words that name a type in a text, such as ``" of 'paper'"``. They are empty in a homogeneous graph."""
     return "" if name is None else f" of {words_for(name)}"

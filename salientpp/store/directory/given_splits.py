@@ -21,8 +21,8 @@ def collect_splits(
 ) -> dict[str, Tensor]:
     """Returns the splits of one vertex type, as split name -> ascending ids.
 
-    They come from ``split``, name -> ids or mask, if given, or else from PyG's storage. Unlabelled vertices are left out of the storage's splits,
-    and a warning gives their number. Labels are [N] or [N, labels per vertex].
+    They come from ``split``, name -> ids or mask. If it is None, they come from PyG's storage, and unlabelled vertices are left out. A warning gives the
+    number of these vertices. Labels are [N] or [N, labels per vertex].
     """
     if split is not None:
         return read_splits(split, num_vertices, "split", "vertex", type_)
@@ -70,7 +70,7 @@ def read_splits(
 ) -> dict[str, Tensor]:
     """Returns split name -> ascending ids in ``[0, size)``, from ids in any order or masks.
 
-    Errors name the ``argument``, 'vertex' or 'edge' (``of``), and the type.
+    Errors contain ``argument``, ``of`` ('vertex' or 'edge') and the type.
     """
     owner = "" if type_ is None else f" of {type_!r}"
     if not isinstance(split, Mapping):
@@ -113,7 +113,7 @@ def find_seeds(
     The default, 'train', means (None, 'all') for data without such a split. ValueError if another name is unknown, or a name is ambiguous.
     """
     if not is_hetero and not isinstance(seeds, str):
-        raise ValueError(f"seeds must be the name of a split of a homogeneous graph, got {seeds!r}")
+        raise ValueError(f"seeds of a homogeneous graph must be the name of a split, got {seeds!r}")
     if isinstance(seeds, str):
         having = [name for name in splits if seeds in splits[name]]
         if not having and seeds not in ("train", "all"):

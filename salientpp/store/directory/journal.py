@@ -34,7 +34,7 @@ class Journal:
     Attributes:
         root: the directory.
         work: folder inside it for the files of unfinished steps.
-        steps: name -> ``{"files": name -> checksums, "facts": ...}`` of the finished steps.
+        steps: finished steps, name -> ``{"files": name -> checksums, "facts": ...}``. The facts are results of the step that later steps need.
     """
 
     def __init__(self, root: Path, kind: str, task: Mapping[str, Any]) -> None:
@@ -63,7 +63,7 @@ class Journal:
             complete: True if the directory has a manifest, and is to be replaced.
 
         Raises:
-            ValueError: the directory holds something else.
+            ValueError: the directory holds other files or the work of another task.
         """
         journal = cls(root, kind, task)
         if not complete:
@@ -112,7 +112,7 @@ class Journal:
         return done["facts"]
 
     def note(self, step: str, files: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Moves these files from ``work`` to their places, and records the step. Returns its facts as a later run reads them from JSON."""
+        """Moves these files from ``work`` to their places, and records the step. Returns the step's facts, as a later run reads them from JSON."""
         entries = {name: {**more, **describe_file(self.work / name)} for name, more in files.items()}
         folders = {self.root}
         for name in files:
@@ -227,7 +227,7 @@ def _sync(folder: Path) -> None:
 
 @contextlib.contextmanager
 def alone(root: Path, name: Path | None = None) -> Iterator[None]:
-    """Holds a lock on a directory, if the file system has locks. ValueError, with the user's ``name`` of it, if another process holds the lock."""
+    """Holds a lock on a directory, if the file system has locks. ValueError if another process holds the lock; its text calls the directory ``name``."""
     try:
         import fcntl
     except ImportError:

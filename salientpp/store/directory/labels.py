@@ -17,8 +17,8 @@ _PIECE = 2**20
 def num_classes_of(labels: Tensor | None) -> int:
     """Returns the number of classes of labels [N, ...], as ``num_classes`` of PyG's datasets.
 
-    With one label per vertex: one more than the largest integer, or the number of distinct real values. With several labels: their number.
-    Without labels: 0. NaN is not a class.
+    With one label per vertex: one more than the largest integer, or the number of distinct real values. With several labels per vertex: the number of
+    labels that a vertex has. Without labels: 0. NaN is not a class.
     """
     if labels is None or labels.dtype.is_complex or labels.dim() == 0:
         return 0
@@ -35,7 +35,7 @@ def num_classes_of(labels: Tensor | None) -> int:
 def marks_unlabelled(labels: Iterable[Tensor]) -> bool:
     """True if -1 marks unlabelled vertices, given the labels of all vertices in pieces of any shape.
 
-    This holds if labels are classes: integers, none below -1, and 0 among them. Labels of -1 and 1, temperatures and other numbers are values.
+    This holds if labels are classes: integers, none below -1, and 0 among them. Labels of -1 and 1, temperatures and other numbers are not classes.
     """
     has_minus_one = has_zero = False
     for piece in labels:

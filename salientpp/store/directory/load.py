@@ -73,7 +73,7 @@ def load(
 def _check_contents(part: PartitionedGraph, part_ids: Iterable[int]) -> None:
     """Raises DatasetError unless the arrays are valid.
 
-    The topology must be a graph, ids a permutation, seeds must belong to their parts, and VIP values lie in [0, 1].
+    Each topology must be a graph, and the ids must be a permutation. Seeds must belong to their parts, and VIP values must lie in [0, 1].
     """
 
     def expect(holds: bool, name: str, words: str) -> None:

@@ -1,8 +1,8 @@
-"""Copies the files of a dataset directory that a host needs to its local disk: all files except the folders of parts that the host does not serve.
+"""Copies a dataset directory to the local disk of a host, without the folders of parts that the host does not serve.
 
 One process per host copies at a time; the next one adds the files that the copy lacks. The manifest is written last, so an interrupted copy is never
-taken for a complete one. Other users may write to a host's disk and guess these names. So nothing is written through a symbolic link with one of
-these names, and the lock file is never truncated.
+taken for a complete one. Other users may write to a host's disk and guess the names of files. So nothing is written through a symbolic link with
+such a name, and the lock file is never truncated.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def copy_to_disk(
         root: a directory that :func:`salientpp.partition` wrote.
         to: a directory of this host, such as the value of ``TMPDIR``. It is created if necessary.
         parts: the parts to copy. None: the parts that this rank of the initialised process group serves; without a group, part 0 if it is the only one.
-        progress: receives the name of every file before it is copied.
+        progress: a :class:`~salientpp.Progress`, which receives the name of every file before the file is copied.
         process_group: the ranks that serve the parts, as given to the loaders. None: the default group.
 
     Returns:

@@ -1,6 +1,6 @@
 """Reads the manifest of a dataset directory, and checks it against the format.
 
-After the check, no field is missing, has another type or contradicts another field, and every listed file belongs to the directory. The files themselves are
+After the check, no field is missing, has a wrong type or contradicts another field, and every listed file belongs to the directory. The files themselves are
 checked when they are opened.
 """
 
@@ -297,7 +297,7 @@ def _check_offsets(vertices: VertexType, num_parts: int) -> None:
 
 def _check_splits(type_: VertexType | EdgeType, num_parts: int) -> None:
     if isinstance(type_, VertexType):
-        whole, most = "part's vertices", [end - begin for begin, end in pairwise(type_.offsets)]
+        whole, most = "number of vertices of the part", [end - begin for begin, end in pairwise(type_.offsets)]
     else:
         whole, most = "number of edges", [type_.num_edges] * num_parts
     for name, counts in type_.splits.items():
@@ -352,7 +352,7 @@ def _check_narrow(described: Description) -> None:
 
 
 def _check_files(described: Description, files: Mapping[str, Any]) -> None:
-    """Checks that the files are exactly those that follow from the other fields, with their dtypes and shapes, so that no name leads elsewhere."""
+    """Checks that the files are exactly those that follow from the other fields, with their dtypes and shapes. So no name leads out of the directory."""
     expected = described.files()
     for name in sorted(expected.keys() - files.keys()):
         raise ValueError(f"files must have {name!r}, but it is missing")

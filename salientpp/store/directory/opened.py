@@ -44,11 +44,11 @@ class PartitionedGraph:
         is_hetero: True if types have names, as in a ``HeteroData``.
         node_types, edge_types: the names of all types.
         replicated: vertex types whose rows every part has.
-        num_vertices, num_edges: totals over all types, as PyG's ``num_nodes``.
+        num_vertices, num_edges: totals over all types, as PyG's ``num_nodes`` and ``num_edges``.
         num_parts: K of this view.
         part_id: the part that this process serves. None: not known, because there is no process group and K > 1.
         books: per vertex type, the partition book that maps global ids to owners.
-        row_books: the same for rows. A replicated type has one part with all rows.
+        row_books: per vertex type, the partition book of its rows. For a replicated type it has one part with all rows.
         offsets: for each part of this view, its first part on disk; then the number of parts on disk.
         whole: the view whose parts are the parts on disk.
     """
@@ -92,7 +92,7 @@ class PartitionedGraph:
         """Returns the view whose part i consists of the parts ``offsets[i]`` to ``offsets[i + 1] - 1`` on disk.
 
         Args:
-            offsets: from 0 to the number of parts on disk, ascending.
+            offsets: ascending numbers. The first is 0, and the last is the number of parts on disk.
             part_id: the part of the view that this process serves.
         """
         whole, offsets = self.whole, tuple(offsets)
@@ -194,7 +194,7 @@ class PartitionedGraph:
         }
 
     def edge_rows_by_type(self) -> dict[EdgeName, dict[str, Tensor]]:
-        """Returns, per edge type, attribute name -> rows [E, ...] of all its edges, in list order."""
+        """Returns, per edge type, attribute name -> rows [E, ...] of all edges of the type, in list order."""
         return {
             type_.name: {name: edge_column(self.arrays, type_, name) for name in type_.attributes}
             for type_ in self.description.edge_types
@@ -240,7 +240,7 @@ class PartitionedGraph:
     def directory_id(self, ids: Tensor | Mapping[str, Tensor], type_: str | None = None) -> Tensor | dict[str, Tensor]:
         """Reverses :meth:`original_id`: returns global ids of this graph, int64 of the same shape, for ids of the user's data.
 
-        From the first call on, it takes 8 bytes of memory per vertex of the type.
+        The first call makes a table of 8 bytes per vertex of the type, which stays in memory.
 
         Args:
             ids: integers of any shape, or if types have names a mapping from types to ids.
@@ -254,7 +254,7 @@ class PartitionedGraph:
         return self._topology.global_ids(ids, _vertices(self, type_).name)
 
     def split(self, name: str, part_id: int | None = None, type_: str | None = None) -> Tensor:
-        """Returns the global ids, int64, of a part's vertices of one type that are in a split of the data; for 'all', of all of them."""
+        """Returns the global ids, int64, of a part's vertices of one type that are in a split of the data. 'all' selects all vertices."""
         return vertex_split(self.arrays, _vertices(self, type_), name, self._stored(part_id))
 
     def edge_split(self, name: str, part_id: int | None = None, type_: EdgeName = None) -> Tensor:
@@ -266,7 +266,7 @@ class PartitionedGraph:
     def vip(self, part_id: int | None = None, type_: str | None = None) -> Tensor:
         """Returns float32 [N] of one type: inclusion probabilities for the workload that the directory was partitioned with. Being a seed does not count.
 
-        For several parts on disk, they are computed for the joined part once, and kept in the directory if it can be written.
+        If the part joins several parts on disk, the probabilities are computed once, and kept in the directory if it can be written.
         """
         return self._vip.of(_vertices(self, type_), self._stored(part_id))
 
@@ -279,7 +279,7 @@ class PartitionedGraph:
         batch_size: int,
         replace: bool,
     ) -> dict[str | None, Tensor] | None:
-        """Returns :meth:`vip` of every type if this is exactly the stored workload: seeds of one type, and fanouts per edge type. Otherwise None."""
+        """Returns :meth:`vip` of every type if the arguments are exactly the stored workload, or else None. ``fanouts`` has a list per edge type."""
         stored, named = self._stored(part_id), self.description
         same = not replace and [list(per_hop) for per_hop in fanouts] == named.num_neighbors
         if not same or (batch_size, type_) != (named.batch_size, named.seeds[0]):
@@ -293,7 +293,7 @@ class PartitionedGraph:
     ) -> Workload:
         """Returns the workload by which policies rank the vertices for a part's batches. It has the stored :meth:`vip` if that is for the same workload.
 
-        The loader and the analysis both plan with it, so they cache the same rows. Only for a homogeneous graph.
+        The loader and the analysis both plan caches with this workload, so they cache the same rows. Only for a homogeneous graph.
         """
         _check_is_homogeneous(self, "vip(), books and typed_graph()")
         vip = self.vip_of(part_id, None, seeds, [num_neighbors], batch_size, replace)
@@ -363,7 +363,7 @@ def _words_for_missing(part: PartitionedGraph, name: str) -> str:
             "vertices, and batches of a NeighborLoader carry them"
         )
     if any(split in type_.splits for type_ in vertices):
-        return f": it became a split, part.split({split!r}, part_id), or input_nodes={split!r} of a NeighborLoader"
+        return f": it became the split {split!r}; use part.split({split!r}, part_id), or input_nodes={split!r} of a NeighborLoader"
     if name == "edge_index":
         return f": part.{'typed_graph()' if part.is_hetero else 'graph'} has the edges, as indptr and indices"
     return ""

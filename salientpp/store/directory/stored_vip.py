@@ -32,7 +32,10 @@ class StoredVip:
         self._arrays, self._description, self._topology, self._fingerprint = arrays, description, topology, fingerprint
 
     def of(self, vertices: VertexType, stored: range) -> Tensor:
-        """Returns float32 [N] of one type for the part that joins these parts on disk. Being a seed does not count. A join is computed once."""
+        """Returns the probabilities of one type, float32 [N], for the part that joins these parts on disk. Being a seed does not count.
+
+        The probabilities of a joined part are computed once.
+        """
         if len(stored) == 1:
             return self._arrays.open(vertices.vip_file(stored[0]))
         if stored not in self._joined:
@@ -41,7 +44,7 @@ class StoredVip:
 
     @lazy
     def _joined(self) -> dict[range, dict[str | None, Tensor]]:
-        """Probabilities in use, by parts on disk, then by type."""
+        """Probabilities read or computed so far, by parts on disk, then by type."""
         return {}
 
     def _read_or_compute(self, stored: range) -> dict[str | None, Tensor]:

@@ -64,7 +64,7 @@ def _named(method: Any) -> Any:
 
 
 def _identify(contents: Contents) -> list[list[Any]]:
-    """Returns the identity of the data: the name of every array, and the JSON that identifies it."""
+    """Returns the identity of the data: the number of vertices of each type, and for every array its name and the JSON that identifies it."""
     graph, found = contents.graph, []
     for edge_type, relation in zip(graph.edge_types, graph.relations):
         of = "" if edge_type is None else f" of {edge_type}"

@@ -69,7 +69,7 @@ class Topology:
 
     @lazy
     def _reverse(self) -> dict[str | None, Tensor]:
-        """The global id of every user's id, int64 [N] per type, for types in use."""
+        """The global id of every user's id, int64 [N] per type, for types whose ids were asked for."""
         return {}
 
     def global_ids(self, ids: Tensor, type_: str | None) -> Tensor:
@@ -92,7 +92,7 @@ class Topology:
         return {type_.name: edge_column(self._arrays, type_, name) for type_ in types if name in type_.attributes}
 
     def _node_times(self, time_attr: str) -> dict[str | None, Tensor]:
-        """Returns int or float [N] for every type that has these times. They come from one file, or are concatenated from all parts."""
+        """Returns the times of every type that has them, int or float [N]. They come from one file, or are concatenated from all parts."""
         root, arrays = self._arrays.root, self._arrays
         there, times = parts_there(root), {}
         for type_ in self._description.node_types:
@@ -105,8 +105,8 @@ class Topology:
             missing = sorted(set(stored) - there) if there is not None and not type_.replicated else []
             if missing:
                 raise DatasetError(
-                    f"{root} is a copy without part {missing[0]}; every rank needs the times {time_attr!r} of its vertices{words_of_type(type_.name)} for "
-                    f"sampling; partition with time_attr={time_attr!r}, which stores them whole, or open the original directory"
+                    f"{root} is a copy without part {missing[0]}; every rank needs the times {time_attr!r} of the part's vertices{words_of_type(type_.name)} "
+                    f"for sampling; partition with time_attr={time_attr!r}, which stores them whole, or open the original directory"
                 )
             parts = range(1) if type_.replicated else stored
             times[type_.name] = torch.cat([vertex_column(arrays, type_, time_attr, part_id) for part_id in parts])

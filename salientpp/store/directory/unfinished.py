@@ -26,7 +26,7 @@ def check_root_is_free(root: Path, overwrite: bool) -> None:
 def folder_beside(root: Path) -> Iterator[Path]:
     """Creates and locks the directory that becomes ``root``.
 
-    On failure it stays if the next run can continue it. Otherwise it is removed, with the parents that were made for it.
+    On failure the directory stays if the next run can continue the work. If not, it is removed, with the parents that were made for it.
     """
     place = Path(os.path.realpath(root))
     folder = place.parent / f".{place.name}.writing"

@@ -50,7 +50,7 @@ from salientpp.store.directory.unfinished import check_root_is_free, folder_besi
 from salientpp.store.narrow import Loss, Narrow
 from salientpp.vip.inclusion import check_batch_size
 
-#: Parts of all vertices. The file exists only until the vertices are numbered.
+#: File with the part of every vertex. It exists only until the vertices are numbered.
 _ASSIGNMENT = "assignment.npy"
 
 
@@ -82,29 +82,29 @@ def partition(
 
     Args:
         data: a ``Data`` or ``HeteroData`` with ``edge_index`` or ``adj_t``. Its node and edge attributes that are tensors are stored too. If labels ``y`` are
-            classes (integers, none below -1, and 0 among them), vertices with the label -1 are left out of its masks. A warning gives their number.
+            classes (integers, none below -1, and 0 among them), vertices with the label -1 are left out of the data's splits. A warning gives their number.
         num_parts: K, the number of parts.
         root: the directory to write. Its parent must exist or be creatable.
         num_neighbors, batch_size: the workload. Its VIP weighs edges, moves and orders vertices, and is stored for the cache. ``num_neighbors`` of a
             ``HeteroData`` is one list for all edge types, or a mapping. Training may use other values; the loader then computes the VIP that it needs.
-        method: 'metis', 'kaminpar' (an extra), 'random', or 'auto': 'kaminpar' for more than 2^26 edges if KaMinPar is installed, otherwise 'metis'. Or the
-            assignment itself: an integer tensor [N] of parts in [0, K), or for a ``HeteroData`` a mapping from node types to such tensors.
+        method: 'metis', 'kaminpar' (of the extra ``kaminpar``) or 'random'. 'auto' is 'kaminpar' for more than 2^26 edges if KaMinPar is installed, else
+            'metis'. Or the assignment itself: an integer tensor [N] of parts in [0, K), or for a ``HeteroData`` a mapping from node types to such tensors.
         edge_weights: what METIS and KaMinPar minimise: 'vip', the draws across the cut, or 'equal', the number of edges cut.
         order: order of vertices inside a part: 'vip', the most probable first, or 'original', as in ``data``. ``device_rows`` takes the first rows.
-        refine: if True, vertices then move between parts while fewer rows are predicted to travel. A ``HeteroData`` cannot be refined. None: refine if METIS
-            or KaMinPar assigned the vertices of a ``Data`` with at most 2^26 edges. True also refines a given or random assignment.
-        split: name -> vertex ids or mask; for a ``HeteroData``, node type -> such a mapping. Every vertex in it is kept, whatever its label.
+        refine: if True, vertices then move between parts as long as the predicted number of remote rows falls. A ``HeteroData`` cannot be refined. None:
+            refine if METIS or KaMinPar assigned the vertices of a ``Data`` with at most 2^26 edges. True also refines a given or random assignment.
+        split: name -> vertex ids or mask; for a ``HeteroData``, node type -> such a mapping. Vertices named here are kept, whatever their label.
             None takes ``train_mask``, ``train_idx`` or ``train_index`` of the data, and in the same way for ``val`` and ``test``.
         edge_split: name -> edge ids (positions in ``edge_index``) or mask; for a ``HeteroData``, edge type -> such a mapping. An edge is in its target's part.
-        seeds: the split that the VIP is computed for, or ``(type, split)`` if several types have it. 'all', or 'train' if it is missing, means all vertices.
+        seeds: the split that VIP is computed for, or ``(type, split)`` if several types have it. 'all' means all vertices; so does 'train' if no type has it.
         replicate: node types whose rows every part gets. None: types whose rows take at most 1 % of the bytes of all rows, and at most 16 MiB.
         time_attr: the name of node or edge times. Neighbour lists are sorted by it, and every part gets all node times, so that ranks sample from memory maps.
         store_as: name of a node attribute -> the format that its rows are stored in and travel in: 'fp16', 'bf16', 'fp8', 'int8', 'int4', or with blocks as
-            'int4/32', see :mod:`salientpp.store.narrow`. With several types, a name selects the attribute of all types that have it; (type, name) of one.
+            'int4/32', see :mod:`salientpp.store.narrow`. A name selects an attribute in all types that have it, a pair (type, name) in one type.
         tolerance: how far a part may exceed the mean of each balanced quantity, as a fraction.
         seed: random seed of METIS, KaMinPar or the random assignment.
         overwrite: if True, replace an existing dataset directory (only once the new one is complete), or the work of another call that was stopped.
-        progress: called at the start of each step, except steps that a stopped run finished.
+        progress: a :class:`~salientpp.Progress`, which is told the start of each step, except steps that a stopped run finished.
 
     Returns:
         The opened directory.
@@ -310,7 +310,7 @@ def _part_of_edges(relation: Relation, part: Tensor) -> Tensor:
 
 
 def _describe(rows: Tensor, stored: tuple[Narrow, Loss] | None = None) -> dict[str, Any]:
-    """Returns the manifest's entry for an attribute, and for its encoding if it is ``stored`` narrower."""
+    """Returns the manifest's entry for an attribute, including its encoding if ``stored`` gives one."""
     entry: dict[str, Any] = {"dtype": str(rows.dtype).removeprefix("torch."), "row_shape": list(rows.shape[1:])}
     if stored is not None:
         narrow, loss = stored

@@ -509,7 +509,7 @@ def test_seeds_of_a_random_link_split_are_refused_with_advice(tmp_path):
     train, _, _ = RandomLinkSplit(add_negative_train_samples=False)(data)
     with pytest.raises(
         ValueError,
-        match=r"data.edge_label_index holds seeds of a LinkNeighborLoader, .*; take it out before: pairs = data.edge_label_index; del data.",
+        match=r"data.edge_label_index holds seeds of a LinkNeighborLoader, .*; take it out first: pairs = data.edge_label_index; del data.",
     ):
         write(train, 2, tmp_path / "d")
     pairs, labels = train.edge_label_index, train.edge_label
@@ -1471,7 +1471,7 @@ def test_an_error_for_pygs_attribute_names_says_what_to_use_instead(tmp_path):
     part = write(hostile_data(), 2, tmp_path / "d")
     for name, text in {
         "x": r"its rows are divided into parts. part.node_rows\(part_id\)\['x'\]",
-        "train_mask": r"it became a split, part.split\('train', part_id\)",
+        "train_mask": r"it became the split 'train'; use part.split\('train', part_id\)",
         "edge_index": "part.graph has the edges",
         "no_such_name": "has no 'no_such_name'$",
     }.items():

@@ -601,7 +601,7 @@ def test_a_copy_lacks_times_of_vertices_that_were_not_stored_whole(tmp_path):
     write(data, 2, tmp_path / "d")
     part = salientpp.load(copy_to_disk(tmp_path / "d", tmp_path / "to", parts=[1]), part_id=1)
     text = (
-        "to/d is a copy without part 0; every rank needs the times 'time' of its vertices of 'paper' for sampling; partition with "
+        "to/d is a copy without part 0; every rank needs the times 'time' of the part's vertices of 'paper' for sampling; partition with "
         "time_attr='time', which stores them whole, or open the original directory"
     )
     with pytest.raises(DatasetError, match=text):
