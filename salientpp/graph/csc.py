@@ -105,7 +105,7 @@ class Graph:
         return next(_identities)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state without the identity: a copy gets its own, also in another process."""
+        """Returns the state without the identity: a copy gets an identity of its own, also in another process."""
         return {name: value for name, value in vars(self).items() if name != "_identity"}
 
     @property
@@ -117,7 +117,7 @@ class Graph:
     def transpose(self) -> Graph:
         """Returns the graph with every edge reversed, without edge ids.
 
-        It is computed once and kept. If the graph is undirected and its lists ascend, both share the same arrays.
+        It is computed once and kept. If the graph is undirected and its lists ascend, both graphs share the same arrays.
         """
         return self._transposed
 

@@ -77,7 +77,7 @@ def order_by(key: Tensor, target: Tensor) -> Tensor:
 def count_vertices(data: Data | HeteroData | tuple[FeatureStore, GraphStore]) -> dict[str | None, int]:
     """Returns the number of vertices of each type; the type of a homogeneous graph is None.
 
-    If a type of a ``HeteroData`` has nothing but edges, its number is the largest id in them plus one.
+    If a type of a ``HeteroData`` has nothing but edges, the number of its vertices is taken as the largest id in these edges plus one.
     """
     if isinstance(data, (Data, HeteroData)):
         sizes: dict[Any, int | None] = {None: data.num_nodes} if isinstance(data, Data) else {}

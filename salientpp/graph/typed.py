@@ -28,9 +28,9 @@ class TypedGraph:
     A homogeneous graph is the case of one type and one relation, both named None.
 
     Attributes:
-        node_types, num_vertices: T names and sizes.
-        edge_types, relations: R names and matrices.
-        node_time: per type int64 [N], or None if its vertices exist at all times.
+        node_types, num_vertices: names and numbers of vertices of the T types.
+        edge_types, relations: names and CSC matrices of the R relations.
+        node_time: per type the times of its vertices, int64 [N], or None if these vertices exist at all times.
         clock: the map from the user's times to int64; None without times.
 
     In a relation with times, every list ascends by time.
@@ -152,7 +152,7 @@ class TypedGraph:
             num_vertices: size of each vertex type; the only type of a homogeneous graph is None.
             lists: ``(indptr, indices)`` of each edge type: for each vertex of its target type, ids of its source type.
             time_attr: name of the times, used in errors. None: times are not used.
-            node_time, edge_time: times [N] or [E], of one of the two kinds; types without times are allowed.
+            node_time, edge_time: times by type, [N] or [E]. Give only one of the two arguments; types without times are allowed.
             weight: edge weights [E]; relations without weights are allowed.
             is_sorted: lists already ascend by time.
 

@@ -111,8 +111,8 @@ class PartEdges:
 
     Attributes:
         ends: int64 [2, M], global ids.
-        edge_id: int64 [M], the numbers of the graph's own edges; None for other pairs.
-        split: name of the edges, if it means the same on every rank.
+        edge_id: int64 [M], the numbers of these edges in the graph; None if the user gave the pairs of ids.
+        split: name of the split of edges, or 'all'; None if the user gave the pairs of ids.
         rows: the graph's edge attributes of this edge type.
     """
 
@@ -123,7 +123,7 @@ class PartEdges:
     rows: Mapping[str, Tensor]
 
     def attribute(self, given: Tensor | str | None) -> Tensor | None:
-        """Returns the values given for every edge. A string names an attribute of the stored edges."""
+        """Returns one value per edge. A string names an attribute of the stored edges; any other value is returned unchanged."""
         if not isinstance(given, str):
             return given
         if self.edge_id is None:
