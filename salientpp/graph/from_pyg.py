@@ -108,7 +108,7 @@ def with_sizes(data: HeteroData) -> HeteroData:
 
 
 def _sizes_by_type(data: HeteroData) -> tuple[dict[str, int | None], dict[str, int]]:
-    """Returns the sizes that types declare (None if not), and the sizes that follow from the edges for the others."""
+    """Returns the size of each type (None if the type declares none), and the sizes of undeclared types that follow from the edges."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Unable to accurately infer 'num_nodes'")
         sizes: dict[str, int | None] = {name: data[name].num_nodes for name in data.node_types}

@@ -82,7 +82,7 @@ class TypedGraph:
         for name, end in ((type_, end) for type_ in edges for end in _ends(type_)):
             if end not in num_vertices:
                 raise ValueError(
-                    f"edge type {name} must join node types of the data ({', '.join(map(str, num_vertices))}), got {end!r}; set its num_nodes"
+                    f"edge type {name} must join node types of the data ({', '.join(map(str, num_vertices))}), got {end!r}; set num_nodes of {end!r}"
                 )
         node_time, edge_time = _times(data, nodes, edges, time_attr)
         if weight_attr is not None and not any(weight_attr in store for store in edges.values()):

@@ -5,10 +5,10 @@ logical rank of a unit visits its share of the unit's seeds, in an order that is
 
 If logical ranks have different numbers of seeds, ``uneven`` decides:
 
-* ``'wrap'``: every logical rank gives as many seeds as the one with the most, repeating its own from the start. Batches
+* ``'wrap'``: every logical rank gives as many seeds as the one with the most, repeating its own seeds from the start. Batches
   then have the same size in all logical ranks at every step, and DDP never waits. torch's ``DistributedSampler`` does the same.
 * ``'drop'``: every logical rank stops at the smallest number of batches.
-* ``'exact'``: every seed once; logical ranks give different numbers of batches.
+* ``'exact'``: every seed is given once; logical ranks give different numbers of batches.
 * ``'error'``: different numbers of batches are refused.
 
 Round i of an epoch is batch i of every logical rank. All ranks move through an epoch in equal steps, called ticks. A tick brings a rank one batch or
@@ -171,7 +171,7 @@ class Turns:
         schedules: one for each logical rank of this rank.
         logical_ranks_by_rank: logical ranks of every rank.
         joined: True if the rank's batches of a round are joined to one batch.
-        positions: by unit, positions of its seeds among this rank's seeds; empty if the rank has only one unit.
+        positions: by unit, the positions of the unit's seeds among this rank's seeds; empty if the rank has only one unit.
     """
 
     schedules: Sequence[Schedule]

@@ -107,7 +107,7 @@ def checked_ends(ends: Any, type_: tuple[str, str, str] | None, sizes: Mapping[A
 
 @dataclass(frozen=True, eq=False)
 class PartEdges:
-    """Edges as seeds of one rank of a partitioned graph.
+    """Edges that are the seeds of one rank of a partitioned graph.
 
     Attributes:
         ends: int64 [2, M], global ids.
@@ -136,7 +136,7 @@ class PartEdges:
 
 
 def part_edges(part: PartitionedGraph, part_id: int, given: Any) -> PartEdges:
-    """Returns the edges that ``edge_label_index`` means on a partitioned graph."""
+    """Returns the edges that a part's ``edge_label_index`` names on a partitioned graph."""
     type_, which = None, given
     if part.is_hetero:
         words = given if isinstance(given, (tuple, list)) else ()
@@ -145,8 +145,8 @@ def part_edges(part: PartitionedGraph, part_id: int, given: Any) -> PartEdges:
         type_ = full_edge_type(type_, part.edge_types)
         if type_ not in part.edge_types:
             raise ValueError(
-                f"edge_label_index of a graph with several types must be an edge type ({', '.join(map(str, part.edge_types))}), or (edge type, "
-                f"the name of a split or [2, M]), got {given!r}"
+                f"edge_label_index of a graph with several types must be an edge type ({', '.join(map(str, part.edge_types))}), or a pair (edge type, "
+                f"name of a split or ids [2, M]), got {given!r}"
             )
     rows = part.edge_rows_by_type()[type_]
     if which is not None and not isinstance(which, str):

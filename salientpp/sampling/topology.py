@@ -79,7 +79,7 @@ class Topology(ABC):
         """Samples the MFG of ``seeds``; a pure function of the topology and the arguments.
 
         Hop h draws up to ``fanouts[h]`` neighbours for every vertex first found at hop h - 1. The draws of a vertex depend only on
-        (key, hop, vertex); shared draws depend on (key, neighbour).
+        (key, hop, vertex). Shared draws depend only on (key, neighbour).
 
         Args:
             seeds: by vertex type int64 [B]; trees are numbered in the order of this mapping.
@@ -91,7 +91,7 @@ class Topology(ABC):
         Returns:
             A ``SamplerOutput`` for one vertex type, else a ``HeteroSamplerOutput`` with every type. ``node`` int64 [n] has seeds first, then vertices in
             order of discovery. ``row`` and ``col`` int64 [e] are the positions in ``node`` of sources and targets. ``edge`` int64 [e] are the ids of
-            the edges. ``batch`` is the tree of each vertex. The counts per hop are lists, or None for an induced subgraph.
+            the edges. With ``disjoint``, ``batch`` is the tree of each vertex. The counts per hop are lists, or None for an induced subgraph.
 
         Raises:
             ValueError: edges have times and the seeds do not.

@@ -19,8 +19,8 @@ replacement ``1 - (1 - 1/d)^f``). A hop can be modelled in two ways:
   probability is ``sum_{h>=1} q_h``.
 
 At one hop, the formula only assumes that seeds are independent. This nearly holds, though a shuffled epoch draws seeds without
-replacement. From two hops on, it assumes that events which share vertices are independent, and overestimates on most graphs. Its
-ranking, which is all that a cache needs, stays near the best.
+replacement. From two hops on, it assumes that events which share vertices are independent, and overestimates on most graphs. The
+ranking of the vertices, which is all that a cache needs, stays near the best.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ def inclusion_probability(
         seeds: int64 [T] global ids, or a list of K such tensors; an empty tensor gives zeros.
         num_neighbors: fanouts, nearest the seeds first; -1 takes all neighbours.
         batch_size: seeds per batch.
-        include_seeds: count being a seed as inclusion too. The order of a part's own rows on a device needs this. A cache
+        include_seeds: a vertex that is a seed counts as included too. The order of a part's own rows on a device needs this. A cache
             plan does not, since remote vertices are never seeds.
-        expand: 'frontier': a hop expands the vertices that the hop before found first, as this package's sampler does. 'hop': a hop may expand
-            every vertex, as in the paper.
+        expand: 'frontier': a hop expands the vertices first found at the hop before, as in this package's sampler. 'hop': a hop may expand every
+            vertex, as in the paper.
         replace: neighbours are drawn with replacement.
         out: float32 [K, N], such as a mapped file, to hold the result of a list of seed sets. Then only the sets of one sweep are in memory at a time.
 
@@ -245,7 +245,7 @@ def uniform_draw_probability(degree: Tensor, fanout: int, replace: bool) -> Tens
 
 
 class _TypedHops:
-    """The effect of hops over several relations on probabilities. It is prepared once, for any number of seed sets."""
+    """Hops over several relations: computes probabilities of draws from probabilities of expansions. It is prepared once for all seed sets."""
 
     def __init__(self, graph: TypedGraph, fanouts: Sequence[Sequence[int]], replace: bool) -> None:
         self.graph = graph
@@ -267,13 +267,13 @@ class _TypedHops:
         ]
 
     def draws(self, relation: int, hop: int, expanded: Sequence[Tensor]) -> Tensor:
-        """Returns the probability that a hop draws an edge, float64 [N] or [E] as ``chance``, from the probability that it expands each vertex."""
+        """Returns the probability that a hop draws an edge, float64 [N] or [E] as ``chance``, from the probability that the hop expands each vertex."""
         lists = self.graph.relations[relation]
         chance, q = self.chance[relation][hop], expanded[lists.target]
         return chance * (q if lists.edge_weight is None else torch.repeat_interleave(q, lists.indptr.diff()))
 
     def reach(self, hop: int, expanded: Sequence[Tensor]) -> list[Tensor]:
-        """Returns, per type float64 [N], the probability that a hop draws each vertex, from the probability that it expands each vertex."""
+        """Returns, per type float64 [N], the probability that a hop draws each vertex, from the probability that the hop expands each vertex."""
         none = [torch.zeros_like(q) for q in expanded]  # log of the probability that no edge draws u
         for number, (relation, transposed) in enumerate(zip(self.graph.relations, self.transposed)):
             log_none = torch.log1p(-self.draws(number, hop, expanded).clamp(max=1.0))

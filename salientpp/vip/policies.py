@@ -4,7 +4,7 @@ A policy scores every vertex for one part. The cache plan takes the remote verti
 ``floor(α N / K)`` rows per part, where α is the replication factor. Policies are pure functions in one table.
 
 Over several vertex types, the budget is in bytes: ``α / K`` times the bytes of all rows that may travel. Vertices are then ranked by score per byte,
-so wide rows of one type compete with narrow rows of another. With one type, both rules give the same plan.
+so wide rows of one type compete with narrow rows of another. With one type, the budgets in rows and in bytes give the same plan.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def score_vip(workload: Workload) -> Tensor:
 
 
 def score_vip_hop(workload: Workload) -> Tensor:
-    """Scores v by its vertex inclusion probability of the paper's Proposition 1 (``expand='hop'``)."""
+    """Scores v by the vertex inclusion probability of the paper's Proposition 1 (``expand='hop'``)."""
     return _vip(workload, "hop")
 
 
@@ -94,7 +94,8 @@ def score_random(workload: Workload) -> Tensor:
 def score_halo(workload: Workload) -> Tensor:
     """Scores v by the number of the part's edges that come from v; 0 outside the part's 1-hop halo.
 
-    The ``1-hop halo`` policy of SALIENT++, section 3.2, keeps the whole halo. If the cache is smaller, it keeps the vertices with most of these edges.
+    The ``1-hop halo`` policy of SALIENT++, section 3.2, keeps the whole halo. If the cache is smaller than the halo, it has the vertices with most of
+    these edges.
     """
     graph = workload.graph
     first, last = (int(graph.indptr[v]) for v in workload.book.range_of(workload.part_id))
@@ -164,7 +165,8 @@ POLICIES: dict[str, Callable[[Workload], Tensor]] = {
 }
 
 
-#: A policy by name, or a function that scores the vertices of a workload: float [N], highest cached first, 0 never cached.
+#: A policy by name, or a function from a workload to the scores of its vertices, float [N]. Vertices with the highest scores are cached first. A vertex with
+#: score 0 is never cached.
 Policy = (
     Literal["degree", "halo", "paths", "random", "simulation", "vip", "vip-hop", "wpr"] | Callable[[Workload], Tensor]
 )

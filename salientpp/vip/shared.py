@@ -10,8 +10,9 @@ and the hops of :mod:`salientpp.vip.inclusion` become
     p_h(u | r) = 1 - prod_{v lists u} (1 - q_{h-1}(v) g_h(v, r)),
     q_h(u | r) = p_h(u | r) (1 - sum_{j<h} q_j(u | r)),             q_h(u) = int_0^1 q_h(u | r) dr.
 
-A list that is too long to be shared draws u with probability f / d(v) for every r. The integral is a sum over a few values of r: Gauss-Legendre quadrature
-after the substitution r = s^2, because for long lists ``g`` changes only at small r. Parallel edges count as edges to separate vertices.
+A vertex v with a list that is too long to be shared draws u with probability f / d(v) for every r. The integral is a sum over a few values of r:
+Gauss-Legendre quadrature after the substitution r = s^2, because for long lists ``g`` changes only at small r. Parallel edges count as edges to
+separate vertices.
 
 **Blocks.** Suppose that fanouts do not grow from hop to hop and no list is too long. Then the draws of v at a smaller fanout are part of its draws at a
 larger one. So a block of b batches with the same numbers needs the same rows as one batch of all its seeds. Without shared numbers, a block is modelled
