@@ -37,7 +37,7 @@ def draw_typed(result: Row) -> str:
     title = (
         "**Types, times, weights, trees and links.** CPU nanoseconds per edge of a batch on one core, for the whole call that a loader makes "
         f"(from seeds to a `SamplerOutput`). Generated graph of {result['vertices']:,} vertices and {result['graph_edges'] / 1e6:.1f} M edges, "
-        f"batches of {result['batch_size']:,}. A dash means that the backend does not support the case or was not measured."
+        f"batches of {result['batch_size']:,}. A dash means that the backend does not support the case, or that the case was not measured."
     )
     header = ["case, fanouts", "edges", *map(shown, names), *ratio_to(names[1:])]
     return joined(title, table(header, lines), source(result))

@@ -68,7 +68,7 @@ class TypedGraph:
             weight_attr: name of the edge weights; relations without it are allowed.
             is_sorted: edges are already sorted by target, and by time inside a target's list.
             backward: reverse every edge, so that a vertex draws from the vertices that it points to.
-            linked: make relations for sampling. They are faster and take 4 more bytes for each edge that needs an id; see :attr:`Relation.links`.
+            linked: make relations with :attr:`Relation.links`. Sampling from them is faster. They take 4 more bytes for each edge that needs an id.
 
         Raises:
             ValueError: an attribute is missing or has the wrong shape, a weight is negative or not finite, or an id is out of range.

@@ -60,7 +60,7 @@ def sum_listed_rows(
 
 
 def extreme_listed_rows(indptr: Tensor, index: Tensor | None, x: Tensor, largest: bool) -> Tensor:
-    """Returns the largest or smallest values of the rows ``x[index[k]]`` of each list; NaN counts as extreme. Zeros for an empty list."""
+    """Returns the largest or smallest values of the rows ``x[index[k]]`` of each list; NaN counts as extreme. An empty list gives zeros."""
     return operators.extreme_listed_rows(indptr, index, x, largest)
 
 

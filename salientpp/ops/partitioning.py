@@ -1,4 +1,4 @@
-"""Operators that assign vertices to parts, and that coarsen the graph for it."""
+"""Operators that assign vertices to parts, and operators that coarsen the graph before that."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from salientpp.ops.library import operators
 def symmetrise(
     indptr: Tensor, indices: Tensor, weight_by_target: Tensor | None = None, weight_of_each: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the undirected graph without loops. One edge stands for all edges between two vertices, in the lists of both.
+    """Makes a graph undirected and removes loops. One edge stands for all edges between two vertices, in the lists of both.
 
     Args:
         weight_by_target: int64 [N] >= 1, for each vertex the weight of the edges into it; None if not given.
@@ -83,7 +83,7 @@ def cluster_vertices(
         vertex_weights: int64 [N], >= 1; their sum is at most 2**61.
         most_weight: >= 1, largest weight of a cluster with more than one vertex.
         rounds: >= 1, largest number of moves of a vertex. A move goes to the cluster that the vertex has most edge weight to.
-        seed: breaks ties.
+        seed: random seed, which breaks ties.
         edge_weights: int32 or int64 [E] >= 1; None: 1 each.
     """
     return operators.cluster_vertices(indptr, indices, vertex_weights, most_weight, rounds, seed, edge_weights)
@@ -106,7 +106,7 @@ def contract_lists(
         edge_weights: int32 [E] >= 1; None: 1 each.
 
     Returns:
-        The lengths of the lists, int64 [last - first]; their entries one list after another, int32, ascending in each list; and int64 weights. A
-        weight is the total of all edges between two clusters. The call also needs 4 bytes of memory per given entry, or 8 with weights.
+        The lengths of the lists, int64 [last - first]; their entries one list after another, int32, ascending in each list; and the entries'
+        weights, int64. A weight is the total of all edges between two clusters. The call also needs 4 bytes of memory per given entry, or 8 with weights.
     """
     return operators.contract_lists(indptr, indices, cluster, num_clusters, first, last, edge_weights)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from salientpp.ops.library import operators
 
-#: Memory that one sampling thread may spend on its dense vertex map (4 bytes per vertex of the graph). If the graph
-#: is larger, the thread uses a hash map of the batch instead. Samples do not depend on the choice.
+#: Bytes that one sampling thread may spend on its dense vertex map, which takes 4 bytes per vertex of the graph. If the map
+#: would take more, the thread uses a hash map of the batch instead. Samples do not depend on the choice.
 MAP_BUDGET_BYTES = 512 * 2**20
 
 
@@ -194,7 +194,7 @@ def join_key(*fields: int) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _of_fields(fields: tuple[int, ...]) -> int:
-    """Returns the unsigned key of the leading fields. It is cached, because the batches of an epoch share all but the last field."""
+    """Returns the unsigned key of the leading fields. The key is cached, because the batches of an epoch share all but the last field."""
     key = 0
     for value in fields:
         key = _with_field(key, value)

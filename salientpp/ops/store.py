@@ -101,7 +101,7 @@ def reduce_rows(
     reduction: int,
     parallel: bool = True,
 ) -> None:
-    """Reduces groups of rows: ``out[i]`` is the sum, mean or maximum of the next ``size[i]`` rows of ``source[source_index]``; zeros if none.
+    """Reduces groups of rows: ``out[i]`` is the sum, mean or maximum of the next ``size[i]`` rows of ``source[source_index]``; zeros for size 0.
 
     Args:
         source: contiguous [S, ...], float32, float64, float16 or bfloat16; may be memory-mapped.

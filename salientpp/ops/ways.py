@@ -36,7 +36,7 @@ def fill_slots(ids: Tensor, prior: Tensor, slot_id: Tensor, slot_key: Tensor, ta
     Args:
         prior: float32 [N], the probability that a batch needs each id.
         slot_id: int32 [C], written: the id whose row each slot holds; -1 for none.
-        slot_key: int16 [C], written: the time of the next use of each slot's row.
+        slot_key: int16 [C], written: the batch of the next use of each slot's row, as csrc/ways/slots.cpp encodes it.
         table: int16 (for C < 2**16) or int32, more than C entries, written: a hash table from ids to slots.
     """
     operators.fill_slots(ids, prior, slot_id, slot_key, table)
@@ -59,7 +59,7 @@ def plan_batch(
     slot_key: Tensor,
     table: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Finds the rows of a batch that the slots hold, and decides which of its other rows enter; see :mod:`salientpp.ways.lookahead.planner`.
+    """Finds the rows of a batch that the slots hold, and decides which of the batch's other rows enter; see :mod:`salientpp.ways.lookahead.planner`.
 
     Args:
         remote_id: int64 [n], distinct ids of [0, N).
@@ -68,8 +68,8 @@ def plan_batch(
         prior, slot_id, slot_key, table: as in :func:`fill_slots`; the last three are updated.
 
     Returns:
-        Five int64 vectors: ``hit_place`` (ascending, in ``remote_id``) and ``hit_slot``; ``fetched_place`` (ascending); and, for the rows that enter,
-        ``admitted_row`` (position among the fetched rows) and ``admitted_slot``.
+        Five int64 vectors. For the rows that the slots hold: ``hit_place`` (ascending positions in ``remote_id``) and ``hit_slot``. For the other rows:
+        ``fetched_place`` (ascending). For the rows that enter: ``admitted_row`` (position among the fetched rows) and ``admitted_slot``.
     """
     return operators.plan_batch(remote_id, links, batch, prior, slot_id, slot_key, table)
 
@@ -91,7 +91,7 @@ def plan_sums(
         owner: int64 [d], the part that the rows of the batch's vertices ``first``, ..., ``first + d - 1`` would be fetched from; -1: not fetched.
         first: number of the batch's vertices that were found before that hop.
         num_parts: K, at most 2**20.
-        row_bytes: bytes of a row, and of a sum.
+        row_bytes: bytes of a row. A sum takes the same number.
         id_bytes: bytes of a sent id, and of a group's size.
         source_bytes: bytes sent for each row in a sum: its id, and its weight if rows have weights.
 
