@@ -73,7 +73,8 @@ def draw_table1(result: Row) -> str:
         (row["remote_rows"], row["bytes"]) == (row["predicted_rows"], row["predicted_bytes"]) for row in result["rows"]
     )
     title = (
-        f"Median of {result['rows'][0]['seconds']['repeats']} epochs (quartiles). Each step keeps the steps before it; α stands for feature caching. "
+        f"Median of {result['rows'][0]['seconds']['repeats']} epochs (quartiles). Each line of a case keeps what the lines before it added; "
+        "α stands for feature caching. "
         "*Relative* is to full replication. *Feature memory* adds up all hosts, in copies of the features. "
         f"Rows and bytes are exactly as predicted in {exact} of {len(result['rows'])} lines."
     )

@@ -91,8 +91,8 @@ def draw_lookahead_cpu(result: Row) -> str:
         lines.append([f"{graph}, {size}", way, f"{found['0']['cpu_ms']:.2f}", *ratios])
     first = result["rows"][0]
     title = (
-        f"**CPU time of lookahead.** CPU milliseconds per batch without lookahead, and the ratio with it. {first['ranks']} ranks with all their threads, "
-        f"α = {first['alpha']:g}, whole epochs in turns, medians over {result['turns']} turns."
+        f"**CPU time of lookahead.** CPU milliseconds per batch without lookahead. The windows have the time with lookahead, divided by the time without. "
+        f"{first['ranks']} ranks with all their threads, α = {first['alpha']:g}, whole epochs in turns, medians over {result['turns']} turns."
     )
     header = ["graph, batch size", "draws", "ms without", *(f"window {window}" for window in windows)]
     return joined(title, table(header, lines, left=2), source(result))
@@ -197,7 +197,8 @@ def draw_partial(result: Row) -> str:
     usual = max(sizes.values())
     others = [f"{size} on {graph}" for graph, size in sizes.items() if size != usual]
     title = (
-        f"**Sums instead of rows.** Thousands of rows per epoch without sums → rows + sums with them, over all {result['parts']} machines. In brackets: "
+        f"**Sums instead of rows.** Thousands of rows per epoch without sums → thousands of rows + sums with them, over all "
+        f"{result['parts']} machines. In brackets: "
         f"how many times fewer bytes of requests and answers. Counted by simulation; batches of {result['batch_size']}, METIS without refinement. "
         f"Rows take {usual} bytes ({', '.join(others)})."
     )
@@ -217,7 +218,7 @@ def draw_partial_costs(result: Row) -> str:
         ]
         for row in result["costs"]
     ]
-    title = "**CPU time of choosing sums.** Milliseconds per batch, one thread, beside the time for drawing the batch."
+    title = "**CPU time of choosing sums.** Milliseconds per batch on one thread, for drawing the batch (*draw*) and for choosing its sums (*choose*)."
     header = ["graph", "fanouts", "edges", "draw", "choose", "choose / draw"]
     return joined(title, table(header, lines, left=2), source(result))
 

@@ -37,7 +37,7 @@ def draw_typed(result: Row) -> str:
     title = (
         "**Types, times, weights, trees and links.** CPU nanoseconds per edge of a batch on one core, for the whole call that a loader makes "
         f"(from seeds to a `SamplerOutput`). Generated graph of {result['vertices']:,} vertices and {result['graph_edges'] / 1e6:.1f} M edges, "
-        f"batches of {result['batch_size']:,}. A dash means that the backend does not support the case or was not measured."
+        f"batches of {result['batch_size']:,}. A dash means that the backend does not support the case, or that the case was not measured."
     )
     header = ["case, fanouts", "edges", *map(shown, names), *ratio_to(names[1:])]
     return joined(title, table(header, lines), source(result))
@@ -102,7 +102,7 @@ def draw_start(result: Row) -> str:
         lines.append([what.replace("beside", "in addition to"), *cells, *ratios])
     title = (
         "**Start-up.** Wall-clock milliseconds, no workers, one thread unless the row says otherwise. "
-        f"The larger graphs have fanouts {result['fanouts']} and batches of 1,024. Rows with one number are references."
+        f"The larger graphs have fanouts {result['fanouts']} and batches of 1,024. Lines with one number are for comparison."
     )
     return joined(title, table(["step", *map(shown, names), *ratio_to(names[1:])], lines), source(result))
 
@@ -171,7 +171,7 @@ def draw_growth(result: Row) -> str:
         lines.append([f"{size:,} vertices, {rows[0]['edges'] / 1e6:,.1f} M edges", *cells])
     title = (
         "**Growth with the graph.** CPU nanoseconds per sampled edge of whole batches with one float32 feature, and peak resident MB above the inputs "
-        f"(construction included). Fanouts {result['fanouts']}, batches of {result['batch_size']:,} or all training seeds."
+        f"(construction included). Fanouts {result['fanouts']}, batches of {result['batch_size']:,}, or of all training seeds if these are fewer."
     )
     header = ["graph", *(f"ns, {shown(name)}" for name in names), *(f"MB, {shown(name)}" for name in names)]
     picture = "![CPU time per sampled edge, and memory, over the number of edges](growth.svg)"

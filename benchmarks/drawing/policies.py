@@ -32,7 +32,7 @@ def draw_volume(result: Row) -> str:
             lines.append([dataset, workload, str(parts), f"{best:,.0f}", *shares])
     title = (
         "**Cache policies at α = 0.16.** Rows fetched per epoch, divided by the rows of the held-out oracle. This oracle ranks vertices by the accesses of "
-        f"{result['epochs']} other epochs. The fourth column has its own rows. Less is better. Fanouts (15, 10, 5), K parts, batches of B."
+        f"{result['epochs']} other epochs. The column *held-out oracle* has its number of rows. Less is better. Fanouts (15, 10, 5), K parts, batches of B."
     )
     header = ["graph", "workload", "K", "held-out oracle", *policies]
     return joined(title, table(header, lines, left=2), source(result))
@@ -45,7 +45,10 @@ def draw_summary(result: Row) -> str:
         ratios = [counts[policy] / counts["oracle-heldout"] for counts in cases]
         others = [counts["vip"] / counts[policy] for counts in cases if counts[policy] > 0]
         lines.append([policy, f"{statistics.geometric_mean(ratios):.3f}", f"{max(ratios):.3f}", f"{max(others):.3f}"])
-    title = f"**All {len(cases)} cases with a cache.** Rows of a policy relative to the held-out oracle, and the largest ratio of VIP's rows to the policy's."
+    title = (
+        f"**All {len(cases)} cases with a cache.** Rows of a policy divided by rows of the held-out oracle. "
+        "The last column divides the rows of VIP by the rows of the policy."
+    )
     header = ["policy", "geometric mean", "worst case", "VIP / policy, worst case"]
     return joined(title, table(header, lines), source(result))
 
@@ -61,7 +64,9 @@ def draw_exceptions(result: Row) -> str:
     if not lines:
         return "None."
     header = ["case", "K", "fanouts", "α", "VIP, rows per epoch", "VIP / oracle", "VIP / held-out oracle"]
-    title = "**Exceptions.** Cases with α ≤ 0.5 in which VIP fetches more than 3 % above the better oracle."
+    title = (
+        "**Exceptions.** Cases with α ≤ 0.5 in which VIP fetches over 3 % more rows than the better of the two oracles."
+    )
     return joined(title, table(header, lines), source(result))
 
 
@@ -137,9 +142,9 @@ def draw_types(result: Row) -> str:
             fullest[row["graph"]] = max(fullest[row["graph"]], row["rows_balance"])
         lines.append([method, *counts, " · ".join(f"{ratio:.2f}" for ratio in fullest.values())])
     title = (
-        f"**Several types.** Rows with features that a step of all {result['parts']} ranks fetches without a cache: predicted by typed VIP, and in brackets "
-        f"counted over {result['steps']} steps. Batches of {result['batch_size']}. *Fullest part* is its rows relative to the mean, for the worst type "
-        "of each graph."
+        f"**Several types.** Rows that a step of all {result['parts']} ranks fetches without a cache: predicted by typed VIP, and in brackets "
+        f"counted over {result['steps']} steps. Batches of {result['batch_size']}. *Fullest part* divides the rows of the fullest part by the mean, "
+        "for the worst type of each graph."
     )
     header = ["partition", *(f"{graph}, {list(fanouts)}" for graph, fanouts in cases), "fullest part"]
     return joined(title, table(header, lines), source(result))

@@ -35,7 +35,8 @@ def draw_convert(result: Row) -> str:
     title = (
         f"**Converting** with `memory={result['memory']}`. Undirected graphs of average degree {result['degree']}. The archive has "
         f"{result['features']} float16 columns; the text has only edges. "
-        "*In memory* loads the archive with `load_dataset` and builds its neighbour lists. The ratios divide by *in memory*. "
+        "*In memory* loads the archive with `load_dataset` and builds its neighbour lists. "
+        "The ratios divide the CPU time and the peak by those of *in memory*. "
         "*Above start* is the peak minus the memory of the process at its start."
     )
     return joined(title, table([*header, "CPU ratio", "peak ratio"], lines), source(result))
@@ -166,7 +167,7 @@ def draw_large_disk(result: Row) -> str:
     title = (
         "**Disk and memory, computed from the formats, not measured.** GB, with float16 rows. For "
         f"{len(errors)} directories of generated graphs that were written, the formula is off by {min(errors):+.2%} to {max(errors):+.2%}. "
-        "*Memory* holds everything that a host reads, with a cache of α = 0.16."
+        "*Memory* is enough for everything that a host reads, with a cache of α = 0.16."
     )
     header = [
         "graph",

@@ -69,7 +69,7 @@ class Graph:
     def trusted(cls, indptr: Tensor, indices: Tensor) -> Graph:
         """Creates a graph from arrays that were validated before, for instance when they were written to disk.
 
-        The sampler still refuses ids out of range, so a wrong array raises an error and never causes a stray read.
+        The sampler still refuses ids out of range, so a wrong array raises an error and never causes a read outside an array.
         """
         graph = object.__new__(cls)
         for name, value in (("indptr", indptr), ("indices", indices), ("edge_id", None)):
@@ -105,7 +105,7 @@ class Graph:
         return next(_identities)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state without the identity: a copy gets its own, also in another process."""
+        """Returns the state without the identity: a copy gets an identity of its own, also in another process."""
         return {name: value for name, value in vars(self).items() if name != "_identity"}
 
     @property
@@ -117,7 +117,7 @@ class Graph:
     def transpose(self) -> Graph:
         """Returns the graph with every edge reversed, without edge ids.
 
-        It is computed once and kept. If the graph is undirected and its lists ascend, both share the same arrays.
+        It is computed once and kept. If the graph is undirected and its lists ascend, both graphs share the same arrays.
         """
         return self._transposed
 
@@ -185,7 +185,7 @@ class Graph:
 class LinkedGraph(Graph):
     """A graph that keeps the source and the id of an edge in one 64-bit word, so that a sampled edge costs one cache miss instead of two.
 
-    It takes the memory of a graph with edge ids. ``edge_id`` is computed on first use and takes 8 more bytes per edge.
+    It takes as much memory as a graph with edge ids. ``edge_id`` is computed on first use and takes 8 more bytes per edge.
     """
 
     @classmethod

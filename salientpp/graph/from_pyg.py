@@ -77,7 +77,7 @@ def order_by(key: Tensor, target: Tensor) -> Tensor:
 def count_vertices(data: Data | HeteroData | tuple[FeatureStore, GraphStore]) -> dict[str | None, int]:
     """Returns the number of vertices of each type; the type of a homogeneous graph is None.
 
-    If a type of a ``HeteroData`` has nothing but edges, its number is the largest id in them plus one.
+    If a type of a ``HeteroData`` has nothing but edges, the number of its vertices is taken as the largest id in these edges plus one.
     """
     if isinstance(data, (Data, HeteroData)):
         sizes: dict[Any, int | None] = {None: data.num_nodes} if isinstance(data, Data) else {}
@@ -108,7 +108,7 @@ def with_sizes(data: HeteroData) -> HeteroData:
 
 
 def _sizes_by_type(data: HeteroData) -> tuple[dict[str, int | None], dict[str, int]]:
-    """Returns the sizes that types declare (None if not), and the sizes that follow from the edges for the others."""
+    """Returns the size of each type (None if the type declares none), and the sizes of undeclared types that follow from the edges."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Unable to accurately infer 'num_nodes'")
         sizes: dict[str, int | None] = {name: data[name].num_nodes for name in data.node_types}

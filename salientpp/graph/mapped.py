@@ -18,11 +18,11 @@ _HEAD = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) \S+ (\d+)\s*(.*)")
 
 
 def nothing() -> None:
-    """Does nothing: no pages to release."""
+    """Does nothing, because there are no pages to release."""
 
 
 def releaser(array: Tensor) -> Callable[[], None]:
-    """Returns a function that releases the pages under an array at each call. Others may read the array meanwhile, but must not write to it.
+    """Returns a function that releases the pages under an array at each call. Other threads may read the array meanwhile, but must not write to it.
 
     The result is :func:`nothing` unless the array lies in a mapped file (Linux) and the process has not written to any page of that mapping.
     """

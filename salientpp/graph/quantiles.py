@@ -1,6 +1,6 @@
 """PyG's quantile aggregation, corrected for targets without edges.
 
-For a target without edges, ``QuantileAggregation`` (and so ``aggr="median"``) reads an entry before the target's place. That fails if the first
+For a target without edges, ``QuantileAggregation`` (and so ``aggr="median"``) reads an entry before the target's place. This read fails if the first
 targets have no edges, or if there are fewer than two edges. Whole graphs are rarely like this, but batches and parts often are.
 """
 

@@ -14,7 +14,7 @@ from salientpp.graph.from_pyg import NO_EDGES, order_by, read_adj_t, read_edge_i
 from salientpp.ids import first_outside
 from salientpp.processes import may_compute_in_parallel
 
-#: Weights of these dtypes are kept as float32, which takes half the memory. Other dtypes might lose precision by it.
+#: Weights of these dtypes are kept as float32, which takes half the memory. Weights of other dtypes might lose precision as float32.
 _HELD_BY_FLOAT32 = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -28,12 +28,13 @@ class Relation:
         indices: int32 or int64 [E], sources in [0, N_source).
         edge_id: int32 [E] if E < 2**31, else int64: the user's number of each edge. None if positions in ``indices`` are the numbers, or if
             ``links`` holds them.
-        edge_weight: float32 [E] in the order of ``indices`` if that holds the given values exactly, else float64; finite and >= 0. None: all
+        edge_weight: [E] in the order of ``indices``, finite and >= 0; float32 if this dtype holds the given values exactly, else float64. None: all
             edges weigh the same.
         edge_time: int64 [E] in the order of ``indices``, or None; see :class:`Clock`.
         source_time: times of the vertices in ``indices``: int32 [E] if they fit, else int64; None if these vertices have no times. The copy costs
             4 or 8 bytes per edge. In return, a search in a list reads only consecutive times, not the times of scattered vertices.
-        links: int64 [E], read by sampling instead of ``indices`` and ``edge_id``: the source in the lower half, the edge's number in the upper.
+        links: int64 [E], read by sampling instead of ``indices`` and ``edge_id``: the source in the lower 32 bits, the edge's number in
+            the upper 32 bits.
     """
 
     source: int
@@ -47,7 +48,7 @@ class Relation:
     links: Tensor | None = None
 
     def linked(self) -> Relation:
-        """Returns the same edges with ``links`` for faster sampling, if edge ids need an array and sizes allow links."""
+        """Returns the same edges with ``links`` for faster sampling; returns ``self`` if edge ids need no array or sizes do not allow links."""
         if self.edge_id is None or self.indices.dtype != torch.int32 or self.indices.numel() >= 2**31:
             return self
         links = self.edge_id.to(torch.int64, copy=True).bitwise_left_shift_(32).bitwise_or_(self.indices)
@@ -65,7 +66,7 @@ Arrays = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tens
 
 @dataclass(frozen=True)
 class EdgeReader:
-    """Reader of one relation. It knows the relation's name for errors, its sizes, and the order that the user declares."""
+    """Reader of one relation. It knows the relation's name for errors, the numbers of vertices, and the order that the user declares."""
 
     name: str
     num_sources: int
@@ -78,7 +79,7 @@ class EdgeReader:
 
         Args:
             edges: ``edge_index``, ``adj_t``, ``csc`` (sources, indptr, and edge ids or None) or ``lists`` (indptr and indices that were validated
-                before). None of them means no edges. ``weight`` is optional.
+                before). Without any of these the relation has no edges. ``weight`` is optional.
             node_time: times of the vertices that are drawn.
             edge_time: times of the edges, [E].
 
@@ -139,7 +140,7 @@ class EdgeReader:
     def _read_lists(
         self, indptr: Tensor, indices: Tensor, weight: Tensor | None, node_time: Tensor | None, edge_time: Tensor | None
     ) -> Arrays:
-        """Returns the arrays for lists that were validated before. Positions are edge ids. Lists are shared unless times need another order."""
+        """Returns the arrays for lists that were validated before. Positions are edge ids. The lists are not copied unless times need another order."""
         weight, time = self._checked(weight, indices, node_time, edge_time)
         fall = None if time is None else _first_fall(indptr, time)
         edge_id = None
@@ -191,7 +192,7 @@ class EdgeReader:
             raise ValueError(f"the weight of {self.name} must be finite and >= 0, got {float(weight[at])} at edge {at}")
         if not bool(weight.sum(dtype=torch.float64).isfinite()):
             raise ValueError(
-                f"the weight of {self.name} must have a finite sum; divide it by its largest, {float(weight.max()):g}"
+                f"the weight of {self.name} must have a finite sum; divide the weights by the largest, {float(weight.max()):g}"
             )
         return weight
 
@@ -206,12 +207,12 @@ def _first_fall(indptr: Tensor, time: Tensor) -> int | None:
 
 
 def _narrow_ids(edge_id: Tensor) -> Tensor:
-    """Returns the same permutation as int32 if that holds it, so that a batch's reads touch half as many cache lines."""
+    """Returns the same permutation as int32 if int32 can hold it, so that a batch's reads touch half as many cache lines."""
     return edge_id.to(torch.int32) if edge_id.numel() < 2**31 else edge_id
 
 
 def _times(time: Tensor | None, of_edges: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Returns ``edge_time`` and ``source_time``; ``time`` is one of them, the other is None. Source times become int32 if they fit."""
+    """Returns ``edge_time`` and ``source_time``. One of the two is ``time``, the other is None. Source times become int32 if they fit."""
     if time is None or of_edges:
         return time, None
     least, most = time.aminmax() if time.numel() else (-(2**31), 2**31)

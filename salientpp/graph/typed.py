@@ -28,9 +28,9 @@ class TypedGraph:
     A homogeneous graph is the case of one type and one relation, both named None.
 
     Attributes:
-        node_types, num_vertices: T names and sizes.
-        edge_types, relations: R names and matrices.
-        node_time: per type int64 [N], or None if its vertices exist at all times.
+        node_types, num_vertices: names and numbers of vertices of the T types.
+        edge_types, relations: names and CSC matrices of the R relations.
+        node_time: per type the times of its vertices, int64 [N], or None if these vertices exist at all times.
         clock: the map from the user's times to int64; None without times.
 
     In a relation with times, every list ascends by time.
@@ -68,7 +68,7 @@ class TypedGraph:
             weight_attr: name of the edge weights; relations without it are allowed.
             is_sorted: edges are already sorted by target, and by time inside a target's list.
             backward: reverse every edge, so that a vertex draws from the vertices that it points to.
-            linked: make relations for sampling. They are faster and take 4 more bytes for each edge that needs an id; see :attr:`Relation.links`.
+            linked: make relations with :attr:`Relation.links`. Sampling from them is faster. They take 4 more bytes for each edge that needs an id.
 
         Raises:
             ValueError: an attribute is missing or has the wrong shape, a weight is negative or not finite, or an id is out of range.
@@ -82,7 +82,7 @@ class TypedGraph:
         for name, end in ((type_, end) for type_ in edges for end in _ends(type_)):
             if end not in num_vertices:
                 raise ValueError(
-                    f"edge type {name} must join node types of the data ({', '.join(map(str, num_vertices))}), got {end!r}; set its num_nodes"
+                    f"edge type {name} must join node types of the data ({', '.join(map(str, num_vertices))}), got {end!r}; set num_nodes of {end!r}"
                 )
         node_time, edge_time = _times(data, nodes, edges, time_attr)
         if weight_attr is not None and not any(weight_attr in store for store in edges.values()):
@@ -152,7 +152,7 @@ class TypedGraph:
             num_vertices: size of each vertex type; the only type of a homogeneous graph is None.
             lists: ``(indptr, indices)`` of each edge type: for each vertex of its target type, ids of its source type.
             time_attr: name of the times, used in errors. None: times are not used.
-            node_time, edge_time: times [N] or [E], of one of the two kinds; types without times are allowed.
+            node_time, edge_time: times by type, [N] or [E]. Give only one of the two arguments; types without times are allowed.
             weight: edge weights [E]; relations without weights are allowed.
             is_sorted: lists already ascend by time.
 

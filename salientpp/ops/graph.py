@@ -16,14 +16,14 @@ def csc_from_coo(
     is_sorted: bool = False,
     parallel: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sorts edges by target and keeps the order of edges with the same target.
+    """Converts edges to CSC form: sorts them by target, and keeps the order of edges with the same target.
 
     Args:
         source, target: int32 or int64 [E], ids in [0, N).
         num_vertices: N.
-        linked: return links instead of ``edge_id``: int64 [E], an edge's source in the lower half, its input position in the upper. Needs
-            fewer than 2**31 vertices and edges.
-        is_sorted: the edges are already sorted by target; this is checked. ``edge_id`` is empty.
+        linked: return links int64 [E] instead of ``edge_id``. A link has the edge's source in its lower 32 bits and the edge's input position in its
+            upper 32 bits. Vertices and edges must be fewer than 2**31.
+        is_sorted: the edges are already sorted by target; this is checked. The returned ``edge_id`` is then empty.
         parallel: share large work among torch's threads; False: the calling thread does it alone.
 
     Returns:
@@ -41,8 +41,8 @@ def transpose_csc(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
 def is_symmetric(indptr: Tensor, indices: Tensor) -> Tensor:
     """Checks if :func:`transpose_csc` would return the same arrays, bool [1].
 
-    It would if lists ascend and every edge exists equally often in both directions. The check compares sums of hashes. It needs no memory. By
-    chance it calls one asymmetric graph in 2**64 symmetric.
+    It does if lists ascend and every edge exists equally often in both directions. The check compares sums of hashes, so it needs no further
+    memory. By chance it takes one asymmetric graph in 2**64 for symmetric.
     """
     return operators.is_symmetric(indptr, indices)
 

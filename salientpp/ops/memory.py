@@ -12,7 +12,7 @@ def use_huge_pages(tensor: Tensor) -> None:
     """Asks the system to move a large CPU tensor into huge pages, in place. Reading rows at random is then faster.
 
     It does nothing for small or strided tensors, memory-mapped files, and systems without huge pages or without
-    ``MADV_COLLAPSE`` (Linux 6.1). It takes about as long as copying the tensor. Others may read the tensor meanwhile.
+    ``MADV_COLLAPSE`` (Linux 6.1). It takes about as long as copying the tensor. Other threads may read the tensor meanwhile.
     """
     operators.use_huge_pages(tensor)
 

@@ -49,25 +49,25 @@ def sum_listed_rows(
     """Sums listed rows: ``out[i]`` is the sum of ``weight[place[k]] * x[index[k]]`` over the entries k of list i; zeros for an empty list.
 
     Args:
-        index: row of x for each entry; None: entry k is row k of x.
+        index: row of x for each entry; None: entry k has row k of x.
         place: int32, the row of ``weight`` of each entry; None: the entry's own number.
         x: [S, ...] or [S, H, ...].
         weight: [P], or [P, H] with a weight for each head; None: 1 each.
-        mean: divide by the number of entries.
+        mean: divide each sum by the number of the list's entries.
         prefix: end each list at the first entry that has no row in x. If False, such an entry raises.
     """
     return operators.sum_listed_rows(indptr, index, place, x, weight, mean, prefix)
 
 
 def extreme_listed_rows(indptr: Tensor, index: Tensor | None, x: Tensor, largest: bool) -> Tensor:
-    """Returns the largest or smallest values of the rows ``x[index[k]]`` of each list; NaN counts as extreme. Zeros for an empty list."""
+    """Returns the largest or smallest values of the rows ``x[index[k]]`` of each list; NaN counts as extreme. An empty list gives zeros."""
     return operators.extreme_listed_rows(indptr, index, x, largest)
 
 
 def share_ties(indptr: Tensor, index: Tensor | None, x: Tensor, extreme: Tensor, grad: Tensor) -> Tensor:
     """Divides ``grad`` [n, ...] by the number of entries of each list that equal ``extreme`` [n, ...].
 
-    An extreme of zero counts once more, as in ``torch.scatter_reduce`` over zeros.
+    If the extreme is zero, the divisor is larger by one, as in ``torch.scatter_reduce`` over zeros.
     """
     return operators.share_ties(indptr, index, x, extreme, grad)
 
@@ -83,7 +83,7 @@ def pass_ties(indptr: Tensor, target: Tensor, x: Tensor, extreme: Tensor, share:
 
 
 def pass_ties_to_entries(indptr: Tensor, values: Tensor, extreme: Tensor, share: Tensor) -> Tensor:
-    """Gives each entry k of list i its share: ``out[k]`` is ``share[i]`` where ``values[k] == extreme[i]``, else zero."""
+    """Passes gradients of extremes back to the entries: ``out[k]`` is ``share[i]`` where ``values[k] == extreme[i]``, else zero."""
     return operators.pass_ties_to_entries(indptr, values, extreme, share)
 
 
@@ -93,7 +93,7 @@ def spread_rows(indptr: Tensor, x: Tensor) -> Tensor:
 
 
 def dot_listed_rows(indptr: Tensor, index: Tensor, target_rows: Tensor, source_rows: Tensor, heads: int) -> Tensor:
-    """Multiplies rows of both ends of each edge, per head; returns [E, heads].
+    """Computes the dot product of the rows at the two ends of each edge, for each head; returns [E, heads].
 
     ``out[k, h]`` is the sum over c of ``target_rows[i, h, c] * source_rows[index[k], h, c]``, for the entries k of each list i.
     """
@@ -101,12 +101,12 @@ def dot_listed_rows(indptr: Tensor, index: Tensor, target_rows: Tensor, source_r
 
 
 def softmax_of_lists(indptr: Tensor, scores: Tensor) -> Tensor:
-    """Returns the softmax over the entries of each list, separately per further column. Sums are increased by 1e-16, as in PyG."""
+    """Returns the softmax over the entries of each list, separately for each column of ``scores``. Sums are increased by 1e-16, as in PyG."""
     return operators.softmax_of_lists(indptr, scores)
 
 
 def softmax_of_lists_backward(indptr: Tensor, out: Tensor, grad: Tensor) -> Tensor:
-    """Returns the gradient of the scores, from the softmax ``out`` and its gradient."""
+    """Returns the gradient of the scores, from the softmax ``out`` and its gradient ``grad``."""
     return operators.softmax_of_lists_backward(indptr, out, grad)
 
 
@@ -130,7 +130,7 @@ def additive_scores_by_target(
     negative_slope: float,
     grad: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the gradients of ``target_rows``, for the n lists, and of ``att``, from the gradient of the scores, ``grad`` [E, H]."""
+    """Returns the gradients of ``target_rows`` (for the n lists) and of ``att``. ``grad`` [E, H] is the gradient of the scores."""
     return operators.additive_scores_by_target(indptr, index, target_rows, source_rows, att, negative_slope, grad)
 
 

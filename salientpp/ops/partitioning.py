@@ -1,4 +1,4 @@
-"""Operators that assign vertices to parts, and that coarsen the graph for it."""
+"""Operators that assign vertices to parts, and operators that coarsen the graph before that."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from salientpp.ops.library import operators
 def symmetrise(
     indptr: Tensor, indices: Tensor, weight_by_target: Tensor | None = None, weight_of_each: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the undirected graph without loops. One edge stands for all edges between two vertices, in the lists of both.
+    """Makes a graph undirected and removes loops. One edge stands for all edges between two vertices, in the lists of both.
 
     Args:
-        weight_by_target: int64 [N] >= 1, the weight of every edge into a vertex; or
-        weight_of_each: int32 or int64 [E] >= 1, the weight of each edge. Without both, every edge weighs 1.
+        weight_by_target: int64 [N] >= 1, for each vertex the weight of the edges into it; None if not given.
+        weight_of_each: int32 or int64 [E] >= 1, the weight of each edge; None if not given. Without both arguments every edge weighs 1.
 
     Returns:
         ``indptr`` int64 [N + 1]; ``indices`` [E'] of the given dtype, ascending in each list; and ``weight`` [E'].
@@ -74,14 +74,16 @@ def cluster_vertices(
     seed: int,
     edge_weights: Tensor | None = None,
 ) -> Tensor:
-    """Groups strongly linked vertices of an undirected graph into clusters, int32 [N], numbered from 0 by their first vertices.
+    """Groups strongly linked vertices of an undirected graph into clusters. Returns the cluster of each vertex, int32 [N].
+
+    Clusters are numbered from 0, in the order of their first vertices.
 
     Args:
         indptr, indices: each edge in the lists of both its ends; loops do not count.
-        vertex_weights: int64 [N], >= 1, of sum <= 2**61.
+        vertex_weights: int64 [N], >= 1; their sum is at most 2**61.
         most_weight: >= 1, largest weight of a cluster with more than one vertex.
         rounds: >= 1, largest number of moves of a vertex. A move goes to the cluster that the vertex has most edge weight to.
-        seed: breaks ties.
+        seed: random seed, which breaks ties.
         edge_weights: int32 or int64 [E] >= 1; None: 1 each.
     """
     return operators.cluster_vertices(indptr, indices, vertex_weights, most_weight, rounds, seed, edge_weights)
@@ -96,7 +98,7 @@ def contract_lists(
     last: int,
     edge_weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the neighbour lists of the clusters in [first, last), in the graph whose vertices are the clusters, without loops.
+    """Returns the neighbour lists of clusters [first, last), in the graph that has the clusters as vertices and no loops.
 
     Args:
         indptr, indices: each edge in the lists of both its ends.
@@ -104,7 +106,7 @@ def contract_lists(
         edge_weights: int32 [E] >= 1; None: 1 each.
 
     Returns:
-        The lengths of the lists, int64 [last - first]; their entries one list after another, int32, ascending in each list; and int64 weights. A
-        weight is the total of all edges between two clusters. The call also needs 4 bytes of memory per given entry, or 8 with weights.
+        The lengths of the lists, int64 [last - first]; their entries one list after another, int32, ascending in each list; and the entries'
+        weights, int64. A weight is the total of all edges between two clusters. The call also needs 4 bytes of memory per given entry, or 8 with weights.
     """
     return operators.contract_lists(indptr, indices, cluster, num_clusters, first, last, edge_weights)

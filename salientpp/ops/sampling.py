@@ -9,8 +9,8 @@ from torch import Tensor
 
 from salientpp.ops.library import operators
 
-#: Memory that one sampling thread may spend on its dense vertex map (4 bytes per vertex of the graph). For larger
-#: graphs it uses a hash map of the batch instead. Samples do not depend on the choice.
+#: Bytes that one sampling thread may spend on its dense vertex map, which takes 4 bytes per vertex of the graph. If the map
+#: would take more, the thread uses a hash map of the batch instead. Samples do not depend on the choice.
 MAP_BUDGET_BYTES = 512 * 2**20
 
 
@@ -113,14 +113,16 @@ def sample_typed_neighbors(
 
     Args:
         indptr, indices: per relation, int64 [N_target + 1] and int32 or int64 [E], ids of the source type.
-        edge_id, edge_weight, edge_time: per relation, int32 or int64, float32 or float64 (finite, >= 0), int32 or int64 [E] in list order, or None.
-            Lists with times ascend by time. The times belong to the edges, or to the vertices in ``indices``.
+        edge_id: per relation, int32 or int64 [E] in list order, or None.
+        edge_weight: per relation, float32 or float64 [E] in list order, finite and >= 0, or None.
+        edge_time: per relation, int32 or int64 [E] in list order, or None. Lists with times ascend by time. The times belong to the edges, or to the
+            vertices in ``indices``.
         links: per relation, as in :func:`sample_neighbors`, or None.
         source_type, target_type: per relation, positions in ``num_vertices``.
         node_time: per type, int64 [N], or None; not needed if ``edge_time`` has the same times.
         seeds, seed_time: per type, int64 [B], and int64 [B] or None. Either all seeds have times or none.
-        first_tree: per type, the number of its first seed's tree; the trees of all types are 0, 1, ... without gaps.
-        fanouts: ``num_hops`` per relation, one relation after the other; -1 takes all.
+        first_tree: per type, the number of the tree of the type's first seed; the trees of all types are 0, 1, ... without gaps.
+        fanouts: ``num_hops`` numbers for each relation, one relation after the other; -1 takes all.
         replace, disjoint: as in :class:`salientpp.NeighborLoader`; times need ``disjoint``.
         last: draw only from the latest ``fanout`` neighbours.
         induced: return all edges between the sampled vertices.
@@ -165,7 +167,7 @@ def to_bidirectional(
     edge_id: Tensor | None = None,
     rev_edge_id: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Joins edges with the reverses of others and keeps each pair of ends once. PyG's ``to_bidirectional`` does this by sorting.
+    """Joins edges with the reverses of other edges, and keeps one edge per pair of ends. PyG's ``to_bidirectional`` does this by sorting.
 
     Args:
         row, col: int64 [e], ids in [0, 2**31 - 1) of sources and targets. It is fastest if edges with the same target stand together and
@@ -182,7 +184,7 @@ def to_bidirectional(
 
 
 def join_key(*fields: int) -> int:
-    """Mixes the fields to a signed 64-bit key for the kernels that draw. The key depends on every field and on their order.
+    """Mixes the fields into a signed 64-bit key for the kernels that draw. The key depends on every field and on their order.
 
     The function is the one in ``csrc/random.h``: splitmix64's finaliser (Steele, Lea, Flood, OOPSLA 2014).
     """
@@ -192,7 +194,7 @@ def join_key(*fields: int) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _of_fields(fields: tuple[int, ...]) -> int:
-    """Returns the unsigned key of the leading fields. It is cached, because the batches of an epoch share all but the last field."""
+    """Returns the unsigned key of the leading fields. The key is cached, because the batches of an epoch share all but the last field."""
     key = 0
     for value in fields:
         key = _with_field(key, value)

@@ -48,13 +48,13 @@ def take_hits(
     """Splits the remote rows of a batch into those found in a cache and those left to fetch.
 
     Args:
-        remote_position, remote_id: int64 [n], places in the batch, and global ids.
+        remote_position, remote_id: int64 [n], places of the remote rows in the batch, and their global ids.
         offsets: int64 [K + 1], the partition book.
         hit_place: int64 [h], places of the found rows among the n, ascending.
 
     Returns:
-        ``remote_position[hit_place]``; the ``remote_position`` and ``remote_id`` of the other rows, in order; and the number of these that each part
-        owns, int64 [K].
+        ``remote_position[hit_place]``; the ``remote_position`` and ``remote_id`` of the rows to fetch, in the given order; and the number of rows to fetch
+        from each part, int64 [K].
     """
     return operators.take_hits(remote_position, remote_id, offsets, hit_place)
 
@@ -101,13 +101,13 @@ def reduce_rows(
     reduction: int,
     parallel: bool = True,
 ) -> None:
-    """Reduces groups of rows: ``out[i]`` is the sum, mean or maximum of the next ``size[i]`` rows of ``source[source_index]``; zeros if none.
+    """Reduces groups of rows: ``out[i]`` is the sum, mean or maximum of the next ``size[i]`` rows of ``source[source_index]``; zeros for size 0.
 
     Args:
         source: contiguous [S, ...], float32, float64, float16 or bfloat16; may be memory-mapped.
         source_index: int32 or int64 [n], in [0, S).
         size: int64 [m], >= 0; adds up to n.
-        weight: [n], factors of the rows, or None. A mean still divides by the number of rows. float64 if rows are float64, else float32.
+        weight: [n], factors of the rows, float64 if rows are float64, else float32; or None. A mean still divides by the number of rows.
         out: contiguous [m, ...] of the same dtype and row shape, written in place.
         reduction: 0 sum, 1 mean, 2 maximum (NaN if a value is NaN). 16-bit rows are added up in 32 bits.
         parallel: as in :func:`gather_rows`.
@@ -140,11 +140,11 @@ def decode_rows(
 def round_rows(
     source: Tensor, source_index: Tensor, out: Tensor, out_index: Tensor | None, format: int, block: int
 ) -> None:
-    """Encodes and decodes rows in one pass: ``out[out_index] = decode(encode(source[source_index]))``, with one dtype and row size."""
+    """Encodes and decodes rows in one pass: ``out[out_index] = decode(encode(source[source_index]))``; both have one dtype and row size."""
     operators.round_rows(source, source_index, out, out_index, format, block)
 
 
-#: Dtypes that every libtorch of the stable ABI can pass to a kernel, and that torch can index. Rows of other dtypes are passed as bytes.
+#: Dtypes that every libtorch with the stable ABI can pass to a kernel, and that torch can index. Rows of other dtypes are passed as bytes.
 KNOWN_DTYPES = frozenset(
     {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
     | {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
@@ -152,5 +152,5 @@ KNOWN_DTYPES = frozenset(
 
 
 def _as_bytes(rows: Tensor) -> Tensor:
-    """Views the same memory as uint8 [..., bytes of an entry]."""
+    """Views the same memory as uint8 [..., number of bytes of an entry]."""
     return rows.unsqueeze(-1).view(torch.uint8)

@@ -45,7 +45,7 @@ def inclusion_probability(
 
 
 def sum_over_lists(indptr: Tensor, indices: Tensor, value: Tensor) -> Tensor:
-    """Sums values over lists: ``out[v]`` is the sum of ``value`` over ``indices[indptr[v]:indptr[v + 1]]``.
+    """Sums values over lists: ``out[v]`` is the sum of ``value[u]`` over the u in ``indices[indptr[v]:indptr[v + 1]]``.
 
     ``value`` and the result are float32 or float64, [N] or [N, W] with up to 8 columns.
     """

@@ -10,7 +10,7 @@ from salientpp.ops.library import operators
 
 
 def code_ids(ids: Tensor, num_ids: int, but_from: int = 0, but_to: int = 0) -> Tensor:
-    """Packs the distinct ``ids`` int64 [n], given in any order, into a list of 5 to 7 bits per id, uint8. Leaves out [but_from, but_to).
+    """Packs the distinct ``ids`` int64 [n], given in any order, into a list of 5 to 7 bits per id, uint8. Leaves out ids in [but_from, but_to).
 
     Ids are in [0, num_ids), with ``num_ids`` < 2**31.
     """
@@ -25,26 +25,27 @@ def ids_of_list(list: Tensor, num_ids: int) -> Tensor:
 def link_lists(lists: Sequence[Tensor], heads: int, num_ids: int) -> list[Tensor]:
     """Finds the next use of every id of the first ``heads`` lists: the number of lists until the id comes again, int16; 0 if it does not.
 
-    One tensor per list, with its ids in ascending order.
+    Returns one tensor for each of these lists. Its entries belong to the list's ids in ascending order.
     """
     return operators.link_lists(lists, heads, num_ids)
 
 
 def fill_slots(ids: Tensor, prior: Tensor, slot_id: Tensor, slot_key: Tensor, table: Tensor) -> None:
-    """Fills the first slots with the distinct ``ids`` int64 and empties the others; no next use is known yet.
+    """Fills the first slots with the distinct ``ids`` int64 and empties the other slots. No next use is known yet.
 
     Args:
         prior: float32 [N], the probability that a batch needs each id.
-        slot_id, slot_key: int32 [C] and int16 [C], written.
-        table: int16 (for C < 2**16) or int32, more than C entries, written.
+        slot_id: int32 [C], written: the id whose row each slot holds; -1 for none.
+        slot_key: int16 [C], written: the batch of the next use of each slot's row, as csrc/ways/slots.cpp encodes it.
+        table: int16 (for C < 2**16) or int32, more than C entries, written: a hash table from ids to slots.
     """
     operators.fill_slots(ids, prior, slot_id, slot_key, table)
 
 
 def note_uses(list: Tensor, batch: int, num_ids: int, slot_id: Tensor, slot_key: Tensor, table: Tensor) -> None:
-    """Notes that ``batch`` needs the ids of ``list``: it becomes the next use of their slots, except where an earlier one is known.
+    """Records that ``batch`` needs the ids of ``list``: ``batch`` becomes the next use of their slots, except where an earlier next use is known.
 
-    Call it in the order of the batches.
+    Call the function in the order of the batches.
     """
     operators.note_uses(list, batch, num_ids, slot_id, slot_key, table)
 
@@ -58,17 +59,17 @@ def plan_batch(
     slot_key: Tensor,
     table: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Decides which rows of a batch the slots hold, and which others enter; see :mod:`salientpp.ways.lookahead.planner`.
+    """Finds the rows of a batch that the slots hold, and decides which of the batch's other rows enter; see :mod:`salientpp.ways.lookahead.planner`.
 
     Args:
         remote_id: int64 [n], distinct ids of [0, N).
-        links: int16 [n], for the same ids in ascending order, from :func:`link_lists`.
+        links: int16 [n] from :func:`link_lists`, the next uses of the same ids in ascending order.
         batch: number of the batch. Known later batches have numbers that are at most 2**15 - 1 larger.
         prior, slot_id, slot_key, table: as in :func:`fill_slots`; the last three are updated.
 
     Returns:
-        Five int64 vectors: ``hit_place`` (ascending, in ``remote_id``) and ``hit_slot``; ``fetched_place`` (ascending); and, for the rows that enter,
-        ``admitted_row`` (position among the fetched rows) and ``admitted_slot``.
+        Five int64 vectors. For the rows that the slots hold: ``hit_place`` (ascending positions in ``remote_id``) and ``hit_slot``. For the other rows:
+        ``fetched_place`` (ascending). For the rows that enter: ``admitted_row`` (position among the fetched rows) and ``admitted_slot``.
     """
     return operators.plan_batch(remote_id, links, batch, prior, slot_id, slot_key, table)
 
@@ -87,10 +88,10 @@ def plan_sums(
 
     Args:
         row, col: int64 [e], the edges of that hop as positions in the batch; ``col`` in [0, first), and does not decrease.
-        owner: int64 [d], for the batch's vertices first, ..., first + d - 1, the part that their rows would be fetched from; -1: not fetched.
-        first: number of vertices that were found before that hop.
+        owner: int64 [d], the part that the rows of the batch's vertices ``first``, ..., ``first + d - 1`` would be fetched from; -1: not fetched.
+        first: number of the batch's vertices that were found before that hop.
         num_parts: K, at most 2**20.
-        row_bytes: bytes of a row, and of a sum.
+        row_bytes: bytes of a row. A sum takes the same number.
         id_bytes: bytes of a sent id, and of a group's size.
         source_bytes: bytes sent for each row in a sum: its id, and its weight if rows have weights.
 

@@ -21,8 +21,8 @@ class EdgeLists:
     Attributes:
         indptr: int64 [T + 1]. The edges into target t are at the places indptr[t] to indptr[t + 1] - 1.
         source: int32 or int64 [E], the source of the edge at each place, in [0, num_sources).
-        edge: int32 [E], the column of the batch's ``edge_index`` at each place, -1 for an added self-loop. None: the place itself.
-        num_sources: S.
+        edge: int32 [E], the column in the batch's ``edge_index`` of the edge at each place; -1 for an added self-loop. None: the column is the place.
+        num_sources: S, the number of possible sources.
     """
 
     indptr: Tensor
@@ -38,7 +38,7 @@ class EdgeLists:
     def by_source(self) -> tuple[Tensor, Tensor, Tensor]:
         """Lists by source: ``indptr`` int64 [S + 1], ``target`` int32 [E] and ``place`` int32 [E], places ascending for each source.
 
-        They are made on first use. Two threads that ask at the same time may both make them.
+        The lists are made on first use. Two threads that ask at the same time may both make them.
         """
         made = self.__dict__.get("_by_source")
         if made is None:
@@ -52,7 +52,7 @@ class EdgeLists:
         return {name: value for name, value in self.__dict__.items() if name != "_moved"}
 
     def num_places(self, num_targets: int) -> int:
-        """Returns the number of edges into the first ``num_targets`` targets. It does not wait for a device if :meth:`to` moved the lists."""
+        """Returns the number of edges into the first ``num_targets`` targets. For lists that :meth:`to` moved, it does not wait for their device."""
         return int(self.__dict__.get("_host_indptr", self.indptr)[num_targets])
 
     def sizes(self, num_targets: int) -> Tensor:

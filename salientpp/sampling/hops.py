@@ -1,7 +1,7 @@
-"""Hops of a sampled batch: for each number of hops, how many vertices and edges are within it of the seeds; and the edges as lists.
+"""Hops of a sampled batch: the numbers of vertices and edges within 0, 1, 2, ... hops of the seeds, and the edges as lists.
 
-A layer whose outputs are needed within d hops of the seeds needs the edges into these vertices, and inputs within d + 1 hops. Vertices are numbered,
-and edges ordered, by discovery, so each of these sets is a prefix.
+Suppose that a layer's outputs are needed for the vertices within d hops of the seeds. The layer then needs the edges into these vertices, and inputs for
+the vertices within d + 1 hops. Vertices are numbered, and edges ordered, by discovery, so each of these sets is a prefix.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Demand:
 
     Attributes:
         hops: True if the edges of batches must know their hops.
-        lists: (relation, with self-loops, by source too) of the lists that were used before. The loader's threads make these ahead.
+        lists: (relation, True with self-loops, True if by source too) of the lists that were used before. For later batches, the loader's threads make
+            such lists in advance.
     """
 
     hops: bool = False
@@ -82,7 +83,7 @@ class Hops:
         return counts[min(hops + 1, len(counts) - 1)]
 
     def lists(self, relation: Relation, self_loops: bool = False) -> EdgeLists | None:
-        """Returns the edges of a relation, grouped by target; None if they are not in the order that this class describes.
+        """Returns the edges of a relation, grouped by target; None if they are not in the order that this module describes.
 
         Args:
             self_loops: see :func:`~salientpp.sampling.edge_lists.with_self_loops`.

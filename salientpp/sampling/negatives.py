@@ -10,7 +10,7 @@ from torch_geometric.sampler import NegativeSampling
 #: Largest number of weights that torch.multinomial takes.
 _MOST_MULTINOMIAL = 2**24
 
-#: Weight tensor -> (its version, its cumulative sums), for tensors with more weights.
+#: Weight tensor -> (its version, its cumulative sums), for tensors with more weights than torch.multinomial takes.
 _SUMS = WeakTensorKeyDictionary()
 
 

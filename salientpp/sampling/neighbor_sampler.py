@@ -34,10 +34,10 @@ from salientpp.sampling.stored import GraphTopology, topology_of
 from salientpp.sampling.topology import ByType, DrawOptions, Mfg, Topology, ids_by_type
 from salientpp.vip.inclusion import check_fanouts
 
-#: Scope in which the draws of a batch's vertices agree.
+#: 'batch': the vertices of a batch share random numbers. None: every vertex draws independently.
 SharedDraws = Literal["batch"] | None
 
-#: Mixed into a batch's key for the draws beside neighbours: negative examples.
+#: Mixed into a batch's key to get the key of its negative examples.
 _NEGATIVES = 0x6E6567
 
 
@@ -51,12 +51,12 @@ class NeighborSampler(BaseSampler):
             a typed graph, or a :class:`~salientpp.sampling.topology.Topology`.
         num_neighbors: fanouts, nearest the seeds first, -1 for all. For a ``HeteroData`` also a mapping from edge types, or PyG's
             ``NumNeighbors``.
-        subgraph_type: 'directional': the edges drawn; 'bidirectional': those and their reverses; 'induced': all edges between
+        subgraph_type: 'directional': the edges drawn; 'bidirectional': the edges drawn and their reverses; 'induced': all edges between
             sampled vertices.
         replace: draw with replacement.
         disjoint: every seed grows a tree of its own; ``batch`` numbers the trees.
-        temporal_strategy: 'uniform' or 'last'; with ``time_attr``, draw from all neighbours that are not in the future of the seed,
-            or from the latest of them.
+        temporal_strategy: with ``time_attr``, 'uniform' draws from all neighbours that are not in the future of the seed, and 'last' draws from the
+            latest of these neighbours.
         time_attr: name of the attribute with the times of vertices or edges; implies ``disjoint``.
         weight_attr: name of the attribute with edge weights; a neighbour is drawn with probability proportional to its edge's weight.
         is_sorted: ``edge_index`` is sorted by target, and inside a target's list by time.
@@ -172,7 +172,7 @@ class NeighborSampler(BaseSampler):
 
     @property
     def is_plain(self) -> bool:
-        """True for one vertex type without weighted draws. Inclusion probabilities can be computed then."""
+        """True for one vertex type without weighted draws. Inclusion probabilities are then computed by the faster, untyped function."""
         return not self.is_hetero and not self.topology.has_weights
 
     @property

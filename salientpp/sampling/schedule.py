@@ -1,16 +1,19 @@
 """Schedules: the seeds of batch i of an epoch in each logical rank, and the step at which a rank gives each batch.
 
-An epoch's batches belong to logical ranks (:mod:`salientpp.ranks.placement`). Every logical rank of a unit visits its share of the unit's seeds, in an
-order that is a pure function of (seed, epoch, unit). If logical ranks have different numbers of seeds, ``uneven`` decides:
+An epoch's batches belong to logical ranks. A logical rank draws from a unit: a part, or several parts joined (:mod:`salientpp.ranks.placement`). Every
+logical rank of a unit visits its share of the unit's seeds, in an order that is a pure function of (seed, epoch, unit).
 
-* ``'wrap'``: every logical rank gives as many seeds as the one with the most, repeating its own from the start. Batches
+If logical ranks have different numbers of seeds, ``uneven`` decides:
+
+* ``'wrap'``: every logical rank gives as many seeds as the one with the most, repeating its own seeds from the start. Batches
   then have the same size in all logical ranks at every step, and DDP never waits. torch's ``DistributedSampler`` does the same.
 * ``'drop'``: every logical rank stops at the smallest number of batches.
-* ``'exact'``: every seed once; logical ranks give different numbers of batches.
+* ``'exact'``: every seed is given once; logical ranks give different numbers of batches.
 * ``'error'``: different numbers of batches are refused.
 
 Round i of an epoch is batch i of every logical rank. All ranks move through an epoch in equal steps, called ticks. A tick brings a rank one batch or
-none. A round has as many ticks as its busiest rank has batches; a rank with fewer batches waits first. So no rank waits for another inside a round.
+none. A round has as many ticks as its busiest rank has batches. A rank with fewer batches gives none in the first ticks of the round, and then one in every
+tick. So all ranks complete a round in the same tick.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ class BatchKeys(NamedTuple):
 
     Attributes:
         batch: key of the batch's own draws, such as negative examples.
-        draws: key of the neighbours, which the batches of a block may share.
+        draws: key of the draws of neighbours; the batches of a block may share it.
     """
 
     batch: int
@@ -56,7 +59,7 @@ class BatchKeys(NamedTuple):
 
 
 def batch_keys(seed: int, epoch: int, logical_rank: int, index: int, block: int = 1) -> BatchKeys:
-    """Returns the keys of one batch. ``block`` consecutive batches of a logical rank share the key of their neighbours."""
+    """Returns the keys of one batch. ``block`` consecutive batches of a logical rank share the key of their draws of neighbours."""
     own = batch_key(seed, epoch, logical_rank, index)
     return BatchKeys(own, own if block == 1 else ops.join_key(_BLOCK, seed, epoch, logical_rank, index // block))
 
@@ -148,11 +151,11 @@ class Schedule:
 
 
 class Turn(NamedTuple):
-    """One batch of a rank, and its time.
+    """One batch of a rank, with its tick and round.
 
     Attributes:
         tick, round: tick and round of the batch, counted from the beginning of the epoch.
-        pieces: (logical rank, int64 positions among the rank's seeds) of the batch, or of each of several that are joined to one batch.
+        pieces: (logical rank, int64 positions among the rank's seeds) of the batch; several pieces if the batches of several logical ranks are joined.
     """
 
     tick: int
@@ -162,13 +165,13 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Turns:
-    """The epochs of one rank: the batches of its logical ranks that it gives, and their ticks.
+    """The epochs of one rank: the batches of its logical ranks, and the ticks in which it gives them.
 
     Attributes:
         schedules: one for each logical rank of this rank.
         logical_ranks_by_rank: logical ranks of every rank.
-        joined: True if the batches of a round are given as one.
-        positions: by unit, positions of its seeds among this rank's seeds; empty if the rank has only one unit.
+        joined: True if the rank's batches of a round are joined to one batch.
+        positions: by unit, the positions of the unit's seeds among this rank's seeds; empty if the rank has only one unit.
     """
 
     schedules: Sequence[Schedule]

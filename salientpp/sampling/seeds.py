@@ -107,12 +107,12 @@ def checked_ends(ends: Any, type_: tuple[str, str, str] | None, sizes: Mapping[A
 
 @dataclass(frozen=True, eq=False)
 class PartEdges:
-    """Edges as seeds of one rank of a partitioned graph.
+    """Edges that are the seeds of one rank of a partitioned graph.
 
     Attributes:
         ends: int64 [2, M], global ids.
-        edge_id: int64 [M], the numbers of the graph's own edges; None for other pairs.
-        split: name of the edges, if it means the same on every rank.
+        edge_id: int64 [M], the numbers of these edges in the graph; None if the user gave the pairs of ids.
+        split: name of the split of edges, or 'all'; None if the user gave the pairs of ids.
         rows: the graph's edge attributes of this edge type.
     """
 
@@ -123,7 +123,7 @@ class PartEdges:
     rows: Mapping[str, Tensor]
 
     def attribute(self, given: Tensor | str | None) -> Tensor | None:
-        """Returns the values given for every edge. A string names an attribute of the stored edges."""
+        """Returns one value per edge. A string names an attribute of the stored edges; any other value is returned unchanged."""
         if not isinstance(given, str):
             return given
         if self.edge_id is None:
@@ -136,7 +136,7 @@ class PartEdges:
 
 
 def part_edges(part: PartitionedGraph, part_id: int, given: Any) -> PartEdges:
-    """Returns the edges that ``edge_label_index`` means on a partitioned graph."""
+    """Returns the edges that a part's ``edge_label_index`` names on a partitioned graph."""
     type_, which = None, given
     if part.is_hetero:
         words = given if isinstance(given, (tuple, list)) else ()
@@ -145,8 +145,8 @@ def part_edges(part: PartitionedGraph, part_id: int, given: Any) -> PartEdges:
         type_ = full_edge_type(type_, part.edge_types)
         if type_ not in part.edge_types:
             raise ValueError(
-                f"edge_label_index of a graph with several types must be an edge type ({', '.join(map(str, part.edge_types))}), or (edge type, "
-                f"the name of a split or [2, M]), got {given!r}"
+                f"edge_label_index of a graph with several types must be an edge type ({', '.join(map(str, part.edge_types))}), or a pair (edge type, "
+                f"name of a split or ids [2, M]), got {given!r}"
             )
     rows = part.edge_rows_by_type()[type_]
     if which is not None and not isinstance(which, str):

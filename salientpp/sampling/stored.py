@@ -1,7 +1,7 @@
 """Topologies whose graph is in the memory of this process.
 
-:class:`GraphTopology` is for one vertex type and uniform draws, and is the fastest. :class:`TypedTopology` is for everything else. On graphs that
-both support they draw the same.
+:class:`GraphTopology` is for one vertex type and uniform draws, and is the fastest. :class:`TypedTopology` is for everything else. On a graph that
+both support, both draw the same.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class TypedTopology(Topology):
             return seed_time[name]
         if name not in self.node_time:
             of_edges = any(relation.edge_time is not None for relation in self.graph.relations)
-            kind = "edges have times" if of_edges else f"{name!r} has none"
+            kind = "edges have times" if of_edges else f"the vertices of {name!r} have none"
             raise ValueError(f"the seeds need times, since {kind}; pass input_time (edge_label_time for a link loader)")
         return self.node_time[name][seeds]
 

@@ -17,7 +17,7 @@ from salientpp.graph.typed import TypedGraph
 #: A message-flow graph: the vertices and edges of a batch, hop by hop.
 Mfg: TypeAlias = "SamplerOutput | HeteroSamplerOutput"
 
-#: Tensors by vertex type; the key is None if there is only one type.
+#: Tensors by vertex type. The type is None if there is only one.
 ByType = Mapping[str | None, Tensor]
 
 
@@ -29,8 +29,8 @@ class DrawOptions(NamedTuple):
         replace: draw with replacement.
         disjoint: every seed grows a tree of its own. Times need this.
         last: draw only from the latest of the neighbours that a tree may see.
-        induced: return all edges between the sampled vertices (of a tree, and visible to it).
-        shared: vertices, and trees, share their random numbers; see :class:`salientpp.NeighborLoader`.
+        induced: return all edges between the sampled vertices. With ``disjoint``, both ends must be in one tree, and the tree must be allowed to see the edge.
+        shared: the vertices and the trees of a batch share random numbers; see :class:`salientpp.NeighborLoader`.
     """
 
     fanouts: Sequence[Sequence[int]]
@@ -48,7 +48,7 @@ class Topology(ABC):
     without times or weights; a subclass overrides those that differ. Several threads may call :meth:`sample` at once.
 
     Attributes:
-        num_vertices: by vertex type; the key is None if there is only one type.
+        num_vertices: by vertex type; the type is None if there is only one.
         edge_types: names, in the order of ``DrawOptions.fanouts``.
         node_time: by vertex type int64 [N], for the types whose vertices have times.
         clock: the map from the user's times to int64; None without times.
@@ -79,19 +79,19 @@ class Topology(ABC):
         """Samples the MFG of ``seeds``; a pure function of the topology and the arguments.
 
         Hop h draws up to ``fanouts[h]`` neighbours for every vertex first found at hop h - 1. The draws of a vertex depend only on
-        (key, hop, vertex); shared draws depend on (key, neighbour).
+        (key, hop, vertex). Shared draws depend only on (key, neighbour).
 
         Args:
             seeds: by vertex type int64 [B]; trees are numbered in the order of this mapping.
             key: signed 64-bit.
             seed_time: by vertex type int64 [B], on the :attr:`clock`; None takes the seeds' own times. A tree sees neighbours whose time is not
                 later than its seed's.
-            only_vertices: the caller wants only ``node``; the rest may be empty.
+            only_vertices: the caller wants only ``node``; the other fields may be empty.
 
         Returns:
             A ``SamplerOutput`` for one vertex type, else a ``HeteroSamplerOutput`` with every type. ``node`` int64 [n] has seeds first, then vertices in
             order of discovery. ``row`` and ``col`` int64 [e] are the positions in ``node`` of sources and targets. ``edge`` int64 [e] are the ids of
-            the edges. ``batch`` is the tree of each vertex. The counts per hop are lists, or None for an induced subgraph.
+            the edges. With ``disjoint``, ``batch`` is the tree of each vertex. The counts per hop are lists, or None for an induced subgraph.
 
         Raises:
             ValueError: edges have times and the seeds do not.
@@ -122,5 +122,5 @@ class Topology(ABC):
 
 
 def ids_by_type(n_id: Tensor | ByType) -> ByType:
-    """Returns ids by vertex type; the key is None if there is only one type."""
+    """Returns ids by vertex type. The type is None if there is only one."""
     return {None: n_id} if isinstance(n_id, Tensor) else n_id

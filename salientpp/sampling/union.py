@@ -1,6 +1,6 @@
 """The disjoint union of MFGs: one batch with the draws of several, in PyG's order, hop by hop.
 
-Vertices of different MFGs stay separate even if they are the same vertex, since each has drawn its own neighbours. The first ``batch_size`` rows are
+A vertex that is in several MFGs stays in the union once for each of them, because each MFG has drawn neighbours for it. The first ``batch_size`` rows are
 the seeds' rows.
 """
 

@@ -1,6 +1,7 @@
 """Counts how often batches need each vertex, by sampling the batches.
 
-The counts are the ground truth of :mod:`salientpp.vip.inclusion`. Counts of two epochs are the ``simulation`` policy of SALIENT++ (section 3.2).
+The counts are the ground truth of :mod:`salientpp.vip.inclusion`. The policy ``simulation`` of SALIENT++ (section 3.2) uses the counts of two epochs as
+scores.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ replacement ``1 - (1 - 1/d)^f``). A hop can be modelled in two ways:
   probability is ``sum_{h>=1} q_h``.
 
 At one hop, the formula only assumes that seeds are independent. This nearly holds, though a shuffled epoch draws seeds without
-replacement. From two hops on, it assumes that events which share vertices are independent, and overestimates on most graphs. Its
-ranking, which is all that a cache needs, stays near the best.
+replacement. From two hops on, it assumes that events which share vertices are independent, and overestimates on most graphs. The
+ranking of the vertices, which is all that a cache needs, stays near the best.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ from salientpp.graph.relation import Relation
 from salientpp.graph.typed import TypedGraph
 from salientpp.ids import check_range
 
-#: One set of seeds. Per vertex type: ``p_0`` float [N], or a function from :func:`uniform_start` or :func:`link_start`. Types without seeds may be missing.
+#: One set of seeds. Per vertex type: ``p_0`` float [N], or a function that :func:`uniform_start` or :func:`link_start` returned.
+#: Types without seeds may be missing.
 Start: TypeAlias = "Mapping[str | None, Callable[[int], Tensor] | Tensor]"
 
-#: Number of seed sets that the kernel sweeps together; the second one is for graphs of more vertices than the number below.
+#: Numbers of seed sets that the kernel sweeps together. The second number is for graphs of more than ``_MANY_VERTICES`` vertices.
 _SETS_AT_ONCE, _SETS_OF_MANY_VERTICES = 8, 4
 _MANY_VERTICES = 2**25
 
 
 def check_fanouts(fanouts: Sequence[int], *, may_be_empty: bool = False) -> list[int]:
-    """Returns ``fanouts`` as a list of ints; ValueError if one is neither >= 0 nor -1 (all neighbours), or if the list is empty and may not be."""
+    """Returns ``fanouts`` as a list of ints; ValueError if one is neither >= 0 nor -1 (all neighbours), or if the list is empty without ``may_be_empty``."""
     if isinstance(fanouts, (str, bytes)) or not isinstance(fanouts, Sequence):
         raise ValueError(f"num_neighbors must be a list of integers, one per hop, got {fanouts!r}")
     checked = []
@@ -92,10 +93,10 @@ def inclusion_probability(
         seeds: int64 [T] global ids, or a list of K such tensors; an empty tensor gives zeros.
         num_neighbors: fanouts, nearest the seeds first; -1 takes all neighbours.
         batch_size: seeds per batch.
-        include_seeds: count being a seed as inclusion too. The order of a part's own rows on a device needs this. A cache
+        include_seeds: a vertex that is a seed counts as included too. The order of a part's own rows on a device needs this. A cache
             plan does not, since remote vertices are never seeds.
-        expand: 'frontier': a hop expands the vertices that the hop before found first, as this package's sampler does. 'hop': a hop may expand
-            every vertex, as in the paper.
+        expand: 'frontier': a hop expands the vertices first found at the hop before, as in this package's sampler. 'hop': a hop may expand every
+            vertex, as in the paper.
         replace: neighbours are drawn with replacement.
         out: float32 [K, N], such as a mapped file, to hold the result of a list of seed sets. Then only the sets of one sweep are in memory at a time.
 
@@ -196,7 +197,7 @@ def draw_probability(relation: Relation, fanout: int, replace: bool) -> Tensor:
     """Returns ``t``: for every edge of a relation, in list order, the probability that its target, once expanded, draws its source.
 
     Uniform draws have ``min(1, f / d)``, or ``1 - (1 - 1/d)^f`` with replacement. Weighted draws with replacement have
-    ``1 - (1 - w/W)^f``. Weighted draws without replacement are exact for one draw, ``w / W``, and where at least d are drawn. Otherwise they have
+    ``1 - (1 - w/W)^f``. For weighted draws without replacement the value is exact for f = 1, ``w / W``, and for f >= d. Other fanouts have
     ``1 - exp(-λ w)`` with λ such that the sum over a list is f. This is the asymptotic inclusion probability of successive sampling
     (Rosén, Journal of Statistical Planning and Inference 62, 1997).
 
@@ -244,7 +245,7 @@ def uniform_draw_probability(degree: Tensor, fanout: int, replace: bool) -> Tens
 
 
 class _TypedHops:
-    """The effect of hops over several relations on probabilities. It is prepared once, for any number of seed sets."""
+    """Hops over several relations: computes probabilities of draws from probabilities of expansions. It is prepared once for all seed sets."""
 
     def __init__(self, graph: TypedGraph, fanouts: Sequence[Sequence[int]], replace: bool) -> None:
         self.graph = graph
@@ -266,13 +267,13 @@ class _TypedHops:
         ]
 
     def draws(self, relation: int, hop: int, expanded: Sequence[Tensor]) -> Tensor:
-        """Returns the probability that a hop draws an edge, float64 [N] or [E] as ``chance``, from the probability that it expands each vertex."""
+        """Returns the probability that a hop draws an edge, float64 [N] or [E] as ``chance``, from the probability that the hop expands each vertex."""
         lists = self.graph.relations[relation]
         chance, q = self.chance[relation][hop], expanded[lists.target]
         return chance * (q if lists.edge_weight is None else torch.repeat_interleave(q, lists.indptr.diff()))
 
     def reach(self, hop: int, expanded: Sequence[Tensor]) -> list[Tensor]:
-        """Returns, per type float64 [N], the probability that a hop draws each vertex, from the probability that it expands each vertex."""
+        """Returns, per type float64 [N], the probability that a hop draws each vertex, from the probability that the hop expands each vertex."""
         none = [torch.zeros_like(q) for q in expanded]  # log of the probability that no edge draws u
         for number, (relation, transposed) in enumerate(zip(self.graph.relations, self.transposed)):
             log_none = torch.log1p(-self.draws(number, hop, expanded).clamp(max=1.0))
@@ -308,10 +309,11 @@ def typed_inclusion_probabilities(
     expand: str = "frontier",
     replace: bool = False,
 ) -> list[dict[str | None, Tensor]]:
-    """Computes vertex inclusion probabilities over several vertex types: the product of the module's formula runs over all relations that can draw u.
+    """Computes vertex inclusion probabilities over several vertex types.
 
-    The model leaves out times and disjoint trees. It counts neighbours that a tree may not see because of their time, and lets trees share
-    vertices. For one type without weights, :func:`inclusion_probability` is faster.
+    For a vertex u, the product in the module's formula runs over the edges of all relations that can draw u. The model leaves out times and disjoint
+    trees. It counts neighbours that a tree may not see because of their time, and lets trees share vertices. For one type without weights,
+    :func:`inclusion_probability` is faster.
 
     Args:
         starts: the sets of seeds. The graph is prepared once for all.
@@ -370,8 +372,8 @@ def typed_traffic(
 
         ``sum_h t_h(u, v) q_{h-1}(v) (b(u) + B_h(u))``,      ``B_h(u) = sum_{w in u's lists} t_{h+1}(w, u) (b(w) + B_{h+1}(w))``,
 
-    where ``B_h`` counts everything as drawn for the first time, and is 0 after the last hop. ``B_h`` matters for types without rows: without it, a
-    partitioner would separate vertices that are linked through them.
+    where ``B_h`` counts every drawn vertex as if the batch did not have it yet, and is 0 after the last hop. ``B_h`` matters for types without rows:
+    without it, a partitioner would separate vertices that are linked through them.
 
     Args:
         start, fanouts: as in :func:`typed_inclusion_probabilities`.
@@ -413,17 +415,17 @@ def add_seeds(probability: Tensor, seeds: Tensor, batch_size: int) -> Tensor:
 def draw_weights(
     graph: Graph, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, *, mean: float = 10.0, most: int = 1000
 ) -> Tensor:
-    """Returns edge weights for a partitioner: how often per step v is expected to draw the source of a given in-edge.
+    """Returns edge weights for a partitioner: the expected number of times per step that v draws the source of a given edge into v.
 
-    With ``q_h`` the frontier probabilities above, ``w(v) = sum_h t_h(v) q_{h-1}(v)``, the same for all edges into v. Every cut
+    With ``q_h`` the frontier probabilities above, ``w(v) = sum_h t_h(v) q_{h-1}(v)``. It is the same for all edges into v. Every cut
     edge that is drawn may move a row, so heavy edges should not be cut.
 
     Args:
-        seeds, num_neighbors, batch_size: those of a step of all ranks together.
+        seeds, num_neighbors, batch_size: as in :func:`inclusion_probability`, for a step of all ranks together.
         mean, most: weights are scaled to this mean over the edges, rounded and clamped to [1, most], since partitioners take integers.
 
     Returns:
-        int64 [N].
+        int64 [N], for each vertex the weight of the edges into it.
     """
     fanouts = check_fanouts(num_neighbors)
     reached = torch.zeros(graph.num_vertices, dtype=torch.float64, device="cpu")  # sum of q_j over j < hop

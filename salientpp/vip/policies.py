@@ -4,7 +4,7 @@ A policy scores every vertex for one part. The cache plan takes the remote verti
 ``floor(α N / K)`` rows per part, where α is the replication factor. Policies are pure functions in one table.
 
 Over several vertex types, the budget is in bytes: ``α / K`` times the bytes of all rows that may travel. Vertices are then ranked by score per byte,
-so wide rows of one type compete with narrow rows of another. With one type, both rules give the same plan.
+so wide rows of one type compete with narrow rows of another. With one type, the budgets in rows and in bytes give the same plan.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ class Workload:
     """The batches of one part, as input of a policy.
 
     Attributes:
-        graph, book: N vertices, and the partition book with their owners.
+        graph: N vertices.
+        book: the partition book, which has the owners of the vertices.
         part_id: the part whose cache is planned.
         seeds: int64 global ids that the part's batches start from.
-        num_neighbors, replace: fanouts, nearest the seeds first; True if neighbours are drawn with replacement.
+        num_neighbors: fanouts, nearest the seeds first.
         batch_size: seeds per batch.
+        replace: True if neighbours are drawn with replacement.
         vip: float32 [N], the inclusion probabilities of this workload if known, for instance stored with the graph. All ranks that plan a cache with them
-            must use the same array: values computed again under another numbering round differently, so nearly equal scores may change places.
+            must use the same array: values that are computed under another numbering are rounded differently, so nearly equal scores may change places.
     """
 
     graph: Graph
@@ -57,12 +59,12 @@ class Workload:
 
 
 def score_vip(workload: Workload) -> Tensor:
-    """Scores by the vertex inclusion probability, as our sampler expands (``expand='frontier'``)."""
+    """Scores v by its vertex inclusion probability, with the expansion of our sampler (``expand='frontier'``)."""
     return _vip(workload, "frontier") if workload.vip is None else workload.vip
 
 
 def score_vip_hop(workload: Workload) -> Tensor:
-    """Scores by the vertex inclusion probability of the paper's Proposition 1 (``expand='hop'``)."""
+    """Scores v by the vertex inclusion probability of the paper's Proposition 1 (``expand='hop'``)."""
     return _vip(workload, "hop")
 
 
@@ -92,7 +94,8 @@ def score_random(workload: Workload) -> Tensor:
 def score_halo(workload: Workload) -> Tensor:
     """Scores v by the number of the part's edges that come from v; 0 outside the part's 1-hop halo.
 
-    The ``1-hop halo`` policy of SALIENT++, section 3.2, keeps the whole halo. Under a budget, vertices with most edges go first.
+    The ``1-hop halo`` policy of SALIENT++, section 3.2, keeps the whole halo. If the cache is smaller than the halo, it has the vertices with most of
+    these edges.
     """
     graph = workload.graph
     first, last = (int(graph.indptr[v]) for v in workload.book.range_of(workload.part_id))
@@ -162,7 +165,8 @@ POLICIES: dict[str, Callable[[Workload], Tensor]] = {
 }
 
 
-#: A policy by name, or a function that scores the vertices of a workload: float [N], highest cached first, 0 never cached.
+#: A policy by name, or a function from a workload to the scores of its vertices, float [N]. Vertices with the highest scores are cached first. A vertex with
+#: score 0 is never cached.
 Policy = (
     Literal["degree", "halo", "paths", "random", "simulation", "vip", "vip-hop", "wpr"] | Callable[[Workload], Tensor]
 )
@@ -177,7 +181,7 @@ def check_policy(policy: Policy) -> None:
 
 
 def score(policy: Policy, workload: Workload) -> Tensor:
-    """Returns the scores of a policy, float [N]. Without hops they are zeros, since a batch of its own seeds alone needs no remote row.
+    """Returns the scores of a policy, float [N]. Without hops all scores are zero: a batch then has only seeds of the part, and needs no remote row.
 
     Raises:
         ValueError: the policy does not exist, or its scores are not one real number per vertex.
@@ -204,13 +208,13 @@ PROBABILITIES = ("vip", "vip-hop")
 
 
 def add_scores(policy: Policy, pool: Tensor, scores: Tensor) -> None:
-    """Adds one rank's scores to the pool of its host, in place.
+    """Adds one rank's scores to the scores of its host, in place.
 
     A host's cache serves all its ranks. So a vertex counts by the probability that any of them needs it in a round,
     ``p_host(u) = 1 - prod_ranks (1 - p_rank(u))``. Scores that are not probabilities are added up.
 
     Args:
-        pool: float64 [N], zeros at first.
+        pool: float64 [N], the scores of the host; zeros before the first rank is added.
         scores: float [N], of the rank.
     """
     # 1 - (1 - a)(1 - b) written as a sum, so that small numbers keep their precision.
@@ -279,7 +283,7 @@ def score_types(policy: str | Callable[[Any], Any], workload: TypedWorkload) -> 
     """Returns the scores of a policy, per vertex type float [N]; zeros if no fanout is given.
 
     Args:
-        policy: a name in :data:`TYPED_POLICIES`, or a function from a :class:`TypedWorkload` to such scores; types may be missing.
+        policy: a name in :data:`TYPED_POLICIES`, or a function from a :class:`TypedWorkload` to such scores, which may leave out types.
 
     Raises:
         ValueError: the policy does not exist for several types, or its scores are not one real number per vertex.
@@ -319,7 +323,7 @@ def plan_caches(
         replication_factor: α >= 0; the cache holds at most ``α / K`` times the bytes of all rows of these types.
 
     Returns:
-        Per type ascending global ids, int64. Among equal scores per byte, the first type in ``books`` wins, then the lower id.
+        Per type the ascending global ids of the selected vertices, int64. Among equal scores per byte, the first type in ``books`` wins, then the lower id.
     """
     if len(books) == 1:
         ((type_, book),) = books.items()
@@ -375,7 +379,7 @@ def check_replication_factor(replication_factor: float) -> float:
         )
     if number > _LARGEST_ALPHA:
         raise ValueError(
-            f"replication_factor must be at most {_LARGEST_ALPHA:g} (the number of parts already caches all rows), got {number:g}"
+            f"replication_factor must be at most {_LARGEST_ALPHA:g} (with the number of parts as factor, a cache already has all rows), got {number:g}"
         )
     return number
 
@@ -393,7 +397,7 @@ def plan_cache(scores: Tensor, book: PartitionBook, part_id: int, replication_fa
         replication_factor: α >= 0; at most ``floor(α N / K)`` rows are cached.
 
     Returns:
-        Ascending global ids, int64. Among equal scores the lower id wins, so all ranks of a part agree.
+        The ascending global ids of the selected vertices, int64. Among equal scores the lower id wins, so all ranks of a part agree.
     """
     capacity = cache_capacity(replication_factor, book)
     if scores.shape != (book.num_vertices,):

@@ -10,8 +10,9 @@ and the hops of :mod:`salientpp.vip.inclusion` become
     p_h(u | r) = 1 - prod_{v lists u} (1 - q_{h-1}(v) g_h(v, r)),
     q_h(u | r) = p_h(u | r) (1 - sum_{j<h} q_j(u | r)),             q_h(u) = int_0^1 q_h(u | r) dr.
 
-A list that is too long to be shared draws u with probability f / d(v) for every r. The integral is a sum over a few r: Gauss-Legendre quadrature after
-the substitution r = s^2, since long lists decide at small r. Parallel edges count as edges to separate vertices.
+A vertex v with a list that is too long to be shared draws u with probability f / d(v) for every r. The integral is a sum over a few values of r:
+Gauss-Legendre quadrature after the substitution r = s^2, because for long lists ``g`` changes only at small r. Parallel edges count as edges to
+separate vertices.
 
 **Blocks.** Suppose that fanouts do not grow from hop to hop and no list is too long. Then the draws of v at a smaller fanout are part of its draws at a
 larger one. So a block of b batches with the same numbers needs the same rows as one batch of all its seeds. Without shared numbers, a block is modelled
@@ -38,10 +39,10 @@ from salientpp.vip.inclusion import (
     uniform_start,
 )
 
-#: A vertex with a longer list draws without sharing. csrc/sampling/shared_draw.h has the same number.
+#: Length of the longest neighbour list from which draws are shared. csrc/sampling/shared_draw.h has the same number.
 MOST_NEIGHBORS = 1000
 
-#: Number of nodes r. The mean of ``g`` is then within 1 % of f / d for all shared lists (fanouts 1 to 500; within 0.2 % up to 15).
+#: Number of values of r. The mean of ``g`` is then within 1 % of f / d for all shared lists (fanouts 1 to 500; within 0.2 % up to 15).
 _NUM_NODES = 32
 
 
@@ -91,7 +92,9 @@ def block_probability(
     *,
     include_seeds: bool = False,
 ) -> Tensor:
-    """Computes the probability that a block of batches with common draws needs each row. The sum is the expected number of distinct rows.
+    """Computes the probability that a block of batches with common draws needs each row.
+
+    The sum of these probabilities is the expected number of distinct rows of a block.
 
     Args:
         draw_block, shared_draws: as in :class:`salientpp.NeighborLoader`.
@@ -114,7 +117,7 @@ def block_probability(
 
 @cache
 def _quadrature() -> tuple[Tensor, Tensor]:
-    """Returns nodes r in (0, 1) and their weights, float64 [_NUM_NODES]."""
+    """Returns the values of r in (0, 1) and their weights, float64 [_NUM_NODES]."""
     # Golub and Welsch: the nodes are the eigenvalues of the Jacobi matrix of the Legendre polynomials.
     k = torch.arange(1, _NUM_NODES, dtype=torch.float64, device="cpu")
     beside = k / torch.sqrt(4.0 * k * k - 1.0)

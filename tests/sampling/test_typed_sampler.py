@@ -547,7 +547,9 @@ def test_edges_with_times_need_seeds_with_times():
         sampler.sample_from_nodes(NodeSamplerInput(None, long(0, 1)))
     hetero = random_hetero()
     del hetero["venue"].time
-    with pytest.raises(ValueError, match="the seeds need times, since 'venue' has none; pass input_time"):
+    with pytest.raises(
+        ValueError, match="the seeds need times, since the vertices of 'venue' have none; pass input_time"
+    ):
         NeighborSampler(hetero, [2], time_attr="time").sample_from_nodes(
             NodeSamplerInput(None, long(0), input_type="venue")
         )
