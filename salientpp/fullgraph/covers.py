@@ -2,7 +2,7 @@
 
 Each edge between two ranks is covered by its source or by its target. A source that covers edges has its row sent. For a target that covers edges, the sender
 adds up the rows of those sources whose rows are not sent, and sends the sum. The fewest rows and sums are a minimum vertex cover of the edges. By König's
-theorem it is as large as a maximum matching. It is never larger than the halo.
+theorem, this cover is as large as a maximum matching. It is never larger than the halo.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ class CoverOperand:
     route: Route  # brings rows from the table of own rows and sums
 
     def multiply(self, rows: Tensor, hop: Hop) -> Tensor:
-        """Takes this rank's rows [n, f], and returns the product's rows [n, f] in the matrix's dtype. Collective. The argument ``hop`` is not used."""
+        """Returns the product's rows [n, f] in the matrix's dtype. ``rows`` [n, f] are this rank's rows. Collective. The argument ``hop`` is not used."""
         flight = Flight(self.graph.ranks, torch.cat([rows, (self.sums @ rows).to(rows.dtype)]), self.route)
         near = self.near @ rows
         return near + self.far @ flight.rows()
 
 
-#: Graph -> the edges from other ranks that were covered last (sources, targets), and their covers. Choosing a layout finds them; making it uses them again.
+#: Graph -> the edges from other ranks that were covered last (sources, targets), and their covers. Covers are found when a layout is chosen, and used again
+#: when the layout is made.
 _found: WeakKeyDictionary[LocalGraph, tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]] = WeakKeyDictionary()
 
 

@@ -27,14 +27,14 @@ from salientpp.nn.layers import linear_form, name_of, pair_of, replaced, source_
 from salientpp.ranks.failure import RankFailure
 from salientpp.store.directory.opened import PartitionedGraph
 
-#: Largest number of edges from other ranks, on any rank, for which 'auto' tries the layout 'cover'. A cover of this number takes about half a minute.
+#: Largest number of edges from other ranks, on any rank, for which 'auto' tries the layout 'cover'. A cover of so many edges takes about half a minute.
 _MOST_COVERED = 2_000_000
 
 
 def distribute(model: torch.nn.Module, part: LocalGraph | PartitionedGraph, layout: str = "halo") -> DistributedModel:
     """Makes a model that computes, for the vertices of this rank, what ``model`` computes on the whole graph. Collective.
 
-    All parameters and buffers are set to rank 0's values. Training the result trains ``model`` itself. It can be saved, and called on a whole graph, as before.
+    All parameters and buffers are set to rank 0's values. Training the result trains ``model``, which can still be saved, and called on a whole graph.
 
     Args:
         model: a module that takes (rows of vertices, ``edge_index``, ...). Its layers are PyG's, or your own layers that derive from ``MessagePassing``.

@@ -1,4 +1,4 @@
-"""Layouts, over P ranks, of the product of the whole graph's sparse matrix and rows. Before and after a product, a rank has the whole rows of its own vertices.
+"""Layouts of a product over P ranks: the whole graph's sparse matrix times rows of vertices. Before and after it, a rank has the whole rows of its vertices.
 
 A layout says where the matrix's blocks are stored, and which rows and partial sums travel for a product:
 
@@ -199,7 +199,7 @@ class DistAdjacency:
     # --- products -------------------------------------------------------------------------------------------
 
     def spmm(self, x: Tensor, hop: Hop | None = None) -> Tensor:
-        """Takes this rank's rows [n, f], and returns the product's rows [n, f] for its vertices. Differentiable. Collective.
+        """Returns the product's rows [n, f] for this rank's vertices. ``x`` [n, f] are the rows of these vertices. Differentiable. Collective.
 
         Args:
             hop: the rows that 'halo' fetches; None: those of the first hop, which are the whole halo if the graph has no plan.
@@ -330,7 +330,10 @@ def _numbers(ids: Tensor, ranks: Sequence[int], offsets: Sequence[int]) -> Tenso
 def _dealt(
     graph: LocalGraph, layout: Layout, edge_index: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, list[int]]:
-    """Exchanges entries so that each rank has its block. Returns its entries (source, target, value) with global ids, and every rank's number of entries."""
+    """Exchanges entries so that each rank has its block.
+
+    Returns the entries of this rank's block (source, target, value) with global ids, and the number of entries of each rank.
+    """
     ranks = graph.ranks
     ends = graph.global_ids[edge_index.cpu()]
     there = ends[1] >= 0  # without self-loops of the placeholder row of a rank without vertices

@@ -211,7 +211,7 @@ class LocalGraph:
         return self.with_halo(rows, self.whole_halo, arrived)
 
     def planned(self, inner: Tensor, depths: Tensor) -> LocalGraph:
-        """Returns this part with vertices of other ranks kept. ``inner`` and ``depths`` are the attributes of the class, in any order. Collective."""
+        """Returns this part with vertices of other ranks kept. ``inner`` and ``depths`` are as the class describes them, in any order. Collective."""
         begin, end = self.offsets[self.ranks.rank : self.ranks.rank + 2]
         if bool(((inner >= begin) & (inner < end)).any()) or inner.unique().numel() != inner.numel():
             text = "inner must be ids of vertices of other ranks, without repetition"
@@ -245,7 +245,7 @@ def local(
 
     Args:
         data: a :class:`~salientpp.PartitionedGraph` with one type, or a PyG ``Data`` that is equal on every rank. Checksums of its contents are compared.
-        offsets: for a ``Data``: the first vertex of each rank, and N at the end; None: ranges of equal length. Those of a directory follow from its parts.
+        offsets: for a ``Data``: the first vertex of each rank, and N at the end; None: ranges of equal length. For a directory, they follow from its parts.
         device: device of the rows; None: the CPU.
         dtype: dtype that ``x`` is converted to; None: as stored.
         process_group, timeout: as in :class:`~salientpp.NeighborLoader`.

@@ -19,7 +19,7 @@ def loss_mean(losses: Tensor, of: LocalGraph | DistributedModel, weight: Tensor 
 
     Args:
         losses: [m, ...], losses of this rank's training vertices (``reduction="none"``); m may be 0.
-        of: the graph, or the distributed model. Its ranks take part.
+        of: the graph or the distributed model, whose ranks all take part.
         weight: weights of the losses, in the same shape, or None. With weights, the mean is ``sum(weight * losses) / sum(weight)``.
 
     Returns:

@@ -1,6 +1,6 @@
-"""Measures the seconds that a word (element of a row), an edge and a vertex take on these machines. Layouts and plans are chosen by them.
+"""Measures the seconds that a word (element of a row), an edge and a vertex take on these machines. They decide on layouts and plans.
 
-All ranks measure at the same time, because they also train at the same time. It takes a fraction of a second. The slowest rank counts.
+All ranks measure at the same time, because they also train at the same time. The measurement takes a fraction of a second. The slowest rank counts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Constants:
 
 
 def calibrate(graph: LocalGraph) -> Constants:
-    """Measures the constants of these ranks. Every rank gets the same values. Collective. It takes a fraction of a second."""
+    """Measures the constants of these ranks. Every rank gets the same values. Collective; the measurement takes a fraction of a second."""
     ranks, size = graph.ranks, graph.ranks.size
     dtype = graph.x.dtype if "x" in graph.node_rows and graph.x.is_floating_point() else torch.float32
     draw = torch.Generator().manual_seed(0)

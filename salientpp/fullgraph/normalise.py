@@ -78,7 +78,7 @@ class Helpers:
         flow: str = "source_to_target",
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Computes the same as PyG's function. For edges from the halo, the degrees of the sources come from their owners."""
+        """Computes the same as PyG's function. For edges from the halo, the degrees of the sources come from the owners of the sources."""
         graph = self._graph
 
         def make() -> tuple[Tensor, Tensor]:

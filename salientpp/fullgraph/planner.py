@@ -88,7 +88,7 @@ class Costs:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Decision of one rank on which vertices of other ranks it keeps.
+    """Decision of one rank: which vertices of other ranks it keeps.
 
     Attributes:
         candidates: int64 [m], ascending: global ids of other ranks' vertices that may be kept.

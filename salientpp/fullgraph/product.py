@@ -79,7 +79,7 @@ class Operand:
     outer: Sparse  # [num_inner, outer], for other sources
 
     def multiply(self, rows: Tensor, hop: Hop) -> Tensor:
-        """Returns the product's rows [num_inner, f] in the matrix's dtype, from this rank's table [num_inner, f]. ``hop`` fetches all other rows."""
+        """Returns the product's rows [num_inner, f] in the matrix's dtype, from this rank's rows [num_inner, f] and the rows that ``hop`` fetches."""
         graph = self.graph
         flight = Flight(graph.ranks, rows, hop.route)
         if not graph.inner.numel():

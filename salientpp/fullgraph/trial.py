@@ -63,7 +63,7 @@ def step_times(model: DistributedModel, arguments: Sequence[Any]) -> StepTimes:
 
 
 def in_turns(model: DistributedModel, arguments: Sequence[Any], parts: Sequence[LocalGraph]) -> list[list[float]]:
-    """Returns, for each repetition, the seconds of a step on each of ``parts``. They take turns, so that other load affects all equally. Collective."""
+    """Returns, for each repetition, the seconds of a step on each of ``parts``. Parts take turns, so that other load affects all equally. Collective."""
     graph = model.graph
     models = [model if part is graph else DistributedModel(model.module, part) for part in parts]
     given = [[_of(part, graph, each) for each in arguments] for part in parts]

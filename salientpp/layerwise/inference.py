@@ -77,7 +77,7 @@ def inference(
     """Computes a model's output for every vertex, layer by layer from all neighbours. On a partitioned graph each rank gets the rows of its part.
 
     The result equals that of ``model(x, edge_index)`` on the whole graph in evaluation mode, up to rounding. On several ranks the call is collective: every
-    rank makes it with the same model, and in the same order relative to its loaders. The model stays as it was, also in its mode.
+    rank makes it with the same model, and in the same order relative to its loaders. The model and its mode stay as they were.
 
     Args:
         model: one of PyG's basic models (``GraphSAGE``, ``GCN``, ``GAT``, ``GIN``, ``PNA``, ``EdgeCNN``), also in DDP, or a list. A list holds layers, which

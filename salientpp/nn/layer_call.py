@@ -31,7 +31,7 @@ def _signature(kind: Any) -> inspect.Signature:
 
 
 def arguments_of(conv: MessagePassing, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the arguments of a call by name. An ``adj_t`` becomes an ``edge_index``. Returns None if the layer does not take them, and will raise itself."""
+    """Returns the arguments of a call by name. An ``adj_t`` becomes an ``edge_index``. Returns None if they do not fit; the layer's own call then raises."""
     try:
         bound = _signature(cast(Any, type(conv))).bind(conv, *args, **kwargs)
     except TypeError:

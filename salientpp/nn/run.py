@@ -103,8 +103,8 @@ class Run(TorchFunctionMode):
             if is_called_again(self._frame):
                 raise RuntimeError(
                     f"{type(conv).__name__} ({path}) of {name} is called by torch.utils.checkpoint, but was called without it while gradients were off; "
-                    "the backward would give the layer all edges but only some rows; remove the checkpoint, which saves less memory in a trimmed model, or do not "
-                    "use salientpp.nn.trim"
+                    "the backward would give the layer all edges but only some rows; remove the checkpoint, which saves less memory in a trimmed model, "
+                    "or do not use salientpp.nn.trim"
                 )
             layer = LayerCall(conv, call, arguments, self._hops)
             if not layer.is_aligned or any(type(each) not in _PLAIN for each in tensors_of(arguments)):
