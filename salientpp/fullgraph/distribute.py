@@ -27,7 +27,7 @@ from salientpp.nn.layers import linear_form, name_of, pair_of, replaced, source_
 from salientpp.ranks.failure import RankFailure
 from salientpp.store.directory.opened import PartitionedGraph
 
-#: Largest number of edges from other ranks, on any rank, for which 'auto' tries the layout 'cover'. A cover of so many edges takes about half a minute.
+#: Largest number of edges from other ranks, on any rank, for which 'auto' tries the layout 'cover'. For 2,000,000 edges, a cover takes about half a minute.
 _MOST_COVERED = 2_000_000
 
 
