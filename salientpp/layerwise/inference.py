@@ -87,8 +87,8 @@ def inference(
         data: a PyG ``Data`` (one process only) or a :class:`~salientpp.PartitionedGraph`. It must have ``x``.
         batch_size: most vertices per batch.
         batch_edges: most edges into the vertices of a batch, unless a single vertex has more.
-        edge_weight, edge_attr: names of edge attributes of ``data``. Layers with an argument ``edge_weight`` or ``edge_attr`` get them. None: none
-            is given.
+        edge_weight, edge_attr: names of edge attributes of ``data``. Layers with an argument ``edge_weight`` or ``edge_attr`` get them. None:
+            nothing is passed to them.
         replication_factor: α >= 0; during each layer a rank caches up to ``floor(α N / K)`` remote rows, those that most batches need. A row that only
             one batch needs is not cached.
         device: device of the batches and layers; None: the model's device. Rows of whole parts are on the CPU.
@@ -203,7 +203,7 @@ class Inference:
         return self.ranges[self.placement.place :: self.placement.ranks_per_part]
 
     def count_uses(self, workload: Workload) -> Tensor:
-        """Cache policy: number of transfers that caching a row saves, [N]. They are as many as this rank's batches that need the row, less one."""
+        """Cache policy: number of transfers that caching a row saves, [N]. It is the number of this rank's batches that need the row, less one."""
         if self.uses is None:
             batches = [(torch.arange(*one, device="cpu") + self.begin, 0) for one in self.own_ranges]
             counts = count_accesses(workload.graph, batches, [-1])

@@ -398,7 +398,7 @@ def _reduced(lists: EdgeLists, rows: Tensor, number: int, reduction: str, weight
 
 
 def _with_repeated_loops(lists: EdgeLists, own: Tensor, weight: Tensor, edge_index: Tensor) -> Tensor:
-    """Returns ``own`` with a gradient for all self-loops of a vertex. PyG uses the weight of the last loop, but gives its gradient to every loop."""
+    """Returns ``own`` with a gradient for all self-loops of a vertex. PyG uses the last loop's weight, but gives all loops the gradient of this weight."""
     assert lists.edge is not None  # lists with self-loops number their edges
     loops = (edge_index[0] == edge_index[1]).nonzero().view(-1)
     vertices, loops = edge_index[1, loops].to(weight.device), loops.to(weight.device)

@@ -53,7 +53,7 @@ class _Call:
 
     Attributes:
         delivered: facts of the batch.
-        level: number of layers from ``x`` to the rows that the call returns, with this layer.
+        level: number of layers from ``x`` to the rows that the call returns, this layer included.
         merges: True if the call belongs to a first layer.
         merged: True if the call has added the sums.
     """

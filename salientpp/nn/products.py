@@ -75,14 +75,14 @@ def with_first_rows(x: Tensor, number: int) -> tuple[Tensor, Tensor]:
 
 
 def take_sources(lists: EdgeLists, x: Tensor, num_targets: int) -> Tensor:
-    """Returns, for each edge, the row of its source in x [S', ...]; [E', ...]."""
+    """Returns, as [E', ...], the row of each edge's source in x [S', ...]."""
     _check(lists, num_targets)
     _check_sources(lists, x, "x")
     return (_TakeSources.apply if _has_kernel(x) else composed.take_sources)(lists, x, num_targets)
 
 
 def take_targets(lists: EdgeLists, x: Tensor, num_targets: int) -> Tensor:
-    """Returns, for each edge, the row of its target in x [T' or more, ...]; [E', ...]."""
+    """Returns, as [E', ...], the row of each edge's target in x [T' or more, ...]."""
     _check(lists, num_targets)
     _check_rows(x, num_targets, "x", "targets")
     return (_TakeTargets.apply if _has_kernel(x) else composed.take_targets)(lists, x, num_targets)

@@ -75,7 +75,7 @@ class Recorder(TorchDispatchMode):
     """Follows rows through a forward pass.
 
     Args:
-        num_seeds: number of first rows that are seeds whatever the type of the rows. A slice of at most this number of first rows keeps rows in place.
+        num_seeds: number of first rows that are seeds for every type of vertices. A slice of at most this number of first rows keeps rows in place.
         frame: Python frame that calls the model.
     """
 
