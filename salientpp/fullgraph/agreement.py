@@ -1,7 +1,7 @@
-"""Checks before each collective that all ranks are about to take part in the same one.
+"""Checks, before each collective, that all ranks are about to start the same one.
 
-If the sizes of an exchange differ between two ranks, gloo ends the process from one of its threads. So a message of fixed size to each rank precedes every
-collective, with a digest of the rank's next step. The message has room for the values of a small sum, which then needs no further exchange.
+If two ranks expect different sizes in an exchange, a thread of gloo ends the whole process. So before every collective, each rank sends every rank a message
+of fixed size. It holds a digest of the sender's next collective, and has room for the values of a small sum. Such a sum needs no exchange of its own.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _LISTED = 3
 #: Bytes of values that a message has room for. Together with the digest they fit into an Ethernet frame.
 ROOM = 1024
 
-#: No values.
+#: Values of a message that has none.
 NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 class RanksDiffer(ValueError):
-    """Raised if the ranks do different things: on every rank, at the same collective and with the same text.
+    """Raised if the ranks are about to do different things. Every rank raises it, at the same collective and with the same text.
 
     The ranks' connections stay usable, because all ranks have taken part in the same collectives.
     """
@@ -36,11 +36,13 @@ class RanksDiffer(ValueError):
 
 @dataclass(eq=False)
 class Agreement:
-    """Comparison of this rank's steps with the other ranks', before each collective.
+    """State, on one rank, of the checks before collectives.
 
     Attributes:
-        place: description of the layer that this rank is in; empty outside the model.
-        calls, models, exchanges: numbers of calls of models, of models and of exchanges of rows so far.
+        place: the layer that is running on this rank, as errors name it; empty outside the model.
+        calls: number of calls of distributed models so far.
+        models: number of models that were distributed so far.
+        exchanges: number of exchanges of rows so far.
     """
 
     comm: Comm
@@ -52,7 +54,7 @@ class Agreement:
 
     @contextlib.contextmanager
     def calling(self, facts: Mapping[str, str]) -> Iterator[None]:
-        """Wraps a call of a model. The next collective compares the facts: aspect of the call -> its description."""
+        """Wraps a call of a model. At the next collective, the ranks compare their ``facts``: aspect of the call -> its description."""
         self.calls += 1
         self._facts = dict(facts)
         try:
@@ -61,7 +63,7 @@ class Agreement:
             self.place = ""
 
     def name_exchange(self, rows: Tensor, kind: str) -> str:
-        """Returns the name of the next exchange of rows [n, ...] for errors. All ranks must find the same name."""
+        """Returns a name for the next exchange of ``rows`` [n, ...], which errors show. All ranks must get the same name."""
         self.exchanges += 1
         place = self.place if kind == "forward" and self.place else kind
         return f"exchange {self.exchanges} ({place}: {words_of_rows(rows)})"
@@ -69,8 +71,8 @@ class Agreement:
     def propose(self, operation: str, values: Tensor = NOTHING) -> Callable[[], Tensor]:
         """Tells the other ranks which collective comes next, and sends them ``values`` [n] on the CPU, at most :data:`ROOM` bytes.
 
-        Returns a function to call before the collective starts. It waits for the other ranks and returns the values of all, [size, n]. It raises
-        :class:`RanksDiffer` if a rank does something else, and ``RankFailure`` if a rank failed, left or did not answer.
+        Returns a function to call before the collective starts. The function waits for the other ranks and returns the values of all, [size, n].
+        It raises :class:`RanksDiffer` if a rank does something else, and ``RankFailure`` if a rank failed, left or did not answer.
         """
         facts, self._facts = self._facts, {}
         operation += f" in call {self.calls} of the model" if self.calls else ""
@@ -93,7 +95,7 @@ class Agreement:
         return settle
 
     def difference(self, operation: str, facts: dict[str, str]) -> RanksDiffer:
-        """Makes the error that all ranks raise. Collective."""
+        """Returns the error that all ranks raise. Collective."""
         everyone = self.comm.gather_facts(
             {"operation": operation, "facts": facts, "calls": self.calls, "exchanges": self.exchanges}
         )
@@ -106,7 +108,7 @@ class Agreement:
         if differing:
             said = [_by_rank(name, [each.get(name, "absent") for each in told]) for name in differing[:_LISTED]]
             more = len(differing) - _LISTED
-            words = f"in call {self.calls} of the model {'; '.join(said)}{f'; {more} more differ' if more > 0 else ''}"
+            words = f"in call {self.calls} of the model, {'; '.join(said)}{f'; {more} more differ' if more > 0 else ''}"
         else:
             words = _by_rank("the next step", [theirs["operation"] for theirs in everyone])
         return RanksDiffer(
@@ -119,7 +121,7 @@ def facts_of(model: torch.nn.Module, number: int, x: Tensor) -> dict[str, str]:
     device = x.device.type
     autocast = torch.is_autocast_enabled(device)
     facts = {
-        "the model that is called": f"number {number} of those distributed",
+        "the distributed model that is called": f"number {number}",
         "grad mode": "enabled" if torch.is_grad_enabled() else "disabled",
         "autocast": words_of_dtype(torch.get_autocast_dtype(device)) if autocast else "disabled",
         "the model's first argument": words_of_rows(x),
@@ -134,7 +136,7 @@ def facts_of(model: torch.nn.Module, number: int, x: Tensor) -> dict[str, str]:
 
 
 def words_of_rows(rows: Tensor) -> str:
-    """Describes the dtype, the shape without the number of rows, and whether a gradient flows back."""
+    """Describes rows by their dtype, their shape without the number of rows, and whether a gradient flows back to them."""
     width = "".join(f", {columns}" for columns in rows.shape[1:])
     gradient = "with" if rows.requires_grad and torch.is_grad_enabled() else "without"
     return f"rows of {words_of_dtype(rows.dtype)} [*{width}] {gradient} a gradient"

@@ -1,7 +1,8 @@
-"""Linear aggregation between two ranks with the fewest rows: rows of sources, or sums that the sender computes for a target.
+"""Linear aggregation that sends the fewest rows between two ranks: rows of sources, or sums that the sender computes for targets.
 
-Each edge between two ranks is covered by its source, whose row is sent, or by its target, for which the sender adds up the rows of the other sources. The
-fewest rows are a minimum vertex cover of these edges. Its size equals that of a maximum matching (König), and it never exceeds the halo.
+Each edge between two ranks is covered by its source or by its target. A source that covers edges has its row sent. For a target that covers edges, the sender
+adds up the rows of those sources whose rows are not sent, and sends the sum. The fewest rows and sums are a minimum vertex cover of the edges. By König's
+theorem, this cover is as large as a maximum matching. It is never larger than the halo.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from salientpp.fullgraph.exchange import Flight, Route
 from salientpp.fullgraph.local import Hop, LocalGraph
 from salientpp.fullgraph.product import Sparse
 
-#: Number of edges of a pair of ranks up to which a minimum cover is computed. Above it, all sources or all targets are taken, whichever are fewer.
+#: Number of edges between two ranks up to which a minimum cover is computed. For more edges, all sources or all targets are taken, whichever are fewer.
 _EXACT = 500_000
 
 
 @dataclass(frozen=True, eq=False)
 class CoverOperand:
-    """Rows of a sparse matrix on one rank. The other ranks' contribution to the product arrives as rows and as sums."""
+    """One rank's rows of a sparse matrix. The contribution of other ranks to the product arrives as rows and as sums."""
 
     graph: LocalGraph
     near: Sparse  # [n, n], multiplies this rank's own rows
@@ -33,18 +34,19 @@ class CoverOperand:
     route: Route  # brings rows from the table of own rows and sums
 
     def multiply(self, rows: Tensor, hop: Hop) -> Tensor:
-        """Returns the product's rows [n, f], given this rank's rows [n, f], in the matrix's dtype. Collective. The argument ``hop`` is not used."""
+        """Returns the product's rows [n, f] in the matrix's dtype. ``rows`` [n, f] are this rank's rows. Collective. The argument ``hop`` is not used."""
         flight = Flight(self.graph.ranks, torch.cat([rows, (self.sums @ rows).to(rows.dtype)]), self.route)
         near = self.near @ rows
         return near + self.far @ flight.rows()
 
 
-#: Latest edges from other ranks of each graph, and their covers. They are found when a layout is chosen, and used again when it is made.
+#: Graph -> the edges from other ranks that were covered last (sources, targets), and their covers. Covers are found when a layout is chosen, and used again
+#: when the layout is made.
 _found: WeakKeyDictionary[LocalGraph, tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]] = WeakKeyDictionary()
 
 
 def covers_of(graph: LocalGraph, edge_index: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Returns, for each rank, the rows and the sums that this rank needs from it: sources (global ids) and targets (local numbers), ascending."""
+    """Returns, for each rank, the sources whose rows that rank sends here (global ids), and the targets whose sums it sends (local numbers). Both ascend."""
     source, target = edge_index.cpu()
     is_far = source >= graph.num_own
     source, target = graph.global_ids[source[is_far]], target[is_far]
@@ -57,7 +59,7 @@ def covers_of(graph: LocalGraph, edge_index: Tensor) -> list[tuple[Tensor, Tenso
 
 
 def cover_operand(graph: LocalGraph, edge_index: Tensor, value: Tensor) -> CoverOperand:
-    """Makes the matrix of edges with values, in the graph's local numbers. Collective."""
+    """Makes the operand for edges and their values. The edges are in the graph's local numbers. Collective."""
     ranks, number = graph.ranks, graph.num_own
     source, target, value = *edge_index.cpu(), value.cpu()
     is_near = source < number
@@ -68,7 +70,7 @@ def cover_operand(graph: LocalGraph, edge_index: Tensor, value: Tensor) -> Cover
     asked = torch.cat(rows)
     keys = torch.cat([targets + rank * number for rank, targets in enumerate(totals)])
     by_row = torch.isin(source, asked)
-    # Edges that other ranks sum, as (sum, source), by rank.
+    # Edges that other ranks add up, as (number of the sum, source), grouped by the rank that adds.
     order = (owner + ranks.size * by_row).argsort(stable=True)[: int((~by_row).sum())]
     sums = torch.searchsorted(keys, (owner * number + target)[order])
     first_sum = torch.tensor([0, *map(len, totals)], device="cpu").cumsum(0)
@@ -100,7 +102,7 @@ def cover_operand(graph: LocalGraph, edge_index: Tensor, value: Tensor) -> Cover
 
 
 def _in_turns(rows: Sequence[int], sums: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Returns the places of rows and of sums in a table that holds, rank after rank, the given numbers of rows and then of sums."""
+    """Returns the places of rows, and those of sums, in a table that holds for each rank its ``rows`` rows and then its ``sums`` sums."""
     is_sum = torch.tensor([False, True] * len(rows), device="cpu")
     counts = torch.tensor([*zip(rows, sums, strict=True)], device="cpu").flatten()
     is_sum = torch.repeat_interleave(is_sum, counts)
@@ -108,7 +110,7 @@ def _in_turns(rows: Sequence[int], sums: Sequence[int]) -> tuple[Tensor, Tensor]
 
 
 def minimum_cover(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the fewest left and right ends, ascending, such that each edge has one of them. Repeated edges count once."""
+    """Returns the fewest left and right ends, ascending, that cover all edges. Edge i joins ``left[i]`` and ``right[i]``. Repeated edges count once."""
     lefts, u = left.unique(return_inverse=True)
     rights, v = right.unique(return_inverse=True)
     none = left[:0]
@@ -130,7 +132,8 @@ def _matching(neighbours: list[list[int]], num_right: int) -> tuple[list[int], l
     """Finds a maximum matching (Hopcroft and Karp).
 
     Returns:
-        For each left end, its distance from unmatched left ends along alternating paths, -1 if no such path exists. For each right end, its mate, or -1.
+        For each left end, its distance from unmatched left ends along alternating paths, or -1 without such a path. For each right end, the left end that it
+        is matched with, or -1.
     """
     left, right = [-1] * len(neighbours), [-1] * num_right
     while True:

@@ -27,24 +27,24 @@ from salientpp.nn.layers import linear_form, name_of, pair_of, replaced, source_
 from salientpp.ranks.failure import RankFailure
 from salientpp.store.directory.opened import PartitionedGraph
 
-#: Most edges from other ranks, on any rank, for which 'auto' tries a cover. This number takes about half a minute.
+#: Largest number of edges from other ranks, on any rank, for which 'auto' tries the layout 'cover'. For 2,000,000 edges, a cover takes about half a minute.
 _MOST_COVERED = 2_000_000
 
 
 def distribute(model: torch.nn.Module, part: LocalGraph | PartitionedGraph, layout: str = "halo") -> DistributedModel:
     """Makes a model that computes, for the vertices of this rank, what ``model`` computes on the whole graph. Collective.
 
-    All parameters and buffers are set to rank 0's values. ``model`` itself is trained. It can be saved, and called on a whole graph, as before.
+    All parameters and buffers are set to rank 0's values. Training the result trains ``model``, which can still be saved, and called on a whole graph.
 
     Args:
-        model: takes (rows of vertices, ``edge_index``, ...). Its layers are PyG's, or your own layers that derive from ``MessagePassing``.
-        part: from :func:`salientpp.fullgraph.local`, or a partitioned graph. The result's ``.graph`` is the rank's part.
+        model: a module that takes (rows of vertices, ``edge_index``, ...). Its layers are PyG's, or your own layers that derive from ``MessagePassing``.
+        part: this rank's part, from :func:`salientpp.fullgraph.local`, or a partitioned graph, which is opened. The result's ``.graph`` is the part.
         layout: where the entries of the graph's matrix are stored, and what travels (:mod:`salientpp.fullgraph.layouts`). 'halo' supports every layer. 'cover',
-            '1d', '1.5d', '1.5d:c', '2d', '3d' and 'grid:RxC' need layers that compute a sum, mean or weighted sum of their in-neighbours' rows. For a
-            maximum, '1d', '1.5d' and grids are available. 'auto' takes the layout with the least time for communication.
+            '1d', '1.5d', '1.5d:c', '2d', '3d' and 'grid:RxC' need layers that compute a sum, mean or weighted sum of in-neighbours' rows. Layers that take
+            a maximum can use '1d', '1.5d', '1.5d:c' and 'grid:RxC'. 'auto' takes the layout whose communication takes the least time.
 
     Raises:
-        ValueError: a layer cannot be distributed (the text names it and the reason), or the ranks have different models. On every rank.
+        ValueError: a layer cannot be distributed (the text names it and the reason), or the ranks have different models. Every rank raises it.
     """
     graph = local(part) if isinstance(part, PartitionedGraph) else part
     if not isinstance(graph, LocalGraph):
@@ -53,12 +53,12 @@ def distribute(model: torch.nn.Module, part: LocalGraph | PartitionedGraph, layo
 
 
 class DistributedModel(torch.nn.Module):
-    """Model over several ranks, made by :func:`distribute`. It has the parameters and the state of ``module``.
+    """Model over several ranks, made by :func:`distribute`. It has the same parameters and the same state as ``module``.
 
     Attributes:
         module, graph: the model, and this rank's part.
         layout: the layout in use.
-        seen: for each hop of the last call, the words of a row, and True if its gradient flows back.
+        seen: for each hop of the last call, the number of words (elements) of a row that travels, and True if a gradient of the row travels back.
     """
 
     def __init__(self, module: torch.nn.Module, graph: LocalGraph, layout: str = "halo") -> None:
@@ -84,8 +84,8 @@ class DistributedModel(torch.nn.Module):
         """Computes the model for this rank's vertices.
 
         Args:
-            x: [n, ...], rows of this rank's vertices. The other arguments are as the model takes them, with rows of edges in the order of
-                ``graph.edge_index``.
+            x: [n, ...], rows of this rank's vertices.
+            args, kwargs: the model's other arguments. Tensors with a row for each edge have them in the order of ``graph.edge_index``.
         """
         try:
             for refusal in refusals(self.module):  # some refusals depend on the mode
@@ -135,7 +135,7 @@ class DistributedModel(torch.nn.Module):
         return out[: graph.num_own]
 
     def _replacements(self, stand_ins: Mapping[int, Tensor]) -> Iterator[tuple[dict[str, Any], str, Any]]:
-        """Yields (attributes of a module, name, value) of all replacements during a call: ``stand_ins`` of parameters (by ``id``), and methods of layers."""
+        """Yields (attributes of a module, name, value) for each replacement during a call: stand-ins of parameters (given by ``id``), and methods of layers."""
         helpers = self._helpers.by_name()
         for module in self.module.modules():
             own = module.__dict__
@@ -168,7 +168,7 @@ class DistributedModel(torch.nn.Module):
         size: Any = None,
         **given: Any,
     ) -> Any:
-        """Computes ``propagate``, or ``edge_updater``, of a layer over ranks."""
+        """Computes a layer's ``propagate`` or ``edge_updater`` over the ranks."""
         graph = self.graph
         graph.ranks.agreement.place = f"layer {self._hop + 1}, {type(conv).__name__}"  # errors of exchanges name it
         out = None if is_edge_level else self._product(conv, edge_index, given)
@@ -183,7 +183,7 @@ class DistributedModel(torch.nn.Module):
         return self.graph.hops[min(self._hop, len(self.graph.hops) - 1)]
 
     def _extended(self, conv: MessagePassing, edge_level: bool, given: dict[str, Any]) -> dict[str, Any]:
-        """Returns the arguments of a layer. Those looked up by sources are extended by the rows of the halo, which one exchange per dtype brings."""
+        """Returns a layer's arguments. Those that edges look up by source are extended by rows of the halo. Arguments of one dtype share an exchange."""
         given, names = dict(given), source_names(conv, edge_level)
         pairs = {name: pair_of(given[name]) for name in names if given.get(name) is not None}
         sources = {name: pair[0] for name, pair in pairs.items() if isinstance(pair[0], Tensor)}
@@ -197,7 +197,7 @@ class DistributedModel(torch.nn.Module):
         return given
 
     def _with_halo(self, tables: Sequence[Tensor]) -> list[Tensor]:
-        """Extends each table [num_inner, ...] to [num_rows, ...]."""
+        """Extends each table [num_inner, ...] by the rows of the halo, to [num_rows, ...]."""
         hop = self._hop_now
         distinct = {id(table): table for table in tables}.values()
         self._see(distinct)
@@ -218,7 +218,7 @@ class DistributedModel(torch.nn.Module):
         return [found[id(table)] for table in tables]
 
     def _see(self, tables: Collection[Tensor]) -> None:
-        """Records that rows of these tables travel at this hop."""
+        """Records in ``seen`` that rows of these tables travel at this hop."""
         for table in tables:
             if table.size(0) != self.graph.num_inner:
                 raise ValueError(
@@ -229,7 +229,7 @@ class DistributedModel(torch.nn.Module):
         self.seen.append((before + sum(map(width_of, tables)), back))
 
     def _product(self, conv: MessagePassing, edge_index: Any, given: dict[str, Any]) -> Tensor | None:
-        """Computes the layer's aggregation as a sparse product if it is one and its matrix is constant; otherwise returns None."""
+        """Computes the layer's aggregation as a sparse product. Returns None if the aggregation is not a product with a constant matrix."""
         form = _form(conv)
         if form is None or not isinstance(edge_index, Tensor):
             return None
@@ -244,7 +244,7 @@ class DistributedModel(torch.nn.Module):
             if is_halo or self._is_chosen:
                 return None  # then the rows of the halo are fetched, under any layout
             raise ValueError(
-                f"layout={self.layout!r} needs constant edges and weights, but {type(conv).__name__} gets others at each step; pass "
+                f"layout={self.layout!r} needs constant edges and weights, but {type(conv).__name__} gets different ones at each step; pass "
                 "graph.edge_index and an attribute of the graph's edges, or use layout='halo'"
             )
         rows = source.movedim(conv.node_dim, 0)
@@ -263,7 +263,7 @@ class DistributedModel(torch.nn.Module):
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Loads the result of the module's own ``state_dict``, from any number of ranks. Every rank must call it."""
+        """Loads a state of the module, which may have been saved on another number of ranks. Every rank must call this method."""
         return self.module.load_state_dict(*args, **kwargs)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
@@ -283,7 +283,7 @@ class DistributedModel(torch.nn.Module):
 
 
 def _agree(module: torch.nn.Module, graph: LocalGraph, layout: str) -> None:
-    """Checks that every rank has the same model and that it can be distributed. Then copies rank 0's values to all ranks."""
+    """Checks that the model can be distributed and is the same on every rank. Then copies rank 0's values to all ranks."""
     facts: dict[str, Any] = {"tensors": [], "layout": layout}
     error = None
     try:
@@ -333,13 +333,13 @@ def _check(module: torch.nn.Module, graph: LocalGraph, layout: str) -> None:
 
 
 def _form(conv: MessagePassing) -> tuple[str | None, str] | None:
-    """Returns the layer as a sparse product that the layouts support. None of them supports the minimum."""
+    """Returns the layer's :func:`linear_form`, or None if no layout supports it. No layout supports the minimum."""
     form = linear_form(conv)
     return None if form is None or form[1] == "min" else form
 
 
 def _reductions(module: torch.nn.Module) -> dict[str, str | None]:
-    """Returns, by path and class of each message-passing layer, how it reduces rows that a matrix multiplies; None if it does something else."""
+    """Returns, for each message-passing layer (class and path), the reduction of its sparse product; None if it is no product with a constant matrix."""
     found: dict[str, str | None] = {}
     for path, conv in module.named_modules():
         if isinstance(conv, MessagePassing):
@@ -350,10 +350,10 @@ def _reductions(module: torch.nn.Module) -> dict[str, str | None]:
 
 
 def fastest_layout(graph: LocalGraph, reductions: Mapping[str, str | None]) -> str:
-    """Returns the layout whose communication takes the least time on the slowest rank, by constants that are measured here. Collective.
+    """Returns the layout whose communication takes the least time on the slowest rank. The constants for this are measured here. Collective.
 
     Args:
-        reductions: for each layer 'sum', 'mean', 'max', or None if it is no product; 'halo' is then the result.
+        reductions: layer -> 'sum', 'mean', 'max', or None if the layer is no sparse product. If any layer has None, the result is 'halo'.
     """
     ranks, size = graph.ranks, graph.ranks.size
     if size == 1 or graph.is_planned or None in reductions.values():

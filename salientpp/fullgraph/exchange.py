@@ -1,7 +1,7 @@
 """Exchanges of rows between ranks. Gradients travel back along the same routes.
 
-Every exchange begins early and is awaited late, so that autograd's other work, in either direction, overlaps with it. All ranks take part in every
-exchange, even if they neither send nor receive rows, and they agree on it before it starts (:mod:`salientpp.fullgraph.agreement`).
+Every exchange begins early and is awaited late, so that other work of the forward or the backward overlaps with it. All ranks take part in every exchange,
+even those that neither send nor receive rows. The ranks agree on an exchange before it starts (:mod:`salientpp.fullgraph.agreement`).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _SUMS = {
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """Rows that each rank sends to each other rank, fixed for all steps.
+    """Rows that this rank sends to each rank in an exchange, and the numbers of rows that it receives. Fixed for all training steps.
 
     Attributes:
-        send: int64 [sum(send_counts)], rows of this rank, grouped by receiver.
-        send_counts, recv_counts: numbers of rows to and from each rank.
+        send: int64 [sum(send_counts)], positions of the rows to send in this rank's table, grouped by receiver.
+        send_counts, recv_counts: numbers of rows that this rank sends to, and receives from, each rank.
     """
 
     send: Tensor
@@ -66,11 +66,11 @@ class Route:
 
 @dataclass(eq=False)
 class Ranks:
-    """Ranks of a graph, with differentiable collectives between them and counts of the traffic.
+    """Ranks that share a graph, with differentiable collectives between them and counts of the traffic.
 
     Attributes:
         device: device of the rows in computations.
-        received: words (elements) that came from other ranks, by kind: 'forward', 'backward', 'gradients', 'sums' and further names.
+        received: numbers of words (elements) that came from other ranks, by kind of traffic: 'forward', 'backward', 'gradients', 'sums' and further names.
     """
 
     comm: Comm
@@ -100,7 +100,7 @@ class Ranks:
         return name
 
     def gather_numbers(self, operation: str, numbers: Sequence[int]) -> list[list[int]]:
-        """Returns every rank's ``numbers`` for an ``operation``, by rank. All ranks must give equally many 64-bit numbers. It blocks."""
+        """Returns every rank's ``numbers`` for an ``operation``, by rank. All ranks must give equally many 64-bit numbers. This call blocks."""
         operation = f"{operation} ({len(numbers)} number{'s' if len(numbers) > 1 else ''})"
         values = torch.tensor(list(numbers), dtype=torch.int64, device="cpu")
         if values.nbytes <= ROOM:
@@ -128,15 +128,15 @@ class Ranks:
     # --- differentiable -------------------------------------------------------------------------------------
 
     def fetch(self, rows: Tensor, route: Route, kind: str = "forward", name: str | None = None) -> Tensor:
-        """Returns the rows [route.num_received, ...] that arrive along a route, by sender. See :class:`Flight` for the arguments."""
+        """Returns the rows [route.num_received, ...] that arrive along a route, grouped by sender. See :class:`Flight` for the arguments."""
         return Flight(self, rows, route, kind, name).rows()
 
     def replicated(self, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Returns parameters that are equal on all ranks. Their gradients are the sums over the ranks, on every rank, by one collective at the end."""
+        """Returns stand-ins for parameters that are equal on all ranks. At the end of the backward, every rank gets the sums of their gradients."""
         return _Replicated.apply(self, *parameters) if parameters else ()
 
     def sum_up(self, values: Tensor, kind: str) -> Tensor:
-        """Sums a tensor over the ranks; the result is bitwise equal on every rank. Each rank sums a piece, in the order of the ranks."""
+        """Sums a tensor over the ranks; the result is bitwise equal on every rank. Of a large tensor, each rank sums one piece, in the order of the ranks."""
         size = self.size
         if size == 1:
             return values.detach().clone()
@@ -158,7 +158,7 @@ class Ranks:
 
 
 def width_of(rows: Tensor) -> int:
-    """Returns the number of words of a row."""
+    """Returns the number of words (elements) of a row."""
     return math.prod(rows.shape[1:])
 
 
@@ -166,7 +166,7 @@ class Flight:
     """Rows on their way along a route, and later their gradients in the other direction.
 
     Args:
-        rows: [n, ...].
+        rows: [n, ...], this rank's table, of which the route sends rows.
         kind: name under which :attr:`Ranks.received` counts the traffic.
         name: result of :meth:`Ranks.agree_to_exchange`, if the ranks have already agreed on this exchange. None: they agree on it here.
     """
@@ -183,7 +183,7 @@ class Flight:
         self._token = _Start.apply(rows, self)
 
     def rows(self) -> Tensor:
-        """Waits for the rows [route.num_received, ...] and returns them by sender."""
+        """Waits for the rows [route.num_received, ...], and returns them grouped by sender."""
         return _Arrive.apply(self._token, self)
 
 
@@ -233,7 +233,7 @@ class _Arrive(torch.autograd.Function):
 
 
 def total(values: Tensor, ranks: Ranks) -> Tensor:
-    """Sums all ranks' ``values``; the result is bitwise equal on every rank. Its gradient is the sum of the ranks' gradients."""
+    """Sums all ranks' ``values``; the result is bitwise equal on every rank. The gradient of ``values`` is the sum of the ranks' gradients."""
     return _Total.apply(values, ranks)
 
 
@@ -260,7 +260,7 @@ class _Replicated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Sums gradients over the ranks. A parameter that no rank used gets none; one that some ranks used gets the sum on every rank."""
+        """Sums gradients over the ranks. A parameter that no rank used gets no gradient. A parameter that any rank used gets the sum on every rank."""
         ranks: Ranks = ctx.ranks
         if ranks.size == 1:
             return None, *gradients

@@ -1,4 +1,4 @@
-"""Store of values computed from tensors, valid until a tensor is written in place. Writes through ``tensor.data`` and NumPy are not detected."""
+"""Store of values computed from tensors, valid until one of these tensors is written in place. Writes through ``tensor.data`` and NumPy are not detected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Kept:
     """Values, looked up by the tensors that they were computed from."""
 
     def __init__(self) -> None:
-        # (sources, their versions at that time, value). References keep the tensors alive, so that no other tensor gets the `id` of one.
+        # (sources, their versions when the value was made, value). The references keep the sources alive, so that no new tensor gets the `id` of one.
         self._entries: dict[Hashable, tuple[tuple[Tensor | None, ...], list[object], Any]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Kept:
@@ -26,7 +26,7 @@ class Kept:
 
         Args:
             sources: the tensors that the value depends on.
-            what: distinguishes values of the same tensors.
+            what: name of the value, which distinguishes it from other values of the same tensors.
         """
         key = what, *map(id, sources)
         versions = [_version(source) for source in sources]
@@ -39,11 +39,11 @@ class Kept:
         return entry[2]
 
     def has(self, tensor: Tensor) -> bool:
-        """Returns True if a tensor is one of the values, or in a tuple among them."""
+        """Returns True if a tensor is one of the values, or an item of a value that is a tuple."""
         return any(tensor is each for *_, value in self._entries.values() for each in _tensors_in(value))
 
     def _drop(self, key: Hashable) -> None:
-        """Forgets a value, and everything that was computed from it."""
+        """Removes a value, and all values that were computed from it."""
         if key in self._entries:
             sources, _, value = self._entries.pop(key)
             gone = {*map(id, _tensors_in(value))} - {*map(id, sources)}

@@ -1,8 +1,8 @@
 """PyG modules that cannot work over ranks, and the reasons.
 
-A PyG layer computes row by row, with two exceptions. ``propagate`` and ``edge_updater`` look up rows by the edges' sources; there the halo's rows are
-appended to the rank's own. Functions that normalise by degrees (``gcn_norm``) look up degrees of sources; a copy of the layer's method then calls a
-version that asks the owners. The layers of :data:`salientpp.nn.layers.LAYERS` read other vertices in no other way. A layer that does so is refused by name.
+A PyG layer computes row by row, with two exceptions. First, ``propagate`` and ``edge_updater`` look up rows by the edges' sources. For these, the rows of the
+halo are appended to the rank's own. Second, functions that normalise by degrees (``gcn_norm``) look up degrees of sources. A copy of the layer's method then
+calls a version that asks the owners. The layers of :data:`salientpp.nn.layers.LAYERS` read other vertices in these two ways only, unless they are refused here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REFUSED: Mapping[str, str] = {
     "HANConv": _TYPED,
     "HeteroConv": _TYPED,
     "GPSConv": f"{_WHOLE} (attention)",
-    "MeshCNNConv": "depends on the order of the edges, four by four",
+    "MeshCNNConv": "depends on the order of the edges, which it reads in groups of four",
     "SplineConv": "needs a kernel that looks up rows itself (pyg-lib's or torch-spline-conv's), which was not tested",
 }
 

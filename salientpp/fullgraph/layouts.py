@@ -1,19 +1,20 @@
-"""Layouts of a sparse product with the whole graph's matrix over P ranks. Rank r always has its vertices' rows at full width.
+"""Layouts of a product over P ranks: the whole graph's sparse matrix times rows of vertices. Before and after it, a rank has the whole rows of its vertices.
 
 A layout says where the matrix's blocks are stored, and which rows and partial sums travel for a product:
 
-* ``halo``: a rank has the matrix rows of its vertices, and fetches the rows of the other vertices that have entries there.
+* ``halo``: a rank has the matrix rows of its own vertices. It fetches the rows of all other vertices that have entries in these matrix rows.
 * ``cover``: see :mod:`salientpp.fullgraph.covers`.
-* ``grid:RxC``: rank (i, j) = i C + j keeps the block of the i-th group of targets and the j-th group of sources permanently. Rows are gathered down
-  the column, sums scattered along the row. ``1d`` is ``grid:Px1``.
+* ``grid:RxC``: rank i C + j has the place (i, j) in a grid. It permanently keeps the matrix block of the i-th group of targets and the j-th group of sources.
+  For a product, rows are gathered down the columns of the grid, and sums are scattered along its rows. ``1d`` is ``grid:Px1``.
 * ``1.5d`` with replication c: P / c groups of c ranks. Each group replicates its rows, each rank multiplies by a c-th of the matrix's columns, and the
   sums are reduced in the group.
-* ``2d``: SUMMA on q × q ranks. Rows are divided by columns too. In q stages, blocks of the matrix and of the rows are broadcast along rows and columns
-  of the grid.
-* ``3d``: q layers of SUMMA, on q³ ranks. Each layer has a q-th of every inner block, and the layers' sums are reduced.
+* ``2d``: SUMMA on q × q ranks. Rows are also divided by columns, into q pieces. In q steps, matrix blocks are broadcast along the rows of the grid,
+  and blocks of rows along its columns.
+* ``3d``: q layers of q × q ranks, each of which runs SUMMA. Each layer has a q-th of the sources of every block. The sums of the layers are added up.
 
-1d, 1.5d, 2d and 3d follow "Reducing communication in graph neural network training" (Tripathy, Yelick, Buluç, SC 2020). Rows are whole between
-products, so 2d and 3d exchange columns before and after each product, which is counted separately ('columns'). :func:`words_of_product` has the words of each.
+1d, 1.5d, 2d and 3d follow "Reducing communication in graph neural network training" (Tripathy, Yelick, Buluç, SC 2020). Between
+products rows are whole, so 2d and 3d exchange columns before and after each product. This traffic is counted separately ('columns').
+:func:`words_of_product` gives the number of words (elements) that a product moves.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from salientpp.ranks.placement import runs
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout over a number of ranks.
+    """Layout of a product over a given number of ranks.
 
     Attributes:
-        name: as given by the user.
+        name: the layout's name, as the user gave it.
         kind: 'halo', 'cover', 'grid', '1.5d' or 'summa'.
         rows, columns, layers: dimensions of the grid of ranks; for '1.5d', ``columns`` is c.
     """
@@ -51,7 +52,7 @@ class Layout:
 
     @classmethod
     def of(cls, name: str, size: int) -> Layout:
-        """Returns the layout with a name, over ``size`` ranks.
+        """Returns the layout called ``name`` over ``size`` ranks.
 
         Raises:
             ValueError: no layout has this name, or it does not fit this number of ranks.
@@ -85,7 +86,7 @@ class Layout:
 
     @property
     def num_exchanges(self) -> int:
-        """Number of consecutive exchanges of a product."""
+        """Number of exchanges in one product. They follow each other."""
         if self.kind == "summa":
             return 2 + 3 * self.columns + (self.layers > 1)
         return {"halo": 1, "cover": 1, "grid": 2, "1.5d": 3}[self.kind]
@@ -101,16 +102,16 @@ class Layout:
         return rank // (self.columns * self.layers), rank // self.layers % self.columns, rank % self.layers
 
     def stages(self, column: int) -> range:
-        """Returns, for '1.5d', the groups whose rows the ranks of a column multiply."""
+        """Returns, for '1.5d', the groups whose rows are multiplied by the ranks in ``column`` of the grid."""
         return range(*runs(self.rows, self.columns)[column : column + 2])
 
     def targets(self, rank: int) -> list[int]:
-        """Returns the ranks whose vertices are the rows of this rank's block, in order."""
+        """Returns the ranks whose vertices are the rows of the matrix block of ``rank``, in order."""
         row = self.place(rank)[0]
         return [peer for layer in range(self.layers) for peer in self.sub_block(row, layer)]
 
     def sources(self, rank: int) -> list[int]:
-        """Returns the ranks whose vertices are the columns of this rank's block, in order."""
+        """Returns the ranks whose vertices are the columns of the matrix block of ``rank``, in order."""
         _, column, layer = self.place(rank)
         if self.kind == "grid":
             return list(range(column, self.rows * self.columns, self.columns))
@@ -119,23 +120,25 @@ class Layout:
         return self.sub_block(column, layer)
 
     def sub_block(self, row: int, layer: int = 0) -> list[int]:
-        """Returns the ranks (row, ·, layer)."""
+        """Returns all ranks in one row and one layer of the grid."""
         return [(row * self.columns + column) * self.layers + layer for column in range(self.columns)]
 
 
 class DistAdjacency:
-    """Constant sparse matrix over the vertices of a graph, divided among the ranks. Its product aggregates rows along the edges. Making one is collective.
+    """Constant sparse matrix over the vertices of a graph, divided among the ranks. Its product with rows aggregates them along the edges.
+
+    Making one is collective.
 
     Args:
-        graph: from :func:`salientpp.fullgraph.local`.
-        layout: see the module.
-        edge_index: in the graph's local numbers; None: the graph's edges.
-        weight: [e], or None for ones.
-        reduce: 'sum', 'mean' or 'max'; 'max' takes no weights, and works with 1d, 1.5d and grids only.
+        graph: this rank's part, from :func:`salientpp.fullgraph.local`.
+        layout: name of a layout, see the module.
+        edge_index: the matrix's entries as edges, in the graph's local numbers; None: the graph's edges.
+        weight: values of the entries [e]; None: 1 for each.
+        reduce: reduction over a target's edges, 'sum', 'mean' or 'max'; 'max' takes no weights, and works with 1d, 1.5d and grids only.
         dtype: dtype of the rows; None: the dtype of ``weight`` or of ``graph.x``.
 
     Attributes:
-        num_values: number of entries that this rank keeps.
+        num_values: number of matrix entries that this rank stores.
 
     Raises:
         ValueError: the layout does not exist for this number of ranks, or does not support the reduction.
@@ -164,7 +167,7 @@ class DistAdjacency:
         target = edge_index[1]
         if dtype is None:
             dtype = graph.x.dtype if weight is None else weight.dtype
-        self._dtype = dtype if weight is None else torch.promote_types(dtype, weight.dtype)  # of products
+        self._dtype = dtype if weight is None else torch.promote_types(dtype, weight.dtype)  # dtype of products
         value = target.new_ones(target.numel()) if weight is None else weight.detach()
         value = value.to(wide(self._dtype))
         if reduce == "mean":
@@ -196,10 +199,10 @@ class DistAdjacency:
     # --- products -------------------------------------------------------------------------------------------
 
     def spmm(self, x: Tensor, hop: Hop | None = None) -> Tensor:
-        """Returns the product's rows for this rank's vertices, given all ranks' rows [n, f]; differentiable. Collective.
+        """Returns the product's rows [n, f] for this rank's vertices. ``x`` [n, f] are the rows of these vertices. Differentiable. Collective.
 
         Args:
-            hop: rows to fetch under 'halo'; None: the whole halo, for a graph without a plan.
+            hop: the rows that 'halo' fetches; None: those of the first hop, which are the whole halo if the graph has no plan.
         """
         graph = self.graph
         number = graph.n_id.numel()
@@ -214,7 +217,7 @@ class DistAdjacency:
         return _resized(out, x.size(0))
 
     def spmm_transposed(self, y: Tensor) -> Tensor:
-        """Multiplies the transposed matrix by all ranks' rows [n, f]. Collective. :meth:`spmm` does this to gradients."""
+        """Multiplies the transposed matrix by all ranks' rows [n, f]. Collective. The backward of :meth:`spmm` does the same."""
         with torch.enable_grad():
             x = torch.zeros_like(y, requires_grad=True)
             (out,) = torch.autograd.grad(self.spmm(x), x, y)
@@ -228,7 +231,7 @@ class DistAdjacency:
         peers = layout.sub_block(row)
         down = range(column, size, layout.columns)
         if layout.kind == "1.5d":
-            # First replicate the rows in the group, then fetch the rows of the groups in this column's stages.
+            # First replicate the rows in the group, then fetch the rows of the groups that this column multiplies.
             x = self._moved(x, dict.fromkeys(peers, mine), {peer: sizes[peer] for peer in peers}, "forward", name)
             heights = {down[stage]: self._sum(layout.sub_block(stage)) for stage in layout.stages(column)}
         else:
@@ -236,7 +239,7 @@ class DistAdjacency:
         receivers = down if rank in heights else []
         table = self._moved(x, dict.fromkeys(receivers, x.size(0)), heights, "forward", name)
         partial = self._largest(table) if self.reduce == "max" else (self._matrix @ table).to(self._dtype)
-        # Each rank of the row gets the sums of its vertices from all ranks of the row.
+        # Each rank in a row of the grid gets the sums of its own vertices from all ranks in this row.
         send = {peer: sizes[peer] for peer in peers}
         pieces = self._moved(partial, send, dict.fromkeys(peers, mine), "forward", name)
         pieces = pieces.view(len(peers), mine, x.size(1))
@@ -246,7 +249,7 @@ class DistAdjacency:
         return pieces.sum(0)
 
     def _largest(self, table: Tensor) -> Tensor:
-        """Returns, for each row of the block, the maximum of the rows at its entries; -inf without entries."""
+        """Returns, for each row of the matrix block, the maximum of the table's rows at its entries; -inf without entries."""
         lowest = table.new_full((self._shape[0], table.size(1)), -torch.inf)
         index = self._ends[0, :, None].expand(-1, table.size(1))
         return lowest.scatter_reduce(0, index, table[self._ends[1]], "amax")
@@ -265,10 +268,10 @@ class DistAdjacency:
         layout, sizes, mine = self.layout, self._sizes, x.size(0)
         side, layers = layout.columns, layout.layers
         i, j, k = layout.place(self.graph.ranks.rank)
-        name = self.graph.ranks.agree_to_exchange(x)  # at full width, which is equal on all ranks
+        name = self.graph.ranks.agree_to_exchange(x)  # with all columns, whose number is equal on all ranks
         widths = [last - first for first, last in pairwise(runs(x.size(1), side))]
         width, peers = widths[j], layout.sub_block(i, k)
-        # From rows at full width to this rank's columns of the sub-block's rows.
+        # Exchange whole rows for this rank's columns of all rows of the sub-block.
         whole = dict(zip(peers, [mine * each for each in widths], strict=True))
         of_block = {peer: sizes[peer] * width for peer in peers}
         columns = torch.cat([piece.reshape(-1) for piece in x.split(widths, 1)])
@@ -283,11 +286,11 @@ class DistAdjacency:
             products.append(matrix @ rows)
         total = sum(products[1:], products[0]).to(self._dtype)
         if layers > 1:
-            # Sum the layers; each rank keeps its own sub-block.
+            # Add up the sums of the layers. Each rank keeps those of its own sub-block.
             heights = {layout.sub_block(i, layer)[j]: self._sum(layout.sub_block(i, layer)) for layer in range(layers)}
             total = self._moved(total, heights, dict.fromkeys(heights, block.size(0)), "reduce", name)
             total = total.view(layers, -1, width).sum(0)
-        # And back to rows at full width.
+        # Exchange these columns for whole rows.
         arrived = self._moved(total.reshape(-1), of_block, whole, "columns", name).split([*whole.values()])
         return torch.cat([piece.view(mine, each) for piece, each in zip(arrived, widths, strict=True)], 1)
 
@@ -317,7 +320,7 @@ def check_plan(graph: LocalGraph, layout: str) -> None:
 
 
 def _numbers(ids: Tensor, ranks: Sequence[int], offsets: Sequence[int]) -> Tensor:
-    """Returns the positions of global ids among the vertices of some ranks, one rank after the other."""
+    """Returns the positions of global ids in a list of the vertices of ``ranks``, rank after rank."""
     known = torch.cat([ids[:0], *(torch.arange(*offsets[rank : rank + 2], device="cpu") for rank in ranks)])
     places = ids.new_empty(offsets[-1])
     places[known] = torch.arange(known.numel(), device="cpu")
@@ -327,7 +330,10 @@ def _numbers(ids: Tensor, ranks: Sequence[int], offsets: Sequence[int]) -> Tenso
 def _dealt(
     graph: LocalGraph, layout: Layout, edge_index: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, list[int]]:
-    """Exchanges entries so that each rank has its block. Returns its entries as global (source, target, value), and the number of entries of each rank."""
+    """Exchanges entries so that each rank has its block.
+
+    Returns the entries of this rank's block (source, target, value) with global ids, and the number of entries of each rank.
+    """
     ranks = graph.ranks
     ends = graph.global_ids[edge_index.cpu()]
     there = ends[1] >= 0  # without self-loops of the placeholder row of a rank without vertices
@@ -345,15 +351,15 @@ def _dealt(
 def words_of_product(
     layout: str, offsets: Sequence[int], width: int, rank: int, halo: int = 0, nonzeros: int = 0
 ) -> float:
-    """Returns the words of rows and sums that a rank receives for one product, by the layout's closed form.
+    """Returns the number of words (elements) of rows and sums that a rank receives for one product, from a formula.
 
-    For '2d' and '3d' the result is approximate, and includes the non-zeros that travel.
+    For '2d' and '3d' the result is approximate, and includes the words of the non-zeros that travel.
 
     Args:
         offsets: the first vertex of each rank, and N at the end.
-        width: columns of the rows, f.
-        halo: rows that the rank fetches under 'halo', or rows and sums under 'cover'.
-        nonzeros: non-zeros of the whole matrix.
+        width: number of columns of the rows, f.
+        halo: number of rows that the rank fetches under 'halo', or of rows and sums under 'cover'.
+        nonzeros: number of non-zeros of the whole matrix.
     """
     size = len(offsets) - 1
     form = Layout.of(layout, size)

@@ -3,8 +3,8 @@
 In the ``edge_index`` of a :class:`LocalGraph`, 0 to n - 1 are the rank's own vertices. Numbers from n on are vertices of other ranks that edges come from (the
 halo). A rank without vertices has one row of ones in every table of rows, because many layers cannot be called without rows. No edge and no mask refers to it.
 
-With a plan, some vertices of the halo are kept here too. The rank has their input rows (cached), and for those that it recomputes also the edges into them.
-They follow the rank's own vertices in every table of rows, those with the most recomputed layers first.
+With a plan, the rank keeps some vertices of other ranks too. It caches the input rows of all of them. If it recomputes layers of a vertex, it also has the
+edges into this vertex. Kept vertices follow the rank's own in every table of rows, those with the most recomputed layers first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Hop:
 
     Attributes:
         route: brings rows of the halo.
-        slots: int64 [route.num_received]: place of each in the table of all rows that edges can refer to.
+        slots: int64 [route.num_received], the place of each received row in the table of all rows that edges can refer to.
     """
 
     route: Route
@@ -51,20 +51,20 @@ class LocalGraph:
 
     Attributes:
         ranks: all ranks, their collectives and counters.
-        topology: the whole graph, under global ids.
+        topology: the edges of the whole graph, with global ids.
         offsets: the first global id of each rank, and N at the end.
         node_rows: name -> rows [n, ...] of this rank's vertices.
         edge_columns: name -> rows [E, ...] of all edges, in the order of edge ids.
-        splits: name -> local numbers, int64, ascending.
+        splits: name -> local numbers of this rank's vertices in the split, int64, ascending.
         n_id: int64, global ids of this rank's vertices.
-        inner: int64 [r], global ids of other ranks' vertices whose input rows are kept here, deepest first.
+        inner: int64 [r], global ids of other ranks' vertices whose input rows are kept here; most recomputed layers first.
         depths: int64 [r]: for each vertex of ``inner``, the number of layers that are recomputed here; 0 if it is only cached.
-        is_planned: True if some rank may keep vertices of others.
-        outer: int64 [h], ascending, global ids of the other vertices of the halo.
-        edge_index: int64 [2, e], see the module.
-        e_id: int64 [e], ids of the edges.
-        hops: rows that each hop fetches; the last entry serves all further hops.
-        whole_halo: brings rows of ``inner`` and ``outer``, cached or not.
+        is_planned: True if the part has a plan, so that some rank may keep vertices of other ranks.
+        outer: int64 [h], ascending, global ids of the halo's vertices that are not in ``inner``.
+        edge_index: int64 [2, e], edges into the rank's own and the recomputed vertices, in the local numbers that the module describes.
+        e_id: int64 [e], ids of these edges.
+        hops: for each hop, the rows to fetch; the last entry serves all further hops.
+        whole_halo: the rows of all vertices of ``inner`` and ``outer``, even of cached ones.
     """
 
     ranks: Ranks
@@ -97,7 +97,7 @@ class LocalGraph:
         self.edge_index = torch.stack([self._place(sources), target]).to(self.ranks.device)
         deepest = int(self.depths.max()) + 1 if self.depths.numel() else 0
         last = max(numbers[0] for numbers in self.ranks.gather_numbers("to make a part", [deepest]))
-        # Number of layers whose result for each row is correct on this rank.
+        # For each row, the number of layers whose result is correct on this rank.
         depths = torch.nn.functional.pad(self.depths, (self.num_own, 0), value=last + 1)
         depths = torch.nn.functional.pad(depths, (0, self.outer.numel()), value=-1)
         self.hops = []
@@ -163,7 +163,7 @@ class LocalGraph:
         return torch.cat([self.n_id, none, self.inner, self.outer])
 
     def owner(self, ids: Tensor) -> Tensor:
-        """Returns the rank of each of int64 [n] global ids."""
+        """Returns the rank that owns each of the global ids, int64 [n]."""
         return torch.searchsorted(torch.tensor(self.offsets, device="cpu"), ids, right=True) - 1
 
     # --- rows -----------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class LocalGraph:
         raise AttributeError(f"this graph has no {name!r}; it has edge_index, n_id{known}")
 
     def rows_of_inner(self, name: str) -> Tensor:
-        """Returns own rows, then rows of kept vertices, [num_inner, ...]. The latter are fetched again if rows were written or need a gradient. Collective."""
+        """Returns this rank's rows, then those of kept vertices, [num_inner, ...]. Kept rows are fetched again after a write, or for a gradient. Collective."""
         rows = self.node_rows[name]
         if rows.requires_grad and torch.is_grad_enabled():
             return self._with_inner(rows)
@@ -201,17 +201,17 @@ class LocalGraph:
     def with_halo(self, rows: Tensor, hop: Hop, arrived: Tensor) -> Tensor:
         """Returns the table [num_rows, ...] that edges refer to: ``rows`` [num_inner, ...], and the arrived rows in their slots."""
         if not self.inner.numel():
-            return torch.cat([rows, arrived])  # then the slots are all fetched rows, in order
+            return torch.cat([rows, arrived])  # then the fetched rows fill all slots, in order
         empty = rows.new_zeros((self.outer.numel(), *rows.shape[1:]))
         return torch.cat([rows, empty]).index_copy(0, hop.slots, arrived)
 
     def of_whole_halo(self, rows: Tensor) -> Tensor:
-        """Returns the table [num_rows, ...] of rows that are correct for this rank's own vertices; other ranks' rows come from their owners."""
+        """Extends rows that are correct for this rank's own vertices to the table [num_rows, ...]. All other rows come from their owners. Collective."""
         arrived = self.ranks.fetch(rows, self.whole_halo.route, "normalisation")
         return self.with_halo(rows, self.whole_halo, arrived)
 
     def planned(self, inner: Tensor, depths: Tensor) -> LocalGraph:
-        """Returns this part with vertices of other ranks kept. ``inner`` and ``depths`` are as in the class, in any order. Collective."""
+        """Returns this part with vertices of other ranks kept. ``inner`` and ``depths`` are as the class describes them, in any order. Collective."""
         begin, end = self.offsets[self.ranks.rank : self.ranks.rank + 2]
         if bool(((inner >= begin) & (inner < end)).any()) or inner.unique().numel() != inner.numel():
             text = "inner must be ids of vertices of other ranks, without repetition"
@@ -245,13 +245,13 @@ def local(
 
     Args:
         data: a :class:`~salientpp.PartitionedGraph` with one type, or a PyG ``Data`` that is equal on every rank. Checksums of its contents are compared.
-        offsets: for a ``Data``: the first vertex of each rank, and N at the end; None: even ranges. A directory takes them from its parts.
+        offsets: for a ``Data``: the first vertex of each rank, and N at the end; None: ranges of equal length. For a directory, they follow from its parts.
         device: device of the rows; None: the CPU.
         dtype: dtype that ``x`` is converted to; None: as stored.
         process_group, timeout: as in :class:`~salientpp.NeighborLoader`.
 
     Raises:
-        ValueError, TypeError: an argument is wrong, there are more ranks than parts, or ranks differ in what they gave; on every rank.
+        ValueError, TypeError: an argument is wrong, there are more ranks than parts, or the ranks gave different arguments or data. Every rank raises it.
     """
     seconds = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
     at = torch.device("cpu" if device is None else device)
@@ -311,7 +311,7 @@ def _checksum(*tensors: Tensor) -> int:
 
 
 def _of_directory(part: PartitionedGraph, comm: Comm) -> tuple[Any, ...]:
-    """Returns the arguments of a :class:`LocalGraph` except the first, and checksums of all the data that ranks cut their parts from, by name."""
+    """Returns the arguments of a :class:`LocalGraph` without ``ranks``, then a checksum for each piece of data that parts are cut from, by name."""
     if part.is_hetero:
         raise ValueError(
             f"{part.root} has several types of vertices, but full-graph training needs one type; convert the HeteroData with to_homogeneous() and "
@@ -320,7 +320,7 @@ def _of_directory(part: PartitionedGraph, comm: Comm) -> tuple[Any, ...]:
     whole = part.whole
     if comm.size > whole.num_parts:
         raise ValueError(
-            f"{part.root} has {whole.num_parts} parts, but full-graph training gives each of the {comm.size} ranks its own; start at most "
+            f"{part.root} has {whole.num_parts} parts, but full-graph training gives each of the {comm.size} ranks its own part; start at most "
             f"{whole.num_parts} ranks, or partition into {comm.size} parts"
         )
     view = whole.joined(runs(whole.num_parts, comm.size), comm.rank)

@@ -1,4 +1,4 @@
-"""Loss and accuracy over the vertices of all ranks. A rank computes the gradient of its own share; a distributed model sums these over the ranks."""
+"""Loss and accuracy over the vertices of all ranks. A rank computes the gradient of its own share; a distributed model sums these gradients over the ranks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def loss_mean(losses: Tensor, of: LocalGraph | DistributedModel, weight: Tensor 
 
     Args:
         losses: [m, ...], losses of this rank's training vertices (``reduction="none"``); m may be 0.
-        of: the graph or the model.
-        weight: same shape as ``losses``, or None; the mean is ``sum(weight * losses) / sum(weight)``.
+        of: the graph or the distributed model, whose ranks all take part.
+        weight: weights of the losses, in the same shape, or None. With weights, the mean is ``sum(weight * losses) / sum(weight)``.
 
     Returns:
-        A scalar. It is NaN if no rank has a training vertex, like torch's mean of nothing.
+        A scalar. It is NaN if no rank has a training vertex, like torch's mean of an empty tensor.
     """
     if not isinstance(losses, Tensor) or losses.dim() == 0:
         raise ValueError(

@@ -1,6 +1,6 @@
-"""Measures the seconds that a word, an edge and a vertex take on these machines. Layouts and plans are chosen by these constants.
+"""Measures the seconds that a word (element of a row), an edge and a vertex take on these machines. They decide on layouts and plans.
 
-Each rank measures for a fraction of a second, all at the same time as in training, and the slowest rank counts.
+All ranks measure at the same time, because they also train at the same time. The measurement takes a fraction of a second. The slowest rank counts.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _ROWS, _WIDTH, _TIMES = 4096, 64, 5
 
 @dataclass(frozen=True)
 class Constants:
-    """Seconds of basic steps, the same for forward and backward.
+    """Seconds of basic operations. They are the same in the forward and the backward.
 
     Attributes:
-        edge: time to add a word along an edge (T_e).
-        vertex: time to multiply and add a word of a vertex's row for one word of a layer's output (T_v).
+        edge: time to add one word of a row along an edge (T_e).
+        vertex: time of one multiplication and addition when a vertex's row is multiplied by a layer's weights (T_v).
         word: time for a word to arrive from another rank (T_c).
         exchange: time of an exchange without rows.
-        kept: further time of a step if a rank keeps any vertex of others, because kept rows and arriving rows are joined into one table.
+        kept: additional time of a training step if a rank keeps any vertex of others, because kept rows and arriving rows are joined into one table.
     """
 
     edge: float
@@ -39,7 +39,7 @@ class Constants:
 
 
 def calibrate(graph: LocalGraph) -> Constants:
-    """Measures the constants of these ranks. Every rank gets the same. Collective; takes a fraction of a second."""
+    """Measures the constants of these ranks. Every rank gets the same values. Collective; the measurement takes a fraction of a second."""
     ranks, size = graph.ranks, graph.ranks.size
     dtype = graph.x.dtype if "x" in graph.node_rows and graph.x.is_floating_point() else torch.float32
     draw = torch.Generator().manual_seed(0)
@@ -64,7 +64,7 @@ def calibrate(graph: LocalGraph) -> Constants:
 
 
 def _seconds(action: Callable[[], object], device: torch.device) -> float:
-    """Returns the shortest of several runs."""
+    """Returns the seconds of the fastest of several runs."""
     least = float("inf")
     for _ in range(_TIMES):
         begin = time.perf_counter()

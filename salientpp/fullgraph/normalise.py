@@ -57,7 +57,7 @@ class Helpers:
         self.kept = Kept()
 
     def is_static(self, tensor: Tensor | None) -> bool:
-        """Returns True if a tensor belongs to the graph, or was computed from such tensors."""
+        """Returns True if a tensor is constant: it belongs to the graph, or was computed from such tensors, or is None."""
         if tensor is None or tensor is self._graph.edge_index:
             return True
         columns = self._graph.edge_tensors.values()
@@ -78,7 +78,7 @@ class Helpers:
         flow: str = "source_to_target",
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Computes the same as PyG's function. Edges from the halo use the degrees that their sources have on their own ranks."""
+        """Computes the same as PyG's function. For edges from the halo, the degrees of the sources come from the owners of the sources."""
         graph = self._graph
 
         def make() -> tuple[Tensor, Tensor]:

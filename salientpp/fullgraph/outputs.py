@@ -1,4 +1,4 @@
-"""Functions over the tensors in a model's output: tuples, lists, mutable mappings (as in transformers) and dataclasses, nested in any way."""
+"""Functions that visit the tensors in a model's output: in tuples, lists, mutable mappings (as transformers returns) and dataclasses, nested in any way."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from salientpp.fullgraph.outputs import tensors_of
 
 
 class Substituted(TorchFunctionMode):
-    """Replaces a parameter in the arguments of torch functions by its stand-in, while it is active. Stand-ins are given by ``id`` of the parameter."""
+    """Mode in which torch functions get stand-ins instead of parameters. ``stand_ins`` maps the ``id`` of a parameter to its stand-in."""
 
     def __init__(self, stand_ins: Mapping[int, Tensor]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def check_gradients(out: Any, model: torch.nn.Module, stand_ins: Mapping[int, Te
     """Checks that gradients of ``out`` reach the parameters only through their stand-ins.
 
     Raises:
-        ValueError: they would reach a parameter in another way, and so would not be summed over the ranks; the text names the parameter.
+        ValueError: a gradient would reach a parameter in another way, and so would not be summed over the ranks; the text names the parameter.
     """
     waiting: list[Any] = []
     for tensor in tensors_of(out):
@@ -72,7 +72,7 @@ def check_gradients(out: Any, model: torch.nn.Module, stand_ins: Mapping[int, Te
 def _refusal(model: torch.nn.Module, parameter: Any) -> str:
     path = next(path for path, each in model.named_parameters() if each is parameter)
     return (
-        f"the model's output depends on the parameter {path} in a way that leaves its gradient on this rank: in rows that were computed before the model was "
-        "called, or in an autograd.Function or a TorchScript function that got it from a list, a dict or a closure. Compute these rows in the model's "
-        "forward, and pass the parameter as the attribute of its module"
+        f"the gradient of the parameter {path} would stay on this rank, because rows that depend on it were computed before the model was called, or because "
+        "an autograd.Function or a TorchScript function got it from a list, a dict or a closure. Compute such rows in the model's forward, and pass the "
+        "parameter to such a function as an attribute of its module"
     )

@@ -1,9 +1,11 @@
 """Plans of full-graph training: for each vertex of another rank, fetch its row at every hop, cache its input row, or also recompute some of its layers.
 
-A row of hop h (the h-th aggregation of the model) is available if the vertex is this rank's, or if h of its layers are computed here. Otherwise it is fetched,
-which takes ``w_h`` words. Its gradient takes as many again if the row depends on parameters. To recompute a vertex, its edges are aggregated, and the rows of
-its in-neighbours must be available or fetched. A row that two of them need is paid once. The choice between fetching and recomputing follows NeutronStar
-("NeutronStar: distributed GNN training with hybrid dependency management", Wang et al., SIGMOD 2022).
+Hop h is the h-th aggregation of the model, counted from 0. A row of hop h is available if the vertex is this rank's, or if h of its layers are computed here.
+Otherwise the row is fetched, which takes ``w_h`` words. Its gradient takes as many again if the row depends on parameters. To recompute a vertex, its edges are
+aggregated, and the rows of its in-neighbours must be available or fetched. A row that several recomputed vertices need is paid for once.
+
+The choice between fetching and recomputing follows NeutronStar ("NeutronStar: distributed GNN training with hybrid dependency management", Wang et al.,
+SIGMOD 2022).
 
 The cheapest plan is a minimum cut: a vertex is a chain of yes-or-no choices, and a fetch is paid for a row that is needed but not kept. A memory
 budget becomes a price on memory, which is raised until the plan fits.
@@ -27,7 +29,7 @@ from salientpp.fullgraph.measure import Constants, calibrate
 from salientpp.fullgraph.trial import StepTimes, in_turns, step_times
 from salientpp.graph.csc import Graph
 
-#: Number of choices up to which a minimum cut is computed.
+#: Number of choices (vertices times hops) up to which a minimum cut is computed.
 _EXACT = 4000
 
 #: Number of bisection steps for the price on memory.
@@ -39,7 +41,7 @@ _UNIT = Constants(1.0, 1.0, 1.0, 1.0)
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """Seconds of a training step, per vertex of another rank."""
+    """Seconds that a vertex of another rank costs in a training step."""
 
     widths: Sequence[int]  # words of a row at each hop
     backward: Sequence[bool]  # True for hops at which a row's gradient travels back
@@ -58,17 +60,17 @@ class Costs:
 
     @property
     def vertex(self) -> float:
-        """Seconds of a kept vertex: it goes through every layer's product with the weights, forward and twice backward."""
+        """Seconds of a kept vertex. Its row takes part in every layer's product with the weights, once in the forward and twice in the backward."""
         after = [*self.widths[1:], self.widths[-1]]
         return sum(3 * a * b for a, b in zip(self.widths, after, strict=True)) * self.constants.vertex
 
     @property
     def edge(self) -> float:
-        """Seconds of an edge into a recomputed vertex, which is aggregated at every hop, forward and backward."""
+        """Seconds of an edge into a recomputed vertex. The edge is aggregated at every hop, in the forward and in the backward."""
         return 2 * sum(self.widths) * self.constants.edge
 
     def timed(self, times: StepTimes, alone: Constants) -> Costs:
-        """Returns costs with constants fitted to timed steps. Vertices and edges cost at least as much as in ``alone``, from kernels by themselves."""
+        """Returns costs with constants fitted to timed steps. Vertices and edges cost at least as much as in ``alone``, the times of single kernels."""
         constants = Constants(
             edge=max(alone.edge, times.edge * self.constants.edge / self.edge),
             vertex=max(alone.vertex, times.vertex * self.constants.vertex / self.vertex),
@@ -86,11 +88,11 @@ class Costs:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Decision problem of one rank.
+    """Decision of one rank: which vertices of other ranks it keeps.
 
     Attributes:
         candidates: int64 [m], ascending: global ids of other ranks' vertices that may be kept.
-        is_named: bool [m]: True if this rank's own vertices have edges from the candidate.
+        is_named: bool [m]: True if an edge leads from the candidate to one of this rank's own vertices.
         sources, targets: int64 [e], ends of the edges between candidates, as places in ``candidates``.
         in_degree: int64 [m], number of all edges into each candidate.
     """
@@ -116,12 +118,12 @@ class Problem:
         is_candidate = torch.isin(sources, candidates)
         place = torch.searchsorted(candidates, sources[is_candidate])
         degrees = graph.indptr[candidates + 1] - graph.indptr[candidates]
-        # Repeated edges refer to a row once.
+        # A repeated edge needs the row only once.
         pairs = torch.stack([place, targets[is_candidate]]).unique(dim=1)
         return cls(costs, candidates, torch.isin(candidates, named), pairs[0], pairs[1], degrees)
 
     def fetched(self, depths: Tensor) -> list[Tensor]:
-        """Returns, for each hop, which candidates are fetched: bool [..., m]. Depths [..., m]: -1 fetched at every hop, 0 cached, l: l layers recomputed."""
+        """Returns, for each hop, True for candidates that are fetched: bool [..., m]. ``depths`` is [..., m], see :class:`Plan`."""
         found = []
         for hop in range(self.costs.num_hops):
             named = self.is_named.to(torch.uint8).expand(depths.shape).clone()
@@ -131,7 +133,7 @@ class Problem:
         return found
 
     def seconds(self, depths: Tensor) -> Tensor:
-        """Returns the seconds of a step that depend on the plan, float64 [...]."""
+        """Returns the seconds that a step takes because of the plan, float64 [...]."""
         costs = self.costs
         total = (depths >= 0).sum(-1) * costs.vertex + (depths >= 0).any(-1) * costs.constants.kept
         total = total + ((depths > 0) * self.in_degree).sum(-1) * costs.edge
@@ -146,7 +148,7 @@ class Problem:
     # --- solutions ------------------------------------------------------------------------------------------
 
     def pure(self, kind: str) -> Tensor:
-        """Returns a pure plan. 'fetch' keeps nothing; 'cache' the input rows that this rank's vertices need; 'recompute' all layers, and fetches nothing."""
+        """Returns a pure plan. 'fetch' keeps nothing. 'cache' keeps all input rows that this rank's vertices need. 'recompute' fetches nothing."""
         depths = torch.full_like(self.candidates, _FETCH)
         if kind == "cache":
             depths[self.is_named] = 0
@@ -158,7 +160,7 @@ class Problem:
         return depths
 
     def solve(self, budget: float = inf) -> Tensor:
-        """Returns the depths int64 [m] of a plan with at most ``budget`` words of memory, and at most the time of the pure plans that fit."""
+        """Returns the depths int64 [m] of a plan that fits ``budget`` words of memory. It is at least as fast as each pure plan that fits."""
         is_exact = self.candidates.numel() * self.costs.num_hops <= _EXACT
         plan = self._cut(0.0) if is_exact else self._greedy(budget)
         if float(self.memory(plan)) > budget:
@@ -168,7 +170,7 @@ class Problem:
         return min(fitting, key=lambda depths: float(self.seconds(depths)))
 
     def _within(self, budget: float) -> Tensor:
-        """Returns the cheapest plan at the lowest price of memory at which it fits, extended by whatever else fits."""
+        """Finds the lowest price of memory at which the cheapest plan fits. Returns this plan, extended by the vertices that still fit."""
         low, high = 0.0, max(self.costs.fetch(hop) for hop in range(self.costs.num_hops)) * self.costs.num_hops
         best = self.pure("fetch")
         for _ in range(_PRICES):
@@ -181,7 +183,7 @@ class Problem:
         return self._greedy(budget, best)
 
     def _cut(self, price: float) -> Tensor:
-        """Returns how deep each candidate is kept at the lowest total cost, if a word of memory costs ``price`` seconds."""
+        """Returns the depths with the lowest total cost, if a word of memory costs ``price`` seconds."""
         costs, number, hops = self.costs, self.candidates.numel(), self.costs.num_hops
         source, sink = 2 * number * hops, 2 * number * hops + 1
         flow = _Flow(sink + 1)
@@ -205,7 +207,7 @@ class Problem:
         return torch.tensor(depths, dtype=torch.int64, device="cpu")
 
     def _greedy(self, budget: float = inf, start: Tensor | None = None) -> Tensor:
-        """Repeatedly deepens by one layer the vertex that saves most, while any saves. A vertex's saving is computed again when the vertex is next in order."""
+        """Adds one layer at a time to the vertex where it saves most, while any saves. A vertex's saving is computed again when its turn comes."""
         costs, hops = self.costs, self.costs.num_hops
         start = self.pure("fetch") if start is None else start
         spare, depths = budget - float(self.memory(start)), start.tolist()
@@ -213,7 +215,7 @@ class Problem:
         into: list[list[int]] = [[] for _ in depths]
         uses = [
             [0] * hops for _ in depths
-        ]  # number of vertices that need a row at each hop; all of this rank's own count once
+        ]  # for each row and hop, the number of vertices that need it; all of this rank's own count as one
         for u, v in zip(self.sources.tolist(), self.targets.tolist()):
             into[v].append(u)
             for hop in range(max(0, depths[v])):
@@ -223,12 +225,12 @@ class Problem:
                 uses[vertex][hop] += is_named
 
         def saving(v: int) -> tuple[float, int]:
-            """Returns the (seconds, words of memory) of one further layer."""
+            """Returns the seconds that one more layer of ``v`` saves, and the words of memory that it takes."""
             depth = depths[v] + 1
             saved = costs.fetch(depth) if uses[v][depth] else 0.0
             if depth == 0:
                 return saved - costs.vertex, costs.kept_words
-            # The rows of its in-neighbours are needed one hop earlier.
+            # The rows of the in-neighbours are needed one hop earlier.
             hop = depth - 1
             more = sum(costs.fetch(hop) for u in into[v] if depths[u] < hop and not uses[u][hop])
             edges = degrees[v] if depth == 1 else 0
@@ -325,7 +327,7 @@ class Plan:
     """Vertices of other ranks that one rank keeps.
 
     Attributes:
-        depths: int64 [m], for the candidates: -1 fetched, 0 cached, l if l layers are recomputed.
+        depths: int64 [m], for the candidates: -1 if fetched at every hop, 0 if cached, l if l layers are recomputed.
         graph: the rank's part without a plan.
     """
 
@@ -341,8 +343,8 @@ class Plan:
     def summary(self) -> dict[str, float]:
         """Returns this rank's forecast of a step.
 
-        It has the rows and words that arrive, the vertices cached and recomputed, the edges recomputed, the words of memory, and the seconds that depend
-        on the plan.
+        It holds the numbers of rows and words that arrive, of cached and of recomputed vertices, and of recomputed edges. It also holds the words of memory,
+        and the seconds that the step takes because of the plan.
         """
         costs = self.problem.costs
         rows = [int(fetched.sum()) for fetched in self.problem.fetched(self.depths)]
@@ -374,8 +376,9 @@ def plan_for(
         model_arguments: arguments of the model; none: ``(graph.x, graph.edge_index)``.
         kind: 'hybrid', or a pure plan: 'fetch', 'cache' or 'recompute'.
         budget: words of memory for vertices kept on this rank; None: unlimited.
-        constants: times of the machines; None: they are measured, by steps of this model (:mod:`salientpp.fullgraph.trial`). Steps are then timed under the
-            hybrid plan and under the plans that fetch or cache everything, and the fastest of the three is taken.
+        constants: times of basic operations on the machines; None: they are measured, by steps of this model
+            (:mod:`salientpp.fullgraph.trial`). Steps are then timed under the hybrid plan and under the plans that fetch or cache everything, and the
+            fastest of the three is taken.
 
     Raises:
         ValueError: an argument is wrong.
@@ -405,7 +408,7 @@ def plan_for(
 
 
 def _fastest(plan: Plan, model: DistributedModel, arguments: Sequence[Tensor], budget: float) -> Plan:
-    """Returns the fastest of ``plan`` and the plans that fetch or cache everything. Recomputing everything may need far more memory: not tried. Collective."""
+    """Returns the fastest of ``plan`` and the plans that fetch or cache everything. Recomputing all may need much memory, and is not tried. Collective."""
     problem, graph = plan.problem, plan.graph
     pure = [Plan(problem, problem.pure(kind), graph) for kind in ("fetch", "cache")]
     fits = [float(problem.memory(each.depths)) <= budget for each in pure]

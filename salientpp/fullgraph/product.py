@@ -18,7 +18,7 @@ from salientpp.fullgraph.local import Hop, LocalGraph
 class Sparse:
     """Constant sparse matrix, and its transpose for the backward.
 
-    On the CPU, torch does not multiply sparse matrices of 16-bit floats. There, the values and the sums are float32, whatever the rows are.
+    On the CPU, torch does not multiply sparse matrices of 16-bit floats. There, values and sums are float32, whatever the dtype of the rows.
     """
 
     forth: Tensor  # CSR
@@ -46,7 +46,7 @@ def _csr(row: Tensor, column: Tensor, value: Tensor, shape: tuple[int, int]) -> 
 
 
 def multiplied(matrix: Tensor, rows: Tensor) -> Tensor:
-    """Returns ``matrix @ rows`` for a CSR matrix, also if either is empty. Rows of another dtype are converted to the matrix's."""
+    """Returns ``matrix @ rows`` for a CSR matrix, also if either is empty. Rows are converted to the matrix's dtype."""
     if not matrix.values().numel() or not rows.numel():
         return rows.new_zeros((matrix.size(0), rows.size(1)), dtype=matrix.dtype)
     with torch.autocast(rows.device.type, enabled=False):
@@ -54,7 +54,7 @@ def multiplied(matrix: Tensor, rows: Tensor) -> Tensor:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype in which numbers of ``dtype`` are added up: float32 for the two 16-bit floats."""
+    """Returns the dtype in which numbers of ``dtype`` are added up: float32 for float16 and bfloat16; no change for others."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
@@ -72,14 +72,14 @@ class _Product(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """Rows of a sparse matrix over the whole graph on one rank, in the local numbers of a :class:`LocalGraph`."""
+    """One rank's rows of the whole graph's sparse matrix, in the local numbers of a :class:`LocalGraph`."""
 
     graph: LocalGraph
     inner: Sparse  # [num_inner, num_inner], for sources whose rows are in the rank's table
     outer: Sparse  # [num_inner, outer], for other sources
 
     def multiply(self, rows: Tensor, hop: Hop) -> Tensor:
-        """Returns the product's rows [num_inner, f], in the matrix's dtype, given the rows [num_inner, f] that are correct here. ``hop`` fetches the others."""
+        """Returns the product's rows [num_inner, f] in the matrix's dtype, from this rank's rows [num_inner, f] and the rows that ``hop`` fetches."""
         graph = self.graph
         flight = Flight(graph.ranks, rows, hop.route)
         if not graph.inner.numel():
@@ -91,7 +91,7 @@ class Operand:
 
 
 def halo_operand(graph: LocalGraph, edge_index: Tensor, value: Tensor) -> Operand:
-    """Makes the matrix of edges with values, in the graph's local numbers."""
+    """Makes the operand for edges and their values. The edges are in the graph's local numbers."""
     source, target = edge_index
     size = graph.num_inner
     is_inner, is_outer = source < size, source >= size

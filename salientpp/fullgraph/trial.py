@@ -1,12 +1,12 @@
-"""Timed training steps of a model on all ranks at once. Their differences give the time of one vertex, edge and word in a step.
+"""Timed training steps of a model on all ranks at once. The differences between their times give the time of one vertex, one edge and one word.
 
 Five kinds of steps are timed:
 
 * the plain step;
 * a step with one vertex of another rank cached;
 * a step with every second vertex of the halo cached;
-* such a step that also recomputes a layer of some of these vertices. The further edges are at most about as many as a rank has;
-* a step with all edges from vertices of the same rank.
+* the same step, which also recomputes a layer of some of these vertices. This adds at most about as many edges as the rank has;
+* a step in which all edges come from vertices of the same rank.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from salientpp.fullgraph.local import LocalGraph, edges_into
 from salientpp.fullgraph.outputs import tensors_of
 from salientpp.graph.csc import Graph
 
-#: Number of timed rounds after a warm-up round: minimum, maximum, and the seconds after which no more are started.
+#: Timed repetitions after a warm-up: their minimum and maximum number, and the seconds after which none is started.
 _LEAST, _MOST, _ENOUGH = 3, 30, 5.0
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds that one further item adds to a step, measured on the rank with most such items. Every rank has the same values. Noise may make them negative.
+    """Seconds that one more item adds to a step, measured on the rank with most such items. Every rank has the same values. Noise may make them negative.
 
     Attributes:
         vertex: time of a cached vertex, with its rows at all layers.
         edge: time of an edge, at all layers.
         word: time of a fetched word, or of a word of a gradient that travels back.
-        kept: time for keeping any vertex of another rank at all.
+        kept: time that a step takes longer as soon as any vertex of another rank is kept.
     """
 
     vertex: float
@@ -47,7 +47,7 @@ class StepTimes:
 
 
 def step_times(model: DistributedModel, arguments: Sequence[Any]) -> StepTimes:
-    """Times a model with layout='halo' and without a plan, in its current mode. Gradients of its parameters stay unchanged. Collective."""
+    """Times steps of a model with layout='halo' and without a plan, in its current mode. Gradients of its parameters stay unchanged. Collective."""
     graph = model.graph
     half = graph.outer[::2]
     edges_in = int((graph.topology.indptr[half + 1] - graph.topology.indptr[half]).sum())
@@ -63,7 +63,7 @@ def step_times(model: DistributedModel, arguments: Sequence[Any]) -> StepTimes:
 
 
 def in_turns(model: DistributedModel, arguments: Sequence[Any], parts: Sequence[LocalGraph]) -> list[list[float]]:
-    """Returns the seconds of steps on each of ``parts``, in alternating rounds, so that other load on the machine affects all equally. Collective."""
+    """Returns, for each repetition, the seconds of a step on each of ``parts``. Parts take turns, so that other load affects all equally. Collective."""
     graph = model.graph
     models = [model if part is graph else DistributedModel(model.module, part) for part in parts]
     given = [[_of(part, graph, each) for each in arguments] for part in parts]
@@ -77,8 +77,8 @@ def in_turns(model: DistributedModel, arguments: Sequence[Any], parts: Sequence[
 def times_of(
     rounds: Sequence[Sequence[float]], vertices: Sequence[int], edges: Sequence[int], words: Sequence[int]
 ) -> StepTimes:
-    """Computes the times from rounds of the five kinds of steps above: their seconds, and the numbers of vertices, edges and words of each kind."""
-    # Other load changes slowly, so a difference within a round contains less of it than a difference between medians.
+    """Computes the times from repetitions of the five kinds of steps above: the seconds of each, and the numbers of vertices, edges and words per kind."""
+    # Other load changes slowly, so a difference within one repetition contains less of it than a difference between medians.
     less = lambda a, b: statistics.median(each[a] - each[b] for each in rounds)  # noqa: E731
     whole, one, half, deeper, bare = range(5)
     word = less(whole, bare) / max(1, words[whole] - words[bare])
@@ -93,13 +93,13 @@ def times_of(
 
 
 def _words_of(part: LocalGraph, words: Sequence[int]) -> int:
-    """Returns the words that arrive in a step, and travel back as gradients, given the words of a row at each hop."""
+    """Returns the number of words that travel in a step. ``words`` holds those of one row and its gradient at each hop."""
     received = [hop.route.num_received for hop in part.hops]
     return sum(number * received[min(hop, len(received) - 1)] for hop, number in enumerate(words))
 
 
 def without_halo(graph: LocalGraph) -> LocalGraph:
-    """Returns a part of the same size as a rank's, but with all edges from the rank's own vertices. Collective."""
+    """Returns a part with as many vertices and edges as this rank's, but all edges come from the rank's own vertices. Collective."""
     begin, number = graph.offsets[graph.ranks.rank], graph.n_id.numel()
     sources, targets, e_id = edges_into(graph.topology, graph.n_id)
     indptr = torch.zeros(graph.num_vertices + 1, dtype=torch.int64, device="cpu")
@@ -109,7 +109,7 @@ def without_halo(graph: LocalGraph) -> LocalGraph:
 
 
 def _of(alone: LocalGraph, graph: LocalGraph, argument: Any) -> Any:
-    """Returns the argument for ``alone`` that corresponds to an argument of the model on ``graph``."""
+    """Returns the argument of the model on the part ``alone`` that corresponds to ``argument`` on the part ``graph``."""
     if alone.is_planned and argument is graph.node_rows.get("x"):
         return alone.x
     if argument is graph.edge_index:

@@ -1,7 +1,7 @@
 """A model's output rows for every vertex, computed layer by layer over all ranks.
 
 For each layer, a rank visits the vertices of its part in order, in batches with all their in-neighbours. An :class:`~salientpp.engine.engine.Engine` over
-the current rows fetches the rows of other parts. A rank holds the rows of its part before and after one layer, and a few batches.
+the layer's input rows fetches the rows of other parts. A rank holds the rows of its part before and after one layer, and a few batches.
 
 The layer runs on every finished batch. If it fails, every rank raises an error with the same text. The ranks agree on the model before the first batch. After
 each layer they check that all of them have completed it.
@@ -76,32 +76,35 @@ def inference(
 ) -> Tensor:
     """Computes a model's output for every vertex, layer by layer from all neighbours. On a partitioned graph each rank gets the rows of its part.
 
-    The result equals that of ``model(x, edge_index)`` on the whole graph in evaluation mode, up to rounding. On several ranks it is collective: every rank
-    calls it, in the same order among its loaders, with the same model. The model is unchanged, including its mode.
+    The result equals that of ``model(x, edge_index)`` on the whole graph in evaluation mode, up to rounding. On several ranks the call is collective: every
+    rank makes it with the same model, and in the same order relative to its loaders. The model and its mode stay as they were.
 
     Args:
-        model: one of PyG's basic models (``GraphSAGE``, ``GCN``, ``GAT``, ``GIN``, ``PNA``, ``EdgeCNN``), also in DDP, or a list. A list has layers, called
-            with (x, edge_index), that read only the in-neighbours of a vertex, and functions of single rows, such as ``torch.relu`` or a ``BatchNorm``.
-            Functions in it must be ready for evaluation; modules are set to it. Layers that need more than one hop, or the whole graph, raise an error.
-        data: a PyG ``Data``, in one process, or a :class:`~salientpp.PartitionedGraph`; with ``x``.
+        model: one of PyG's basic models (``GraphSAGE``, ``GCN``, ``GAT``, ``GIN``, ``PNA``, ``EdgeCNN``), also in DDP, or a list. A list holds layers, which
+            are called with (x, edge_index) and read only the in-neighbours of a vertex. It also holds functions of single rows, such as ``torch.relu`` or a
+            ``BatchNorm``. Modules are set to evaluation mode; other functions must compute as in evaluation already. Layers that need more than one hop, or
+            the whole graph, raise an error.
+        data: a PyG ``Data`` (one process only) or a :class:`~salientpp.PartitionedGraph`. It must have ``x``.
         batch_size: most vertices per batch.
-        batch_edges: most edges into these vertices, unless a single vertex has more.
-        edge_weight, edge_attr: names of edge attributes that layers get under these names, if they take them. None: they get none.
+        batch_edges: most edges into the vertices of a batch, unless a single vertex has more.
+        edge_weight, edge_attr: names of edge attributes of ``data``. Layers with an argument ``edge_weight`` or ``edge_attr`` get them. None:
+            nothing is passed to them.
         replication_factor: α >= 0; during each layer a rank caches up to ``floor(α N / K)`` remote rows, those that most batches need. A row that only
             one batch needs is not cached.
         device: device of the batches and layers; None: the model's device. Rows of whole parts are on the CPU.
         dtype: dtype that ``x`` is converted to, batch by batch; None: as stored.
         num_workers, depth, process_group, timeout: as in :class:`~salientpp.NeighborLoader`.
         out: a folder, created if needed. When all rows of part k are computed, they are written to ``part-<k in five digits>.npy`` in it.
-        progress: told on rank 0 the number of finished batches of all layers, for example a :class:`~salientpp.ProgressBar`.
+        progress: an object that shows progress, such as a :class:`~salientpp.ProgressBar`. On rank 0 it is told the number of finished batches of all layers.
 
     Returns:
         [n, ...] on the CPU. For a ``Data``, row i belongs to vertex i. For a partitioned graph, the rows of this rank's part, in the order of
         ``part.split("all")``; ``part.original_id(part.split("all"))`` returns the ids of these vertices in the user's data.
 
     Raises:
-        ValueError, TypeError: an argument is wrong, or a layer needs more than one hop. With several ranks every rank raises and names the one at fault.
-        RuntimeError: a layer failed (:class:`~salientpp.engine.pipeline.StageError`), or a rank failed; on every rank.
+        ValueError, TypeError: an argument is wrong, or a layer needs more than one hop. Every rank raises it, and the text
+            names the rank at fault.
+        RuntimeError: a layer failed (:class:`~salientpp.engine.pipeline.StageError`), or a rank failed. Every rank raises it.
     """
     if isinstance(data, HeteroData) or getattr(data, "is_hetero", False):
         raise TypeError(
@@ -120,22 +123,23 @@ def inference(
 
 @dataclass(eq=False)
 class Inference:
-    """Call of :func:`inference` on one rank. It is a function of batches that computes the next rows of a batch's targets.
+    """One call of :func:`inference` on one rank. Calling it with a batch computes and stores the next rows of the batch's targets.
 
     Attributes:
-        names: ``edge_weight`` and ``edge_attr``, the names of the attributes or None.
-        options: options of the engines.
+        names: 'edge_weight' and 'edge_attr' -> name of the edge attribute, or None.
+        options: options for the engines.
         stats: statistics of the engine of each finished layer.
-        present: rows of the part after the previous layer; none before the first.
+        present: rows of the part after the previous layer; empty before the first layer.
         following: rows of the part after the current layer.
-        kept: rows of the part after each finished layer, if they are joined.
+        kept: rows of the part after each finished layer, if the network joins them at the end.
+        uses: the result of :meth:`count_uses`; None before its first call.
 
     Attributes that are set with the first engine:
         like: empty tensors [0, ...] with the shape and dtype of each layer's rows.
-        edge_rows: ``edge_weight`` and ``edge_attr``, if given: [E, ...].
+        edge_rows: 'edge_weight' and 'edge_attr' -> rows of the edge attribute [E, ...]; only those that are given.
         begin: the first global id of the part.
         ranges: batches of the part, as ranges of its vertices. The ranks of a part take them in turn.
-        same: values that must be equal on all ranks.
+        same: name -> value that must be equal on all ranks.
     """
 
     model: Any
@@ -181,7 +185,7 @@ class Inference:
 
     @property
     def number(self) -> int:
-        """Number of the current layer."""
+        """Number of the current layer, counted from 0."""
         return len(self.stats)
 
     @property
@@ -190,7 +194,7 @@ class Inference:
 
     @property
     def rows(self) -> dict[str, Tensor] | None:
-        """Rows that the next layer begins with; None: the part's ``x``."""
+        """Rows that the current layer begins with; None: the part's ``x``."""
         return {ROWS[1]: self.present} if self.stats else _features(self.data)
 
     @property
@@ -199,7 +203,7 @@ class Inference:
         return self.ranges[self.placement.place :: self.placement.ranks_per_part]
 
     def count_uses(self, workload: Workload) -> Tensor:
-        """Cache policy: the number of transfers that caching a row saves, [N]. It saves one for each of this rank's batches that need it, except the first."""
+        """Cache policy: number of transfers that caching a row saves, [N]. It is the number of this rank's batches that need the row, less one."""
         if self.uses is None:
             batches = [(torch.arange(*one, device="cpu") + self.begin, 0) for one in self.own_ranges]
             counts = count_accesses(workload.graph, batches, [-1])
@@ -225,7 +229,7 @@ class Inference:
         self.progress.advance()
 
     def prepare(self, source: BatchSource) -> None:
-        """Finds out, without communication, what the layers are and what they need."""
+        """Finds the layers, their edge attributes and the batches of the part, and tries the layers out. It does not communicate."""
         batch_size = integer("vertices of a batch", 1)("batch_size", self.options["batch_size"])
         batch_edges = integer("edges into the vertices of a batch", 1)("batch_edges", self.batch_edges)
         if ROWS[1] not in source.rows[None]:
@@ -277,7 +281,7 @@ class Inference:
 
 
 class LayerRun:
-    """Run of one layer over all vertices of a part, in order, in batches with all their in-neighbours. ``sampler`` is the sampler of a ``Data``."""
+    """Run of one layer over all vertices of a part, in order, in batches with all their in-neighbours. ``sampler`` is the sampler of a ``Data``, or None."""
 
     def __init__(self, call: Inference, sampler: NeighborSampler | None) -> None:
         self._call = call
@@ -363,7 +367,7 @@ class LayerRun:
             error = None  # otherwise this frame and the traceback would reference each other
 
     def _share_within_the_part(self) -> None:
-        """Exchanges rows, batch by batch, between the ranks of one part, each of which has computed some of its batches."""
+        """Exchanges rows, batch by batch, between the ranks of one part, each of which has computed some of the part's batches."""
         placement, ranges, rows = self._call.placement, self._call.ranges, self._call.following
         places = placement.ranks_per_part
         if places == 1:
@@ -387,7 +391,7 @@ class LayerRun:
 
 @dataclass(frozen=True, eq=False)
 class Ranges(Schedule):
-    """Schedule whose batches are given, as ranges of the part's vertices; ``seeds_per_logical_rank`` counts batches."""
+    """Schedule whose batches are given, as ranges of the part's vertices; ``seeds_per_logical_rank`` counts batches instead of seeds."""
 
     ranges: Sequence[tuple[int, int]] = ()
 
@@ -397,7 +401,7 @@ class Ranges(Schedule):
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Facts that a rank finds out for a layer before it asks the others."""
+    """Preparations of a layer on one rank, before it communicates with the others."""
 
     source: BatchSource
     facts: Facts
@@ -413,7 +417,7 @@ def _check_folder(folder: Path, part_id: int, dtype: torch.dtype) -> None:
         torch.empty(0, dtype=dtype, device="cpu").numpy()
     except TypeError:
         raise ValueError(
-            f"rows of {dtype} cannot be written to a .npy file; append a function to the layers that converts them to another dtype"
+            f"rows of {dtype} cannot be written to a .npy file; append a function to the layers that converts the rows to another dtype"
         ) from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -423,7 +427,7 @@ def _check_folder(folder: Path, part_id: int, dtype: torch.dtype) -> None:
 
 
 def _features(data: PartitionedGraph | Data) -> dict[str, Tensor] | None:
-    """Returns ``x`` of a ``Data`` in a form that a loader can read; None for a part, which has its own rows."""
+    """Returns ``x`` of a ``Data`` in a form that a loader can read; None for a partitioned graph, which has its own rows."""
     if not isinstance(data, Data) or not isinstance(data.get("x"), Tensor):
         return None
     x = data.x.detach().cpu()
@@ -431,7 +435,7 @@ def _features(data: PartitionedGraph | Data) -> dict[str, Tensor] | None:
 
 
 def _sampler(data: PartitionedGraph | Data) -> NeighborSampler | None:
-    """Makes the sampler of a ``Data``, once for all layers."""
+    """Makes the sampler of a ``Data``, once for all layers. Returns None for a partitioned graph."""
     if not isinstance(data, Data):
         return None
     adj_t = data.get("adj_t")

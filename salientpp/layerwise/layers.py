@@ -37,7 +37,7 @@ _ALL_VERTICES = "normalises over all vertices of a graph"
 _DEGREES = "divides by degrees of the sources, which it counts in the batch"
 _FIRST_ROWS = "needs the rows of another layer too"
 
-#: Layers that are normalised with the degrees of the graph if they are themselves a layer's ``conv``.
+#: Classes that are normalised with the degrees of the whole graph if they are the ``conv`` of a :class:`Layer`, not inside another module.
 _HANDLED = ("GCNConv", "LGConv")
 
 #: Modules that fail the trial -> reason.
@@ -62,9 +62,9 @@ class Layer:
 
     Attributes:
         conv: (rows, edge_index) -> rows.
-        before, after: functions of single rows, in order.
+        before, after: functions of single rows that run before and after ``conv``, in this order.
         takes: further arguments of ``conv``: ``edge_weight``, ``edge_attr``, both or none.
-        pairs: if True, ``conv`` gets two tensors, the rows of all vertices and the rows of the targets, and computes only the targets.
+        pairs: if True, ``conv`` gets two tensors, the rows of all vertices and the rows of the targets. It then computes only the rows of the targets.
     """
 
     conv: Callable[..., Tensor]
@@ -99,7 +99,7 @@ class Network:
     """Model as a list of layers.
 
     Attributes:
-        layers: at least one.
+        layers: the layers in order, at least one.
         join: function from a vertex's rows after each layer to its final rows (jumping knowledge); None: the last layer's rows.
         whole: the model, if it can be called with a whole graph.
     """
@@ -183,7 +183,7 @@ def _takes_edges(parameters: dict[str, inspect.Parameter]) -> bool:
 
 
 def _unwrapped(model: Any) -> Any:
-    """Unwraps a model: DDP would start collectives of its own, and ``torch.compile`` would compile for every shape."""
+    """Removes the wrappers of DDP, which would start collectives of its own, and of ``torch.compile``, which would compile for every shape."""
     while isinstance(model, torch.nn.Module):
         if isinstance(model, DistributedDataParallel):
             model = model.module
@@ -216,7 +216,7 @@ def device_of(model: Any) -> torch.device:
 
 @contextlib.contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Sets the model to evaluation mode, with corrected quantiles and without values cached by layers with ``cached=True``. Restores it afterwards."""
+    """Sets the model to evaluation mode, with corrected quantiles and without values cached by layers with ``cached=True``. Restores the model afterwards."""
     before = []
     for part in dict.fromkeys(part for module in modules_of(model) for part in module.modules()):
         own = vars(part)
@@ -237,7 +237,7 @@ def evaluating(model: Any) -> Iterator[None]:
 
 
 def digests_of(model: Any) -> dict[str, str]:
-    """Computes digests of the parameters and of the buffers. They are equal if the values are equal bit by bit."""
+    """Computes digests of the parameters and of the buffers. Digests of two models are equal if the values are equal bit by bit."""
     digests = {}
     for kind in ("parameters", "buffers"):
         digest = hashlib.sha256()
@@ -302,7 +302,7 @@ def try_out(
 
 @dataclass(frozen=True, eq=False)
 class _Trial:
-    """Small random graph with self-loops, repeated edges and vertices without edges, and batches that hold all its vertices."""
+    """Small random graph with self-loops, repeated edges and vertices without edges, and batches that together have all its vertices as seeds."""
 
     edges: Edges
     normalisation: Normalisation

@@ -1,4 +1,4 @@
-"""Edge weights for layers that divide by degrees, in batches that lack most edges.
+"""Edge weights for layers that divide by degrees, in batches that lack most edges of the graph.
 
 ``GCNConv`` and similar layers weight an edge u → v with w / sqrt(d(u) d(v)). Here d is the sum of the weights of all edges into a vertex, including added
 self-loops. The whole topology is on every rank, so the degrees are computed once, in this module.
@@ -33,8 +33,8 @@ class Edges:
 
     Attributes:
         edge_index: int64 [2, e], sources and targets as positions in the batch; targets are 0 to ``num_targets`` - 1.
-        n_id: int64 [n], the batch's vertices, targets first, by their ids in the graph.
-        weight, attr: [e, ...], or None.
+        n_id: int64 [n], ids in the graph of the batch's vertices, targets first.
+        weight, attr: weights and attributes of the edges, [e, ...], or None.
     """
 
     edge_index: Tensor
@@ -55,7 +55,7 @@ class Normalisation:
     def applied(
         self, conv: Callable[..., Tensor], edges: Edges, dtype: torch.dtype
     ) -> tuple[Callable[..., Tensor], Edges]:
-        """Returns a layer and edges whose result on rows of ``dtype`` equals that of ``conv`` on the whole graph; ``conv`` itself is unchanged."""
+        """Returns a layer and edges for it. On rows of ``dtype`` they give the targets the same rows as ``conv`` on the whole graph. ``conv`` is unchanged."""
         if not isinstance(conv, _NORMALISING) or not conv.normalize:
             return conv, edges
         adds_loops = bool(getattr(conv, "add_self_loops", False))

@@ -12,17 +12,17 @@ from torch_geometric.nn.dense import Linear
 
 
 def is_plain(linear: Any) -> bool:
-    """Returns True if a module is PyG's linear map without hooks or another forward, so that its weight describes it completely."""
+    """Returns True if a module is PyG's linear map without hooks and with the forward of its class, so that its weight describes it completely."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return type(linear) is Linear and "forward" not in vars(linear) and not any(getattr(linear, name) for name in hooks)
 
 
 def gcn(conv: Any, x: Tensor, sums: Callable[[Tensor], Tensor]) -> Tensor:
-    """Computes GCNConv with the linear map after the sums, (A x) W instead of A (x W). It is cheaper because there are fewer targets.
+    """Computes GCNConv with the linear map after the sums, (A x) W instead of A (x W). This is cheaper because targets are fewer than sources.
 
     Args:
         x: [S, F].
-        sums: function from rows of sources to rows of targets [T, F].
+        sums: function that adds up rows of sources [S, F] to rows of targets [T, F].
     """
     out = conv.lin(sums(x))
     return out if conv.bias is None else out + conv.bias
@@ -39,7 +39,7 @@ def sage(conv: Any, x: tuple[Tensor, Tensor], means: Callable[[tuple[Tensor, Ten
 
     Args:
         x: rows of sources [S, F] and of targets [T, F'].
-        means: function from both to rows of targets [T, F].
+        means: function from ``x`` to the means of the sources' rows for each target, [T, F].
     """
     out = conv.lin_l(means(x)).addmm_(x[1], conv.lin_r.weight.t())
     return F.normalize(out, p=2.0, dim=-1) if conv.normalize else out
@@ -55,7 +55,7 @@ def gat(conv: Any, x: tuple[Tensor, Tensor], attend: Callable[[Tensor, tuple[Ten
 
     Args:
         x: rows of sources [S, F] and of targets [T, F].
-        attend: function from rows of sources [S, H, C] and the scores of both, [S, H] and [T, H], to rows of targets [T, H, C].
+        attend: function to rows of targets [T, H, C] from rows of sources [S, H, C] and a pair: scores of sources [S, H] and of targets [T, H].
     """
     heads, columns = conv.heads, conv.out_channels
     weight = conv.lin.weight.view(heads, columns, -1)

@@ -1,4 +1,4 @@
-"""One call of a layer on the needed rows only: cut arguments, products over lists of edges, and helpers that see the whole batch."""
+"""Runs one call of a layer on the needed rows only. It cuts the arguments, computes products over lists of edges, and replaces PyG's helper functions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _signature(kind: Any) -> inspect.Signature:
 
 
 def arguments_of(conv: MessagePassing, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the arguments of a call by name, with ``edge_index`` for ``adj_t``. None if they do not fit; the layer itself then raises."""
+    """Returns the arguments of a call by name. An ``adj_t`` becomes an ``edge_index``. Returns None if they do not fit; the layer's own call then raises."""
     try:
         bound = _signature(cast(Any, type(conv))).bind(conv, *args, **kwargs)
     except TypeError:
@@ -40,7 +40,7 @@ def arguments_of(conv: MessagePassing, args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def edges_in(value: Any) -> list[BatchEdges]:
-    """Returns all edges of batches with known hops, in lists, tuples and dictionaries."""
+    """Returns all unchanged edges of batches with known hops that are in ``value``: in lists, tuples and dictionaries."""
     value = edges_of(value)
     if isinstance(value, BatchEdges):
         return [value] if value.is_given else []
@@ -50,7 +50,7 @@ def edges_in(value: Any) -> list[BatchEdges]:
 
 
 def can_cut(conv: MessagePassing, forward: Callable[..., Any], arguments: Mapping[str, Any] | None, hops: Hops) -> bool:
-    """Returns True if a layer gives the same rows of targets when it gets only the rows and edges that they need."""
+    """Returns True if a layer gives the same rows of targets when it gets only the rows and edges that these targets need."""
     kind = type(conv)
     facts = layer_of(conv)
     if arguments is None or facts is None or facts.needs_all is not None:
@@ -83,10 +83,10 @@ def _takes_adj_t(conv: MessagePassing, facts: Layer, arguments: Mapping[str, Any
     return linear_form(conv) is not None or type(conv).message in _FUSED
 
 
-#: Multiplications of a dense product that take as long as one multiplication in a sum over edges.
+#: Number of multiplications of a dense product that take as long as one multiplication in a sum over edges.
 _SUM = 10
 
-#: Arguments with which a layer returns more than the rows of targets, or reads other rows.
+#: Arguments with which no layer is cut, because it returns more than rows of targets, or reads more rows than its targets need.
 _EXCLUDING = ("return_attention_weights", "return_attention", "size", "batch")
 
 #: Arguments with a row for each vertex.
@@ -111,12 +111,12 @@ def first_rows(rows: Tensor, number: int) -> Tensor:
 
 
 class LayerCall:
-    """Call of a layer with its arguments cut.
+    """Call of a layer with arguments that are cut to the needed rows.
 
     Args:
         conv: the layer; :func:`can_cut` must hold for it.
-        call: the plan of the call, with the hops that are needed.
-        arguments: by name.
+        call: this call in the plan, with the numbers of hops that are needed.
+        arguments: the layer's arguments, by name.
         hops: hops of the batch.
     """
 
@@ -299,7 +299,7 @@ class LayerCall:
     # --- propagate ------------------------------------------------------------------------------------------
 
     def _num_targets(self, rows: Any) -> int:
-        """Returns the number of targets that a hop from these rows can compute: the targets of a pair, or the targets whose sources all have rows here."""
+        """Returns the number of targets that can be computed from ``rows``: all targets of a pair, or the targets whose sources all have rows."""
         source, target = pair_of(rows)
         if source is not target:
             return target.size(self.conv.node_dim) if isinstance(target, Tensor) else self.num_out
@@ -317,7 +317,7 @@ class LayerCall:
         return type(self.conv).propagate(self.conv, edge_index, size=size, **given)
 
     def _lists_of(self, edge_index: Any, given: dict[str, Any]) -> EdgeLists | None:
-        """Returns the lists for an ``edge_index``. Gradients of rows need the lists by source, so these are requested from the sampler."""
+        """Returns the lists for an ``edge_index``. Gradients of rows need the lists by source, so these are requested from the sampler for later batches."""
         lists = self._lists.get(id(edge_index))
         if lists is not None and any(tensor.requires_grad for tensor in tensors_of(given)):
             demand.lists.add((self.relation, lists.edge is not None, True))
@@ -398,7 +398,7 @@ def _reduced(lists: EdgeLists, rows: Tensor, number: int, reduction: str, weight
 
 
 def _with_repeated_loops(lists: EdgeLists, own: Tensor, weight: Tensor, edge_index: Tensor) -> Tensor:
-    """Returns the same weights, with a gradient for every self-loop of a vertex: PyG uses the weight of the last loop, but gives all loops its gradient."""
+    """Returns ``own`` with a gradient for all self-loops of a vertex. PyG uses the last loop's weight, but gives all loops the gradient of this weight."""
     assert lists.edge is not None  # lists with self-loops number their edges
     loops = (edge_index[0] == edge_index[1]).nonzero().view(-1)
     vertices, loops = edge_index[1, loops].to(weight.device), loops.to(weight.device)

@@ -1,6 +1,7 @@
-"""Table of PyG's layers that full-graph training, layer-wise inference, ``merge_partial`` and trimming share, and functions that inspect a layer.
+"""Table of facts about PyG's layers, and functions that inspect a layer.
 
-:data:`LAYERS` says which rows and edges a layer of ``torch_geometric.nn.conv`` reads. ``tests/nn/test_layers.py`` checks each fact by experiment.
+Full-graph training, layer-wise inference, ``merge_partial`` and trimming share them. :data:`LAYERS` says which rows and edges a layer of
+``torch_geometric.nn.conv`` reads. ``tests/nn/test_layers.py`` checks each fact by experiment.
 """
 
 from __future__ import annotations
@@ -21,21 +22,22 @@ from torch_geometric.nn.conv import MessagePassing
 class Layer:
     """Facts about one class of message-passing layers. They hold for all options of its constructor except ``flow="target_to_source"``.
 
-    They do not cover normalisations over all rows that a layer holds (``BatchNorm`` in ``GENConv``). Below, all edges into the first n vertices come from
-    the first m vertices, and ``x`` has a row for each vertex.
+    They do not cover modules inside a layer that normalise over all rows, such as the ``BatchNorm`` in ``GENConv``. Below, all edges into the first n
+    vertices come from the first m vertices, and ``x`` has a row for each vertex.
 
     Attributes:
         linear: a message is the row of its source, or this row times ``weight``.
-        weight: for a linear layer, the argument of ``propagate`` with a number for each edge, or None. It does not depend on the layer's parameters.
-        merges: for a linear layer, :func:`~salientpp.nn.merge_partial` accepts it as a first layer.
-        pairs: arguments of ``forward`` that may be pairs (all of them or none): rows of the sources [m, ...], and of the targets, the first n of them. The
-            layer then returns rows of the n targets only, equal to the first n rows of the result without pairs. Empty if it takes no pairs.
-        degrees: global functions that the layer's methods call and that count degrees of sources in the given edges. If none is called, or if each counts
-            in all edges of the graph (:func:`with_helpers`), ``layer(x[:m], edges into the first n)[:n]`` equals ``layer(x, edges)[:n]``.
-            A layer of several hops needs the edges and the rows of all its hops.
-        needs_all: reason why all edges and rows are needed even then; None if some can be left out.
-        is_typed: the layer takes dictionaries of rows and of edges, by type.
-        hops: number of hops of a call, or the attribute that holds it, if its operations do not show it.
+        weight: for a linear layer, name of the argument of ``propagate`` with a number for each edge, or None. The numbers do not depend on parameters.
+        merges: for a linear layer, True if :func:`~salientpp.nn.merge_partial` accepts it as a first layer.
+        pairs: names of arguments of ``forward`` that may be pairs (all of them or none). A pair has the rows of the sources [m, ...], and the first n of them
+            as the rows of the targets. The layer then returns the rows of the n targets only. They equal the first n rows of the result without pairs.
+            Empty if the layer takes no pairs.
+        degrees: names of global functions that the layer's methods call and that count degrees of sources in the given edges. If none is
+            called, or if each counts in all edges of the graph (:func:`with_helpers`), then ``layer(x[:m], edges into the first n)[:n]`` equals
+            ``layer(x, edges)[:n]``. A layer of several hops needs the edges and the rows of all its hops.
+        needs_all: reason why all edges and rows are needed even with degrees of the whole graph; None if some can be left out.
+        is_typed: True if the layer takes dictionaries of rows and of edges, by type.
+        hops: number of hops of a call, or name of the layer's attribute with this number. None if the number follows from the layer's operations.
     """
 
     linear: bool = False
@@ -199,7 +201,7 @@ _ABSENT = object()
 
 
 def with_helpers(module: torch.nn.Module, helpers: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """Copies those methods of the module that call one of some global functions, so that they call ``helpers`` instead. Returns them by name.
+    """Copies the methods of the module that call global functions with names in ``helpers``. The copies call ``helpers`` instead. Returns them by name.
 
     PyG's functions stay unchanged for everything else in the process.
     """

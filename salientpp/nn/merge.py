@@ -1,7 +1,7 @@
-"""PyG layers that add the sums of other machines to their own.
+"""PyG layers that add sums from other machines to their own aggregation.
 
 A loader with ``partial_aggregation`` leaves neighbours out of its batches and gives their sums, means or maxima instead. :func:`merge_partial` makes the first
-layers of a model add them where they aggregate. Outputs and gradients equal those of the whole batch, up to rounding.
+layers of a model add them when they aggregate. Outputs and gradients equal those of the whole batch, up to rounding.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class _Call:
 
     Attributes:
         delivered: facts of the batch.
-        level: number of layers between ``x`` and the rows that the call returns.
-        merges: the call belongs to a first layer.
-        merged: the call has added the sums.
+        level: number of layers from ``x`` to the rows that the call returns, this layer included.
+        merges: True if the call belongs to a first layer.
+        merged: True if the call has added the sums.
     """
 
     delivered: Delivered
@@ -69,7 +69,7 @@ def merge_partial(model: Model) -> Model:
 
     Call it on the whole model. It may be called again, and the model may be copied and pickled. The model takes batches of a
     :class:`~salientpp.NeighborLoader` with ``partial_aggregation``, and any other batch or graph as before. A first layer is one that is given ``batch.x``; a
-    model can have several. With the loader's ``partial_weight="w"``, first layers must be given ``batch.w`` as ``edge_weight``; it gets no gradient.
+    model can have several. With the loader's ``partial_weight="w"``, first layers must be given ``batch.w`` as ``edge_weight``. ``batch.w`` gets no gradient.
 
     The outputs of the seeds, ``out[:batch.batch_size]``, and their gradients equal those of the whole batch. A model that would give other results raises at
     its first forward. ``x``, ``edge_index`` and the weights of such a batch refuse operations that would give wrong results.
@@ -136,7 +136,7 @@ def _before_propagate(conv: MessagePassing, inputs: _Inputs) -> _Inputs | None:
     lacking = [name for name in asked if name.startswith(("edge_index", "adj_t"))]
     if lacking:
         raise ValueError(
-            f"{type(conv).__name__} reads {lacking[0]} in its messages, which lacks the edges that sums replace; leave partial_aggregation out"
+            f"{type(conv).__name__} reads {lacking[0]} in its messages, but {lacking[0]} lacks the edges that sums replace; leave partial_aggregation out"
         )
     setattr(conv, _CALL, call)
     return edge_index.plain(), size, _plain(kwargs)
@@ -302,7 +302,7 @@ def _why_not(conv: MessagePassing) -> str | None:
     name = type(conv).__name__
     message = type(conv).message
     if message not in LINEAR_MESSAGES or not LINEAR_MESSAGES[message].merges:
-        why = "weights them by attention" if hasattr(conv, "heads") else "has its own message()"
+        why = "weights its messages by attention" if hasattr(conv, "heads") else "has its own message()"
         return f"{name} {why}, so its messages are not known to be the rows of their sources, and a sum of rows cannot replace them"
     if getattr(conv, "project", False):
         return f"{name} with project=True sends relu(lin(x_j)), which is not linear in x_j; make it without project"
@@ -325,7 +325,10 @@ def _why_not(conv: MessagePassing) -> str | None:
     return None
 
 
-# --- Merges. out [n, F] aggregates the batch's own edges, into index [e]. value [m, F] aggregates the other neighbours of target [m]; count [m] of them. ---
+# --- merges -----------------------------------------------------------------------------------------------------
+#
+# out [n, F] is the aggregate of the batch's own edges, whose targets are index [e]. value [m, F] is the aggregate of the other neighbours of the vertices
+# target [m]. count [m] is the number of these neighbours.
 
 
 def _merge_sum(out: Tensor, index: Tensor, target: Tensor, value: Tensor, count: Tensor, reduction: str) -> Tensor:

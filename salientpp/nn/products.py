@@ -1,7 +1,8 @@
 """Provides the products of message passing over edges that are grouped by target. Each is differentiable once.
 
 All functions take the lists of a batch and ``num_targets``. They use the first ``num_targets`` targets, and thus the first E' edges. In shapes, T' is
-``num_targets`` and S' is the number of rows of x, which has a row for each source that is used. No function makes one row per edge unless it returns it.
+``num_targets`` and S' is the number of rows of x, which has a row for each source that is used. No function makes one row per edge, unless such
+rows are its result.
 
 On the CPU, kernels gather and reduce in one pass. Their backward runs over the lists by source, so it needs no atomics. Rows of float16 and bfloat16
 are added up in float32. On other devices, :mod:`salientpp.nn.composed_products` computes the same with torch's operations.
@@ -32,17 +33,17 @@ def reduce_sources(
 
     Args:
         lists: the edges.
-        x: [S', ...], S' <= num_sources.
-        num_targets: T'.
+        x: rows of the sources [S', ...], S' <= num_sources.
+        num_targets: number of targets, T'.
         reduction: "sum", "mean" (over the number of edges), "max" or "min". Equal extremes share their gradient as in ``torch.scatter_reduce``.
-        weight: [E'], or [E', H] for an x of [S', H, ...]; only for "sum" and "mean".
+        weight: weights of the edges [E'], or [E', H] for an x of [S', H, ...]; only for "sum" and "mean".
 
     Returns:
         [T', ...], zeros for a target without edges. Its dtype is x's, or the promoted dtype of x and weight.
 
     Raises:
         ValueError: a shape or the reduction is wrong, or "max" or "min" is given a weight.
-        RuntimeError: an edge that is used has a source that x has no row for.
+        RuntimeError: x has no row for the source of an edge that is used.
     """
     num_places = _check(lists, num_targets)
     _check_reduction(reduction)
@@ -74,14 +75,14 @@ def with_first_rows(x: Tensor, number: int) -> tuple[Tensor, Tensor]:
 
 
 def take_sources(lists: EdgeLists, x: Tensor, num_targets: int) -> Tensor:
-    """Returns the row of each edge's source, [E', ...], of x [S', ...]."""
+    """Returns, as [E', ...], the row of each edge's source in x [S', ...]."""
     _check(lists, num_targets)
     _check_sources(lists, x, "x")
     return (_TakeSources.apply if _has_kernel(x) else composed.take_sources)(lists, x, num_targets)
 
 
 def take_targets(lists: EdgeLists, x: Tensor, num_targets: int) -> Tensor:
-    """Returns the row of each edge's target, [E', ...], of x [T' or more, ...]."""
+    """Returns, as [E', ...], the row of each edge's target in x [T' or more, ...]."""
     _check(lists, num_targets)
     _check_rows(x, num_targets, "x", "targets")
     return (_TakeTargets.apply if _has_kernel(x) else composed.take_targets)(lists, x, num_targets)
@@ -105,7 +106,7 @@ def softmax_by_target(lists: EdgeLists, scores: Tensor, num_targets: int) -> Ten
 
 
 def dot_edges(lists: EdgeLists, target_rows: Tensor, source_rows: Tensor, num_targets: int) -> Tensor:
-    """Returns the inner product of each edge's two rows, [E', H], of rows [T' or more, H, C] and [S', H, C]."""
+    """Returns, for each edge, the inner products [E', H] of the row of its target [T' or more, H, C] and the row of its source [S', H, C]."""
     _check(lists, num_targets)
     _check_pair(lists, target_rows, source_rows, num_targets)
     target_rows, source_rows = _promoted(target_rows, source_rows)
@@ -198,7 +199,7 @@ def _divided(grad: Tensor, lists: EdgeLists, num_targets: int) -> Tensor:
 
 
 def _padded(rows: Tensor, count: int) -> Tensor:
-    """Returns the gradient of ``count`` rows, given the gradient of the first rows. The others are not used."""
+    """Returns the gradient of ``count`` rows, given the gradient of the first rows. The others were not used and get zeros."""
     if rows.size(0) == count:
         return rows
     out = rows.new_zeros(count, *rows.shape[1:])

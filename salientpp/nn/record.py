@@ -111,7 +111,7 @@ def _has_all_rows(arguments: dict[str, Any], hops: Hops) -> bool:
 
 
 def is_called_again(until: Any) -> bool:
-    """Returns True if a frame inside ``until``, such as a checkpoint's, will call the layer again during the backward. No layer is cut then."""
+    """Returns True if a function that ``until`` has called, such as a checkpoint, will call the layer again in the backward. Such a layer is not cut."""
     frame: Any = sys._getframe()
     while frame is not None and frame is not until:
         if frame.f_code.co_filename in _CALL_AGAIN:

@@ -32,7 +32,7 @@ MIXES, NO_VALUES, SEEDS = "mixes", "no values", "seeds"
 
 @dataclass(frozen=True)
 class RowWise:
-    """Verdict: each row of the result depends only on the same rows of the arguments. ``lead`` dimensions precede the one that counts rows."""
+    """Verdict: each row of the result depends only on the same rows of the arguments. In the result, ``lead`` dimensions precede the one that counts rows."""
 
     lead: int
 
@@ -42,9 +42,9 @@ class Operation:
     """Operation on tensors whose rows are followed.
 
     Attributes:
-        given: the followed tensors. All have ``number`` rows: the same number of rows for each of ``base`` original rows.
-        named: its arguments, by name.
-        lead: dimensions before the one that counts rows.
+        given: the arguments whose rows are followed. Each has ``number`` rows, equally many for each of the ``base`` original rows.
+        named: all arguments of the operation, by name.
+        lead: number of dimensions before the one that counts rows.
     """
 
     given: Sequence[Tensor]
@@ -66,7 +66,7 @@ class Operation:
 Rule = Callable[[Operation], "bool | str | RowWise"]
 
 
-#: Rules for rows that any dimension may count. The other rules require the first dimension.
+#: Rules that hold whichever dimension counts the rows. For all other rules, it must be the first dimension.
 LEADING: list[Rule] = []
 
 

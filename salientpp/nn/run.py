@@ -48,8 +48,8 @@ def _joins_columns(tensors: Any, dim: int = 0, **_: Any) -> bool:
 class Run(TorchFunctionMode):
     """Forward pass on a batch whose hops are known.
 
-    Between layers, as in skip connections, tensors with different numbers of rows of one batch meet. An operation on single rows then gets the rows that all
-    of them have.
+    Between layers, for example in skip connections, an operation may get tensors with different numbers of rows of one batch. If it works on each row
+    separately, it gets the rows that all these tensors have.
     """
 
     def __init__(self, model: torch.nn.Module, plan: Plan, hops: Hops, frame: Any) -> None:
@@ -86,7 +86,7 @@ class Run(TorchFunctionMode):
         name, call = type(self.model).__name__, self._plan[self._next] if self._next < len(self._plan) else None
         if call is None or call.layer != path:
             raise RuntimeError(
-                f"{name} called layer {path!r}, but {'no layer' if call is None else repr(call.layer)} at this place before; a trimmed model must call the "
+                f"{name} called layer {path!r}, where it called {'no layer' if call is None else repr(call.layer)} before; a trimmed model must call the "
                 "same layers in the same order for every batch; do not use salientpp.nn.trim on this model"
             )
         self._next += 1
@@ -102,8 +102,9 @@ class Run(TorchFunctionMode):
                 )
             if is_called_again(self._frame):
                 raise RuntimeError(
-                    f"{type(conv).__name__} ({path}) of {name} is called by torch.utils.checkpoint, but was not while gradients were off; the backward would "
-                    "give it all edges but only some rows; remove the checkpoint, which saves less memory in a trimmed model, or do not use salientpp.nn.trim"
+                    f"{type(conv).__name__} ({path}) of {name} is called by torch.utils.checkpoint, but was called without it while gradients were off; "
+                    "the backward would give the layer all edges but only some rows; remove the checkpoint, which saves less memory in a trimmed model, "
+                    "or do not use salientpp.nn.trim"
                 )
             layer = LayerCall(conv, call, arguments, self._hops)
             if not layer.is_aligned or any(type(each) not in _PLAIN for each in tensors_of(arguments)):
@@ -127,7 +128,7 @@ class Run(TorchFunctionMode):
                 raise
             raise type(error)(
                 f"{getattr(func, '__name__', func)} of {type(self.model).__name__} was given {' and '.join(map(str, numbers))} rows of one batch ({error}); "
-                "layers of a trimmed model give only the needed rows; pass the function rows of one layer, or do not use salientpp.nn.trim on this model"
+                "layers of a trimmed model give only the needed rows; give this function rows of one layer only, or do not use salientpp.nn.trim on this model"
             ) from error
 
     def _row_wise(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -135,7 +136,7 @@ class Run(TorchFunctionMode):
         return forward(*args, **kwargs)
 
     def _aligned(self, args: Any, kwargs: Any, numbers: set[int], same_ndim: bool = True) -> Any:
-        """Cuts the arguments to as many rows as the one with the fewest rows has; tensors without such rows stay."""
+        """Cuts the arguments to the number of rows of the shortest one. Tensors without rows of the batch stay."""
         rows = [each for each in tensors_of([args, kwargs]) if each.dim() and each.size(0) in numbers]
         ndim = max((each.dim() for each in rows), default=0)
         counts = {each.size(0) for each in rows if each.dim() == ndim or not same_ndim}

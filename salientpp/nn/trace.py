@@ -2,7 +2,7 @@
 
 A recorder follows the outputs of layers through every operation of torch. An operation on each row separately keeps rows in place. Any other
 operation (a mean over all rows, a gather, a value that Python reads) needs all rows of its arguments. The result is a :class:`Plan`. It lists
-the calls of layers in order. Each has two numbers of hops around the seeds: within one its outputs are needed, within the other its inputs.
+the calls of layers in order. Each call has two numbers of hops around the seeds: one for the outputs that are needed, one for the inputs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Call:
 
     Attributes:
         layer: path of the layer in the model.
-        out_hops, in_hops: hops around the seeds within which its outputs and its inputs are needed.
+        out_hops, in_hops: numbers of hops around the seeds within which its outputs and its inputs are needed.
         is_whole: the layer gets all rows and edges, as if the batch had no hops.
     """
 
@@ -46,8 +46,8 @@ class _Node:
     """Step of the forward pass.
 
     Attributes:
-        length: number of hops that it reaches: 1 for a call of ``propagate``, 0 for the begin and end of a layer's call.
-        parents: a bit for each node whose rows it uses.
+        length: number of hops that the step reaches: 1 for a call of ``propagate``, 0 for the begin and end of a layer's call.
+        parents: bit mask of the nodes whose rows the step uses.
     """
 
     length: int
@@ -75,7 +75,7 @@ class Recorder(TorchDispatchMode):
     """Follows rows through a forward pass.
 
     Args:
-        num_seeds: most rows of every type that are needed at the end. A slice of at most this number of first rows keeps rows in place.
+        num_seeds: number of first rows that are seeds for every type of vertices. A slice of at most this number of first rows keeps rows in place.
         frame: Python frame that calls the model.
     """
 
@@ -145,12 +145,12 @@ class Recorder(TorchDispatchMode):
         return out
 
     def read(self, inputs: Any) -> None:
-        """Records that values leave torch, which needs all rows."""
+        """Records that values leave torch. All their rows are then needed."""
         if not self._suspended:
             self._need_all(self._nodes_of(inputs))
 
     def part(self, inputs: Any, run: Callable[[], Any]) -> Any:
-        """Runs a module inside a layer. Where messages are made, it gets rows of edges. If it mixes them, as normalisations do, the layer needs all edges."""
+        """Runs a module inside a layer. In messages, the module gets rows of edges. If it mixes them, as normalisations do, the layer needs all edges."""
         if not self._suspended:
             return run()
         node = self._new_node(0, 0)

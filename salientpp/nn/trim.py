@@ -71,14 +71,13 @@ def trim(model: Model, norms: Norms = "all rows") -> Model:
 
 
 class _Trimmed:
-    """State of a trimmed model. It has a plan for each combination of facts that the order of the model's layers may depend on."""
+    """State of a trimmed model. It has a plan for each combination of modes and arguments that the order of the model's layers may depend on."""
 
     def __init__(self, norms: Norms) -> None:
         self.norms = norms
         self.plans: dict[Any, Plan] = {}
-        self.caller: threading.Thread | None = (
-            None  # the thread of a running forward pass, during which layers are replaced
-        )
+        # The thread of a running forward pass, during which layers are replaced.
+        self.caller: threading.Thread | None = None
 
     def __reduce__(self) -> Any:
         return _with_plans, (self.norms, self.plans)

@@ -283,7 +283,7 @@ def losses_backward_in_another_order_on_one(step: Step, here: bool) -> None:
             loss.backward()
 
 
-@mistake("the model that is called is number 2 of those distributed on rank 0 and number 1")
+@mistake("the distributed model that is called is number 2 on rank 0 and number 1")
 def two_models_in_another_order_on_one(step: Step, here: bool) -> None:
     if step.number == 1:
         other = distribute(Net().double(), step.part, step.model.layout)

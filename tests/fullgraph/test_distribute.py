@@ -584,7 +584,9 @@ def too_many(rank: int, root: str) -> str:
 def test_each_rank_needs_its_own_part(tmp_path):
     salientpp.partition(data_of(50), 2, tmp_path / "parts", [5, 5], 16)
     for said in distributed.run(too_many, 4, str(tmp_path / "parts")):
-        assert "has 2 parts, but full-graph training gives each of the 4 ranks its own; start at most 2 ranks" in said
+        assert (
+            "has 2 parts, but full-graph training gives each of the 4 ranks its own part; start at most 2 ranks" in said
+        )
 
 
 def test_a_loss_that_is_already_a_mean_is_refused():

@@ -269,6 +269,6 @@ def test_a_model_that_calls_other_layers_later_raises_a_clear_error(data):
     batches = list(loader(data, batch_size=5))
     step(model, batches[0])
     with pytest.raises(
-        RuntimeError, match=r"called layer 'second', but 'first' at this place before.*do not use salientpp.nn.trim"
+        RuntimeError, match=r"called layer 'second', where it called 'first' before.*do not use salientpp.nn.trim"
     ):
         step(model, batches[1])

@@ -245,7 +245,7 @@ ROWS: list[tuple[str, Callable[[], torch.nn.Module], Forward, str | None]] = [
     ("never merged, SAGE", two, plainly, NEVER_MERGED),
     ("never merged, GAT", lambda: Layers(GATConv(WIDTH, HIDDEN), GATConv(HIDDEN, OUT)), plainly, NEVER_MERGED),
     ("never merged, PyG's model", lambda: GraphSAGE(WIDTH, HIDDEN, 2, OUT), plainly, NEVER_MERGED),
-    ("GAT first", lambda: Layers(GATConv(WIDTH, HIDDEN), Conv(HIDDEN, OUT)), merged, "weights them by attention"),
+    ("GAT first", lambda: Layers(GATConv(WIDTH, HIDDEN), Conv(HIDDEN, OUT)), merged, "weights its messages by attention"),
     ("GAT second", lambda: Layers(Conv(WIDTH, HIDDEN), GATConv(HIDDEN, OUT)), merged, None),
     ("GCN second", lambda: Layers(Conv(WIDTH, HIDDEN), GCNConv(HIDDEN, OUT)), merged, EDGES_USED),
     ("GCN without norms", lambda: Layers(GCNConv(WIDTH, HIDDEN, normalize=False, aggr="mean"), GCNConv(HIDDEN, OUT, normalize=False)), merged, None),

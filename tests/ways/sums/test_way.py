@@ -533,7 +533,7 @@ def test_other_data_and_loaders_raise_a_clear_error(tmp_path):
     "make, error",
     [
         (lambda: torch.nn.Linear(3, 3), "needs a model with layers of PyG's MessagePassing, got Linear"),
-        (lambda: GATConv(WIDTH, 6), "GATConv weights them by attention, so its messages are not known"),
+        (lambda: GATConv(WIDTH, 6), "GATConv weights its messages by attention, so its messages are not known"),
         (lambda: LEConv(WIDTH, 6), "LEConv has its own message.."),
         (lambda: SAGEConv(WIDTH, 6, project=True), "project=True sends relu"),
         (lambda: SAGEConv(WIDTH, 6, aggr="lstm"), "LSTMAggregation, which depends on the order of the messages"),
