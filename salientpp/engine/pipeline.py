@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 class StageError(RuntimeError):
-    """A stage failed. The text names rank, batch and stage; the cause is chained."""
+    """A stage failed. The text names rank, batch and stage. The original error is chained."""
 
     @classmethod
     def of(cls, error: BaseException, rank: int, index: int, stage: str) -> StageError:
@@ -28,7 +28,7 @@ class StageError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One step of every batch.
+    """One of the steps that every batch passes through.
 
     Attributes:
         run: makes the next state from the previous one. States are frozen dataclasses (or objects with ``to_dict``), and have an ``index``, the number of

@@ -3,7 +3,7 @@
 ``next()`` advances the pipeline in the caller's thread. After this rank's last batch, an early ``break`` or an exception, a background thread answers the
 other ranks until all have finished or left. It runs none of the user's code, and the next epoch waits for it.
 
-Threads that share an iterator each get different batches, and every batch once. With several ranks, a loader has one epoch at a time, and a second thread
+If threads share an iterator, each batch goes to exactly one of them. With several ranks, a loader has one epoch at a time, and a second thread
 that begins one gets an error. A forked child can continue its copy of an epoch if there is one rank. With several ranks it gets an error, because the
 connections belong to the parent.
 """
@@ -211,7 +211,7 @@ class Run:
             finished = self._pipeline.tick(self._next_request())
         except BaseException as error:
             self._failure = self._failure or self._pipeline.failure
-            if self._failure is None:  # Ctrl-C between two stages
+            if self._failure is None:  # Ctrl-C arrived between two stages
                 stopped = StageError.of(error, self._comm.rank, self._entered, "none")
                 self._failure = error if isinstance(error, Exception) else stopped
             if not isinstance(error, Disagreement) and not isinstance(error.__cause__, RankFailure):

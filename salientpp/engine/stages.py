@@ -47,7 +47,7 @@ class Sampled:
         contents: contents of the data before the batch was made. None: the data cannot change.
         notes: name of a way -> its note about the batch.
         asks: by vertex type or message, what this rank requests from the others.
-        finding: future of the rows' places, if a way decides them late.
+        finding: future of the rows' places, if a way decides late where rows come from.
     """
 
     index: int
@@ -293,5 +293,5 @@ class BatchStages:
 def current_rows(
     builder: BatchBuilder, rows: Mapping[Column, Tensor], then: Contents | None, now: Contents
 ) -> dict[Column, Tensor]:
-    """Returns the rows, gathered with the contents ``then``, that equal the data's rows ``now``."""
+    """Returns those of the gathered rows that are still current. They were gathered when the data had the contents ``then``; it now has ``now``."""
     return {column: value for column, value in rows.items() if builder.has_current(column, then, now)}

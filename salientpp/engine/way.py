@@ -19,17 +19,17 @@ from salientpp.store.exchange import Column, Message
 from salientpp.store.fetch import Fetch, Taken
 from salientpp.store.tiers import Places, Tiers
 
-#: By vertex type; the key is None in a homogeneous graph.
+#: Tiers or places by vertex type; the key is None in a graph with one vertex type.
 TiersByType = Mapping["str | None", Tiers]
 PlacesByType = Mapping["str | None", Places]
 
 
 @dataclass(frozen=True, eq=False)
 class Wanted:
-    """A rank's requests to the others under one name.
+    """The requests of a rank to the others for one vertex type, or in one message.
 
     Attributes:
-        remote_id: int64 [n], ids or words, grouped by the part that answers.
+        remote_id: int64 [n], ids of the rows, or words of the message, grouped by the part that answers.
         remote_counts: int64 [parts], number of ids or words for each part.
     """
 
@@ -88,7 +88,7 @@ class Way:
     finds_late = False
 
     def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
-        """Returns the tiers, with those that this way adds. Collective: every rank calls it."""
+        """Returns the tiers, including those that this way adds. Collective: every rank calls it."""
         return tiers
 
     def attach(self, basis: Basis, fetch: Fetch, workers: SamplingWorkers) -> None:
@@ -98,7 +98,7 @@ class Way:
         """Prepares for an epoch, before any of its batches enters the pipeline."""
 
     def on_drawn(self, mfg: Any) -> tuple[Any, Any]:
-        """Returns a sampled batch as this way changes it, and a note for the later steps. A sampling thread calls it."""
+        """Returns a sampled batch after the changes of this way, and a note for the later steps. A sampling thread calls it."""
         return mfg, None
 
     def wanted(self, note: Any) -> Mapping[str | None, Wanted]:

@@ -380,9 +380,9 @@ class Sums(TypedDict, total=False):
             check=_one_of("'auto', 'sum', 'mean', 'max' or None", "auto", *REDUCTIONS),
             agree="yes",
             help="On a partitioned graph with one vertex type: `'sum'`, `'mean'` or `'max'` of a vertex's remote neighbours in the last hop "
-            "replaces their rows, where that takes fewer bytes. With a `device`, it also replaces rows that the host would copy. `'auto'`: "
-            "`'mean'`, if it saves enough bytes. Batches carry `partial`, and `salientpp.nn.merge_partial(model)` makes the model's first "
-            "layers add it, see [sums](../explanation/traffic.md#sums-instead-of-rows). Refused with `disjoint`, `time_attr`, a "
+            "replaces their rows, where that takes fewer bytes. With an accelerator as `device`, sums also replace rows that the host would copy to it. "
+            "`'auto'`: `'mean'`, if it saves enough bytes. Batches carry `partial`, and `salientpp.nn.merge_partial(model)` makes the model's first "
+            "layers add these sums, see [sums](../explanation/traffic.md#sums-instead-of-rows). Refused with `disjoint`, `time_attr`, a "
             "`subgraph_type` other than `'directional'`, several names in `columns`, rows that are not floats, rows in a narrower format, "
             "`lookahead`, `pad` and `transform_sampler_output`",
         ),
@@ -394,18 +394,18 @@ class Sums(TypedDict, total=False):
             default=None,
             agree="yes",
             help="With `partial_aggregation`: name of the edge attribute (one real number per edge) that the first layer gets as `edge_weight`. "
-            "Rows are multiplied by it before they are summed. The weights travel with the request, see "
+            "Rows are multiplied by their weights before they are summed. The weights travel with the request, see "
             "[sums](../explanation/traffic.md#sums-instead-of-rows)",
         ),
     ]
 
 
 class LoaderOptions(Memory, Columns, Sampling, Pipeline, Ranks, FewerBytes, TorchArguments, total=False):
-    """Options of both loaders beside PyG's arguments, for editors and type checkers."""
+    """Options that both loaders have besides PyG's arguments, for editors and type checkers."""
 
 
 class NeighborLoaderOptions(LoaderOptions, Sums, total=False):
-    """Options of :class:`~salientpp.NeighborLoader` beside PyG's arguments."""
+    """Options that :class:`~salientpp.NeighborLoader` has besides PyG's arguments."""
 
 
 #: Groups of options. The first line of a group's docstring is the title of its table. Only NeighborLoader has the options of ``Sums``.

@@ -85,7 +85,7 @@ class SamplingOptions:
 
 
 def normalise_numbers(kwargs: dict[str, Any]) -> None:
-    """Converts the numbers for torch's ``DataLoader`` to Python's, in place."""
+    """Converts the numbers in ``kwargs`` for torch's ``DataLoader`` to Python's, in place."""
     for name in ("batch_size", "num_workers", "prefetch_factor"):
         number = as_integer(kwargs.get(name))
         if number is not None:

@@ -46,7 +46,7 @@ def host_by_launcher(rank: int, world_size: int, environ: Mapping[str, str] | No
     """Returns a name for this process's host as torchrun or srun reports it, equal exactly for the ranks of one host. None if neither describes this rank.
 
     Args:
-        rank, world_size: of the default process group. Variables with other numbers are stale or wrong.
+        rank, world_size: this process's rank in the default process group, and the number of ranks. A launcher whose variables have other values is ignored.
         environ: the environment; None is this process's.
     """
     environ = os.environ if environ is None else environ
@@ -76,7 +76,7 @@ def agree_on_hosts(
 
     Args:
         given: the user's ``ranks_per_host``.
-        num_logical_ranks: S; 0 stands for the number of ranks.
+        num_logical_ranks: S, the number of logical ranks; 0 stands for the number of ranks.
         own_rows: True if this rank has its own source of rows, which other ranks cannot read.
 
     Raises:

@@ -127,7 +127,7 @@ class Marked(Tensor):
 
 
 def mark(value: Tensor, delivered: Delivered, role: str, level: int = 0, given: bool = False) -> Marked:
-    """Returns the tensor with the mark; ``given``: its values are the ones that the loader gave."""
+    """Returns the tensor with the mark. ``given``: True if its values are the ones that the loader gave."""
     with torch._C.DisableTorchFunctionSubclass():
         marked = value if isinstance(value, Marked) else value.as_subclass(Marked)
         marked.delivered, marked.role, marked.level = delivered, role, level
@@ -162,12 +162,12 @@ def _name_of(func: Any) -> str:
 
 def _refuse(name: str, role: str, why: str) -> RuntimeError:
     called = name.strip("_") if name.startswith("__") else name
-    subject = f"the {role}" if role == EDGES else f"what came from the {role}"
+    subject = f"the {role}" if role == EDGES else f"values from the {role}"
     return RuntimeError(f"{called} was called on {subject} of a batch with sums (partial_aggregation), {why}")
 
 
 def _first_of(value: Marked, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
-    """Returns the batch's first vertices, or the edges of its first hops; None if the slice is another one."""
+    """Returns the slice if it selects the batch's first vertices, or the edges of its first hops; None for any other slice."""
     size, dim = value.size(), 1 if value.role == EDGES else 0
     index: Any
     if name == "narrow":

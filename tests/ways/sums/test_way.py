@@ -566,7 +566,7 @@ def test_a_layer_that_would_be_silently_wrong_raises(roots):
     )
     with pytest.raises(RuntimeError, match="was given another x"):
         conv(batch.x * 2, batch.edge_index)
-    with pytest.raises(RuntimeError, match="mul_ was called on what came from the x of a batch with sums.* in place"):
+    with pytest.raises(RuntimeError, match="mul_ was called on values from the x of a batch with sums.* in place"):
         batch.x.mul_(2)
     batch = next(iter(one(roots[1], input_nodes="train", partial_aggregation="max")))
     with pytest.raises(ValueError, match="MeanAggregation, which needs partial_aggregation='sum' or 'mean', got 'max'"):
@@ -600,7 +600,7 @@ def test_weights_other_than_those_in_the_sums_are_refused(roots):
     moved = batch.clone()
     assert torch.equal(conv(moved.x, moved.edge_index, moved.w), expected)
     with pytest.raises(
-        RuntimeError, match="mul_ was called on what came from the weights of a batch with sums.* in place"
+        RuntimeError, match="mul_ was called on values from the weights of a batch with sums.* in place"
     ):
         batch.w.mul_(2)
     with pytest.raises(ValueError, match="requires a gradient, but weights of edges"):
