@@ -85,11 +85,11 @@ class Basis:
 
     @property
     def trial_turns(self) -> Sequence[Turn]:
-        """Evenly spaced turns of epoch 0, at most :data:`TRIAL_BATCHES`."""
+        """Turns of epoch 0 from which sizes are estimated: evenly spaced, at most :data:`TRIAL_BATCHES`."""
         turns = self.epochs.order.of_epoch(0)
         return turns[:: -(-len(turns) // TRIAL_BATCHES) or 1]
 
     def trial(self, only_vertices: bool = False) -> Iterator[list[Any]]:
-        """Draws the batches of :attr:`trial_turns` as the epoch will. Yields, for each batch, the MFGs of its pieces. See :meth:`BatchSource.draw`."""
+        """Draws the batches of :attr:`trial_turns` as epoch 0 will draw them. Yields, for each batch, the MFGs of its pieces. See :meth:`BatchSource.draw`."""
         for turn in self.trial_turns:
             yield [self.source.draw(*piece, only_vertices=only_vertices) for piece in self.epochs.pieces(0, turn)]

@@ -65,7 +65,7 @@ def connect_part(
 ) -> Connected:
     """Connects a partitioned graph to the ranks of ``comm``, for the rank at this placement.
 
-    ``placement`` numbers either the parts on disk or the parts of the view ``part``.
+    The part numbers in ``placement`` are those of the parts on disk, or those of the parts of the view ``part``.
 
     Args:
         messages: kinds of requests that ranks send besides requests for rows. Only a graph with one vertex type has them.

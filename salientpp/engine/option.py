@@ -151,7 +151,7 @@ def integer(meaning: str, least: int, most: int = 2**63 - 1, none: bool = False)
 
 
 def amount(whole: str) -> Check:
-    """Returns a check for amounts of memory; see :func:`salientpp.arguments.as_amount`. ``whole`` names the whole of a fraction in the error."""
+    """Returns a check for amounts of memory; see :func:`salientpp.arguments.as_amount`. ``whole``: the error's name for the amount that fractions refer to."""
 
     def check(name: str, value: Any) -> float | int:
         found = as_amount(value)

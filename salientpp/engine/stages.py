@@ -3,7 +3,7 @@
 Each stage is a function from one frozen state to the next. One stage starts slow work, and a later stage waits for it. ``sample`` waits for the sampling
 thread. The stage after each ``exchange_*`` waits for the all-to-all. ``copy_to_device`` waits for the worker thread of ``gather_host_rows``.
 
-A batch without seeds (``sampled.batch is None``) belongs to a rank that has no batch for this round. It requests nothing, and answers the other ranks.
+A batch without seeds (``sampled.batch is None``) belongs to a rank that has no batch for this tick. It requests nothing, and answers the other ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from salientpp.store.exchange import Counts, PendingCounts, PendingRows
 from salientpp.store.fetch import Column, Fetch, Recipe, Taken
 from salientpp.store.tiers import Places
 
-#: Time and errors of a user's ``transform`` count under this name.
+#: Name of the last stage. Time and errors of a user's ``transform`` count as its own.
 LAST_STAGE = "assemble"
 
 
@@ -138,7 +138,7 @@ class Finished:
     """A finished batch.
 
     Attributes:
-        idle: True if this rank had no batch for this round.
+        idle: True if this rank had no batch for this tick.
         all_left: True if every rank had left the epoch.
         contents: contents of the data when the batch was assembled, if the data may have changed since.
     """

@@ -72,12 +72,12 @@ class HostWork:
 class Way:
     """A method that moves fewer bytes for the same batches.
 
-    A method of this class that a subclass does not override has no effect. The engine calls :meth:`place` and :meth:`attach` once, collectively. It calls
-    :meth:`begin_epoch` for each epoch, and the others for each batch. The methods below are in the order of the calls.
+    Each function of this class has no effect unless a subclass overrides it. The engine calls :meth:`place` and :meth:`attach` once, collectively. It calls
+    :meth:`begin_epoch` for each epoch, and the other functions for each batch or on request. They are listed below in the order of the calls.
 
     Attributes:
         name: name of the way in errors, notes and statistics.
-        messages: requests between ranks beside rows.
+        messages: kinds of requests that ranks send each other besides requests for rows.
         needs_stages: True if batches must go through the ten stages even if one process could make them in one call.
         finds_late: True if :meth:`find` decides where rows come from when a batch enters the pipeline. Only one way of an engine may do so.
     """

@@ -54,7 +54,7 @@ _batch_keys: contextvars.ContextVar[BatchKeys | None] = contextvars.ContextVar("
 
 @dataclass(frozen=True, eq=False)
 class _Prepared:
-    """Results of the steps of making a loader that a rank takes before it asks the others."""
+    """Results of those construction steps that a rank takes before it asks the others."""
 
     source: BatchSource
     facts: Facts
@@ -96,7 +96,7 @@ class BatchLoader(EngineLoader):
     # --- construction -------------------------------------------------------------------------------------
 
     def _prepare(self, comm: Comm, sampling: SamplingOptions, options: Options, kwargs: dict[str, Any]) -> _Prepared:
-        """Takes the steps of making the loader that need no answers of other ranks. Raises an error if an argument is wrong."""
+        """Takes those construction steps that need no answers of other ranks. Raises an error if an argument is wrong."""
         for name in ("partial_aggregation", "partial_weight"):
             if name in kwargs:
                 raise ValueError(
@@ -235,9 +235,7 @@ class BatchLoader(EngineLoader):
         with self.engine.lock:
             self._calls += 1
             call = self._calls
-        keys = self._bookmark.epochs.keys(
-            -call, 0
-        )  # a negative epoch, so that calls share no draws with epochs, which are >= 0
+        keys = self._bookmark.epochs.keys(-call, 0)  # a negative epoch shares no draws with epochs, which are >= 0
         return self._through_hooks(index, keys) if self._has_hooks else self._batch_of(index, keys)
 
     def collate_fn(self, index: Tensor | Sequence[int]) -> Any:

@@ -247,7 +247,7 @@ class Sampling(TypedDict, total=False):
         Option(
             default=None,
             help="`(rank, number of ranks)`: on a `Data` that every process holds, visit only this process's share of the seeds. `shuffle` then "
-            "requires the same `seed` on all. `uneven` applies. The ranks do not communicate",
+            "requires the same `seed` in all processes. `uneven` applies. The ranks do not communicate",
         ),
     ]
 
@@ -269,8 +269,8 @@ class Pipeline(TypedDict, total=False):
             default=10,
             check=integer("batches in flight", 1),
             agree="yes",
-            help="Batches in flight. 1 turns the pipeline off; more than 10 counts as 10. No effect on one process's data on the CPU, where a "
-            "batch is made in one call",
+            help="Batches in flight. 1 turns the pipeline off; more than 10 counts as 10. No effect if one process has all rows and `device` is "
+            "the CPU: a batch is then made in one call",
         ),
     ]
 
@@ -291,7 +291,7 @@ class Ranks(TypedDict, total=False):
         Option(
             default=DEFAULT_TIMEOUT,
             shown="300 s",
-            help="Longest wait for another rank, in seconds or as a `timedelta`. Differs from `timeout` of torch's `DataLoader`",
+            help="Longest wait for another rank, in seconds or as a `timedelta`. Its meaning differs from that of `timeout` in torch's `DataLoader`",
         ),
     ]
 
@@ -314,7 +314,7 @@ class Ranks(TypedDict, total=False):
             check=integer("number of logical ranks", 1, none=True),
             agree="yes",
             help="On a partitioned graph: number of [logical ranks](#logical-ranks) that an epoch's batches belong to, at most 16,384. Any number "
-            "of ranks up to it gives the same batches. `None`: the number of ranks",
+            "of ranks up to this number gives the same batches. `None`: the number of ranks",
         ),
     ]
 

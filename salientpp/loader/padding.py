@@ -210,7 +210,7 @@ def check_padding(data: Any, source: BatchSource, custom_cls: type | None) -> No
     elif isinstance(data, tuple) or custom_cls is not None:
         why = "is for a Data, a HeteroData or a partitioned graph, not for a FeatureStore and GraphStore"
     elif source.sampler.disjoint:
-        why = "is not available with disjoint trees or times: padding vertices belong to no tree"
+        why = "is not available with disjoint or time_attr: padding vertices belong to no tree"
     if why is not None:
         raise NotImplementedError(f"pad='bucket' {why}; leave pad out")
     if isinstance(data, (Data, HeteroData)):

@@ -22,16 +22,10 @@ from salientpp.vip.policies import PROBABILITIES
 
 #: (an option, an option that it excludes) -> reason.
 EXCLUDED: Mapping[tuple[str, str], str] = {
-    (
-        "lookahead",
-        "transform_sampler_output",
-    ): "the transform may change a batch's vertices after the cache was planned",
+    ("lookahead", "transform_sampler_output"): "a batch's vertices may change after the cache was planned",
     ("partial_aggregation", "lookahead"): "a cache that looks ahead chooses its rows after the sums are planned",
     ("partial_aggregation", "pad"): "padding would not make the number of sums constant",
-    (
-        "partial_aggregation",
-        "transform_sampler_output",
-    ): "the transform may change the sampled edges after their sums are planned",
+    ("partial_aggregation", "transform_sampler_output"): "sampled edges may change after their sums are planned",
     ("partial_aggregation", "send_as"): "sums are computed from rows as they are stored",
 }
 

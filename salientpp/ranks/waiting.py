@@ -2,8 +2,8 @@
 
 Between slices of a wait, a rank looks for a failure note; see :mod:`salientpp.ranks.failure`. A killed rank leaves no note, but its connections close. Each
 other rank finds the closed connections by trying to send a byte to every rank. The connections of a silent rank stay
-open. But a rank that waits for longer than a
-slice records in the store that it waits. So after the timeout, the silent ranks are those that have not recorded a wait.
+open. But a rank that waits for longer than a slice records in the store that it waits. So after the timeout, the silent ranks are those that have not
+recorded a wait.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class Lookahead(Cache):
         super().__init__(replication_factor, policy, on_device)
         self._window = window
         self.planners: dict[str | None, Planner] = {}
-        self._decision: Task | Future | None = None  # the latest epoch
+        self._decision: Task | Future | None = None  # the latest decision
         self.under_way = 0
 
     @property

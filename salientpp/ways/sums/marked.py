@@ -1,8 +1,8 @@
 """Marked tensors of a batch with sums. They raise an error for every use that would give wrong results.
 
-A loader with ``partial_aggregation`` marks ``x``, ``edge_index`` and the weights of its batches. Moves and copies keep the mark, and so do operations on single
-rows. An operation over several rows, and every computation on ``edge_index``, is an error. :func:`salientpp.nn.merge_partial` gives the layers of a
-model the plain tensors.
+A loader with ``partial_aggregation`` marks ``x``, ``edge_index`` and the weights of its batches. Moves and copies keep the mark, and so do operations that
+work on each row separately. An operation that combines several rows, and every computation on ``edge_index``, is an error.
+:func:`salientpp.nn.merge_partial` gives the layers of a model the plain tensors.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Delivered:
     Attributes:
         partial: the batch's :class:`~salientpp.ways.sums.way.Partial`.
         hops: number of hops of the sampler, which limits the layers between ``x`` and the seeds.
-        seeds: number of seeds, the batch's first vertices; only their outputs are right.
+        seeds: number of seeds, which are the batch's first vertices; a model's outputs are right only for them.
         num_nodes: number of vertices of the batch.
-        edges_to: numbers of edges of the first hop, of the first two hops, and so on.
+        edges_to: number of edges of the first hop, of the first two hops together, and so on.
     """
 
     partial: Any

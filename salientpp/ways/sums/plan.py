@@ -1,8 +1,8 @@
 """Decides which of a batch's missing rows arrive whole, and which arrive as sums that their owners compute.
 
 Only rows of vertices that were first found in the last hop may be summed, because layers use these rows only to aggregate them into their neighbours. Each edge
-from such a missing row needs either its source's row or its target's sum. The choice is a vertex cover with the fewest bytes in the bipartite graph of
-rows and sums. ``csrc/ways/plan_sums.cpp`` says how the cover is found. docs/explanation/traffic.md has the method and its source.
+from a vertex whose row is missing needs either this row or the sum for the edge's target. The choice is a vertex cover with the fewest bytes in the
+bipartite graph of rows and sums. ``csrc/ways/plan_sums.cpp`` says how the cover is found. docs/explanation/traffic.md has the method and its source.
 """
 
 from __future__ import annotations
