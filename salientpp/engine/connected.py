@@ -65,7 +65,7 @@ def connect_part(
 ) -> Connected:
     """Connects a partitioned graph to the ranks of ``comm``, for the rank at this placement.
 
-    The part numbers in ``placement`` are those of the parts on disk, or those of the parts of the view ``part``.
+    ``placement`` refers either to the parts on disk, or to the parts of the view ``part``.
 
     Args:
         messages: kinds of requests that ranks send besides requests for rows. Only a graph with one vertex type has them.
