@@ -119,7 +119,7 @@ def check_state(state: Any, fingerprint: dict[str, Any], same: dict[str, Any]) -
         raise ValueError(f"cannot load this state: expected a result of state_dict(), got {_shown(state)}")
     if state["version"] != VERSION:
         raise ValueError(
-            f"cannot load this state: expected version {VERSION}, got {state['version']!r}; use the salientpp that wrote it"
+            f"cannot load this state: expected version {VERSION}, got {state['version']!r}; use the version of salientpp that wrote the state"
         )
     for name in Position.__annotations__:
         value, kind = state.get(name), bool if name == "joined" else int

@@ -303,6 +303,6 @@ def _unreachable(launch: Launch, address: str, error: Exception) -> str:
     return (
         f"rank {launch.rank} of {launch.world_size} on {socket.gethostname()} could not connect to the others (rank 0 is at {address}): {first}. "
         f"If another rank has ended with an error, look there first. {chosen}: they name the network interface to use, among {interfaces} "
-        "here. If the hosts' names resolve to an interface that does not connect them, set GLOO_SOCKET_IFNAME (for NCCL also the "
-        "other) to the one that does, on every rank"
+        "here. If the hosts' names resolve to an interface that does not connect them, set GLOO_SOCKET_IFNAME (for NCCL also "
+        "NCCL_SOCKET_IFNAME) to an interface that does, on every rank"
     )

@@ -79,7 +79,7 @@ class Batch:
                 raise ValueError(f"{name} must be an integer from {least} to {_MOST}, got {number}")
         if self.ranks % self.ranks_per_node:
             raise ValueError(
-                f"{self.ranks} ranks ({self.parts} parts, {self.ranks_per_part} per part) do not fill hosts of {self.ranks_per_node}: choose "
+                f"{self.ranks} ranks ({self.parts} parts, {self.ranks_per_part} per part) do not fill hosts of {self.ranks_per_node} ranks: choose "
                 "a divisor of the number of ranks as --ranks-per-node (by default --gpus-per-node)"
             )
         for name, text in (

@@ -143,8 +143,8 @@ class Options(Values):
             raise ValueError(f"share must be (rank, number of ranks), with 0 <= rank < number of ranks, got {share!r}")
         if draws_seed and share[1] > 1:
             raise ValueError(
-                f"share={share!r} with shuffle=True needs the same order of seeds in all {share[1]} processes, but each would draw its own seed; pass the "
-                "same seed= (or a generator= in the same state) in all of them"
+                f"share={share!r} with shuffle=True needs the same order of seeds in all {share[1]} processes, but each would draw its own random seed; pass "
+                "the same seed= (or a generator= in the same state) in all of them"
             )
         return share[0], share[1]
 

@@ -59,18 +59,18 @@ class Placement:
         logical_ranks = self.num_logical_ranks
         if logical_ranks > max(MOST_LOGICAL_RANKS, ranks):
             raise ValueError(
-                f"logical ranks must be at most {MOST_LOGICAL_RANKS:,}, or the number of ranks, got {logical_ranks:,}; choose the "
-                "number of ranks that the run may grow to"
+                f"logical ranks must be at most {MOST_LOGICAL_RANKS:,}, or equal to the number of ranks, got {logical_ranks:,}; pass the largest "
+                "number of ranks that the run may have"
             )
         if ranks > parts and ranks % parts != 0:
             raise ValueError(
                 f"world size {ranks} does not fit {parts} parts: with more ranks than parts, every part must be served by the same number "
-                f"of ranks; start at most {parts} ranks or a multiple of that, or partition into {ranks} parts"
+                f"of ranks; start at most {parts} ranks or a multiple of {parts}, or partition into {ranks} parts"
             )
         if logical_ranks > parts and logical_ranks % parts != 0:
             raise ValueError(
                 f"logical_ranks={logical_ranks} does not fit {parts} parts: with more logical ranks than parts, every part must have the same number of them; "
-                f"use at most {parts} logical ranks or a multiple of that"
+                f"use at most {parts} logical ranks or a multiple of {parts}"
             )
         if ranks > logical_ranks:
             raise ValueError(
@@ -79,7 +79,7 @@ class Placement:
         if ranks > parts and logical_ranks % ranks != 0:
             raise ValueError(
                 f"logical_ranks={logical_ranks} does not fit {ranks} ranks: with more ranks than the {parts} parts, each rank must have the same number of "
-                f"logical ranks; start a number of ranks that divides {logical_ranks}, or at most {parts}"
+                f"logical ranks; start a number of ranks that divides {logical_ranks}, or at most {parts} ranks"
             )
         if sum(self.ranks_by_host) != ranks or min(self.ranks_by_host) < 1:
             raise ValueError(

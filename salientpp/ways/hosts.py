@@ -156,7 +156,10 @@ def _trouble(
     """Returns the reason why these hosts cannot be used, or None. Every rank computes it without communication."""
     for rank, has_own in enumerate(own_rows):
         if has_own:
-            return f"rank {rank}{comm.of} has columns= with own rows, which the other ranks of its host cannot read; leave them out, or pass ranks_per_host=1"
+            return (
+                f"rank {rank}{comm.of} has rows of its own in columns=, which the other ranks of its host cannot read; "
+                "leave these rows out, or pass ranks_per_host=1"
+            )
     try:
         placements = [Placement(rank, comm.size, num_parts, num_logical_ranks, sizes) for rank in range(comm.size)]
     except ValueError as error:
