@@ -124,7 +124,7 @@ class Memory(TypedDict, total=False):
             default=0.0,
             check=amount("the part's rows"),
             help="Amount of the part's rows of which `device` keeps a copy, the most needed ones first: a fraction β in [0, 1] of each vertex type, or "
-            "[bytes](#amounts-of-memory). No effect on stores. Refused with a `neighbor_sampler` of another class",
+            "[bytes](#amounts-of-memory). No effect on stores. Refused with a `neighbor_sampler` other than `NeighborSampler`",
         ),
     ]
 
@@ -225,7 +225,8 @@ class Sampling(TypedDict, total=False):
             agree="yes",
             identifies=True,
             help="Number of consecutive batches of a logical rank that share their random draws, see [shared "
-            "draws](../explanation/traffic.md#draws-that-agree). 1: each batch draws independently. Refused with a `neighbor_sampler` of another class",
+            "draws](../explanation/traffic.md#draws-that-agree). 1: each batch draws independently. Refused with a "
+            "`neighbor_sampler` other than `NeighborSampler`",
         ),
     ]
 
