@@ -1,4 +1,4 @@
-"""Checks that ranks which construct a loader together agree. Either all ranks get a loader, or all get an error."""
+"""Checks that the ranks which construct a loader together passed matching arguments. Either all ranks get a loader, or all get an error."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Facts:
     """Facts about one rank's loader, as JSON values.
 
     Attributes:
-        seed: the given random seed, or one that was drawn in case rank 0 has none either.
+        seed: the user's random seed. If the user gave none, a seed that this rank drew; only the one that rank 0 drew may be used.
         seeds: entries [first part, one past the last part, number of seeds, digest] of the rank's seeds. There is one entry for all of the rank's parts,
             or one for each of them. Ranks that share a part have the same entries.
-        fills_cache: True if the rank wants rows of other ranks for a cache.
-        same: name -> value that must be the same on all ranks.
-        least_label: sign of the least label of the rank's seeds: -1, 0 or 1; None without labels.
+        fills_cache: True if the rank has a cache to fill with rows of other ranks.
+        same: the values that must be the same on all ranks, by name.
+        least_label: sign of the smallest label of the rank's seeds: -1, 0 or 1. None: the seeds have no labels.
     """
 
     seed: int

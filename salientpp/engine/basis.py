@@ -27,7 +27,7 @@ class Basis:
     Attributes:
         comm: the ranks that make batches together; a single process has only itself.
         device: device of the delivered batches.
-        batch_size: mean number of seeds per batch.
+        batch_size: mean number of seeds in a batch.
         ranks_by_host: number of ranks on each host. Empty: every rank is its own host.
         depth: number of batches in flight.
         num_workers: number of sampling threads. 0: the caller's thread samples.
@@ -35,7 +35,7 @@ class Basis:
         dtype: dtype of the delivered ``x``. None: as stored.
         zero_copy: if True, the device reads the host's rows in place.
         repeats: True if a batch may hold a vertex several times, as sampled trees do.
-        marks_sizes: if True, tell ``torch.compile`` which sizes change.
+        marks_sizes: True if ``torch.compile`` is told which sizes of a batch change.
     """
 
     comm: Comm
@@ -69,7 +69,7 @@ class Basis:
         return self.comm.among(self.source.exchange.placement.ranks_of_host)
 
     def seeds_only(self, type_: str | None) -> list[str]:
-        """Returns the attributes of a vertex type that only seeds get."""
+        """Returns the names of those attributes of a vertex type that a batch has only for its seeds."""
         return [name for owner, name in self.source.seed_columns if owner == type_]
 
     def tiers(self, near: Mapping[str | None, Tensor] | None = None) -> dict[str | None, Tiers]:
@@ -85,11 +85,11 @@ class Basis:
 
     @property
     def trial_turns(self) -> Sequence[Turn]:
-        """Evenly spaced turns of epoch 0, at most :data:`TRIAL_BATCHES`."""
+        """Turns of epoch 0 from which sizes are estimated: evenly spaced, at most :data:`TRIAL_BATCHES`."""
         turns = self.epochs.order.of_epoch(0)
         return turns[:: -(-len(turns) // TRIAL_BATCHES) or 1]
 
     def trial(self, only_vertices: bool = False) -> Iterator[list[Any]]:
-        """Draws the batches of :attr:`trial_turns` as the epoch will. Yields, for each batch, the MFGs of its pieces. See :meth:`BatchSource.draw`."""
+        """Draws the batches of :attr:`trial_turns` as epoch 0 will draw them. Yields, for each batch, the MFGs of its pieces. See :meth:`BatchSource.draw`."""
         for turn in self.trial_turns:
             yield [self.source.draw(*piece, only_vertices=only_vertices) for piece in self.epochs.pieces(0, turn)]

@@ -65,13 +65,13 @@ def connect_part(
 ) -> Connected:
     """Connects a partitioned graph to the ranks of ``comm``, for the rank at this placement.
 
-    The placement is among the parts on disk, or among the parts of ``part``.
+    ``placement`` refers either to the parts on disk, or to the parts of the view ``part``.
 
     Args:
-        messages: requests beside rows, in a graph with one vertex type.
+        messages: kinds of requests that ranks send besides requests for rows. Only a graph with one vertex type has them.
     """
     whole = part.whole
-    # The analysis may count on a view that joins several parts on disk.
+    # The analysis may pass a view whose parts each join several parts on disk.
     at = range(whole.num_parts + 1) if placement.num_parts == whole.num_parts else part.offsets
     held = whole.joined([at[first] for first in placement.row_offsets], placement.part_id)
     own = whole.joined([at[first] for first in placement.own_offsets], placement.own_part)

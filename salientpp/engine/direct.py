@@ -30,7 +30,7 @@ class Made:
     Attributes:
         mfg: the sample. None if the user's code made the batch.
         rows, places: the gathered rows, and their places by vertex type. Empty if the user's code made the batch.
-        contents: contents of the data at that moment. None: the data cannot change.
+        contents: contents of the data when the batch was made. None: the data cannot change.
         seconds: time spent in gather_host_rows and in assemble.
     """
 
@@ -75,7 +75,7 @@ class BatchMaker:
         return Made(index, batch, mfg, rows, places, contents, (gathered - started, time.perf_counter() - built))
 
     def as_it_is_now(self, made: Made) -> Data | HeteroData:
-        """Returns the batch. If the data has changed since, the batch is built again with the rows that are still current."""
+        """Returns the batch. If the data has changed since the batch was made, builds it again, with those gathered rows that are still current."""
         now = None if made.contents is None else self.builder.contents()
         if now is None or self.builder.is_current(made.contents, now):
             return made.batch
@@ -84,7 +84,7 @@ class BatchMaker:
 
 
 class Direct:
-    """Replacement for a :class:`~salientpp.engine.pipeline.Pipeline` whose ``tick`` returns the batch that it takes in.
+    """Replaces a :class:`~salientpp.engine.pipeline.Pipeline`. Each call of ``tick`` takes in a request and returns the batch of that same request.
 
     Args:
         is_ahead: True if other threads make the batches. The data may then change before a batch is delivered.
@@ -121,7 +121,7 @@ class Direct:
                 raise failure from error
             raise
         spent = time.perf_counter() - started
-        if not self._is_ahead:  # otherwise this thread has only waited for another one
+        if not self._is_ahead:  # otherwise another thread spent that time, and this one only waited
             gather, assemble = made.seconds
             self.seconds["gather_host_rows"] += gather
             self.seconds["assemble"] += assemble

@@ -70,7 +70,7 @@ class Engine:
             epoch: number of the epoch. Together with the seed it determines the order and all draws.
             start: where a stopped run continues. None: at the beginning.
             finish: called with every batch, in the caller's thread.
-            by_hand: makes complete batches instead of the stages; only with one rank.
+            by_hand: function that makes complete batches, instead of the stages; only with one rank.
         """
         with self.lock:
             self.close()
@@ -139,7 +139,7 @@ class Engine:
             raise self.counters.failure
 
     def read_anew(self) -> None:
-        """Reads the current rows of a ``Data`` into the tiers. Batches are right without it, but would be built twice."""
+        """Reads the current rows of a ``Data`` into the tiers. Without this call batches are still right, but are built twice."""
         producer, basis = self.producer, self.basis
         builder, fetch, source = producer.builder, producer.fetch, basis.source
         contents = source.template.contents()

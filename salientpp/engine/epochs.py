@@ -16,9 +16,9 @@ class Order(Protocol):
     """The order of a rank's batches. All numbers are per epoch.
 
     Attributes:
-        batches_by_rank: number of batches of each rank. A process that shares seeds with others but does not wait for them lists only its own.
+        batches_by_rank: number of batches of each rank. A process that shares seeds with others but does not wait for them lists only its own number.
         batches_of_logical_rank: number of batches of the rank's first logical rank.
-        num_rounds, num_ticks: the same on every rank. None: the number of this rank's batches.
+        num_rounds, num_ticks: number of rounds and of ticks, the same on every rank. None: equal to the number of this rank's batches.
     """
 
     @property
@@ -37,7 +37,7 @@ class Order(Protocol):
     def num_ticks(self) -> int | None: ...
 
     def of_epoch(self, epoch: int) -> Sequence[Turn]:
-        """Returns this rank's turns, in order."""
+        """Returns this rank's turns in an epoch (one for each batch), in order."""
 
     def round_after(self, batches: int) -> int:
         """Returns the first round that is not complete on this rank after this number of batches."""
@@ -50,7 +50,7 @@ class Order(Protocol):
 
 
 class Draws(NamedTuple):
-    """Numbers that determine how the batches of an epoch are drawn. Loading a state may change the first two."""
+    """Numbers that determine how the batches of an epoch are drawn. Loading a state may change ``seed`` and ``logical_ranks``."""
 
     seed: int
     logical_ranks: int
@@ -71,14 +71,14 @@ class Epochs:
     draw_block: int = 1
 
     def turns(self, draws: Draws) -> Sequence[Turn]:
-        """Returns this rank's turns in an epoch."""
+        """Returns this rank's turns in the epoch of these draws."""
         return self.order.of_epoch(draws.epoch)
 
     def draws(self, epoch: int) -> Draws:
         return Draws(self.seed, self.placement.num_logical_ranks, epoch)
 
     def keys(self, epoch: int, index: int, logical_rank: int | None = None) -> BatchKeys:
-        """Returns the keys of a batch of this logical rank. None: the rank's first logical rank."""
+        """Returns the keys of batch ``index`` of a logical rank. ``logical_rank`` None is this rank's first."""
         logical_rank = self.placement.logical_ranks[0] if logical_rank is None else logical_rank
         return batch_keys(self.seed, epoch, logical_rank, index, self.draw_block)
 

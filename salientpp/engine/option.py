@@ -16,7 +16,7 @@ from typing_extensions import Self
 from salientpp.arguments import as_amount, as_integer
 from salientpp.engine.way import Way
 
-#: Function of an option's name and the given value. Returns the value with Python's numbers, or raises ValueError or TypeError.
+#: Function of an option's name and the given value. Returns the value, with numbers converted to Python's, or raises ValueError or TypeError.
 Check = Callable[[str, Any], Any]
 
 
@@ -40,7 +40,7 @@ class Option:
         agree: whether all ranks must have the same value: 'yes', 'no', or 'hosts' (only if ranks share a host).
         identifies: True if batches depend on the option. A value other than the default is then part of a saved state's fingerprint.
         plain: converts the value to JSON, to compare and to save it. None: other code compares and saves the results of the option.
-        way: makes a way from a value other than the default. It acts after the ways of the package.
+        way: function that makes a way from a value other than the default. This way acts after the ways of the package.
         shown: the default as docs/reference/options.md shows it. None: its ``repr``.
     """
 
@@ -74,7 +74,7 @@ class Values:
     """Option values of one loader; each value is an attribute.
 
     Args:
-        given: the user's values. An undeclared name also becomes an attribute: an argument of PyG's that is used together with the options.
+        given: the user's values. A name without a declaration also becomes an attribute. It is an argument of PyG's that is used together with the options.
 
     Attributes:
         declared: name -> declaration.
@@ -139,7 +139,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def integer(meaning: str, least: int, most: int = 2**63 - 1, none: bool = False) -> Check:
-    """Returns a check for integers in [``least``, ``most``], or None if ``none``. ``meaning`` is for the error."""
+    """Returns a check that accepts integers in [``least``, ``most``], and None if ``none`` is True. The error shows ``meaning``."""
 
     def check(name: str, value: Any) -> int | None:
         number = as_integer(value)
@@ -151,7 +151,7 @@ def integer(meaning: str, least: int, most: int = 2**63 - 1, none: bool = False)
 
 
 def amount(whole: str) -> Check:
-    """Returns a check for amounts of memory; see :func:`salientpp.arguments.as_amount`. ``whole`` names, for the error, what fractions refer to."""
+    """Returns a check for amounts of memory; see :func:`salientpp.arguments.as_amount`. ``whole``: the error's name for the amount that fractions refer to."""
 
     def check(name: str, value: Any) -> float | int:
         found = as_amount(value)

@@ -1,8 +1,8 @@
 """Moves several batches through stages at once, in the caller's thread.
 
-One stage starts slow work (a collective, a worker thread, a copy on a stream), and the next stage waits for it. So each rank starts its collectives in the
-same order, and nothing polls. On an accelerator, a stage waits on the device for the event of the previous stage. Tensors that cross streams are recorded on
-the stream that uses them. So this module never makes the host wait.
+One stage starts slow work (a collective, a worker thread, a copy on a stream), and the next stage waits for it, without polling. All ranks run the stages in
+the same order, so they start their collectives in the same order. On an accelerator, streams wait for the event of the previous stage, and tensors that cross
+streams are recorded on the stream that uses them. So this module never makes the host wait for the device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 class StageError(RuntimeError):
-    """A stage failed. The text names rank, batch and stage; the cause is chained."""
+    """A stage failed. The text names rank, batch and stage. The original error is chained."""
 
     @classmethod
     def of(cls, error: BaseException, rank: int, index: int, stage: str) -> StageError:
@@ -28,7 +28,7 @@ class StageError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One step of every batch.
+    """One of the steps that every batch passes through.
 
     Attributes:
         run: makes the next state from the previous one. States are frozen dataclasses (or objects with ``to_dict``), and have an ``index``, the number of

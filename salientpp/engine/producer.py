@@ -30,7 +30,7 @@ ByHand = Callable[[Tensor, BatchKeys], Any]
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """A batch that was drawn and whose rows were placed, while no rows have moved. ``notes`` holds one note per way."""
+    """A drawn batch, with the places of its rows, before any row has moved. ``notes`` holds one note per way."""
 
     mfg: Mfg
     places: PlacesByType
@@ -130,7 +130,7 @@ class Producer:
     # --- single batches -----------------------------------------------------------------------------------
 
     def batch_of(self, mfg: Mfg, num_seeds: int, counts: bool) -> Any:
-        """Makes the batch of one MFG outside any epoch, on one rank. With ``counts``, its rows count in the statistics even without a pipeline."""
+        """Makes the batch of one MFG outside any epoch, on one rank. A pipeline counts the batch's rows in the statistics; without one, ``counts`` decides."""
         # A copy, so that the user's object stays unchanged.
         sampling = Undone(self.workers.prepare, 0, copy.copy(mfg), num_seeds, self._maker)
         if not self.is_local:
@@ -142,7 +142,7 @@ class Producer:
         return made.batch
 
     def drawn(self, pieces: Sequence[tuple[Tensor, BatchKeys]], only_vertices: bool = False) -> Drawn:
-        """Draws a batch of these pieces and places its rows. No rows move. Several threads may call it. ``only_vertices``: see :meth:`BatchSource.draw`."""
+        """Draws a batch of these pieces and looks up the places of its rows. Several threads may call it. ``only_vertices``: see :meth:`BatchSource.draw`."""
         mfg, notes = self.basis.source.draw_joined(pieces, only_vertices), []
         for way in self.ways:
             mfg, note = way.on_drawn(mfg)

@@ -3,7 +3,7 @@
 ``next()`` advances the pipeline in the caller's thread. After this rank's last batch, an early ``break`` or an exception, a background thread answers the
 other ranks until all have finished or left. It runs none of the user's code, and the next epoch waits for it.
 
-Threads that share an iterator each get different batches, and every batch once. With several ranks, a loader has one epoch at a time, and a second thread
+If threads share an iterator, each batch goes to exactly one of them. With several ranks, a loader has one epoch at a time, and a second thread
 that begins one gets an error. A forked child can continue its copy of an epoch if there is one rank. With several ranks it gets an error, because the
 connections belong to the parent.
 """
@@ -158,7 +158,7 @@ class Run:
             if self.lock.interrupted:
                 raise RuntimeError(
                     "this process was forked while another thread was inside next() of this epoch, so the epoch may be in an inconsistent state; "
-                    "start a new one with iter(loader)"
+                    "start a new epoch with iter(loader)"
                 )
             batch = self._next_batch()
         self.leave_if_done()
@@ -179,7 +179,7 @@ class Run:
         finished = None
         while finished is None or finished.idle:
             if self._entered == self._ticks and not self._pipeline.in_flight and self._is_open:
-                raise RuntimeError("a batch of this epoch was lost to Ctrl-C; start a new one with iter(loader)")
+                raise RuntimeError("a batch of this epoch was lost to Ctrl-C; start a new epoch with iter(loader)")
             finished = self._tick()
         batch = self._transformed(finished, self._producer.stages.deliver(finished))
         self.reached.batches += 1
@@ -211,7 +211,7 @@ class Run:
             finished = self._pipeline.tick(self._next_request())
         except BaseException as error:
             self._failure = self._failure or self._pipeline.failure
-            if self._failure is None:  # Ctrl-C between two stages
+            if self._failure is None:  # Ctrl-C arrived between two stages
                 stopped = StageError.of(error, self._comm.rank, self._entered, "none")
                 self._failure = error if isinstance(error, Exception) else stopped
             if not isinstance(error, Disagreement) and not isinstance(error.__cause__, RankFailure):
@@ -315,7 +315,7 @@ class Run:
         if not is_free and self.reached.batches < len(self._turns):
             raise RuntimeError(
                 f"thread {self._user.name!r} is in epoch {self._epoch} of this loader, but with several ranks a loader runs one epoch at a time, in the "
-                "same order on every rank; share one iterator between the threads, close() it first, or make a loader for each thread"
+                "same order on every rank; share one iterator between the threads, close() the iterator of that epoch first, or make a loader for each thread"
             )
 
     def _is_over(self) -> bool:

@@ -21,10 +21,10 @@ from salientpp.sampling.topology import Mfg
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.vip.inclusion import inclusion_probability, typed_inclusion_probability, uniform_start
 
-#: Per vertex type, float [N].
+#: Probabilities of the vertices, float [N], by vertex type.
 Probability = Mapping["str | None", Tensor]
 
-#: Function of the batch size. Per vertex type with seeds, it gives a function of the number of vertices that returns each vertex's probability to be a seed.
+#: Batch size -> (for each vertex type with seeds: number of vertices -> float [number of vertices], each vertex's probability to be a seed of a batch).
 Start = Callable[[int], Mapping["str | None", Callable[[int], Tensor]]]
 
 
@@ -37,7 +37,7 @@ class Seeds:
         draw: the sampler's method for such inputs. It makes an MFG from a batch of them.
         add_batch_attributes: sets the attributes that PyG's loader adds to those of the data.
         access_probability: maps the batch size to the probability that a batch needs each row. Called if rows are to be kept on the device. None: rows
-            are sorted by it already.
+            are already sorted by this probability.
         split: name of the seeds, if it has the same meaning on every rank.
         part_of: returns int64 [number], the stored part that owns each seed. None: no part owns the seeds, such as the user's own vertex pairs.
         start: starting probabilities, from which the cache of a partitioned graph is planned.
@@ -160,7 +160,7 @@ def _access_probability(sampler: BaseSampler, start: Start, nodes: Tensor | None
     """Returns the probability that a batch needs each row.
 
     Args:
-        nodes: the seeds, if each batch draws ``batch_size`` of them and starts from these alone. Else None.
+        nodes: the seeds, if a batch starts from ``batch_size`` of them and from no other vertices. None: it may start from others.
     """
     if not isinstance(sampler, NeighborSampler):
         raise ValueError(
@@ -176,7 +176,7 @@ def _access_probability(sampler: BaseSampler, start: Start, nodes: Tensor | None
 
 def _access_of_part(connected: Connected, sampler: NeighborSampler, seeds: Seeds, batch_size: int) -> Probability:
     """Returns the probability that a batch of this rank needs each row of its host: float [rows of the host] per vertex type."""
-    assert seeds.start is not None  # seeds of a part always have one
+    assert seeds.start is not None  # the seeds of a partitioned graph always have `start`
     starts = seeds.start(batch_size)
     drawn = scores_of_part(
         "vip",

@@ -16,12 +16,12 @@ from salientpp.engine.state import inputs_digest
 from salientpp.ranks.placement import Placement
 from salientpp.sampling.schedule import Schedule, Turns, share_size
 
-#: (first part, one past the last part) -> number of their seeds, and the digest.
+#: (first part, one past the last part) -> (number of seeds of these parts, digest of these seeds).
 SeedsByPart = Mapping[tuple[int, int], tuple[int, str]]
 
 
 def seeds_of_parts(source: BatchSource, placement: Placement, split: str | None) -> list[list[Any]]:
-    """Returns the field ``seeds`` of :class:`Facts`. ``split`` is the directory's name of the seeds, or None if they are not exactly a stored split."""
+    """Returns the field ``seeds`` of :class:`Facts`. ``split``: the stored split that is exactly these seeds, or None."""
     seeds, parts = source.seeds, placement.own_parts
 
     def words(at: Tensor | None) -> str:
@@ -129,7 +129,7 @@ def _units(placement: Placement) -> range:
 
 
 def check_units(source: BatchSource, placement: Placement) -> None:
-    """Raises ValueError for the user's own seeds if it is unclear which logical rank visits them."""
+    """Raises ValueError if the user passed seeds of their own, and it is unclear which logical rank visits each of them."""
     if source.seeds.part_of is None and len(_units(placement)) > 1:
         raise ValueError(
             f"rank {placement.rank} has {len(placement.logical_ranks)} logical ranks that draw from {len(_units(placement))} groups of parts, but your own "

@@ -245,7 +245,7 @@ def _encoded(
             )
         if column in narrow:
             raise ValueError(
-                f"send_as names {words!r}, but {part.root} stores it as {narrow[column].format}, and it travels as stored; leave it out"
+                f"send_as names {words!r}, which {part.root} stores and sends as {narrow[column].format}; leave it out of send_as"
             )
         if column[0] not in part.replicated:
             encoded[column], narrow[column] = EncodedRows(known[column], format), format

@@ -3,7 +3,7 @@
 Each stage is a function from one frozen state to the next. One stage starts slow work, and a later stage waits for it. ``sample`` waits for the sampling
 thread. The stage after each ``exchange_*`` waits for the all-to-all. ``copy_to_device`` waits for the worker thread of ``gather_host_rows``.
 
-A batch without seeds (``sampled.batch is None``) belongs to a rank that has no batch for this round. It requests nothing, and answers the other ranks.
+A batch without seeds (``sampled.batch is None``) belongs to a rank that has no batch for this tick. It requests nothing, and answers the other ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from salientpp.store.exchange import Counts, PendingCounts, PendingRows
 from salientpp.store.fetch import Column, Fetch, Recipe, Taken
 from salientpp.store.tiers import Places
 
-#: Time and errors of a user's ``transform`` count under this name.
+#: Name of the last stage. Time and errors of a user's ``transform`` count as its own.
 LAST_STAGE = "assemble"
 
 
@@ -47,7 +47,7 @@ class Sampled:
         contents: contents of the data before the batch was made. None: the data cannot change.
         notes: name of a way -> its note about the batch.
         asks: by vertex type or message, what this rank requests from the others.
-        finding: future of the rows' places, if a way decides them late.
+        finding: future of the rows' places, if a way decides late where rows come from.
     """
 
     index: int
@@ -138,7 +138,7 @@ class Finished:
     """A finished batch.
 
     Attributes:
-        idle: True if this rank had no batch for this round.
+        idle: True if this rank had no batch for this tick.
         all_left: True if every rank had left the epoch.
         contents: contents of the data when the batch was assembled, if the data may have changed since.
     """
@@ -293,5 +293,5 @@ class BatchStages:
 def current_rows(
     builder: BatchBuilder, rows: Mapping[Column, Tensor], then: Contents | None, now: Contents
 ) -> dict[Column, Tensor]:
-    """Returns the rows, gathered with the contents ``then``, that equal the data's rows ``now``."""
+    """Returns those of the gathered rows that are still current. They were gathered when the data had the contents ``then``; it now has ``now``."""
     return {column: value for column, value in rows.items() if builder.has_current(column, then, now)}

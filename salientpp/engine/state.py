@@ -29,7 +29,7 @@ from salientpp.ops import bytes_of
 #: Increased whenever the fields, the order of seeds or the draws change.
 VERSION = 3
 
-#: Approximate number of entries of a ``Data``'s attribute that count, besides its dtype and shape. Features may be larger than memory.
+#: Approximate number of entries of an attribute that enter the digest of a ``Data``. Not all enter, because features may be larger than memory.
 _ENTRIES = 4096
 
 
@@ -48,9 +48,9 @@ class Reached:
 
 @dataclass(frozen=True)
 class Resume:
-    """Point from which an epoch continues: before the batch with number ``batches`` of this rank, in a round.
+    """Point from which an epoch continues: before the batch with number ``batches`` of this rank, which belongs to round ``round``.
 
-    ``by_round`` is True if the state determines the round, instead of the number of this rank's batches.
+    ``by_round`` is True if ``batches`` was computed from the state's round, because the state is not this rank's own.
     """
 
     batches: int
@@ -119,7 +119,7 @@ def check_state(state: Any, fingerprint: dict[str, Any], same: dict[str, Any]) -
         raise ValueError(f"cannot load this state: expected a result of state_dict(), got {_shown(state)}")
     if state["version"] != VERSION:
         raise ValueError(
-            f"cannot load this state: expected version {VERSION}, got {state['version']!r}; use the salientpp that wrote it"
+            f"cannot load this state: expected version {VERSION}, got {state['version']!r}; use the version of salientpp that wrote the state"
         )
     for name in Position.__annotations__:
         value, kind = state.get(name), bool if name == "joined" else int
@@ -159,8 +159,8 @@ def first_point(points: Sequence[Point]) -> tuple[int, int]:
     """Returns the epoch and tick at which all ranks start together, given their points by rank. A rank with a later point answers the others up to it.
 
     Raises:
-        Disagreement: only some ranks resume, or seeds, numbers of logical ranks or rounds to continue from differ. Epochs may differ by one if all ranks
-            resume, otherwise they must be equal.
+        Disagreement: only some ranks resume, or ranks differ in the seed, the number of logical ranks or the round to continue from. Their epochs
+            may differ by one if all ranks resume, and must be equal if none does.
     """
     resumed = [rank for rank, point in enumerate(points) if point.resumed]
     if resumed and len(resumed) < len(points):
@@ -215,9 +215,9 @@ def digest(*tensors: Tensor) -> str:
 
 
 def data_digest(data: Data | HeteroData | tuple[FeatureStore, GraphStore], topology: Sequence[Tensor]) -> str:
-    """Returns 16 hexadecimal digits for a data object. The whole topology counts; of every other tensor, the dtype, the shape and some entries.
+    """Returns 16 hexadecimal digits for a data object. They cover the whole topology, and of every other tensor the dtype, the shape and some entries.
 
-    For learnable tensors, only dtype and shape count. For a feature store, only names and shapes count, because its entries may be remote.
+    Of learnable tensors, they cover only dtype and shape. Of a feature store, they cover only names and shapes, because its entries may be remote.
     """
     whole = hashlib.sha256(digest(*topology).encode())
     if not isinstance(data, (Data, HeteroData)):
@@ -241,6 +241,6 @@ def data_digest(data: Data | HeteroData | tuple[FeatureStore, GraphStore], topol
 
 
 def inputs_digest(inputs: NodeSamplerInput | EdgeSamplerInput, some: Tensor | None = None) -> str:
-    """Returns 16 hexadecimal digits for the seeds, or those at ``some`` positions, with their times and labels. The type comes first, if they have one."""
+    """Returns 16 hexadecimal digits for the seeds (all, or those at ``some`` positions), their times and labels. The type precedes them, if seeds have one."""
     fields = [value if some is None else value[some] for value in vars(inputs).values() if isinstance(value, Tensor)]
     return digest(*fields) if inputs.input_type is None else f"{inputs.input_type}: {digest(*fields)}"

@@ -19,17 +19,17 @@ from salientpp.store.exchange import Column, Message
 from salientpp.store.fetch import Fetch, Taken
 from salientpp.store.tiers import Places, Tiers
 
-#: By vertex type; the key is None in a homogeneous graph.
+#: Tiers or places by vertex type; the key is None in a graph with one vertex type.
 TiersByType = Mapping["str | None", Tiers]
 PlacesByType = Mapping["str | None", Places]
 
 
 @dataclass(frozen=True, eq=False)
 class Wanted:
-    """A rank's requests to the others under one name.
+    """The requests of a rank to the others for one vertex type, or in one message.
 
     Attributes:
-        remote_id: int64 [n], ids or words, grouped by the part that answers.
+        remote_id: int64 [n], ids of the rows, or words of the message, grouped by the part that answers.
         remote_counts: int64 [parts], number of ids or words for each part.
     """
 
@@ -72,12 +72,12 @@ class HostWork:
 class Way:
     """A method that moves fewer bytes for the same batches.
 
-    A method of this class that a subclass does not override has no effect. The engine calls :meth:`place` and :meth:`attach` once, collectively. It calls
-    :meth:`begin_epoch` for each epoch, and the others for each batch. The methods below are in the order of the calls.
+    Each function of this class has no effect unless a subclass overrides it. The engine calls :meth:`place` and :meth:`attach` once, collectively. It calls
+    :meth:`begin_epoch` for each epoch, and the other functions for each batch or on request. They are listed below in the order of the calls.
 
     Attributes:
         name: name of the way in errors, notes and statistics.
-        messages: requests between ranks beside rows.
+        messages: kinds of requests that ranks send each other besides requests for rows.
         needs_stages: True if batches must go through the ten stages even if one process could make them in one call.
         finds_late: True if :meth:`find` decides where rows come from when a batch enters the pipeline. Only one way of an engine may do so.
     """
@@ -88,7 +88,7 @@ class Way:
     finds_late = False
 
     def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
-        """Returns the tiers, with those that this way adds. Collective: every rank calls it."""
+        """Returns the tiers, including those that this way adds. Collective: every rank calls it."""
         return tiers
 
     def attach(self, basis: Basis, fetch: Fetch, workers: SamplingWorkers) -> None:
@@ -98,7 +98,7 @@ class Way:
         """Prepares for an epoch, before any of its batches enters the pipeline."""
 
     def on_drawn(self, mfg: Any) -> tuple[Any, Any]:
-        """Returns a sampled batch as this way changes it, and a note for the later steps. A sampling thread calls it."""
+        """Returns a sampled batch after the changes of this way, and a note for the later steps. A sampling thread calls it."""
         return mfg, None
 
     def wanted(self, note: Any) -> Mapping[str | None, Wanted]:

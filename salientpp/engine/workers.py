@@ -42,7 +42,7 @@ class SamplingWorkers:
         self._initialiser: _OncePerThread | None = None
 
     def initialise(self, function: Callable[[int], None], anew: bool) -> None:
-        """Arranges that every thread calls ``worker_init_fn`` before it next samples. If this was arranged before, it has an effect only if ``anew``."""
+        """Arranges that every thread calls ``worker_init_fn`` before it next samples. A later call changes nothing unless ``anew`` is True."""
         if self._initialiser is None or anew:
             self._initialiser = _OncePerThread(function)
 
@@ -50,7 +50,7 @@ class SamplingWorkers:
         """Requests that batch ``index`` of an epoch be sampled and made.
 
         Args:
-            pieces: int64 [B] positions of the batch's seeds, and the keys of its draws. Several pieces become one batch.
+            pieces: for each piece, the int64 [B] positions of its seeds, and the keys of its draws. All pieces become one batch.
         """
         return self.scout(self._work, index, pieces, maker)
 

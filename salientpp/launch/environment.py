@@ -1,7 +1,7 @@
 """Rank and number of ranks of this process, read from the environment variables of torchrun and SLURM. Nothing is written to the environment.
 
-torchrun's variables take precedence; they may also be set by hand. If SLURM's are set too, they must agree. A batch script has most of SLURM's variables, with
-the values of task 0, but is no task: only a job step has ``SLURM_STEP_ID``.
+torchrun's variables take precedence; they may also be set by hand. If SLURM's are set too, both must agree. A batch script is no task, but has most of SLURM's
+variables, with the values of task 0. Only the tasks of a job step have ``SLURM_STEP_ID``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SLURM = (
     "SLURM_STEP_NODELIST",
 )
 
-#: Most ranks and most hosts of a job. Larger numbers are mistakes.
+#: Maximum number of ranks, and of hosts, of a job. Larger numbers are mistakes.
 _MOST_RANKS, _MOST_HOSTS = 2**31 - 1, 2**20
 _LAST_PORT = 2**16 - 1
 
@@ -47,10 +47,10 @@ class Launch:
     Attributes:
         launcher: 'torchrun' (its variables, even if set by hand), 'slurm' (a task of srun), or 'none': a single process.
         rank, world_size: number of this process in [0, world_size), and number of processes.
-        local_rank, ranks_per_host: number of this process among those of its host, and their number.
+        local_rank, ranks_per_host: number of this process among the processes of its host, and number of these processes.
         master_addr: the host of rank 0; None for a single process.
         master_port: the port at which the ranks meet there; None if none has been chosen yet, as under srun.
-        job: under SLURM, a name that no other run has: cluster, job, step, and number of restarts.
+        job: under SLURM, a name that no other run has, made of cluster, job, step, and number of restarts.
     """
 
     launcher: str
@@ -221,7 +221,7 @@ def _number(environ: Mapping[str, str], name: str, least: int = 0, most: int = _
 
 
 def _port(environ: Mapping[str, str], world_size: int) -> int:
-    """Parses MASTER_PORT. A single rank may give 0, and its kernel chooses a port."""
+    """Parses MASTER_PORT. With a single rank it may be 0: then the kernel chooses a port."""
     return _number(environ, "MASTER_PORT", 0 if world_size == 1 else 1, _LAST_PORT)
 
 
@@ -230,7 +230,7 @@ def _address(environ: Mapping[str, str]) -> str:
 
 
 def _matching(environ: Mapping[str, str], name: str, pattern: str, words: str, default: str = "") -> str:
-    """Returns the value of a variable. If it is empty or missing, returns the default, which need not match."""
+    """Returns the value of a variable, which must match the pattern. If it is empty or missing, returns the default, if one is given."""
     text = environ.get(name)
     if not text and default:
         return default

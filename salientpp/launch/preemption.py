@@ -1,7 +1,8 @@
 """Stops all ranks of a job at the same batch before SLURM ends the job, and requeues the job.
 
 Ranks receive SLURM's signal at slightly different times. A rank that stopped at once would leave the others waiting in DDP. So after each batch the ranks take
-the maximum of the signals that they have received. The all-reduce runs during the next batch and is read one batch later, so no rank waits for it.
+the maximum of the signals that they have received. This all-reduce runs during the next batch, and its result is read after that batch, so that no rank waits
+for it.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ class Preemption:
     def should_stop(self) -> bool:
         """Returns True if the caller should save and stop now. The answer is the same on every rank, at most two batches after the first signal.
 
-        Every rank calls it after each of its batches, equally often. With ``uneven='exact'`` and Join, whose loops differ in length, call it between
-        epochs.
+        Every rank calls it after each of its batches, equally often. With ``uneven='exact'`` and torch's ``Join``, the loops of the ranks differ in length:
+        call it between epochs.
 
         Raises:
             RuntimeError: another rank went away.
@@ -110,16 +111,16 @@ class Preemption:
         self._agreed = int(self._word)
 
     def requeue(self) -> bool:
-        """Requeues this SLURM job (``scontrol requeue``), once every rank has called this; every rank calls it.
+        """Requeues this SLURM job (``scontrol requeue``) once every rank has called this method.
 
-        SLURM then ends all running processes, perhaps before this returns. Later it starts the same script again, with ``SLURM_RESTART_COUNT`` one
+        SLURM then ends all running processes, perhaps before the method returns. Later it starts the same script again, with ``SLURM_RESTART_COUNT`` one
         higher. After SIGTERM nothing is done: SLURM requeues preempted jobs itself, and a job that a user cancels shall not come back.
 
         Returns:
             True if the job was requeued; False without SLURM.
 
         Raises:
-            RuntimeError: SLURM refused, on rank 0; what was saved is safe.
+            RuntimeError: on rank 0, because SLURM refused. Files that were saved are not affected.
         """
         if self._group is not None:
             dist.barrier(group=self._group)

@@ -53,7 +53,7 @@ def init_process_group(
     It works under torchrun and under srun. A single process gets no process group. The rank's GPU becomes the current device.
 
     Args:
-        backend: torch's backend; None is gloo, with NCCL for tensors on a GPU if the rank has one.
+        backend: torch's backend. None: gloo, and also NCCL for tensors on a GPU if the rank has a GPU.
         timeout: time-out for connecting and, by default, for collectives.
         directory: where rank 0 publishes its address if no port has been chosen (plain srun without ``MASTER_PORT``). All hosts must
             share it. None: ``SLURM_SUBMIT_DIR``, from which the job was submitted.
@@ -92,7 +92,7 @@ def init_process_group(
 
 
 def _meet_at_agent(launch: Launch, address: str, timeout: timedelta) -> dist.Store:
-    """Returns the store of torchrun's agents, limited to the ranks that they have started together."""
+    """Returns the store of torchrun's agents, under a prefix that only the ranks of this start have."""
     try:
         store = _store_at(str(launch.master_addr), launch.master_port or 0, timeout)
         return meet(store, launch.rank, launch.world_size, timeout)
@@ -116,7 +116,7 @@ def meet(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> d
 
 
 def _gather(store: dist.Store, world_size: int, deadline: float) -> list[str]:
-    """Publishes the words of the ranks until all agree. Rank 0 calls it."""
+    """Publishes the list of the ranks' words until all ranks have answered the same list. Rank 0 calls it."""
     came = [f"{_PREFIX}/came/{rank}" for rank in range(world_size)]
     answers = [f"{_PREFIX}/answer/{rank}" for rank in range(1, world_size)]
     published, missing = "", list(range(1, world_size))
@@ -139,7 +139,7 @@ def _gather(store: dist.Store, world_size: int, deadline: float) -> list[str]:
 
 
 def _follow(store: dist.Store, rank: int, world_size: int, word: str, deadline: float) -> list[str]:
-    """Answers rank 0's list as soon as it has this rank's word. All ranks except rank 0 call it."""
+    """Answers rank 0's list as soon as the list has this rank's word. All ranks except rank 0 call it."""
     answered = ""
     for _ in _looks(deadline):
         if not store.check([f"{_PREFIX}/list"]):
@@ -279,14 +279,14 @@ def _resolvable(*hosts: str | None) -> str:
 
 
 def _connect(launch: Launch, address: str, backend: str, timeout: timedelta, meeting: dist.Store | str) -> None:
-    """Initialises torch.distributed, with a store from this module, through which connected ranks exchange greetings, or with torch's own method."""
+    """Initialises torch.distributed, either with a store from this module, through which the ranks then exchange greetings, or with torch's own method."""
     store, method = (None, meeting) if isinstance(meeting, str) else (meeting, None)
     try:
         if store is not None:
             greet(store, launch.rank)
         dist.init_process_group(backend, method, timeout, launch.world_size, launch.rank, store)
         if store is not None:
-            # Versions of the package without a greeting are found when the first loader is made.
+            # Old versions of the package, which write no greeting, are found when the first loader is made.
             compare_greetings(store, range(launch.world_size), launch.rank, all_came=False)
     except DifferentVersions as error:
         raise LaunchError(str(error)) from None
@@ -303,6 +303,6 @@ def _unreachable(launch: Launch, address: str, error: Exception) -> str:
     return (
         f"rank {launch.rank} of {launch.world_size} on {socket.gethostname()} could not connect to the others (rank 0 is at {address}): {first}. "
         f"If another rank has ended with an error, look there first. {chosen}: they name the network interface to use, among {interfaces} "
-        "here. If the hosts' names resolve to an interface that does not connect them, set GLOO_SOCKET_IFNAME (for NCCL also the "
-        "other) to the one that does, on every rank"
+        "here. If the hosts' names resolve to an interface that does not connect them, set GLOO_SOCKET_IFNAME (for NCCL also "
+        "NCCL_SOCKET_IFNAME) to an interface that does, on every rank"
     )

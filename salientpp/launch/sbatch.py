@@ -1,8 +1,8 @@
 """Batch scripts for SLURM that start one rank per part and continue after preemption, see docs/how-to/slurm.md.
 
-``--signal=USR1@120`` without ``B:`` sends the signal to all processes of the job's steps, but not to the batch shell, so the ranks receive it themselves. It
-ends a process without a handler, such as torchrun or a rank that is still importing. So everything that srun starts ignores the signal, and children inherit
-this, until a rank installs a handler (:class:`salientpp.Preemption`).
+``--signal=USR1@120`` without ``B:`` sends the signal to all processes of the job's steps, but not to the batch shell, so the ranks receive it themselves. The
+signal ends a process without a handler, such as torchrun or a rank that is still importing. So everything that srun starts ignores the signal, and
+children inherit this, until a rank installs a handler (:class:`salientpp.Preemption`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _MOST = 2**31 - 1
 
 @dataclass(frozen=True)
 class Partitioning:
-    """Partitioning job that runs first: ``salientpp partition`` of a dataset into the directory ``root``.
+    """Job that runs before the training job: ``salientpp partition`` writes the directory ``root`` from a dataset.
 
     Attributes:
         dataset, root: paths relative to the directory of submission.
         options: further arguments of ``salientpp partition``, such as ``['--num-neighbors', '15,10,5']``.
-        cpus, time, partition: SLURM resources; ``partition`` None is the training job's.
+        cpus, time, partition: CPUs, time limit and SLURM partition of this job. ``partition`` None: the training job's.
     """
 
     dataset: str
@@ -42,9 +42,10 @@ class Batch:
 
     Attributes:
         command: the training script and its arguments; without ``python``.
-        parts, ranks_per_part: their product is the number of ranks.
+        parts, ranks_per_part: number of parts, and of ranks for each part. Their product is the number of ranks.
         ranks_per_node, gpus_per_node, cpus_per_task: ranks and GPUs on each host (0 requests no GPU), and CPUs of each rank.
-        time: such as '2:00:00'; partition: None is the cluster's default.
+        time: time limit, such as '2:00:00'.
+        partition: SLURM partition; None is the cluster's default.
         launcher: 'srun' or 'torchrun'.
         python: the interpreter; all hosts must see it.
         options: further options of sbatch, such as '--account=physics'.
@@ -78,7 +79,7 @@ class Batch:
                 raise ValueError(f"{name} must be an integer from {least} to {_MOST}, got {number}")
         if self.ranks % self.ranks_per_node:
             raise ValueError(
-                f"{self.ranks} ranks ({self.parts} parts, {self.ranks_per_part} per part) do not fill hosts of {self.ranks_per_node}: choose "
+                f"{self.ranks} ranks ({self.parts} parts, {self.ranks_per_part} per part) do not fill hosts of {self.ranks_per_node} ranks: choose "
                 "a divisor of the number of ranks as --ranks-per-node (by default --gpus-per-node)"
             )
         for name, text in (

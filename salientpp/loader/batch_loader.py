@@ -54,16 +54,16 @@ _batch_keys: contextvars.ContextVar[BatchKeys | None] = contextvars.ContextVar("
 
 @dataclass(frozen=True, eq=False)
 class _Prepared:
-    """Facts that a rank finds out for its loader before it asks the others."""
+    """Results of those construction steps that a rank takes before it asks the others."""
 
     source: BatchSource
     facts: Facts
     options: Options  # checked
-    placement: Placement  # processes that share an object have a placement with one part, the object
+    placement: Placement  # if processes share an object, the placement has one part: the object
 
 
 class BatchLoader(EngineLoader):
-    """Base of both loaders. They say which data they take and what their seeds are; ``kwargs`` are the arguments of torch's ``DataLoader``."""
+    """Base of both loaders. Each subclass says which data it takes and what its seeds are; ``kwargs`` are the arguments of torch's ``DataLoader``."""
 
     #: Types that ``data`` may have, besides a pair of stores.
     _kinds_of_data: tuple[type, ...]
@@ -96,7 +96,7 @@ class BatchLoader(EngineLoader):
     # --- construction -------------------------------------------------------------------------------------
 
     def _prepare(self, comm: Comm, sampling: SamplingOptions, options: Options, kwargs: dict[str, Any]) -> _Prepared:
-        """Prepares what this rank can know without the others; raises if an argument is wrong."""
+        """Takes those construction steps that need no answers of other ranks. Raises an error if an argument is wrong."""
         for name in ("partial_aggregation", "partial_weight"):
             if name in kwargs:
                 raise ValueError(
@@ -224,7 +224,7 @@ class BatchLoader(EngineLoader):
     # --- single batches, and PyG's hooks ------------------------------------------------------------------
 
     def __call__(self, index: Tensor | Sequence[int]) -> Data:
-        """Returns the batch of the seeds at these positions of ``input_nodes``. It works on one rank only.
+        """Returns the batch of the seeds at these positions of ``input_nodes``. It works only with a single rank.
 
         Args:
             index: integer [B] positions, a list of them, or a mask with an entry per seed.
@@ -235,7 +235,7 @@ class BatchLoader(EngineLoader):
         with self.engine.lock:
             self._calls += 1
             call = self._calls
-        keys = self._bookmark.epochs.keys(-call, 0)  # epochs are >= 0, so calls share no draws with them
+        keys = self._bookmark.epochs.keys(-call, 0)  # a negative epoch shares no draws with epochs, which are >= 0
         return self._through_hooks(index, keys) if self._has_hooks else self._batch_of(index, keys)
 
     def collate_fn(self, index: Tensor | Sequence[int]) -> Any:

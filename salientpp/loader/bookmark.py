@@ -21,8 +21,8 @@ class Bookmark:
     joined: bool  # the batches of a round are joined into one
     adopts: bool  # a loaded state may have another number of logical ranks, which this loader then takes over
     seed_is_given: bool  # a loaded state must then have the same seed
-    epoch: int = 0  # the next one
-    resume: Resume | None = None  # where that epoch continues, from a loaded state
+    epoch: int = 0  # the number of the next epoch
+    resume: Resume | None = None  # the point of a loaded state from which the next epoch continues
     reached: Reached | None = None  # progress of the epoch that was begun last
 
     def set_epoch(self, epoch: int) -> None:
@@ -41,7 +41,7 @@ class Bookmark:
 
     @property
     def _identity(self) -> tuple[int, int, int, bool]:
-        """Logical ranks, ranks, this rank, and True if batches are joined; a state stores the same four values."""
+        """Four values that a state stores too: number of logical ranks, number of ranks, this rank, and True if batches are joined."""
         placement = self.epochs.placement
         return placement.num_logical_ranks, placement.world_size, placement.rank, self.joined
 
@@ -51,7 +51,7 @@ class Bookmark:
         epoch, resume = self.epoch, self.resume or Resume(0, 0)
         if reached is not None and not reached.ended:
             epoch, resume = reached.epoch, Resume(reached.batches, order.round_after(reached.batches))
-            if reached.rounds is not None:  # only whole rounds count, so a started round is given again
+            if reached.rounds is not None:  # a state then counts whole rounds, so a round that was begun is given again
                 resume = Resume(order.batches_before(reached.rounds), reached.rounds)
         return make_state(Position(epoch, resume.batches, resume.round, self.epochs.seed, *self._identity), fingerprint)
 
@@ -59,7 +59,7 @@ class Bookmark:
         """Moves to the position that was saved.
 
         Raises:
-            ValueError: the state belongs to other data or arguments; nothing has changed.
+            ValueError: the state belongs to other data or arguments. The position is then unchanged.
         """
         logical_ranks, ranks, rank, joined = self._identity
         same: dict[str, Any] = {} if self.adopts else {"logical_ranks": logical_ranks}

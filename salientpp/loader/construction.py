@@ -55,7 +55,7 @@ def connect(data: Any, kinds: tuple[type, ...], kinds_in_words: str, options: Op
 
 
 def prepare_together(comm: Comm, prepare: Callable[[], Any], action: str) -> tuple[Any, list[Facts]]:
-    """Calls ``prepare`` on every rank. Returns this rank's result, and the ``facts`` of every rank's result.
+    """Calls ``prepare``, as every rank does. Returns this rank's result, and the attribute ``facts`` of the results of all ranks.
 
     Collective: a mistake on one rank raises an error on every rank.
 
@@ -115,7 +115,7 @@ def facts_of(
 
     Args:
         seeds: from :func:`salientpp.engine.shares.seeds_of_parts`.
-        settings: further values that must be equal on all ranks, besides ``options``.
+        settings: values besides ``options`` that must be equal on all ranks.
         generator: draws the seed if the user gave none.
     """
     delivered = {column: source.delivered(column) for column in source.exchanged}

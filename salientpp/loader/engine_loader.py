@@ -30,7 +30,7 @@ from salientpp.ways.cache import Cache, GivenCache
 
 
 class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMixin, LogMemoryMixin):
-    """Epochs of an engine. A subclass makes the engine and the bookmark, and says how batches are finished."""
+    """Loader that runs the epochs of an engine. A subclass makes the engine and the bookmark, and says how batches are finished."""
 
     data: Any
     engine: Engine
@@ -57,9 +57,9 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         return self._bookmark.epochs.order.batches_by_rank
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the number of the next epoch; with the seed it fixes the order and all draws.
+        """Sets the number of the next epoch; together with the random seed, this number determines the order and all draws.
 
-        After ``load_state_dict``, the number of the state's epoch keeps the state, and any other number discards it.
+        After ``load_state_dict``, the state is kept if ``epoch`` is the epoch of the state, and discarded otherwise.
         """
         self._bookmark.set_epoch(int(epoch))
 
@@ -118,7 +118,8 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of this loader as plain values, for ``torch.save`` or JSON; see :mod:`salientpp.engine.state`.
 
-        Inside an epoch, or after leaving it early, the state counts the batches that were given. After the end it is the start of the next epoch.
+        Inside an epoch, or after leaving it early, the state counts the batches that were given. After the end of an epoch
+        the state is the start of the next one.
         """
         state = self._bookmark.state(self.engine.producer.drive(getattr, self, "_fingerprint"))
         if not self._orders_itself:
@@ -129,7 +130,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         """Makes the next ``iter(loader)`` continue where ``state_dict()`` was called. On several ranks every rank must load a state.
 
         If the number of ranks is the same and each loads its own state, they continue with the very next batch. With another number of ranks, or if
-        all ranks load the state of one, they continue with the first round that this one had not given completely. A loader made without
+        all ranks load the state of one rank, they continue with the first round that the saving rank had not given completely. A loader made without
         ``logical_ranks`` takes the state's number, and one made without a seed takes the state's seed.
 
         Raises:

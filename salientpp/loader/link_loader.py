@@ -41,14 +41,14 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         num_neighbors: as in :class:`~salientpp.NeighborLoader`.
         edge_label_index: the seeds, int64 [2, M]; None takes the graph's own edges. On a ``HeteroData`` an edge type, or (edge type,
             [2, M]). On a partitioned graph the name of a stored split of edges, 'all' or None for the graph's own edges, or pairs of
-            global ids. With several types (edge type, one of these). Of stored edges, a rank takes those whose destination its part owns;
-            pairs of ids are the rank's own.
-        edge_label: [M, ...] labels. With binary negative sampling, 0 means "negative": labels whose minimum over all ranks is 0 are
-            raised by one. For stored edges also the name of the edge attribute that holds them.
-        edge_label_time: [M]; sampled neighbours are not later than their edge. It needs ``time_attr``, which in turn needs it. For
-            stored edges also the name of an edge attribute.
-        neg_sampling: PyG's ``NegativeSampling`` or its mode: 'binary' adds random edges with the label 0, 'triplet' random
-            destinations for every edge.
+            global ids. If it has several edge types: (edge type, one of these). Of stored edges, a rank takes those whose destination
+            its part owns; of pairs of ids, it takes all that it was given.
+        edge_label: [M, ...] labels. With binary negative sampling, 0 means "negative": if the smallest label of all ranks is 0,
+            all labels are raised by one. For stored edges also the name of the edge attribute that holds them.
+        edge_label_time: [M], times of the seeds; sampled neighbours are not later than their edge. It needs ``time_attr``, and ``time_attr``
+            needs it. For stored edges also the name of an edge attribute that holds the times.
+        neg_sampling: PyG's ``NegativeSampling`` or its mode: 'binary' adds random edges with the label 0, 'triplet' adds random
+            destinations to every edge.
         neg_sampling_ratio: deprecated; means ``NegativeSampling('binary', ratio)``.
         <options>
         input_id, custom_cls: as in PyG's ``LinkLoader``.
@@ -179,7 +179,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
 
 
 def _sign_of_least(label: Tensor | None) -> int | None:
-    """Returns -1, 0 or 1, the sign of the minimum. NaN counts as -1, because PyG does not raise such labels either."""
+    """Returns -1, 0 or 1, the sign of the smallest label. NaN counts as -1, because PyG does not raise such labels either."""
     if label is None or not label.numel():
         return None
     least = label.min()

@@ -34,16 +34,16 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
     Args:
         data: a PyG ``Data`` or ``HeteroData``, a pair of PyG's ``FeatureStore`` and ``GraphStore``, or a
             :class:`~salientpp.PartitionedGraph` from :func:`salientpp.load`.
-        num_neighbors: neighbours per vertex and hop, nearest the seeds first; -1 takes all. For a ``HeteroData`` also a mapping from
-            edge types to such lists.
+        num_neighbors: number of neighbours drawn per vertex, one number for each hop, beginning at the seeds; -1 draws all. For a
+            ``HeteroData`` also a mapping from edge types to such lists.
         input_nodes: seeds. On a ``Data``: mask, ids, or None for all. On a ``HeteroData``: a node type, or (node type, mask or ids).
             On a partitioned graph: 'train', 'val', 'test' (or another split), 'all', a mask [N], or global ids that this rank's part
-            owns; with several types (node type, one of these).
+            owns. If it has several node types: (node type, one of these).
         input_time: [number of seeds]; times of the seeds, instead of those under ``time_attr``.
-        replace, subgraph_type, disjoint, temporal_strategy, time_attr, weight_attr, is_sorted, directed: how to draw, see
+        replace, subgraph_type, disjoint, temporal_strategy, time_attr, weight_attr, is_sorted, directed: how neighbours are drawn, see
             :class:`~salientpp.NeighborSampler`.
-        transform: called with every batch.
-        transform_sampler_output: called with every ``SamplerOutput``, in the sampling thread.
+        transform: function that is called with every batch, and returns the batch to deliver.
+        transform_sampler_output: function that is called with every ``SamplerOutput`` in the sampling thread, and returns the one to use.
         filter_per_worker: only for direct calls of ``collate_fn``: if False, the caller applies ``filter_fn``. Attributes are always
             gathered outside the caller's thread.
         neighbor_sampler: a PyG ``BaseSampler`` to draw with; the arguments that say how to draw are then ignored.

@@ -124,7 +124,7 @@ class Memory(TypedDict, total=False):
             default=0.0,
             check=amount("the part's rows"),
             help="Amount of the part's rows of which `device` keeps a copy, the most needed ones first: a fraction β in [0, 1] of each vertex type, or "
-            "[bytes](#amounts-of-memory). No effect on stores. Refused with a `neighbor_sampler` of another class",
+            "[bytes](#amounts-of-memory). No effect on stores. Refused with a `neighbor_sampler` other than `NeighborSampler`",
         ),
     ]
 
@@ -225,7 +225,8 @@ class Sampling(TypedDict, total=False):
             agree="yes",
             identifies=True,
             help="Number of consecutive batches of a logical rank that share their random draws, see [shared "
-            "draws](../explanation/traffic.md#draws-that-agree). 1: each batch draws independently. Refused with a `neighbor_sampler` of another class",
+            "draws](../explanation/traffic.md#draws-that-agree). 1: each batch draws independently. Refused with a "
+            "`neighbor_sampler` other than `NeighborSampler`",
         ),
     ]
 
@@ -247,7 +248,7 @@ class Sampling(TypedDict, total=False):
         Option(
             default=None,
             help="`(rank, number of ranks)`: on a `Data` that every process holds, visit only this process's share of the seeds. `shuffle` then "
-            "requires the same `seed` on all. `uneven` applies. The ranks do not communicate",
+            "requires the same `seed` in all processes. `uneven` applies. The ranks do not communicate",
         ),
     ]
 
@@ -269,8 +270,8 @@ class Pipeline(TypedDict, total=False):
             default=10,
             check=integer("batches in flight", 1),
             agree="yes",
-            help="Batches in flight. 1 turns the pipeline off; more than 10 counts as 10. No effect on one process's data on the CPU, where a "
-            "batch is made in one call",
+            help="Batches in flight. 1 turns the pipeline off; more than 10 counts as 10. No effect if one process has all rows and `device` is "
+            "the CPU: a batch is then made in one call",
         ),
     ]
 
@@ -291,7 +292,7 @@ class Ranks(TypedDict, total=False):
         Option(
             default=DEFAULT_TIMEOUT,
             shown="300 s",
-            help="Longest wait for another rank, in seconds or as a `timedelta`. Differs from `timeout` of torch's `DataLoader`",
+            help="Longest wait for another rank, in seconds or as a `timedelta`. Its meaning differs from that of `timeout` in torch's `DataLoader`",
         ),
     ]
 
@@ -314,7 +315,7 @@ class Ranks(TypedDict, total=False):
             check=integer("number of logical ranks", 1, none=True),
             agree="yes",
             help="On a partitioned graph: number of [logical ranks](#logical-ranks) that an epoch's batches belong to, at most 16,384. Any number "
-            "of ranks up to it gives the same batches. `None`: the number of ranks",
+            "of ranks up to this number gives the same batches. `None`: the number of ranks",
         ),
     ]
 
@@ -380,9 +381,9 @@ class Sums(TypedDict, total=False):
             check=_one_of("'auto', 'sum', 'mean', 'max' or None", "auto", *REDUCTIONS),
             agree="yes",
             help="On a partitioned graph with one vertex type: `'sum'`, `'mean'` or `'max'` of a vertex's remote neighbours in the last hop "
-            "replaces their rows, where that takes fewer bytes. With a `device`, it also replaces rows that the host would copy. `'auto'`: "
-            "`'mean'`, if it saves enough bytes. Batches carry `partial`, and `salientpp.nn.merge_partial(model)` makes the model's first "
-            "layers add it, see [sums](../explanation/traffic.md#sums-instead-of-rows). Refused with `disjoint`, `time_attr`, a "
+            "replaces their rows, where that takes fewer bytes. With an accelerator as `device`, sums also replace rows that the host would copy to it. "
+            "`'auto'`: `'mean'`, if it saves enough bytes. Batches carry `partial`, and `salientpp.nn.merge_partial(model)` makes the model's first "
+            "layers add these sums, see [sums](../explanation/traffic.md#sums-instead-of-rows). Refused with `disjoint`, `time_attr`, a "
             "`subgraph_type` other than `'directional'`, several names in `columns`, rows that are not floats, rows in a narrower format, "
             "`lookahead`, `pad` and `transform_sampler_output`",
         ),
@@ -394,18 +395,18 @@ class Sums(TypedDict, total=False):
             default=None,
             agree="yes",
             help="With `partial_aggregation`: name of the edge attribute (one real number per edge) that the first layer gets as `edge_weight`. "
-            "Rows are multiplied by it before they are summed. The weights travel with the request, see "
+            "Rows are multiplied by their weights before they are summed. The weights travel with the request, see "
             "[sums](../explanation/traffic.md#sums-instead-of-rows)",
         ),
     ]
 
 
 class LoaderOptions(Memory, Columns, Sampling, Pipeline, Ranks, FewerBytes, TorchArguments, total=False):
-    """Options of both loaders beside PyG's arguments, for editors and type checkers."""
+    """Options that both loaders have besides PyG's arguments, for editors and type checkers."""
 
 
 class NeighborLoaderOptions(LoaderOptions, Sums, total=False):
-    """Options of :class:`~salientpp.NeighborLoader` beside PyG's arguments."""
+    """Options that :class:`~salientpp.NeighborLoader` has besides PyG's arguments."""
 
 
 #: Groups of options. The first line of a group's docstring is the title of its table. Only NeighborLoader has the options of ``Sums``.

@@ -3,7 +3,7 @@
 docs/reference/batch.md describes a padded batch. Padding vertices follow the real ones, at least one of each type. Padding edges join only padding
 vertices, in the order of their targets. So no message from padding reaches a real vertex, and real degrees are unchanged.
 
-The classes come from a trial: when the first batch is given, :data:`TRIAL` batches of the loader's seeds are drawn with separate keys.
+The classes come from a trial: just before the first batch is delivered, :data:`TRIAL` batches of the loader's seeds are drawn with keys of their own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TRIAL = 16
 #: The trial's draws use the keys of this epoch. Users' epochs count up from 0, and single batches count down from -1.
 TRIAL_EPOCH = -(2**61)
 
-#: Number of steps between a power of two and the next, to which sizes are rounded up; also the smallest size.
+#: Sizes are rounded up to one of this number of steps between a power of two and the next. It is also the smallest size.
 _STEPS = 32
 
 #: Attributes that padding adds to a batch.
@@ -68,7 +68,7 @@ class Classes:
 
 
 def rounded_up(size: int) -> int:
-    """Rounds up to a grid with :data:`_STEPS` steps from a power of two to the next (at most 3 % more), and to at least :data:`_STEPS`."""
+    """Rounds a size up to a grid with :data:`_STEPS` steps from a power of two to the next (which adds at most 3 %), and to at least :data:`_STEPS`."""
     step = 1 << max(0, size.bit_length() - 1 - (_STEPS.bit_length() - 1))
     return max(_STEPS, -(-size // step) * step)
 
@@ -95,7 +95,7 @@ class Padding:
         typed = isinstance(batch, HeteroData)
         nodes = {type_: batch[type_] for type_ in batch.node_types} if typed else {None: batch._store}
         edges = {type_: batch[type_] for type_ in batch.edge_types} if typed else {_EDGES: batch._store}
-        # A store lacks n_id if its type cannot be reached, and edge_index if the data has no edges of its type.
+        # A batch's store of a type lacks n_id if no seed can reach the type, and edge_index if the data has no edges of the type.
         num_vertices = {type_: store.n_id.numel() if "n_id" in store else 0 for type_, store in nodes.items()}
         ends_of = {type_: store.get("edge_index") for type_, store in edges.items()}
         num_edges = {type_: 0 if of is None else of.size(1) for type_, of in ends_of.items()}
@@ -210,7 +210,7 @@ def check_padding(data: Any, source: BatchSource, custom_cls: type | None) -> No
     elif isinstance(data, tuple) or custom_cls is not None:
         why = "is for a Data, a HeteroData or a partitioned graph, not for a FeatureStore and GraphStore"
     elif source.sampler.disjoint:
-        why = "is not available with disjoint trees or times: padding vertices belong to no tree"
+        why = "is not available with disjoint or time_attr: padding vertices belong to no tree"
     if why is not None:
         raise NotImplementedError(f"pad='bucket' {why}; leave pad out")
     if isinstance(data, (Data, HeteroData)):

@@ -58,8 +58,8 @@ class SamplingOptions:
         own = self.neighbor_sampler
         if own is not None and not isinstance(own, NeighborSampler):
             raise ValueError(
-                "neighbor_sampler= of another class is for data in one process; on a partitioned graph the cache and the order of rows depend on "
-                "this package's draws; leave it out and use the loader's own arguments, or pass a salientpp.NeighborSampler"
+                "a neighbor_sampler= other than salientpp.NeighborSampler is for data in one process; on a partitioned graph the cache and the "
+                "order of rows depend on this package's draws; leave it out and use the loader's own arguments, or pass a salientpp.NeighborSampler"
             )
         if own is not None:
             sizes = {type_: book.num_vertices for type_, book in part.books.items()}
@@ -85,7 +85,7 @@ class SamplingOptions:
 
 
 def normalise_numbers(kwargs: dict[str, Any]) -> None:
-    """Converts the numbers for torch's ``DataLoader`` to Python's, in place."""
+    """Converts the numbers in ``kwargs`` for torch's ``DataLoader`` to Python's, in place."""
     for name in ("batch_size", "num_workers", "prefetch_factor"):
         number = as_integer(kwargs.get(name))
         if number is not None:

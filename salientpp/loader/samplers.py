@@ -1,4 +1,4 @@
-"""Stand-ins for torch's samplers. Other libraries read from their type how a loader orders its seeds.
+"""Stand-ins for torch's samplers. From the type of a loader's sampler, other libraries read how the loader orders its seeds.
 
 The loader never iterates them; ``set_epoch`` on them sets the loader's epoch.
 """
@@ -26,7 +26,7 @@ class OfLoader:
         self.belong_to(loader)
 
     def belong_to(self, loader: Any) -> None:
-        """Sets the loader. A copied loader gets a copy of the sampler, which must refer to the copy."""
+        """Sets the loader. A copied loader gets a copy of the sampler, and this copy must refer to the copied loader."""
         self._loader = weakref.ref(loader)  # a strong reference would be a cycle
 
     def _living_loader(self) -> Any:

@@ -35,7 +35,7 @@ def with_options(but: tuple[type, ...] = ()) -> Callable[[L], L]:
 def declare(group: type) -> None:
     """Adds the options of a ``TypedDict`` to every loader, see :mod:`salientpp.engine.option`.
 
-    The first line of the docstring of ``group`` is its title in the documentation.
+    The first line of the docstring of ``group`` is the title of the group in the documentation.
 
     Raises:
         ValueError: an option of this name exists already.
@@ -54,7 +54,7 @@ def declare(group: type) -> None:
 
 
 def divided(given: Mapping[str, Any], but: tuple[type, ...] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits ``given`` into the package's options, of all groups except ``but``, and the rest, which torch takes."""
+    """Splits ``given`` into two dictionaries: the package's options of all groups except ``but``, and the remaining arguments, which torch takes."""
     names = OPTIONS.keys() - {name for group in but for name in declared_in(group)}
     own = {name: value for name, value in given.items() if name in names}
     return own, {name: value for name, value in given.items() if name not in names}

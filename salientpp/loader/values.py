@@ -22,10 +22,10 @@ from salientpp.vip.policies import PROBABILITIES
 
 #: (an option, an option that it excludes) -> reason.
 EXCLUDED: Mapping[tuple[str, str], str] = {
-    ("lookahead", "transform_sampler_output"): "it may change a batch's vertices after the cache was planned",
+    ("lookahead", "transform_sampler_output"): "a batch's vertices may change after the cache was planned",
     ("partial_aggregation", "lookahead"): "a cache that looks ahead chooses its rows after the sums are planned",
     ("partial_aggregation", "pad"): "padding would not make the number of sums constant",
-    ("partial_aggregation", "transform_sampler_output"): "it may change the sampled edges after their sums are planned",
+    ("partial_aggregation", "transform_sampler_output"): "sampled edges may change after their sums are planned",
     ("partial_aggregation", "send_as"): "sums are computed from rows as they are stored",
 }
 
@@ -39,10 +39,10 @@ class Options(Values):
         super().__init__({"transform": None, "transform_sampler_output": None, **given})
 
     def checked(self, device: torch.device) -> Options:
-        """Returns these options with Python's numbers; ``device`` is the checked one.
+        """Returns a copy of these options, checked, with numbers converted to Python's. ``device`` is the result of :meth:`checked_device`.
 
         Raises:
-            ValueError, TypeError: an argument is wrong for any data.
+            ValueError, TypeError: an argument is wrong, whatever the data is.
         """
         found = self.checked_alone()
         for one, other in EXCLUDED:
@@ -143,8 +143,8 @@ class Options(Values):
             raise ValueError(f"share must be (rank, number of ranks), with 0 <= rank < number of ranks, got {share!r}")
         if draws_seed and share[1] > 1:
             raise ValueError(
-                f"share={share!r} with shuffle=True needs the same order of seeds in all {share[1]} processes, but each would draw its own seed; pass the "
-                "same seed= (or a generator= in the same state) in all of them"
+                f"share={share!r} with shuffle=True needs the same order of seeds in all {share[1]} processes, but each would draw its own random seed; pass "
+                "the same seed= (or a generator= in the same state) in all of them"
             )
         return share[0], share[1]
 

@@ -53,7 +53,7 @@ class Comm:
     Attributes:
         rank, size: number of this rank in the group, and number of ranks. Error texts name ranks by these numbers.
         device: device of rows that are exchanged: the CPU, or a CUDA device with NCCL. Everything else is exchanged from the CPU.
-        of: text after the number of a rank, which says what the numbers mean if they are not the job's.
+        of: text that errors append to a rank's number. It says what the numbers mean, if they are not the job's.
         groups: torch's groups of these ranks. None: a single process.
     """
 
@@ -69,12 +69,12 @@ class Comm:
         self.groups = groups
         self._within = within  # kept alive: its notes are used here, and no other Comm may lease its groups
         self._ranks = (0,) if roll is None else roll.ranks
-        self._numbers = numbers or range(len(self._ranks))  # numbers of the ranks in error texts
+        self._numbers = numbers or range(len(self._ranks))  # the numbers by which error texts name the ranks
         self.timeout = timeout
         device = device or torch.device("cpu")
         over_host = groups is None or groups.device is None
         self.device = torch.device("cpu") if over_host else device
-        # Rows that arrive over gloo are then copied to the device.
+        # Pinned, because rows that arrive over gloo are then copied to the device.
         self._pins = device.type != "cpu" and over_host
         self.rank = 0 if groups is None else groups.rank
         self.size = 1 if groups is None else groups.host.size()
@@ -131,7 +131,7 @@ class Comm:
     def among(self, ranks: Sequence[int]) -> Comm:
         """Creates connections between some of these ranks, in ascending order, over gloo and only between host memories.
 
-        Collective among those ranks. A rank that waits in the new Comm also notices failures in this one. Error texts use this Comm's rank numbers.
+        Collective among those ranks. A rank that waits in the new Comm also notices failures in this Comm. Error texts use this Comm's rank numbers.
         """
         if len(ranks) == 1:
             return Comm(None, self.timeout)
@@ -154,7 +154,8 @@ class Comm:
 
         Args:
             send: [sum(send_counts), ...] of any dtype, contiguous, on the CPU or on ``self.device``.
-            empty: (shape, dtype) -> an uninitialised tensor for rows that arrive on the CPU. None: torch's. Not called if a device copies them from there.
+            empty: (shape, dtype) -> an uninitialised tensor for rows that arrive on the CPU. None: torch's. Not called
+                if a device copies the rows from the CPU's memory.
 
         Returns:
             Pending [sum(recv_counts), ...], ordered by source rank.
@@ -196,10 +197,10 @@ class Comm:
 
         Args:
             error: reason why this rank could not do its ``task``.
-            kind: type of the exception to raise here for another rank's error.
+            kind: type of the exception that this rank raises if another rank has an error.
 
         Raises:
-            Exception: ``error`` itself, if given. Otherwise, on every rank without an error, a ``kind`` with the text of the first rank that has one.
+            Exception: ``error`` itself, if given. Otherwise, on every rank without an error, a ``kind`` with the text of the first rank that has an error.
             DifferentVersions: the ranks sent facts with different names.
         """
         if self.size > 1:
@@ -252,7 +253,7 @@ class Comm:
     # --- failure ------------------------------------------------------------------------------------------
 
     def report_failure(self, text: str) -> None:
-        """Leaves a note for the other ranks. Only the first note counts. Never raises."""
+        """Leaves a failure note for the other ranks. They read only the first note that any rank left. Never raises."""
         if self.groups is not None:
             self.groups.abandon()
         self.notes.report(text)

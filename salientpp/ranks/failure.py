@@ -21,7 +21,7 @@ import torch.distributed as dist
 from salientpp.ranks.groups import Groups
 from salientpp.ranks.job_store import PatientStore
 
-#: After a failure, seconds that the process which hosts the store stays so that others can read the note, and seconds between its checks.
+#: After a failure, the process which hosts the store stays so that others can read the note: most seconds that it stays, and seconds between its checks.
 _STAY_SECONDS = 2.0
 _STAY_PAUSE = 0.05
 
@@ -52,7 +52,7 @@ class FailureNotes:
             self.living.add(self)
 
     def report(self, text: str) -> None:
-        """Leaves a note for the other ranks. Only the first note counts. Never raises."""
+        """Leaves a failure note for the other ranks. They read only the first note that any rank left. Never raises."""
         if self._groups is not None:
             self._groups.abandon()
         self._leave(text)
@@ -77,13 +77,13 @@ class FailureNotes:
             raise RankFailure(text)
 
     def note_waiting(self, waits: bool) -> None:
-        """Records whether this rank has been waiting for long, for any other rank."""
+        """Records that this rank has been waiting for long for other ranks; with ``waits`` False, removes the record."""
         key = f"{self._waiting}/{self.rank}"
         if self.store is not None:
             self.store.ask(lambda store: store.set(key, "1") if waits else store.delete_key(key))
 
     def silent(self) -> list[int] | None:
-        """Returns the ranks that have not recorded that they wait. None: the store does not answer."""
+        """Returns the other ranks that have not recorded that they are waiting. None: the store does not answer."""
         if self._groups is None or self.store is None:
             return None
         others = self._groups.others
@@ -94,7 +94,7 @@ class FailureNotes:
     def leave_at_exit(cls) -> None:
         """Tells the other ranks if this rank's script has ended with an error, and they do not know it yet.
 
-        Their next epoch may have begun before this rank stopped answering.
+        The others may have begun their next epoch before this rank stopped answering, and would then wait for it.
         """
         until = time.monotonic() + _STAY_SECONDS
         told = []
@@ -125,7 +125,7 @@ class FailureNotes:
         return note
 
     def _read_key(self, rank: int) -> str:
-        """Returns the key that exists once the rank knows of the failure."""
+        """Returns the key that exists in the store once this rank has read the note."""
         return f"{self._note}/read/{rank}"
 
     def _early_end(self) -> str | None:

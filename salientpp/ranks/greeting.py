@@ -12,11 +12,11 @@ space and a value::
     torch 2.13.0
     torch_geometric 2.8.1
 
-The order of the lines is free. A reader ignores names that it does not know; later versions may add some. A value without a line is
-``unknown``. Two ranks can work together if their values of ``salientpp`` and ``wire`` are equal. Versions without a greeting existed
-before this one, and count as unknown. Other versions of torch or PyG are a warning.
+The order of the lines is free. A reader ignores names that it does not know; later versions may add some. If a name has no line, its
+value is ``unknown``. Two ranks can work together if their values of ``salientpp`` and ``wire`` are equal. Old versions of the
+package write no greeting, so their values are ``unknown``. Ranks with different versions of torch or PyG get a warning.
 
-``wire`` is the number of the wire format. It tells apart versions under development, which share one value of ``salientpp``.
+``wire`` is the number of the wire format. It tells versions under development apart, which have the same value of ``salientpp``.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def compare_greetings(store: dist.Store, ranks: Sequence[int], rank: int, of: st
         ranks: the ranks' numbers in the default group. Errors call them 0, 1, ... in this order.
         rank: this process's number in the default group.
         of: text that errors append to a rank's number, such as the name of its group.
-        all_came: True: a rank without a greeting runs a version that writes none. False: ranks without a greeting are left out.
+        all_came: if True, a rank without a greeting runs a version that writes none. If False, ranks without a greeting are left out.
     """
     greeted = [each for each in ranks if have_greeted(store, [each])] if not have_greeted(store, ranks) else [*ranks]
     texts = dict(zip(greeted, store.multi_get([key_of(each) for each in greeted]), strict=True))
@@ -115,7 +115,7 @@ def describe_library(name: str, greetings: dict[int, str], of: str = "") -> str 
 
 
 def _ranks_by(names: Sequence[str], greetings: dict[int, str], of: str) -> dict[tuple[str, ...], list[str]]:
-    """Returns values of these names -> descriptions of the ranks that have them."""
+    """Groups the ranks by their values of these names. Returns (values) -> descriptions of the ranks with these values."""
     ranks: dict[tuple[str, ...], list[str]] = {}
     for rank, text in greetings.items():
         values = dict(line.strip().partition(" ")[::2] for line in text.splitlines())

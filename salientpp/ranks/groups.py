@@ -4,8 +4,9 @@ Connecting costs threads and file descriptors, and closing a connection would ha
 refers to its Comm any more. Ranks release groups at different times. So all ranks take the free group with the lowest number that is free on every rank, or
 make a new one.
 
-Data that the host makes and reads (counts, ids, agreements) always travels over gloo. So the host never waits for a device to read it, and notices a lost
-rank. If the default group has NCCL and the loader a CUDA device, rows travel over a second, NCCL group, where the stream waits.
+Data that the host makes and reads (counts, ids, agreements) always travels over gloo. So the host never waits for a device before it reads this data, and
+it notices a lost rank. If the default group has NCCL and the loader a CUDA device, rows travel over a second group, with NCCL, and the device's
+stream waits for them.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Groups:
         device: NCCL group, for data between devices. None: that data goes over ``host``.
         number: number of the group among all groups of the same ranks. All these ranks give it the same number.
         broken: True after a failure. The group is then kept alive forever, because destroying it would wait for collectives that other ranks never join.
-        under_way: host collectives that have not been waited for.
-        made: True if this process has made any group.
+        under_way: collectives of ``host`` whose end no caller has waited for.
+        made: True if this process has made at least one :class:`Groups`.
     """
 
     host: Any  # a ProcessGroupGloo; torch's type stubs lack its collectives
@@ -103,11 +104,11 @@ class Circle:
 
     Attributes:
         calls: number of Comms that they have made or begun to make.
-        told: for each rank, the number of mistakes that it made elsewhere and that this process has heard of.
+        told: for each rank, the number of its mistakes in making other Comms that this process has been told of.
         has_compared: True if these ranks have compared their greetings; see :mod:`salientpp.ranks.greeting`.
     """
 
-    #: By default group, because everything starts over after `destroy_process_group`.
+    #: The circles by default group and by ranks. After `destroy_process_group` everything starts over.
     known: ClassVar[weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], Circle]]] = (
         weakref.WeakKeyDictionary()
     )

@@ -5,7 +5,7 @@ A dataset directory has K parts, each a contiguous range of ids. W ranks on some
 * **Seeds.** An epoch's batches belong to S logical ranks. S is fixed for a run's whole life, while W may change (by default S = W). A logical rank draws its
   seeds from a **unit**. If S >= K, a unit is one part, which S / K logical ranks share. If S < K, a unit is several neighbouring parts joined.
 * **Rows.** All parts that the ranks of one host serve lie on that host, and every rank there reads them. Together they are one **row part**. A request for
-  rows of another row part goes to the rank there that has the asking rank's place, which spreads the load.
+  rows of another row part goes to the rank there with the same place in its row part as the asking rank. This spreads the load.
 
 The logical ranks of a rank, the ranks of a host, and the parts of a rank or host are consecutive, in torchrun's order.
 """
@@ -16,17 +16,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-#: Upper bound on ``logical_ranks`` if it exceeds the number of ranks. A rank's schedules take time and memory for its logical ranks times all logical ranks.
+#: Upper bound on ``logical_ranks`` if it exceeds the number of ranks. A rank's schedules take time and memory for
+#: the product of two numbers: its own logical ranks, and all logical ranks.
 MOST_LOGICAL_RANKS = 2**14
 
 
 def runs(number: int, groups: int) -> list[int]:
-    """Returns the beginnings of ``groups`` consecutive runs of ``number`` items, as even as possible, and ``number`` at the end."""
+    """Divides ``number`` items into ``groups`` consecutive runs, as even as possible. Returns the beginning of each run, and ``number`` at the end."""
     return [group * number // groups for group in range(groups + 1)]
 
 
 def _run(number: int, groups: int, group: int) -> tuple[int, int]:
-    """Returns the beginning and end of one of these runs."""
+    """Returns the beginning and the end of run ``group`` of :func:`runs`."""
     return group * number // groups, (group + 1) * number // groups
 
 
@@ -58,18 +59,18 @@ class Placement:
         logical_ranks = self.num_logical_ranks
         if logical_ranks > max(MOST_LOGICAL_RANKS, ranks):
             raise ValueError(
-                f"logical ranks must be at most {MOST_LOGICAL_RANKS:,}, or the number of ranks, got {logical_ranks:,}; choose the "
-                "number of ranks that the run may grow to"
+                f"logical ranks must be at most {MOST_LOGICAL_RANKS:,}, or equal to the number of ranks, got {logical_ranks:,}; pass the largest "
+                "number of ranks that the run may have"
             )
         if ranks > parts and ranks % parts != 0:
             raise ValueError(
                 f"world size {ranks} does not fit {parts} parts: with more ranks than parts, every part must be served by the same number "
-                f"of ranks; start at most {parts} ranks or a multiple of that, or partition into {ranks} parts"
+                f"of ranks; start at most {parts} ranks or a multiple of {parts}, or partition into {ranks} parts"
             )
         if logical_ranks > parts and logical_ranks % parts != 0:
             raise ValueError(
                 f"logical_ranks={logical_ranks} does not fit {parts} parts: with more logical ranks than parts, every part must have the same number of them; "
-                f"use at most {parts} logical ranks or a multiple of that"
+                f"use at most {parts} logical ranks or a multiple of {parts}"
             )
         if ranks > logical_ranks:
             raise ValueError(
@@ -78,7 +79,7 @@ class Placement:
         if ranks > parts and logical_ranks % ranks != 0:
             raise ValueError(
                 f"logical_ranks={logical_ranks} does not fit {ranks} ranks: with more ranks than the {parts} parts, each rank must have the same number of "
-                f"logical ranks; start a number of ranks that divides {logical_ranks}, or at most {parts}"
+                f"logical ranks; start a number of ranks that divides {logical_ranks}, or at most {parts} ranks"
             )
         if sum(self.ranks_by_host) != ranks or min(self.ranks_by_host) < 1:
             raise ValueError(
@@ -109,7 +110,7 @@ class Placement:
         return self.logical_ranks_of(self.rank)
 
     def logical_ranks_of(self, rank: int) -> range:
-        """Returns the logical ranks of a rank: those of whole units, or an equal share of one unit's."""
+        """Returns the logical ranks of a rank: all logical ranks of one or several units, or an equal share of those of one unit."""
         if self.world_size > self.num_units:
             share = self.num_logical_ranks // self.world_size
             return range(rank * share, (rank + 1) * share)
@@ -143,12 +144,12 @@ class Placement:
 
     @property
     def own_offsets(self) -> tuple[int, ...]:
-        """First part of each distinct set of parts that ranks visit, and K at the end."""
+        """First part of each distinct range of parts whose seeds a rank visits, and K at the end."""
         return (*(parts.start for parts in self._visits), self.num_parts)
 
     @property
     def own_part(self) -> int:
-        """Number of this rank's set of parts among those sets."""
+        """Index in :attr:`own_offsets` of the range whose seeds this rank visits."""
         return self._visits.index(self.own_parts)
 
     # --- hosts and rows -----------------------------------------------------------------------------------

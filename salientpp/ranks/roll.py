@@ -19,7 +19,7 @@ from salientpp.ranks.job_store import attempt, job_store
 from salientpp.ranks.members import default_group, is_parents_group
 from salientpp.ranks.waiting import SLICE_SECONDS
 
-#: The backend's timeout exceeds the Comm's own by this.
+#: Amount by which the backend's timeout exceeds the timeout of the Comm.
 _GRACE = timedelta(seconds=5)
 
 #: If a rank could not make its group: seconds that it waits to hear which other ranks could not make it either.
@@ -35,7 +35,7 @@ class Roll:
     Attributes:
         ranks: ranks as numbers of the default group, in the group's order; ``rank`` is this process's number among them.
         prefix: prefix of this Comm's keys in the store.
-        of: text after the number of a rank, which says what the numbers mean.
+        of: text that errors append to a rank's number, and that says what the numbers mean.
     """
 
     def __init__(self, ranks: tuple[int, ...]) -> None:
@@ -56,18 +56,21 @@ class Roll:
         return [f"{self.prefix}/{call}/{rank}" for rank in range(len(self.ranks))]
 
     def tell(self, mistake: str, astray: bool = False) -> None:
-        """Tells all ranks that come of this rank's mistake, instead of answering. ``astray``: see :func:`go_astray`."""
+        """Reports this rank's mistake to all ranks that come, instead of answering the roll call. ``astray``: see :func:`go_astray`."""
         attempt(lambda: self._store.compare_set(f"{self.prefix}/error", "", json.dumps([self.rank, mistake, astray])))
 
     def lease(self, over: str, timeout: timedelta) -> Groups:
-        """Leases connections that are free on every rank, or new ones. ``over`` is how this rank's rows travel: 'gloo' or 'nccl'. Raises as ``Comm.create``."""
+        """Leases connections that are free on every rank, or new ones. ``over``: 'gloo' or 'nccl', over which this rank's rows travel.
+
+        Raises what ``Comm.create`` raises.
+        """
         number = self._agree(over, self.circle.free(over), timeout)
         groups = self.circle.groups.get(number)
         if groups is None:
             with connecting():
                 groups = self.circle.groups[number] = self._connect(number, over, timeout)
         groups.free = False
-        # The backend's own timeout is a little longer, so that ours, whose text says more, comes first.
+        # The backend's timeout is a little longer than ours, so that our error comes first. Its text says more.
         groups.host._set_default_timeout(timeout + _GRACE)
         return groups
 
@@ -89,7 +92,7 @@ class Roll:
         for rank, (way, _) in enumerate(answers):
             if way != answers[0][0]:
                 raise ValueError(
-                    f"all ranks must exchange rows in the same way, got {answers[0][0]} on rank 0 and {way} on rank {rank}{self.of}; "
+                    f"all ranks must exchange rows over the same backend, got {answers[0][0]} on rank 0 and {way} on rank {rank}{self.of}; "
                     "give every rank a device of the same kind"
                 )
         everywhere = set.intersection(*(set(numbers) for _, numbers in answers))
@@ -160,7 +163,8 @@ class Roll:
 def go_astray(error: Exception) -> None:
     """Leaves a note that this rank does not come, for the ranks that wait for it to construct a loader.
 
-    Because of its mistake, this rank does not know which ranks wait. They have counted this call. If this rank continues, :func:`own_up` counts it later.
+    Because of its mistake, this rank does not know which ranks wait. They have counted this roll call, and this rank has not. If this rank continues,
+    :func:`own_up` makes up for it.
     """
     if dist.is_available() and dist.is_initialized() and not is_parents_group():
         texts = _mistakes.setdefault(default_group(), [])
@@ -169,7 +173,7 @@ def go_astray(error: Exception) -> None:
 
 
 def own_up(ranks: tuple[int, ...]) -> None:
-    """Tells these ranks of this rank's earlier mistakes. Each takes one call, which those ranks have counted already."""
+    """Tells these ranks of this rank's earlier mistakes. Each mistake takes one roll call, which the other ranks have already counted."""
     texts = _mistakes.get(default_group(), [])
     if any(texts):
         for text in filter(None, texts):

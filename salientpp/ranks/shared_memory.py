@@ -122,7 +122,7 @@ def shared_tensors(host: Comm, shapes: Sequence[tuple[Sequence[int], torch.dtype
 
 
 def _shared_memory(comm: Comm, first: int, num_bytes: int) -> tuple[Tensor | None, list[str | None]]:
-    """Maps memory that rank ``first`` makes. Returns it, and for every rank the reason why that rank could not map it, or None."""
+    """Maps memory that rank ``first`` makes. Returns the memory, and for every rank the reason why it could not map the memory, or None."""
     memory, made, trouble = None, None, None
     with contextlib.ExitStack() as held:
         try:

@@ -1,8 +1,9 @@
 """Waits for a collective, and finds out which rank is missing if it does not end.
 
 Between slices of a wait, a rank looks for a failure note; see :mod:`salientpp.ranks.failure`. A killed rank leaves no note, but its connections close. Each
-other rank finds the closed ones by trying to send a byte to every rank. The connections of a silent rank stay open. But a rank that waits for longer than a
-slice records it in the store. So after the timeout, the silent ranks are those that have not recorded a wait.
+other rank finds the closed connections by trying to send a byte to every rank. The connections of a silent rank stay
+open. But a rank that waits for longer than a slice records in the store that it waits. So after the timeout, the silent ranks are those that have not
+recorded a wait.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ def _lost(error: Exception, groups: Groups, notes: FailureNotes, numbers: Sequen
 
 
 def _silent(notes: FailureNotes, timeout: timedelta) -> RankFailure:
-    """Returns the failure to raise after the timeout. It names the ranks that do not wait."""
-    time.sleep(SLICE_SECONDS)  # for ranks that have only just begun to wait
+    """Returns the failure to raise after the timeout. It names the ranks that have not recorded a wait."""
+    time.sleep(SLICE_SECONDS)  # so that ranks that have only just begun to wait can record it
     failure = notes.failure()
     if failure is not None:
         return failure

@@ -30,7 +30,7 @@ class Cache(Way):
         replication_factor: α as a float, or bytes as an int. This rank caches ``floor(α N / K)`` remote rows, or as many as fit into the bytes. Rows
             that an earlier way has copies of are not cached again.
         policy: chooses the rows.
-        on_device: cached rows with a second copy on the device: a fraction of them as a float, or as many as fit into bytes as an int.
+        on_device: number of cached rows that get a second copy on the device: a fraction of the cached rows as a float, or bytes as an int.
     """
 
     name = "cache"
@@ -175,7 +175,7 @@ def scores_of(basis: Basis, policy: Policy) -> Mapping[str | None, Tensor]:
 
 
 def _scores_beside(scores: Mapping[str | None, Tensor], tiers: TiersByType) -> Mapping[str | None, Tensor]:
-    """Returns these scores, with 0 for rows that an earlier way has copies of."""
+    """Returns the given scores, with 0 for rows that an earlier way has copies of."""
     found = dict(scores)
     for type_, of_type in tiers.items():
         for tier in of_type.copies:

@@ -12,7 +12,8 @@ class DeviceRows(Way):
     """Copy on the device of some of the part's rows.
 
     Args:
-        amount: β in [0, 1], a fraction of the rows of each vertex type; or bytes, as an int. Types divide the bytes in proportion to the bytes of their rows.
+        amount: β in [0, 1], a fraction of the rows of each vertex type; or bytes, as an int. The bytes are divided among the types in proportion to the
+            bytes of their rows.
     """
 
     name = "device"

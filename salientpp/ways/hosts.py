@@ -46,7 +46,7 @@ def host_by_launcher(rank: int, world_size: int, environ: Mapping[str, str] | No
     """Returns a name for this process's host as torchrun or srun reports it, equal exactly for the ranks of one host. None if neither describes this rank.
 
     Args:
-        rank, world_size: of the default process group. Variables with other numbers are stale or wrong.
+        rank, world_size: this process's rank in the default process group, and the number of ranks. A launcher whose variables have other values is ignored.
         environ: the environment; None is this process's.
     """
     environ = os.environ if environ is None else environ
@@ -76,7 +76,7 @@ def agree_on_hosts(
 
     Args:
         given: the user's ``ranks_per_host``.
-        num_logical_ranks: S; 0 stands for the number of ranks.
+        num_logical_ranks: S, the number of logical ranks; 0 stands for the number of ranks.
         own_rows: True if this rank has its own source of rows, which other ranks cannot read.
 
     Raises:
@@ -156,7 +156,10 @@ def _trouble(
     """Returns the reason why these hosts cannot be used, or None. Every rank computes it without communication."""
     for rank, has_own in enumerate(own_rows):
         if has_own:
-            return f"rank {rank}{comm.of} has columns= with own rows, which the other ranks of its host cannot read; leave them out, or pass ranks_per_host=1"
+            return (
+                f"rank {rank}{comm.of} has rows of its own in columns=, which the other ranks of its host cannot read; "
+                "leave these rows out, or pass ranks_per_host=1"
+            )
     try:
         placements = [Placement(rank, comm.size, num_parts, num_logical_ranks, sizes) for rank in range(comm.size)]
     except ValueError as error:

@@ -276,12 +276,12 @@ def test_a_state_with_other_logical_ranks_is_refused(tmp_path):
         ({"logical_ranks": 0}, "ranks must be in [1, 1), got 1; the state was altered or is damaged"),
         (
             {"logical_ranks": 2**31},
-            "logical ranks must be at most 16,384, or the number of ranks, got 2,147,483,648",
+            "logical ranks must be at most 16,384, or equal to the number of ranks, got 2,147,483,648",
         ),
-        ({"logical_ranks": 2**200}, "logical ranks must be at most 16,384, or the number of ranks"),
+        ({"logical_ranks": 2**200}, "logical ranks must be at most 16,384, or equal to the number of ranks"),
         (
             {"logical_ranks": 10**6, "ranks": 2},
-            "logical ranks must be at most 16,384, or the number of ranks, got 1,000,000",
+            "logical ranks must be at most 16,384, or equal to the number of ranks, got 1,000,000",
         ),
         ({"ranks": 0}, "ranks must be in [1, 5), got 0"),
         ({"ranks": 2**31}, "ranks must be in [1, 5), got 2147483648"),
@@ -320,7 +320,7 @@ def test_invalid_logical_ranks_are_refused(tmp_path):
         "logical_ranks=6 does not fit 4 parts",
         "logical_ranks must be an integer >= 1",
         "join_logical_ranks must be True or False, got 1",
-        "logical ranks must be at most 16,384, or the number of ranks, got 1,099,511,627,776",
+        "logical ranks must be at most 16,384, or equal to the number of ranks, got 1,099,511,627,776",
     ]
     for texts in distributed.run(_arguments, 2, root, cases):
         assert all(word in text for word, text in zip(words, texts, strict=True)), texts

@@ -252,7 +252,7 @@ def test_a_state_of_other_data_is_refused(data, change):
         (lambda s: None, "expected a result of state_dict\\(\\), got NoneType"),
         (lambda s: {}, "expected a result of state_dict\\(\\), got a dict with nothing"),
         (lambda s: {"model": 1}, "expected a result of state_dict\\(\\), got a dict with 'model'"),
-        (lambda s: {**s, "version": 1}, "expected version 3, got 1; use the salientpp that wrote it"),
+        (lambda s: {**s, "version": 1}, "expected version 3, got 1; use the version of salientpp that wrote the state"),
         (lambda s: {**s, "epoch": "1"}, "epoch must be an integer, got '1'"),
         (lambda s: {**s, "batches": True}, "batches must be an integer, got True"),
         (lambda s: {**s, "batches": 99}, r"batches must be in \[0, 8\], got 99"),

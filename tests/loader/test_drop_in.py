@@ -1403,7 +1403,7 @@ def test_a_wrong_argument_raises_a_clear_error(loader, error, text):
         ({"custom_cls": Citations}, "custom_cls is for a pair of FeatureStore and GraphStore"),
         (
             {"neighbor_sampler": FirstNeighbours(graph())},
-            "neighbor_sampler= of another class is for data in one process",
+            "neighbor_sampler= other than salientpp.NeighborSampler is for data in one process",
         ),
         ({"sampler": [1, 2]}, "sampler= is for a Data or HeteroData object"),
         ({"batch_sampler": [[1, 2]]}, "batch_sampler= is for a Data or HeteroData object"),

@@ -262,8 +262,8 @@ def with_attribute(name: str) -> Data:
     "data, options, error, text",
     [
         (DATA, dict(pad="pow2"), ValueError, "pad must be 'bucket' or None, got 'pow2'"),
-        (DATA, dict(disjoint=True), NotImplementedError, "disjoint trees or times"),
-        (time_of(DATA), dict(time_attr="time"), NotImplementedError, "disjoint trees or times"),
+        (DATA, dict(disjoint=True), NotImplementedError, "disjoint or time_attr"),
+        (time_of(DATA), dict(time_attr="time"), NotImplementedError, "disjoint or time_attr"),
         (with_attribute("node_mask"), {}, ValueError, "sets node_mask, but data has an attribute of this name"),
         (DATA, dict(neighbor_sampler="own"), NotImplementedError, "neighbor_sampler="),
         ("adj_t", {}, NotImplementedError, "data has adj_t"),

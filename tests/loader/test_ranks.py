@@ -647,7 +647,11 @@ _MISTAKES = [
     ("columns", {"columns": 7}, "columns must be "),
     ("alpha", {"replication_factor": 1e308}, "replication_factor must be at most "),
     ("time_attr", {"time_attr": "no"}, "The time attribute 'no' is neither"),
-    ("neighbor_sampler", {"neighbor_sampler": 3}, "neighbor_sampler= of another class is for data in one process"),
+    (
+        "neighbor_sampler",
+        {"neighbor_sampler": 3},
+        "neighbor_sampler= other than salientpp.NeighborSampler is for data in one process",
+    ),
     ("sampler", {"sampler": [1, 2]}, "sampler= is for a Data"),
     ("subgraph_type", {"subgraph_type": "some"}, "some"),
 ]

@@ -591,7 +591,7 @@ def typed_part(tmp_path_factory) -> salientpp.PartitionedGraph:
         (NeighborLoader, {"time_attr": "time", "input_time": torch.arange(3)}, ValueError, "one entry per seed, expected shape"),
         (NeighborLoader, {"temporal_strategy": "last"}, ValueError, "needs times; pass time_attr too"),
         (NeighborLoader, {"policy": "halo", "replication_factor": 0.1}, None, ""),
-        (NeighborLoader, {"neighbor_sampler": object()}, ValueError, "neighbor_sampler= of another class is for data in one process"),
+        (NeighborLoader, {"neighbor_sampler": object()}, ValueError, "neighbor_sampler= other than salientpp.NeighborSampler is for data in one process"),
         (NeighborLoader, {"custom_cls": Data}, ValueError, "custom_cls is for a pair of FeatureStore and GraphStore"),
         (NeighborLoader, {"num_neighbors": {("paper", "cites", "paper"): [-2, 1]}}, ValueError, "edge type"),
         (LinkNeighborLoader, {}, ValueError, "edge_label_index of a graph with several types must be an edge type"),

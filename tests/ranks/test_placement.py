@@ -92,7 +92,7 @@ def test_hosts_can_have_different_numbers_of_ranks(by_host, joined):
 
 @pytest.mark.parametrize(("world_size", "num_parts"), [(3, 2), (5, 4), (5, 3)])
 def test_a_group_that_does_not_fit_is_refused(world_size, num_parts):
-    words = f"world size {world_size} does not fit {num_parts} parts: .*start at most {num_parts} ranks or a multiple of that"
+    words = f"world size {world_size} does not fit {num_parts} parts: .*start at most {num_parts} ranks or a multiple of {num_parts}"
     with pytest.raises(ValueError, match=words):
         Placement(0, world_size, num_parts)
 
@@ -100,7 +100,7 @@ def test_a_group_that_does_not_fit_is_refused(world_size, num_parts):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((0, 2, 4, 6), "logical_ranks=6 does not fit 4 parts: .*use at most 4 logical ranks or a multiple of that"),
+        ((0, 2, 4, 6), "logical_ranks=6 does not fit 4 parts: .*use at most 4 logical ranks or a multiple of 4"),
         (
             (0, 4, 8, 3),
             "logical_ranks=3 is less than the 4 ranks, so some ranks would have no batches; start at most 3 ranks",

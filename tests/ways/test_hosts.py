@@ -366,7 +366,7 @@ def test_own_sources_of_rows_disable_hosts(roots):
     for sizes, words, *_ in distributed.run(with_own_rows, 2, roots[2], None):
         assert sizes == () and words == []
     for text in distributed.run(with_own_rows, 2, roots[2], 2):
-        assert "rank 0 has columns= with own rows, which the other ranks of its host cannot read" in text
+        assert "rank 0 has rows of its own in columns=, which the other ranks of its host cannot read" in text
 
 
 def copied(rank: int, root: str, to: str, together: bool) -> Any:

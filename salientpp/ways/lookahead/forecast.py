@@ -14,8 +14,8 @@ from salientpp.vip.policies import Workload
 from salientpp.vip.shared import block_probability
 
 #: With a window of W batches, uses that are at most W / LATE batches apart are cache hits as often as if the whole future were known. The factor is fitted to
-#: counts on two graphs; with it the forecast agrees within 0.02 for windows of T* / 2 to 3 T*. It exceeds 1 because the longest distance between two uses over
-#: which a row is kept varies from batch to batch.
+#: counts on two graphs; with it the forecast differs from these counts by at most 0.02 for windows of T* / 2 to 3 T*. The factor exceeds 1 because the longest
+#: distance between two uses over which a row is kept varies from batch to batch.
 LATE = 1.2
 
 
@@ -50,7 +50,7 @@ class Trial:
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """Batches whose draws agree in blocks, so that a row needed by one batch of a block is likely needed by others.
+    """Batches whose draws agree in blocks. So a row that one batch of a block needs is likely needed by others of the block.
 
     Attributes:
         size: batches of a block, b.
@@ -97,7 +97,7 @@ class Spread:
 
     @classmethod
     def of(cls, probability: Tensor, blocks: Blocks | None = None, trial: Trial | None = None) -> Spread:
-        """Bins the rows of float [N], the probability that a batch needs each remote row. With ``blocks``, ``trial`` gives the rows of a batch."""
+        """Bins the rows by the ``probability`` float [N] that a batch needs them. With ``blocks``, scales the probabilities to the rows in ``trial``."""
         if blocks is not None and trial is not None:
             probability = _as_counted(probability, trial)
         bins_per_factor = 64 if blocks is None else 16
@@ -124,7 +124,7 @@ class Spread:
         return 1 - unused, (self.chance * (waited - batches * unused)).clamp(0, 1)
 
     def _in_blocks(self, batches: int) -> tuple[Tensor, Tensor]:
-        """Returns the probability that a row is not used again within ``batches`` batches, and its sum over all smaller numbers of batches.
+        """Returns the probability that a row is not used again within ``batches`` batches, and the sum of this probability for 0, 1, ..., ``batches`` - 1.
 
         A use is at any place of its block, and r batches of the block follow it. Later blocks contain the row independently of this block.
         """

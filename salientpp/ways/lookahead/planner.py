@@ -4,7 +4,8 @@ Inside the window the method is the optimal replacement of Belady, *A study of r
 5(2), 1966; see docs/explanation/traffic.md. Ties are broken as follows. Among rows that are needed equally late, cached rows stay; rows in lower slots leave
 first; lower ids enter first. Probabilities that differ by less than a 16th of a factor of two count as equal.
 
-With a long window, its lists are read for G batches at once. The window is then W + G - 1 batches long at the first of them and W at the last.
+With a long window, the lists of its batches are read once for every G batches. For the first of the G batches the window is W + G - 1 batches long, and for
+the last W.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Planner:
     """Rows that one rank keeps, batch by batch.
 
     Args:
-        shape: division of the memory; its window is at least one batch.
+        shape: division of the cache's memory. Its window must be at least one batch.
         prior: float32 [N], probability that a batch needs each row, in this process's memory or memory-mapped.
         members: int64, distinct ids whose rows are in the first slots at the beginning.
 
@@ -64,9 +65,9 @@ class Planner:
         """Plans the next batch.
 
         Args:
-            remote_id: int64 [n], the distinct remote ids that it needs, in any order.
-            upcoming: returns the list of batch ``known``, as :func:`salientpp.ops.code_ids` makes it, or None if it is unknown. It is called while the
-                window has room.
+            remote_id: int64 [n], the distinct remote ids that this batch needs, in any order.
+            upcoming: returns the remote ids of batch ``known``, coded by :func:`salientpp.ops.code_ids`, or None if they are unknown. It is called while
+                the window has room.
         """
         if not self._links:
             self._link(remote_id, upcoming)

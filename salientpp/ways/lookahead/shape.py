@@ -14,7 +14,7 @@ from salientpp.arguments import as_integer
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.ways.lookahead.forecast import LATE, Blocks, Spread, Trial
 
-#: Number of batches known ahead; 'auto': the number that saves most in the given memory.
+#: Number of batches known ahead. 'auto': the number with which the given memory saves the most rows.
 Window = int | Literal["auto"]
 
 #: Longest window. Numbers of batches are compared modulo 2**15.
@@ -155,7 +155,7 @@ def plan_rows(
 
     Args:
         scores: float [N], probability that a batch needs each row.
-        num_static: rows of the static cache; the memory of its set of ids is available too.
+        num_static: number of rows of the static cache. The memory of its set of ids is available as well.
         trial: called only if the lookahead may save something.
         blocks, num_sharing: as for :func:`choose_shape`, which also raises the errors.
 

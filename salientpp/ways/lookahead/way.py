@@ -1,6 +1,6 @@
 """Lookahead cache: how a rank learns which remote rows its next batches need, and when it decides which to keep.
 
-Batches that come W later are drawn in the sampling threads, for their ids alone (:class:`Scouts`). The decision
+Batches that come W later are drawn in the sampling threads, for their ids alone (:class:`Scouts`). The decision which rows to keep
 (:mod:`salientpp.ways.lookahead.planner`) begins in stage ``sample`` and is awaited in the next stage. If there are sampling threads, it runs in a thread
 of its own. Requests that have not entered the pipeline may be cancelled. A batch that has entered is always put together, also when the epoch is left, so
 no decision has to be undone.
@@ -42,7 +42,7 @@ from salientpp.ways.lookahead.forecast import Blocks, Spread, Trial
 from salientpp.ways.lookahead.planner import Moves, Planner
 from salientpp.ways.lookahead.shape import Shape, Window, group_of, plan_rows
 
-#: Remote ids that a batch needs, coded, by vertex type.
+#: Coded list of the remote ids that a batch needs, by vertex type.
 Lists = Mapping[str | None, Tensor]
 
 
@@ -50,15 +50,15 @@ class Scouts:
     """Remote ids of upcoming batches, in order, through all epochs.
 
     Args:
-        turns: returns the batches of an epoch.
+        turns: returns this rank's turns in an epoch.
         submit: (epoch, turn) -> a task that returns the batch's lists, run in a thread or by the caller.
-        ahead: number of batches that are drawn before they are asked for.
+        ahead: number of batches that are drawn before their lists are asked for.
     """
 
     def __init__(
         self, turns: Callable[[Draws], Sequence[Turn]], submit: Callable[[Draws, Turn], Task | Undone], ahead: int
     ) -> None:
-        # Three epochs are in use: the entering batch's, the drawn batch's, and the epoch after either.
+        # Up to three epochs are in use: that of the entering batch, that of the batch to draw, and the epoch after one of these.
         self._turns = lru_cache(3)(turns)
         self._submit, self._ahead = submit, ahead
         self._pending: deque[Task | Undone] = deque()
@@ -83,7 +83,7 @@ class Scouts:
         self._expected = self._next = None
 
     def next(self) -> Lists | None:
-        """Returns the lists of the first batch that was not returned yet; None if no batch exists."""
+        """Returns the lists of the first batch whose lists were not returned yet; None if no further batch exists."""
         while self._next is not None and len(self._pending) <= self._ahead:
             draws, number = self._next
             self._pending.append(self._submit(draws, self._turns(draws)[number]))
@@ -115,7 +115,7 @@ class Lookahead(Cache):
         super().__init__(replication_factor, policy, on_device)
         self._window = window
         self.planners: dict[str | None, Planner] = {}
-        self._decision: Task | Future | None = None  # the latest one
+        self._decision: Task | Future | None = None  # the latest decision
         self.under_way = 0
 
     @property
@@ -188,7 +188,7 @@ class Lookahead(Cache):
         fetch.moving = {type_: self.cache.by_type[type_].rows for type_ in self.planners}
 
     def _scout(self, basis: Basis, fetch: Fetch, pieces: Sequence[tuple[Tensor, BatchKeys]]) -> Lists:
-        """Returns the lists of the batch made of these pieces."""
+        """Returns the lists of the batch that is made of these pieces."""
         ids = _ids_of([basis.source.draw(*piece, only_vertices=True) for piece in pieces])
         found = {}
         for type_ in self.planners:
@@ -226,7 +226,7 @@ class Lookahead(Cache):
         return decided
 
     def _upcoming(self, type_: str | None) -> Tensor | None:
-        """Returns the next list of a type. Lists of other types wait until these types ask, because their windows may be shorter."""
+        """Returns the next list of a type. The other types' lists are kept until these types ask, because their windows may be shorter."""
         if not self._lists[type_]:
             found = self._scouts.next()
             if found is None:

@@ -54,7 +54,7 @@ def _why_not(data: Any, source: BatchSource) -> str | None:
         needing = f"batches with subgraph_type={sampler.subgraph_type.value!r}"
         return f"replaces edges of the last hop by sums, but {needing} need these edges; leave one of them out"
     if sampler.disjoint:
-        return "excludes disjoint trees and times, because several trees may share vertices of the last hop; leave one of them out"
+        return "excludes disjoint and time_attr, because several trees may share vertices of the last hop; leave one of them out"
     if len(source.exchanged) != 1:
         names = [name for _, name in source.exchanged]
         return f"sums exactly one attribute of vertices, got columns={names}; pass one name"

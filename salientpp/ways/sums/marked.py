@@ -1,8 +1,8 @@
 """Marked tensors of a batch with sums. They raise an error for every use that would give wrong results.
 
-A loader with ``partial_aggregation`` marks ``x``, ``edge_index`` and the weights of its batches. Moves and copies keep the mark, and so do operations on single
-rows. An operation over several rows, and every computation on ``edge_index``, is an error. :func:`salientpp.nn.merge_partial` gives the layers of a
-model the plain tensors.
+A loader with ``partial_aggregation`` marks ``x``, ``edge_index`` and the weights of its batches. Moves and copies keep the mark, and so do operations that
+work on each row separately. An operation that combines several rows, and every computation on ``edge_index``, is an error.
+:func:`salientpp.nn.merge_partial` gives the layers of a model the plain tensors.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Delivered:
     Attributes:
         partial: the batch's :class:`~salientpp.ways.sums.way.Partial`.
         hops: number of hops of the sampler, which limits the layers between ``x`` and the seeds.
-        seeds: number of seeds, the batch's first vertices; only their outputs are right.
+        seeds: number of seeds, which are the batch's first vertices; a model's outputs are right only for them.
         num_nodes: number of vertices of the batch.
-        edges_to: numbers of edges of the first hop, of the first two hops, and so on.
+        edges_to: number of edges of the first hop, of the first two hops together, and so on.
     """
 
     partial: Any
@@ -127,7 +127,7 @@ class Marked(Tensor):
 
 
 def mark(value: Tensor, delivered: Delivered, role: str, level: int = 0, given: bool = False) -> Marked:
-    """Returns the tensor with the mark; ``given``: its values are the ones that the loader gave."""
+    """Returns the tensor with the mark. ``given``: True if its values are the ones that the loader gave."""
     with torch._C.DisableTorchFunctionSubclass():
         marked = value if isinstance(value, Marked) else value.as_subclass(Marked)
         marked.delivered, marked.role, marked.level = delivered, role, level
@@ -162,12 +162,12 @@ def _name_of(func: Any) -> str:
 
 def _refuse(name: str, role: str, why: str) -> RuntimeError:
     called = name.strip("_") if name.startswith("__") else name
-    subject = f"the {role}" if role == EDGES else f"what came from the {role}"
+    subject = f"the {role}" if role == EDGES else f"values from the {role}"
     return RuntimeError(f"{called} was called on {subject} of a batch with sums (partial_aggregation), {why}")
 
 
 def _first_of(value: Marked, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
-    """Returns the batch's first vertices, or the edges of its first hops; None if the slice is another one."""
+    """Returns the slice if it selects the batch's first vertices, or the edges of its first hops; None for any other slice."""
     size, dim = value.size(), 1 if value.role == EDGES else 0
     index: Any
     if name == "narrow":

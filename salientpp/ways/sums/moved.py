@@ -66,7 +66,7 @@ def _found_last(mfg: SamplerOutput) -> Tensor:
 def sums_of(
     mfg: SamplerOutput, tiers: Tiers, wire: Wire, asks: bool = True, repeats: bool = False
 ) -> tuple[SamplerOutput, Sums]:
-    """Returns what remains of a batch of a rank with these tiers, and the sums that it asks for; none if ``asks`` is False.
+    """Returns what remains of the MFG after sums replace remote rows, and the sums that the rank with these tiers asks for; none if ``asks`` is False.
 
     Args:
         repeats: True if the batch may hold a vertex several times. The row of such a vertex is fetched once for all its places, so it is not summed.
@@ -86,7 +86,7 @@ def sums_of(
 
 
 def host_sums_of(mfg: SamplerOutput, tiers: Tiers, wire: Wire) -> tuple[SamplerOutput, Sums]:
-    """Returns what remains of a batch for a device of a rank with these tiers, and the sums that its host makes in order to copy fewer rows.
+    """Returns what remains of the MFG after sums replace rows to copy to the device, and the sums that the host of the rank with these tiers makes.
 
     These sums are grouped by tier, and their ``source`` holds slots of the tier that has the rows.
     """
@@ -125,7 +125,7 @@ class Moved:
 
     @classmethod
     def to_device(cls, mfg: SamplerOutput, tiers: Tiers, wire: Wire) -> Moved:
-        """Counts the copies from a rank's host to its device for a batch; fetched rows are copied too, but not counted here."""
+        """Counts the copies from a rank's host to its device for a batch; fetched rows are copied too, but are not counted here."""
         left, here = host_sums_of(mfg, tiers, wire)
         rows, whole_rows = (
             sum(slot.numel() for tier, _, slot in tiers.groups(tiers.look_up(n_id)) if not tier.on_device)

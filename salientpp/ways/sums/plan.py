@@ -1,8 +1,8 @@
 """Decides which of a batch's missing rows arrive whole, and which arrive as sums that their owners compute.
 
 Only rows of vertices that were first found in the last hop may be summed, because layers use these rows only to aggregate them into their neighbours. Each edge
-from such a missing row needs either its source's row or its target's sum. The choice is a vertex cover with the fewest bytes in the bipartite graph of
-rows and sums. ``csrc/ways/plan_sums.cpp`` says how it is found. docs/explanation/traffic.md has the method and its source.
+from a vertex whose row is missing needs either this row or the sum for the edge's target. The choice is a vertex cover with the fewest bytes in the
+bipartite graph of rows and sums. ``csrc/ways/plan_sums.cpp`` says how the cover is found. docs/explanation/traffic.md has the method and its source.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from salientpp import ops
 #: Reductions of rows, in the order of the kernel's numbers.
 REDUCTIONS = ("sum", "mean", "max")
 
-#: Values of a loader's option; 'auto' is 'mean' if that saves enough.
+#: Values of the option ``partial_aggregation``; 'auto' is 'mean' if sums save enough.
 PartialAggregation = Literal["auto", "sum", "mean", "max"] | None
 
 #: 'auto' asks for sums if they need less than this fraction of the bytes. Choosing and computing sums takes time too.
@@ -35,7 +35,7 @@ class Sums:
         size: number of rows in each sum.
         source: global ids of these rows, sum after sum.
         edge: ids of the edges to these rows; None if edges have no ids.
-        groups, sources: [K], numbers of sums, and of rows in them, that each part computes.
+        groups, sources: [K], for each part, the number of sums that it computes, and the number of rows in these sums.
     """
 
     target: Tensor
@@ -75,7 +75,7 @@ def plan_sums(mfg: SamplerOutput, owner: Tensor, num_parts: int, wire: Wire) -> 
     Args:
         mfg: an MFG with one vertex type and with counts per hop; edges by target, in the order in which targets were found.
         owner: int64 [d], the part that owns the row of each vertex first found in the last hop, or -1 if the row is not fetched. It may also be
-            the tier that holds the row, with ``num_parts`` tiers.
+            the number of the tier that holds the row; ``num_parts`` is then the number of tiers.
 
     Returns:
         The MFG without the vertices and edges that sums replace, its other vertices in the same order; and the sums.

@@ -34,7 +34,7 @@ from salientpp.ways.sums.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, mar
 from salientpp.ways.sums.moved import SOURCES, SUMS, WEIGHTS, Moved, host_sums_of, put_sums, sums_of
 from salientpp.ways.sums.plan import PartialAggregation, Sums, Wire
 
-#: Key, used like a vertex type, of the sums that a host computes for its own device.
+#: Key under which the sums that a host computes for its own device stand beside the vertex types.
 _OF_HOST = "(sums of the host)"
 
 
@@ -42,8 +42,8 @@ class Partial(NamedTuple):
     """Sums of a batch, ``batch.partial``, computed from rows that the batch does not have, by other ranks and, for a device, by the host.
 
     Attributes:
-        target: int64 [m], positions in the batch of the vertices whose neighbours are summed. A vertex occurs once for each part, and for each kind of
-            memory of the host, that has some of them.
+        target: int64 [m], positions in the batch of the vertices whose neighbours are summed. A vertex occurs once for each
+            part, and for each tier of the host, that holds some of these neighbours.
         value: [m, ...], sum, mean or maximum of these neighbours, in the dtype of ``x``.
         count: int64 [m], number of these neighbours; a neighbour that was drawn twice counts twice.
         reduction: 'sum', 'mean' or 'max'.

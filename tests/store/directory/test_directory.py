@@ -1405,7 +1405,7 @@ def test_a_world_size_that_does_not_fit_is_refused_on_every_rank(root):
         assert isinstance(result, distributed.Failed) and result.kind == "ValueError"
         assert (
             f"{root}: world size 3 does not fit 2 parts: with more ranks than parts, every part must be served by the same number of ranks; "
-            "start at most 2 ranks or a multiple of that, or partition into 3 parts" in result.text
+            "start at most 2 ranks or a multiple of 2, or partition into 3 parts" in result.text
         )
 
 

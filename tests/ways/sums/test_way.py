@@ -489,8 +489,8 @@ def one(root: str, loader: Any = NeighborLoader, **options: Any) -> Any:
         ({"send_as": {"x": "fp16"}}, "excludes send_as=: sums are computed from rows as they are stored"),
         ({"subgraph_type": "induced"}, "replaces edges of the last hop .* subgraph_type='induced'"),
         ({"subgraph_type": "bidirectional"}, "replaces edges of the last hop"),
-        ({"disjoint": True}, "excludes disjoint trees and times"),
-        ({"time_attr": "time"}, "excludes disjoint trees and times"),
+        ({"disjoint": True}, "excludes disjoint and time_attr"),
+        ({"time_attr": "time"}, "excludes disjoint and time_attr"),
         ({"columns": ("x", "z")}, r"sums exactly one attribute .*got columns=\['x', 'z'\]"),
         ({"columns": ()}, r"sums exactly one attribute .*got columns=\[\]"),
         ({"columns": ("z",)}, "sums floating-point rows .* the rows of 'z' are int64"),
@@ -566,7 +566,7 @@ def test_a_layer_that_would_be_silently_wrong_raises(roots):
     )
     with pytest.raises(RuntimeError, match="was given another x"):
         conv(batch.x * 2, batch.edge_index)
-    with pytest.raises(RuntimeError, match="mul_ was called on what came from the x of a batch with sums.* in place"):
+    with pytest.raises(RuntimeError, match="mul_ was called on values from the x of a batch with sums.* in place"):
         batch.x.mul_(2)
     batch = next(iter(one(roots[1], input_nodes="train", partial_aggregation="max")))
     with pytest.raises(ValueError, match="MeanAggregation, which needs partial_aggregation='sum' or 'mean', got 'max'"):
@@ -600,7 +600,7 @@ def test_weights_other_than_those_in_the_sums_are_refused(roots):
     moved = batch.clone()
     assert torch.equal(conv(moved.x, moved.edge_index, moved.w), expected)
     with pytest.raises(
-        RuntimeError, match="mul_ was called on what came from the weights of a batch with sums.* in place"
+        RuntimeError, match="mul_ was called on values from the weights of a batch with sums.* in place"
     ):
         batch.w.mul_(2)
     with pytest.raises(ValueError, match="requires a gradient, but weights of edges"):
