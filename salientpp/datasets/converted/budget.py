@@ -35,8 +35,8 @@ class Budget:
         working = int((asked - now) * _SHARE)
         if working < _LEAST:
             raise ValueError(
-                f"memory={memory} is too little: Python and torch take {now / 1e6:,.0f} MB, and the conversion needs {_LEAST / _SHARE / 1e6:,.0f} MB more; give at least "
-                f"{-(-(now + _LEAST / _SHARE) // 10**6):.0f}MB"
+                f"memory={memory} is too little: Python and torch take {now / 1e6:,.0f} MB, and the conversion needs {_LEAST / _SHARE / 1e6:,.0f} MB more; "
+                f"give at least {-(-(now + _LEAST / _SHARE) // 10**6):.0f}MB"
             )
         return cls(asked, working)
 
