@@ -16,7 +16,7 @@ HELP = "copy the files that this host needs of a dataset directory to a local di
 #: Help of each argument.
 TEXTS = {
     "root": "dataset directory that `salientpp partition` wrote",
-    "--to": "directory for the copy, which is DIR/NAME; on a cluster often $TMPDIR",
+    "--to": "directory in which the copy is made, as DIR/NAME; on a cluster often $TMPDIR",
     "--part": "part to copy; may be given several times (default: the parts of this rank)",
 }
 
