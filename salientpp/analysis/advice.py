@@ -1,7 +1,7 @@
 """Recommends a cache size and an amount of GPU memory.
 
-Both questions have the same form: rows are ordered by how often they are needed, and a curve shows what the first rows save. The advice is the knee of that
-curve over the range that was tried. The knee is the point farthest above the straight line from the first point to the last (Satopaa et al., Finding a
+Both recommendations follow from a curve. Rows are ordered by how often they are needed, and the curve shows what the first rows save. The advice is the knee
+of that curve over the range that was tried. The knee is the point farthest above the straight line from the first point to the last (Satopaa et al., Finding a
 "Kneedle" in a Haystack, ICDCS Workshops 2011). Less memory than at the knee loses much, and more memory gains little. For machines with memory to spare, the
 advice also says what one more GB would save.
 """

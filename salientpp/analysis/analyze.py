@@ -52,7 +52,7 @@ class Ways:
     send_as: Mapping[Any, str] | None = None
 
     def checked(self, predict_only: bool) -> Ways:
-        """Returns the same ways with each α once, ascending; ValueError for arguments that are wrong for every graph."""
+        """Returns the same ways with each α once, ascending. Raises ValueError for arguments that are wrong for every graph."""
         if self.sums and predict_only:
             raise ValueError(
                 "partial_aggregation has no forecast of the rows that sums leave to fetch; leave predict_only out"

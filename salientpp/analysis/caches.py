@@ -1,7 +1,7 @@
 """Counts and forecasts the rows that static caches leave to fetch, for every policy and replication factor.
 
-A cache changes what travels and never the batches, so one dry run serves all caches. Every batch that needs a row fetches it, unless it is cached.
-Besides the count there is the forecast of the inclusion probabilities, which needs no sampling. It is too high from two hops on, so a few batches calibrate it.
+A cache changes what travels and never the batches, so one dry run serves all caches. Every batch that needs a row fetches the row, unless the row is cached.
+Besides the count, inclusion probabilities give a forecast, which needs no sampling. The forecast is too high from two hops on, so a few batches calibrate it.
 
 Two oracles bound what a static cache can save. ``oracle`` orders vertices by the counted accesses themselves. No static cache is better, but with few epochs
 the oracle has learned the noise of these epochs. ``oracle-heldout`` orders vertices by the accesses in the same number of other epochs.

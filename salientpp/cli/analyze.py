@@ -174,7 +174,7 @@ def run(arguments: argparse.Namespace) -> int:
                     batches = [replace(each, seeds=seeds) for each in batches]
             placing = _placing(arguments, graph[0].num_parts if is_directory else arguments.parts)
             analysis = analyze(
-                # Passed without keeping a reference, so that the analysis can free it.
+                # Pass the graph without keeping a reference, so that the analysis can free it.
                 graph.pop(0),
                 batches,
                 ways,
@@ -189,7 +189,7 @@ def run(arguments: argparse.Namespace) -> int:
             "csv": lambda: analysis.to_csv().encode(),
             "plot": lambda: report.plot(analysis, arguments.plot.suffix[1:].lower()),
         }
-        failed = []  # one failed file does not prevent the others
+        failed = []  # if one file cannot be written, write the others
         for option, path in _files(arguments).items():
             try:
                 write_whole(path, methodcaller("write", contents[option]()))

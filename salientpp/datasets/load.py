@@ -29,7 +29,7 @@ _OGB_EXAMPLES = ("ogbn-arxiv", "ogbn-products", "ogbn-papers100M", "ogbn-protein
 def load_dataset(
     dataset: str | Data | HeteroData, *, root: str | Path = "data", **parameters: Any
 ) -> Data | HeteroData:
-    """Returns the graph that `dataset` names as PyG's `Data`, or as `HeteroData` if it has several types. Its arrays are checked.
+    """Returns the graph that `dataset` names as PyG's `Data`, or as `HeteroData` if the graph has several types. The arrays are checked.
 
     The graph has these arrays; a `HeteroData` has them for every type:
 

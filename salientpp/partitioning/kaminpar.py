@@ -1,7 +1,8 @@
 """Partitions a graph with KaMinPar, in a separate process, from a file.
 
 The algorithm is TeraPart (Salwasser, Seemaier, Gottesbüren and Sanders, arXiv 2410.19119), from the package ``kaminpar`` (an extra). Its binding reads
-graphs only from files. KaMinPar runs in a separate process because it does not return all its memory. Its preset 'terapart-largek' takes the least memory.
+graphs only from files. KaMinPar runs in a separate process because it does not return all its memory. KaMinPar's preset 'terapart-largek' takes the least
+memory.
 """
 
 from __future__ import annotations

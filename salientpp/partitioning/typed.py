@@ -4,9 +4,9 @@ One partition serves all types. Vertices of all types are numbered one type afte
 **joint graph**. It is partitioned like any other (:mod:`salientpp.partitioning.assign`). The vertices of every type, the edges of every
 relation (in-degrees) and every split of every type are balanced.
 
-With VIP weights, an edge u -> v weighs the bytes that a step is expected to receive through it (:func:`~salientpp.vip.inclusion.typed_traffic`). These are
-the row of u and the rows of everything drawn from u. Counting only the row of u is not enough: on a graph where half of the vertices have no rows
-(``synthetic-mag``), it gave worse parts than no weights.
+With VIP weights, an edge u -> v weighs the bytes that a step is expected to receive through it (:func:`~salientpp.vip.inclusion.typed_traffic`). The bytes
+are the row of u and the rows of everything that is drawn from u. Counting only the row of u is not enough: on a graph where half of the vertices
+have no rows (``synthetic-mag``), this gave worse parts than no weights.
 """
 
 from __future__ import annotations

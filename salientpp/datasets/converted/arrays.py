@@ -107,7 +107,7 @@ def _said(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _opened(path: Path, member: str | None, name: str) -> Iterator[tuple[BinaryIO, int]]:
-    """Opens a file or a member of an archive. Yields it and its size in bytes."""
+    """Opens a file or a member of an archive. Yields the file object and the number of its bytes."""
     check_file(path)
     with contextlib.ExitStack() as stack:
         with _said(name):

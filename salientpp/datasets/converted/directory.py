@@ -1,6 +1,7 @@
 """Opens a converted graph as memory maps.
 
-``manifest.json`` is written last. A directory without it is not a graph. It lists every array with dtype, shape and checksums. The arrays are .npy files:
+``manifest.json`` is written last. A directory without this file is not a graph. The file lists every array with dtype, shape and checksums. The arrays are
+.npy files:
 
 * ``e<k>.indptr.npy`` int64 [N + 1] and ``e<k>.indices.npy`` [E] of relation ``k``; indices are int32 if the ids fit, else int64.
 * ``n<k>.<name>.npy``, an attribute or mask of vertex type ``k``.

@@ -66,7 +66,7 @@ def _open_npz(name: str, file: Path, undirected: bool | None) -> Source:
     directed = bool(_scalar(arrays["directed"], "biu")) if "directed" in arrays else True
     if "num_nodes" not in arrays and not columns:
         raise ValueError(
-            f"{file}: the number of vertices is unknown: give num_nodes, x or y; it holds {', '.join(held)}"
+            f"{file}: the number of vertices is unknown: give num_nodes, x or y; the archive holds {', '.join(held)}"
         )
     edge_index = arrays["edge_index"]
     if edge_index.shape[:1] != (2,) or len(edge_index.shape) != 2:

@@ -115,7 +115,7 @@ def _types(meta: dict[str, Any], file: Path) -> tuple[list[str], list[tuple[str,
         or len({*map(tuple, edge_types)}) < len(edge_types)
     ):
         raise ValueError(
-            f"{file}: expected node_types, a list of names, and edge_types, a list of [source, relation, target] among them, each once, got "
+            f"{file}: expected node_types, a list of names, and edge_types, a list of [source, relation, target] with these names, all distinct, got "
             f"{node_types!r} and {edge_types!r}"
         )
     return node_types, [(source, relation, target) for source, relation, target in edge_types]
