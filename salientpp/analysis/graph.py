@@ -35,7 +35,7 @@ class MemoryGraph:
         order: int64 [N], the user's id of every vertex.
         quality: quality of the partition.
         offsets: for each part of this view, the first of the parts that it joins; at the end, the number of all parts.
-        part_id: part of the view that a rank visits.
+        part_id: number of the part of this view that the view's rank visits; None: no rank.
     """
 
     graph: Graph

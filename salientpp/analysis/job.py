@@ -140,7 +140,7 @@ class Job:
             source: Any = basis.source
             seeds, num_neighbors = source.seeds.inputs.node, source.sampler.fanouts[0]
             found.append(source.part.workload(source.part.part_id, seeds, num_neighbors, basis.batch_size))
-        if any(each.vip is None for each in found):  # one sweep serves all
+        if any(each.vip is None for each in found):  # one computation serves all units
             first, seeds = found[0], [each.seeds for each in found]
             computed = inclusion_probability(first.graph, seeds, first.num_neighbors, first.batch_size)
             found = [replace(each, vip=own) if each.vip is None else each for each, own in zip(found, computed)]

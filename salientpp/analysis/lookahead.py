@@ -68,7 +68,7 @@ class Lookahead:
         scores = score("vip", workload).to(torch.float32)
         self._remote = scores.clone()
         self._remote[slice(*book.range_of(part_id))] = 0
-        self._reach = 0  # batches that the longest window needs
+        self._reach = 0  # number of batches that the longest window needs
         self._lists: deque[Tensor] = deque()  # lists of remote ids, from batch `_first` on
         self._first = 0
         self._later: Iterator[Tensor] = iter(())  # lists of the epochs after the counted ones

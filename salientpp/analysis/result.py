@@ -25,7 +25,7 @@ class Ahead:
 
 @dataclass(frozen=True)
 class Summed:
-    """Figures for sums instead of rows; means over epochs."""
+    """Figures for ranks that fetch sums instead of some rows; means over epochs."""
 
     sums_per_epoch: float
     sources_per_epoch: float

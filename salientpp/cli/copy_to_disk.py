@@ -23,8 +23,8 @@ TEXTS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Copy the topology and this rank's part of a dataset directory to a local disk, and verify the copy. Start it on every rank of a job "
-        "(srun, torchrun); each rank copies its own parts, and ranks of a host may share a copy. It prints one line on stdout: the path of "
+        "Copy the topology and this rank's part of a dataset directory to a local disk, and verify the copy. Start the command on every rank of a job "
+        "(srun, torchrun); each rank copies its own parts, and ranks of a host may share a copy. The command prints one line on stdout: the path of "
         "the copy, for salientpp.load."
     )
     add = adder(parser, TEXTS)

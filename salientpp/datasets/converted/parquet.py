@@ -60,7 +60,7 @@ class _Files:
     ) -> Iterator[tuple[Path, int, int, Any]]:
         """Yields batches as (file, number of the batch's first row in the file, rows of all files up to the batch's end, batch).
 
-        A row counts as ``row_bytes``, or as 16 bytes for each number in the first row of its file if that is more.
+        A row is taken to need ``row_bytes`` of memory, or 16 bytes for each number in the first row of its file if that is more.
         """
         for path, before in zip(self.paths, accumulate(self.sizes, initial=0)):
             first = 0
