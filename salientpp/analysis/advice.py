@@ -1,9 +1,9 @@
 """Recommends a cache size and an amount of GPU memory.
 
-Both questions have the same form: rows are ordered by how often they are needed, and a curve shows what the first rows save. The advice is
-the knee of that curve over the range that was tried. It is the point farthest above the straight line from the first to the last point
-(as in Satopaa et al., Finding a "Kneedle" in a Haystack, ICDCS Workshops 2011). Less memory gives up much, and more memory brings little. For
-machines with memory to spare, the advice also says what one more GB would save.
+Both recommendations follow from a curve. Rows are ordered by how often they are needed, and the curve shows what the first rows save. The advice is the knee
+of that curve over the range that was tried. The knee is the point farthest above the straight line from the first point to the last (Satopaa et al., Finding a
+"Kneedle" in a Haystack, ICDCS Workshops 2011). Less memory than at the knee loses much, and more memory gains little. For machines with memory to spare, the
+advice also says what one more GB would save.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEVICE_FRACTIONS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 
 
 def advise(job: Job, vip: Sequence[Volume]) -> tuple[list[DeviceRows], Recommendation]:
-    """Returns the expected host-to-device rows over β, and the recommended α and β.
+    """Returns the expected host-to-device rows for each β, and the recommended α and β.
 
     Args:
         vip: results of the static caches of the policy 'vip', by replication factor.

@@ -38,9 +38,11 @@ class Ways:
         policies: names of ``vip.policies.POLICIES``, and 'oracle', which means both oracles. None: the policies in
             :data:`~salientpp.analysis.caches.DEFAULT_POLICIES` that support the batches.
         replication_factors: α >= 0, any number of them.
-        lookahead: count the rows that loaders with this argument fetch, with the policy 'vip'; None: only forecast them, for 'auto'.
-        sums: count what loaders with ``partial_aggregation`` fetch, with the policy 'vip', and what they copy to a device.
-        send_as: formats that rows of ``x`` travel in, as in :class:`salientpp.NeighborLoader`. Rows that a directory stores in a narrow format travel in it.
+        lookahead: value of the loaders' ``lookahead``. The rows that such loaders fetch with the policy 'vip' are counted. None: the rows for 'auto' are only
+            forecast.
+        sums: True to count the rows and sums that loaders with ``partial_aggregation`` and the policy 'vip' fetch, and those that they copy to a device.
+        send_as: formats that rows of ``x`` travel in, as in :class:`salientpp.NeighborLoader`. Rows that a directory stores in a narrow format travel in that
+            format.
     """
 
     policies: Sequence[str] | None = None
@@ -50,7 +52,7 @@ class Ways:
     send_as: Mapping[Any, str] | None = None
 
     def checked(self, predict_only: bool) -> Ways:
-        """Returns the same ways with each α once, ascending; ValueError for arguments that are wrong for every graph."""
+        """Returns the same ways with each α once, ascending. Raises ValueError for arguments that are wrong for every graph."""
         if self.sums and predict_only:
             raise ValueError(
                 "partial_aggregation has no forecast of the rows that sums leave to fetch; leave predict_only out"
@@ -82,17 +84,17 @@ def analyze(
     """Counts and forecasts the rows that cross the network per epoch.
 
     Args:
-        data: a ``Data``, which is partitioned here in memory, for the first of ``batches``; or an opened dataset directory. With a directory, ids are the
-            loader's, so the counts equal a live run's exactly.
-        batches: the batches to count, or several that differ in ``num_neighbors``.
+        data: a ``Data``, which is partitioned here in memory, for the first of ``batches``; or an opened dataset directory. With a directory, vertices have
+            the same ids as in a loader, so the counts equal those of a run exactly.
+        batches: the batches to count, or several kinds of batches, which differ only in ``num_neighbors``.
         ways: the ways to compare.
         parts: K; needed for a ``Data``.
         method, edge_weights, refine: options for partitioning a ``Data``, as in ``partition``.
-        ranks: W; None: the number of parts. Several ranks share a part's seeds, or one rank has several parts.
+        ranks: W; None: the number of parts. With more ranks than parts, several ranks split the seeds of a part. With fewer, a rank has several parts.
         ranks_per_host: number for all hosts, or a number for each host. The ranks of a host have one cache; a cache for each rank is counted too.
-        predict_only: do not sample; only VIP's forecast.
+        predict_only: True to forecast by VIP only, without sampling.
         name: name of the dataset, for the report.
-        progress: receives each step.
+        progress: object that is told of each step.
 
     Raises:
         ValueError: an argument is wrong. It is raised before anything is computed.
@@ -105,7 +107,7 @@ def analyze(
     options = PartitionOptions(method, edge_weights, refine=refine, seed=several[0].seed)
     graph, row_bytes = open_graph(data, parts, several[0], ways.send_as)
     num_parts: Any = graph.num_parts if isinstance(graph, PartitionedGraph) else parts
-    # Report numbers that do not fit before the graph is partitioned.
+    # Refuse numbers that do not fit each other now, before the graph is partitioned.
     is_small = ranks is not None or num_parts <= MOST_RANKS
     placements = placed(ranks, num_parts, ranks_per_host) if is_small else None
     del data  # frees the memory, if the caller keeps no reference either

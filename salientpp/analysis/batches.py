@@ -20,9 +20,9 @@ class Batches:
     """The batches of a job, described by loader arguments of the same names.
 
     Attributes:
-        num_neighbors, batch_size, seeds: None: the values that the dataset directory was ordered for. For a graph in memory: 15, 10, 5, batches of 1024
-            and 'train'. ``seeds`` is the name of a split or 'all'. With several vertex types it is the value of ``input_nodes``, and with ``link``
-            the value of ``edge_label_index``.
+        num_neighbors, batch_size, seeds: None: the values that the dataset directory was ordered for. For a graph in memory, None stands for the fanouts 15,
+            10, 5, for 1024 and for 'train'. ``seeds`` is the name of a split or 'all'. With several vertex types it is the value of ``input_nodes``, and with
+            ``link`` the value of ``edge_label_index``.
         epochs: number of epochs to count, from the first one on.
         seed: seed of the batches, and of the partition of a graph in memory.
         link: True if seeds are edges.
@@ -60,7 +60,7 @@ class Batches:
         return each[0] if len(each) == 1 else tuple(each)
 
     def filled(self, data: Any) -> Batches:
-        """Returns the same batches with defaults for missing values; ValueError if a value is wrong."""
+        """Returns the same batches with defaults for missing values. Raises ValueError if a value is wrong."""
         self.check()
         num_neighbors: Any = [15, 10, 5]
         seeds: Any = "train"
@@ -109,7 +109,7 @@ class Batches:
 
 
 def one_or_several(batches: Batches | Sequence[Batches], data: Any) -> list[Batches]:
-    """Returns the batches to count, with defaults filled in; ValueError if none are given, or if they differ in more than ``num_neighbors``."""
+    """Returns the batches to count, with defaults filled in. Raises ValueError if none are given, or if they differ in more than ``num_neighbors``."""
     several = [each.filled(data) for each in ([batches] if isinstance(batches, Batches) else batches)]
     if not several:
         raise ValueError("batches must hold at least one entry")

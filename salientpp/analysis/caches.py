@@ -1,10 +1,10 @@
 """Counts and forecasts the rows that static caches leave to fetch, for every policy and replication factor.
 
-A cache changes what travels and never the batches, so one dry run serves all caches. Every batch that needs a row fetches it, unless it is cached.
-Besides the count there is the forecast of the inclusion probabilities, which needs no sampling. It is too high from two hops on, so a few batches calibrate it.
+A cache changes what travels and never the batches, so one dry run serves all caches. Every batch that needs a row fetches the row, unless the row is cached.
+Besides the count, inclusion probabilities give a forecast, which needs no sampling. The forecast is too high from two hops on, so a few batches calibrate it.
 
-Two oracles bound what a static cache can save. ``oracle`` ranks vertices by the counted accesses themselves. No static cache is better, but with few
-epochs it has learned their noise. ``oracle-heldout`` ranks by the same number of other epochs.
+Two oracles bound what a static cache can save. ``oracle`` orders vertices by the counted accesses themselves. No static cache is better, but with few epochs
+the oracle has learned the noise of these epochs. ``oracle-heldout`` orders vertices by the accesses in the same number of other epochs.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from salientpp.vip.shared import shared_inclusion_probability
 from salientpp.ways.cache import scores_of
 
 ORACLES = ("oracle", "oracle-heldout")
-#: Policies compared by default: all except 'vip-hop', which ranks nearly as 'vip' does.
+#: Policies compared by default: all except 'vip-hop', which orders vertices nearly as 'vip' does.
 DEFAULT_POLICIES = ("vip", "degree", "halo", "wpr", "paths", "simulation", "random", "oracle")
 #: Policies that need sampling. They have no forecast without it.
 LEARNED = (*ORACLES, "simulation")
-#: One cache for the ranks of a host, as in loaders; and a cache of the same memory for each rank.
+#: Names of two ways: one cache for all ranks of a host, as loaders have it; and one cache for each rank, with the same α.
 CACHE, PRIVATE = "cache", "private cache"
 #: Number of batches per rank that calibrate the forecast.
 _CALIBRATION_BATCHES = 20
@@ -74,7 +74,7 @@ def check_policies(policies: Sequence[str] | None, predict_only: bool, is_typed:
 
 
 class Accesses:
-    """Counts, for each of R epochs, the batches in which a rank needs each row that its host lacks.
+    """Counts the batches of a rank that need a row, for each of R epochs and for each row that the rank's host lacks.
 
     Attributes:
         counts: by vertex type int32 [R, N].
@@ -93,11 +93,11 @@ class Accesses:
 
 
 def other_accesses(job: Job, number: int, epochs: int, title: str, progress: Progress) -> Values:
-    """Returns the same counts of rank ``number`` over as many other epochs: int32 [1, N] by type."""
+    """Returns the counts of :class:`Accesses` for rank ``number``, summed over ``epochs`` other epochs: by type int32 [1, N]."""
     total, engine = Accesses(job, 1), job.engines[number]
     size, num_seeds = engine.basis.batch_size, engine.basis.source.seeds.number
     progress.begin(f"{title}, held-out epochs", epochs * -(-num_seeds // size), "batches")
-    # `simulation` numbers its keys by part; these numbers lie beyond.
+    # The policy `simulation` uses the numbers of the parts for its keys. The numbers here are above them.
     batches = shuffled_batches(torch.arange(num_seeds, device="cpu"), size, len(job.engines) + number, epochs)
     for measured in _drawn(engine, total.measure, batches if num_seeds else ()):
         total.add(0, measured)
@@ -120,7 +120,10 @@ def _batches_by_size(basis: Basis) -> Counter[int]:
 
 
 def _expected(job: Job) -> list[Values]:
-    """Returns the expected number of batches per epoch that need each row that the host lacks: by rank and vertex type float64 [N]."""
+    """Returns, for each row that a rank's host lacks, the expected number of the rank's batches per epoch that need the row.
+
+    By rank and vertex type float64 [N].
+    """
 
     @cache
     def chances(size: int) -> Any:  # for plain batches of `size` seeds, float32 [N] of each unit
@@ -155,7 +158,7 @@ class Caches:
         left: by (way, policy) [W, T, A, R + 1], the rows that are left to fetch.
         bare: [W, T, R + 1], the rows to fetch without a cache.
         cached: by (way, policy) [T, A], rows in all caches.
-        calibrated, variance: by way [T, A], an estimate for 'vip' from a few batches per rank, and its variance.
+        calibrated, variance: by way [T, A], an estimate of the rows left with 'vip' from a few batches per rank, and the variance of the estimate.
     """
 
     def __init__(self, job: Job, policies: Sequence[str], alphas: Sequence[float], epochs: int) -> None:
@@ -179,7 +182,9 @@ class Caches:
             others: counts of other epochs, if 'oracle-heldout' is compared.
         """
 
-        def needs(number: int, type_: str | None) -> list[np.ndarray]:  # of each row, in each epoch and expected
+        def needs(
+            number: int, type_: str | None
+        ) -> list[np.ndarray]:  # batches that need each row: counted in each epoch, and expected
             return [*accesses[number - host.start][type_], self._expected[number][type_]]
 
         for number in host:
@@ -232,7 +237,10 @@ class Caches:
         return found
 
     def _since(self, scores: Scores, books: Mapping[str | None, PartitionBook], part_id: int) -> Values:
-        """Returns, by type int32 [N], the index of the first (smallest) replication factor with which a row is cached; their number if none."""
+        """Returns, by type int32 [N], the index of the smallest replication factor with which a row is cached.
+
+        If no factor is large enough, the index is the number of factors.
+        """
         since = {t: np.full(book.num_vertices, len(self._alphas), dtype=np.int32) for t, book in books.items()}
         for a in reversed(range(len(self._alphas))):
             for type_, ids in plan_caches(scores, books, self._job.widths, part_id, self._alphas[a]).items():

@@ -32,10 +32,10 @@ class MemoryGraph:
         parts: partition book of these ids.
         seeds: by part, int64 global ids.
         vip: by part, float32 [N], the inclusion probabilities for ``known_for`` (fanouts and batch size).
-        order: int64 [N], the user's ids.
+        order: int64 [N], the user's id of every vertex.
         quality: quality of the partition.
-        offsets: first part of each part of this view; at the end, the number of parts.
-        part_id: part of the view that a rank visits.
+        offsets: for each part of this view, the first of the parts that it joins; at the end, the number of all parts.
+        part_id: number of the part of this view that the view's rank visits; None: no rank.
     """
 
     graph: Graph
@@ -77,7 +77,7 @@ class MemoryGraph:
         return self.order[n_id]
 
     def split(self, name: str, part_id: int, type_: None = None) -> Tensor:
-        """Returns the seeds of a part, for every ``name``."""
+        """Returns the seeds of a part, whatever ``name`` is."""
         return torch.cat(list(self.seeds[self.offsets[part_id] : self.offsets[part_id + 1]]))
 
     def workload(
@@ -93,10 +93,10 @@ class MemoryGraph:
 def open_graph(
     data: Data | PartitionedGraph, parts: int | None, batches: Batches, send_as: Mapping[Any, str] | None = None
 ) -> tuple[PartitionedGraph | Callable[[PartitionOptions, Progress], MemoryGraph], dict[str | None, int]]:
-    """Opens a graph. Also returns, by vertex type, the bytes of a row of ``x`` as it travels.
+    """Opens a graph. Returns the graph, and by vertex type the bytes of a row of ``x`` as it travels.
 
-    For a ``Data``, it returns a function that partitions the graph. The function holds only what it needs of the ``Data``, so that the rest can be
-    freed while METIS needs the memory.
+    For a ``Data``, a function that partitions the graph is returned instead of the graph. The function holds only what it needs of the ``Data``, so that the
+    rest can be freed while METIS needs the memory.
 
     Raises:
         ValueError: ``parts``, ``batches`` or ``send_as`` do not fit the graph.
@@ -111,8 +111,8 @@ def open_graph(
         raise ValueError("parts must be given for a graph that is not partitioned yet")
     if not batches.is_plain:
         raise ValueError(
-            "batches with seeds that are edges, times, weights, trees or replacement are counted only on a dataset directory; write one with "
-            "salientpp.partition first"
+            "batches with edges as seeds, times, weights, separate trees or draws with replacement are counted only on a dataset directory; "
+            "write one with salientpp.partition first"
         )
     seeds, graph = batches.seeds, Graph.from_data(data)
     graph = Graph.trusted(graph.indptr, graph.indices)  # drops the user's edge ids, 8 bytes per edge

@@ -1,4 +1,4 @@
-"""The ranks of a job on their hosts. Each has the engine that a loader would have, without rows and without communication."""
+"""The ranks of a job on their hosts. Each rank has the engine that a loader would have, without rows and without communication."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Job:
     def of(
         cls, part: Any, row_bytes: Mapping[str | None, int], placements: Sequence[Placement], batches: Batches
     ) -> Job:
-        """Creates engines like the engines of loaders with ``shuffle``. If ranks have no seeds, they use uneven='exact', as loaders then must.
+        """Creates engines like the engines of loaders with ``shuffle``. If some rank has no seeds, all engines use uneven='exact', as loaders then must.
 
         Args:
             part: a :class:`~salientpp.PartitionedGraph` or a :class:`~salientpp.analysis.graph.MemoryGraph`.
@@ -109,7 +109,7 @@ class Job:
 
     @cached_property
     def units(self) -> list[Basis]:
-        """The basis of one rank for each part that ranks visit."""
+        """The units: for each part that ranks visit, the basis of one of its ranks."""
         return [*{engine.basis.epochs.placement.own_part: engine.basis for engine in self.engines}.values()]
 
     @cached_property
@@ -129,7 +129,7 @@ class Job:
 
     @property
     def is_simple(self) -> bool:
-        """True if, in addition, every rank is a host and has its own part."""
+        """True if :attr:`is_of_one_type`, and every rank is alone on its host and has its own part."""
         return self.is_of_one_type and len(self.hosts) == len(self.units) == len(self.engines)
 
     @cached_property
@@ -140,7 +140,7 @@ class Job:
             source: Any = basis.source
             seeds, num_neighbors = source.seeds.inputs.node, source.sampler.fanouts[0]
             found.append(source.part.workload(source.part.part_id, seeds, num_neighbors, basis.batch_size))
-        if any(each.vip is None for each in found):  # one sweep serves all
+        if any(each.vip is None for each in found):  # one computation serves all units
             first, seeds = found[0], [each.seeds for each in found]
             computed = inclusion_probability(first.graph, seeds, first.num_neighbors, first.batch_size)
             found = [replace(each, vip=own) if each.vip is None else each for each, own in zip(found, computed)]

@@ -32,7 +32,8 @@ class Known:
     """Results for one rank's cache with one replication factor.
 
     Attributes:
-        shape: shape of the cache; None if it stays static. ``refused`` then gives the reason, unless a static cache was asked for.
+        shape: shape of the cache; None if the cache stays static.
+        refused: why the cache stays static; None if it does not, or if a static cache was asked for.
         num_static: rows of the static cache.
         predicted, static, best: forecasts of rows per batch with the window, with a static cache, and with all future batches known.
         rows: rows fetched in each counted epoch, if the cache is not static.
@@ -67,8 +68,8 @@ class Lookahead:
         scores = score("vip", workload).to(torch.float32)
         self._remote = scores.clone()
         self._remote[slice(*book.range_of(part_id))] = 0
-        self._reach = 0  # batches that the longest window needs
-        self._lists: deque[Tensor] = deque()  # lists from batch `_first` on
+        self._reach = 0  # number of batches that the longest window needs
+        self._lists: deque[Tensor] = deque()  # lists of remote ids, from batch `_first` on
         self._first = 0
         self._later: Iterator[Tensor] = iter(())  # lists of the epochs after the counted ones
         if epochs and self._num_batches:
@@ -133,12 +134,12 @@ class Lookahead:
 
 
 def volumes(ranks: Sequence[list[Known]], job: Job, vip: Sequence[Volume], epochs: int) -> list[Volume]:
-    """Returns what all ranks fetch, by replication factor, next to the static caches of ``vip``. With ``epochs=0`` these are forecasts."""
+    """Returns, for each static cache in ``vip``, the rows that all ranks fetch with lookahead and as much memory. With ``epochs=0`` these are forecasts."""
     found = []
     for own, known in zip(vip, zip(*ranks)):
         static, static_rows = sum(each.static for each in known), own.remote_rows_per_rank or ()
         if epochs and job.batches.draw_block > 1:
-            # For batches with common draws, the probabilities underestimate what a static cache leaves. So use its count.
+            # For batches with common draws, the probabilities underestimate the rows that a static cache leaves to fetch. So use the static cache's count.
             numbers = (max(1, engine.basis.epochs.order.num_batches) for engine in job.engines)
             static = sum(rows / number for rows, number in zip(static_rows, numbers))
         shapes, reach = [each.shape for each in known], max(each.reach for each in known)

@@ -40,7 +40,7 @@ def shown(analysis: Analysis) -> list[RenderableType]:
 
 
 def cache_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
-    """Shows, for each policy and α, the rows that are still fetched, as a share of the rows without a cache; for VIP also the rows."""
+    """Shows, for each policy and α, the rows that are still fetched, as a share of the rows without a cache; for VIP also the number of rows."""
     cells, hosts = _caches(analysis, numbers), len(analysis.ranks_by_host)
     is_alone = max(analysis.ranks_by_host) == 1 and hosts == analysis.parts  # every rank is a host and has one part
     own = cells[CACHE, "vip"]
@@ -129,7 +129,7 @@ def lookahead_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
 
 
 def sums_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
-    """Shows, for each α, the rows and sums that are fetched with partial aggregation, and the share of bytes."""
+    """Shows, for each α, the rows and sums that are fetched with partial aggregation, and their bytes as a share of the bytes without it."""
     return _table(
         f"num_neighbors {list(numbers)}: rows and sums fetched per epoch with partial_aggregation, over all machines, with the policy vip",
         "",
@@ -262,7 +262,7 @@ def check_matplotlib() -> None:
 
 
 def plot(analysis: Analysis, kind: str) -> bytes:
-    """Draws a picture, 'png' or 'svg': rows per epoch over α on a log scale, with one panel per ``num_neighbors``.
+    """Draws a picture, 'png' or 'svg': rows per epoch (on a log scale) over α, with one panel per ``num_neighbors``.
 
     The area between no cache and the oracle is shaded, as in Figure 2 of Kaler et al., SALIENT++ (MLSys 2023, arXiv:2305.03152).
 

@@ -25,7 +25,7 @@ class Ahead:
 
 @dataclass(frozen=True)
 class Summed:
-    """Figures for sums instead of rows; means over epochs."""
+    """Figures for ranks that fetch sums instead of some rows; means over epochs."""
 
     sums_per_epoch: float
     sources_per_epoch: float
@@ -78,7 +78,7 @@ class Volume:
 
     @property
     def rows(self) -> float | None:
-        """The best available figure: the count, else the forecast."""
+        """The counted rows, or the forecast if none were counted."""
         return self.predicted_rows_per_epoch if self.remote_rows_per_epoch is None else self.remote_rows_per_epoch
 
     def beside(self, way: str, rows: Sequence[float] | None, left: float, **figures: Any) -> Volume:
@@ -86,7 +86,7 @@ class Volume:
 
         Args:
             rows: counted rows by rank, or None.
-            left: number of the rows fetched without a cache that are still to fetch.
+            left: number of rows, or of rows and sums, that are still to fetch.
         """
         total = None if rows is None else sum(rows)
         return replace(
@@ -172,7 +172,7 @@ class Analysis:
         return [sum((volume.remote_rows_per_rank or ())[first:last]) for first, last in pairwise(ends)]
 
     def share(self, volumes: Sequence[Volume]) -> float:
-        """Returns the share of bytes that one cache leaves, over all vertex types; the share of rows if rows have no bytes."""
+        """Returns the share of bytes that one cache leaves, over all vertex types; the share of rows if the bytes of a row are unknown."""
         weights = [volume.row_bytes or 1 for volume in volumes]
         without = sum(volume.rows_without_cache * weight for volume, weight in zip(volumes, weights))
         left = sum((volume.rows or 0) * weight for volume, weight in zip(volumes, weights))
@@ -202,7 +202,7 @@ def word_of_type(type_: Any) -> str:
 
 
 def _next_gb(saves: float, left: float) -> str:
-    # The rest was counted and the savings of a GB are a forecast, so "the rest" may be slightly off.
+    # The remaining rows were counted, but the savings of a GB are a forecast. So "the rest" may be slightly wrong.
     return "one more GB would save the rest" if saves >= 0.99 * left else f"one more GB would save another {saves:.1%}"
 
 

@@ -26,15 +26,16 @@ DEVICE_FRACTIONS = (0.0, 0.04, 0.2)
 
 
 class Sums:
-    """Rows and sums that one rank moves, by case.
+    """Rows and sums that one rank moves, in several cases.
 
-    First comes a case for each replication factor: what the rank fetches. Then comes a case for each fraction in :data:`DEVICE_FRACTIONS`: what its host
-    copies to the device.
+    The first cases are the replication factors, and count what the rank fetches. The other cases are the fractions in :data:`DEVICE_FRACTIONS`, and
+    count what the rank's host copies to the device.
 
     Attributes:
-        wire: bytes that move for a row.
-        moved: totals of all epochs.
-        asks: after :meth:`finish`, True for each case in which 'auto' uses sums: asks other ranks for them, or makes them on the host for the device.
+        wire: bytes of a row and of the ids that move with it.
+        moved: for each case, the totals of all epochs.
+        asks: for each case, True if 'auto' uses sums; empty before :meth:`finish`. Other ranks make the sums that a rank fetches, and its host makes those for
+            the device.
     """
 
     def __init__(self, job: Job, number: int, alphas: Sequence[float]) -> None:
@@ -70,7 +71,7 @@ class Sums:
 
 
 def volumes(ranks: Sequence[Sums], vip: Sequence[Volume], epochs: int) -> tuple[list[Volume], list[Copies]]:
-    """Returns what all ranks fetch, by replication factor, next to the static caches of ``vip``; and what is copied, by β."""
+    """Returns, for each static cache in ``vip``, what all ranks fetch with sums and as much memory; and for each β, what hosts copy to devices."""
     wire, found, copies = ranks[0].wire, [], []
     moved, asks = list(zip(*(each.moved for each in ranks))), list(zip(*(each.asks for each in ranks)))
     for own, by_rank, auto in zip(vip, moved, asks):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from salientpp.analysis.analyze import Ways
     from salientpp.analysis.batches import Batches
 
-#: Policies that --policies accepts beside the oracle: the keys of salientpp.vip.policies.POLICIES, whose import takes seconds.
+#: Policies that --policies accepts beside the oracle. They are the keys of salientpp.vip.policies.POLICIES, a module whose import takes seconds.
 POLICY_NAMES = ("degree", "halo", "paths", "random", "simulation", "vip", "vip-hop", "wpr")
 
 #: Groups of options. Options of AGREEING exclude those of the other two groups.
@@ -68,10 +68,10 @@ TEXTS = {
     "--plot": "draw rows over α, as .png or .svg (needs matplotlib)",
     "--ranks-per-host": "ranks on each host (default: 1)",
     "--ranks-per-part": "ranks that share a part and split its seeds (default: 1)",
-    "--parts-per-rank": "most parts that one rank serves (default: 1)",
-    "--lookahead": "also count the rows fetched if ranks know their next W batches: a number or auto. Without this option, auto is only forecast",
+    "--parts-per-rank": "largest number of parts that one rank serves (default: 1)",
+    "--lookahead": "also count the rows fetched if ranks know their next W batches: a number or auto. Without this option, the rows for auto are only forecast",
     "--shared-draws": "batch: the vertices of a batch agree on which neighbours to draw",
-    "--partial-aggregation": "also count the rows and sums fetched if owners sum up neighbours of the last hop",
+    "--partial-aggregation": "also count the rows and sums fetched if owners sum up the rows of last-hop neighbours",
     "--draw-block": "number of consecutive batches of a machine that share their random draws (default: 1)",
     "--link": "batches start from edges; with several edge types name one: --link=author,writes,paper",
     "--neg-sampling": "negative examples for --link: binary or triplet, and optionally an amount",
@@ -87,9 +87,9 @@ TEXTS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "A graph of N vertices is spread over K machines, and each batch fetches the feature rows that its machine lacks. This command counts "
-        "these rows for every cache policy and every replication factor α (each machine caches α N / K rows of others). It also forecasts them by "
+        "these rows for every cache policy and every replication factor α (each machine caches α N / K rows of other machines). It also forecasts them by "
         "vertex inclusion probability (VIP), and advises on α and β. β is the share of its own rows that a machine keeps in "
-        "GPU memory. It runs on one machine without a GPU."
+        "GPU memory. The command runs on one machine without a GPU."
     )
     add = adder(parser, TEXTS)
     add("dataset")
@@ -174,7 +174,7 @@ def run(arguments: argparse.Namespace) -> int:
                     batches = [replace(each, seeds=seeds) for each in batches]
             placing = _placing(arguments, graph[0].num_parts if is_directory else arguments.parts)
             analysis = analyze(
-                # Passed without keeping a reference, so that the analysis can free it.
+                # Pass the graph without keeping a reference, so that the analysis can free it.
                 graph.pop(0),
                 batches,
                 ways,
@@ -189,7 +189,7 @@ def run(arguments: argparse.Namespace) -> int:
             "csv": lambda: analysis.to_csv().encode(),
             "plot": lambda: report.plot(analysis, arguments.plot.suffix[1:].lower()),
         }
-        failed = []  # one failed file does not prevent the others
+        failed = []  # if one file cannot be written, write the others
         for option, path in _files(arguments).items():
             try:
                 write_whole(path, methodcaller("write", contents[option]()))
@@ -215,7 +215,7 @@ def _batches(arguments: argparse.Namespace, is_directory: bool) -> list[Batches]
     others = [*_given(arguments, HOSTS), *draws]
     if agreeing and others:
         raise ValueError(
-            f"{', '.join(agreeing)} cannot be combined with {', '.join(others)}: it is counted for uniform draws and one rank per machine; "
+            f"{', '.join(agreeing)} cannot be combined with {', '.join(others)}: the former needs uniform draws and one rank per machine; "
             "leave one of them out"
         )
     if draws and not is_directory:

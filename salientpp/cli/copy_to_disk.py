@@ -16,15 +16,15 @@ HELP = "copy the files that this host needs of a dataset directory to a local di
 #: Help of each argument.
 TEXTS = {
     "root": "dataset directory that `salientpp partition` wrote",
-    "--to": "directory for the copy, which is DIR/NAME; on a cluster often $TMPDIR",
+    "--to": "directory in which the copy is made, as DIR/NAME; on a cluster often $TMPDIR",
     "--part": "part to copy; may be given several times (default: the parts of this rank)",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Copy the topology and this rank's part of a dataset directory to a local disk, and verify the copy. Start it on every rank of a job "
-        "(srun, torchrun); each rank copies its own parts, and ranks of a host may share a copy. It prints one line on stdout: the path of "
+        "Copy the topology and this rank's part of a dataset directory to a local disk, and verify the copy. Start the command on every rank of a job "
+        "(srun, torchrun); each rank copies its own parts, and ranks of a host may share a copy. The command prints one line on stdout: the path of "
         "the copy, for salientpp.load."
     )
     add = adder(parser, TEXTS)

@@ -26,17 +26,17 @@ TEXTS = {
     "dataset": f"{DATASETS}, such as ogbn-products",
     "root": "dataset directory to write",
     "--parts": "number of parts, one per rank or machine",
-    "--order": "order of the vertices of a part: by VIP, or as in the dataset (default: vip)",
+    "--order": "order of the vertices inside a part: by VIP, or as in the dataset (default: vip)",
     "--num-neighbors": "neighbours per hop, -1 for all; a list that begins with -1 needs an equals sign: --num-neighbors=-1,10 (default: 15,10,5)",
     "--batch-size": "seeds per batch and rank (default: 1024)",
     "--seeds": "split that the inclusion probabilities are computed for; TYPE:SPLIT if several vertex types have it (default: train)",
     "--replicate": "vertex type whose rows every part gets; may be given several times (default: types with at most 1 %% of all rows' bytes and 16 MiB)",
     "--replicate-none": "replicate no type: each row is in one part only",
-    "--time-attr": "attribute with the times of vertices or edges. Neighbour lists are sorted by them, and vertex times are stored for all parts. So a rank "
-    "that has only its own part can draw by time",
+    "--time-attr": "attribute with the times of vertices or edges. Neighbour lists are sorted by these times, and vertex times are stored for all parts. So a "
+    "rank that has only its own part can draw by time",
     "--store-as": "store the rows of a node attribute in fewer bytes, as in --store-as=x=int8: fp16, bf16, fp8, int8, int4, or int8/B and int4/B with a scale"
     " for every B values. May be given several times. The largest error is printed",
-    "--tolerance": "how far a part may exceed the mean, as a fraction (default: 0.05)",
+    "--tolerance": "how far the load of a part may exceed the mean load, as a fraction (default: 0.05)",
     "--overwrite": "replace an existing dataset directory, or the unfinished work of another command",
 }
 

@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     first = None
     if arguments.dataset is not None:
         options = _split(arguments.partition_options)
-        # Refuse now what that job would refuse.
+        # Refuse now what the job that partitions would refuse.
         partition_parser = argparse.ArgumentParser(prog="salientpp partition")
         partition.add_arguments(partition_parser)
         first_job = partition_parser.parse_args(

@@ -46,7 +46,7 @@ def print_whole(what: str | bytes) -> None:
 
 def show(*what: RenderableType) -> None:
     """Prints lines and tables to stdout. Brackets and colons in users' paths are not taken as markup."""
-    from rich.console import Console  # its import takes as long as the rest of help
+    from rich.console import Console  # importing rich takes as long as the rest of help
 
     text = _Terminal()
     console = Console(file=text, markup=False, emoji=False, highlight=False)

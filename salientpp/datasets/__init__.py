@@ -4,7 +4,7 @@
 * :func:`synthetic` and :func:`synthetic_mag` generate graphs.
 * :func:`load_partition` loads a partition that another library wrote.
 * :func:`load_dgl_assignment` reads the parts that DGL assigned to vertices.
-* :func:`convert` writes a graph that is larger than memory to files that :func:`load_dataset` maps.
+* :func:`convert` writes a graph that is larger than memory to files, which :func:`load_dataset` memory-maps.
 """
 
 from salientpp.datasets.converted.convert import convert

@@ -108,7 +108,7 @@ def check_features(x: Tensor, num_vertices: int, where: str) -> None:
         raise ValueError(f"{where}: x must have one row per vertex, expected {num_vertices} rows, got {list(x.shape)}")
     if not x.is_floating_point() or x.layout != torch.strided or x.is_meta:
         return
-    # In blocks: a mask of the whole feature matrix would need a quarter of its memory.
+    # Check in blocks, because a mask of the whole feature matrix would need a quarter of the matrix's memory.
     rows_per_block = max(1, (1 << 24) // max(1, x[:1].numel()))
     for start in range(0, num_vertices, rows_per_block):
         finite = torch.isfinite(x[start : start + rows_per_block]).reshape(-1, max(1, x[:1].numel())).all(dim=1)
@@ -128,8 +128,8 @@ def assemble(
 ) -> Data:
     """Checks arrays that came from a file, and returns them as a ``Data`` object.
 
-    ``edge_index`` is integer [2, E], ``x`` floating [N, F], ``y`` integer [N] or [N, labels per vertex]. ``split_ids`` maps a split to the
-    name of its array in the file and the array, vertex ids [*].
+    ``edge_index`` is integer [2, E], ``x`` floating [N, F], ``y`` integer [N] or [N, labels per vertex]. ``split_ids`` maps the name of a split to a pair: the
+    name of the split's array in the file, and this array of vertex ids [*].
     """
     data = Data(num_nodes=num_vertices)
     if x is not None:
@@ -183,13 +183,13 @@ def check_file(file: Path) -> None:
 
 
 def unreadable(where: object, error: OSError | MemoryError) -> ValueError:
-    """Returns the error for a file that the operating system could not read. It says what the machine lacks, if that is known."""
+    """Returns the error for a file that the operating system could not read. The text says what the machine lacks, if that is known."""
     reason = getattr(error, "strerror", None) or first_line(error)
     return ValueError("; ".join(filter(None, (f"{where} cannot be read ({reason})", what_to_do(error, "")))))
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of the message of another library's error, or the type of the error if it has no message."""
+    """Returns the first line of an error's message, or the error's type if the message is empty. The error comes from another library."""
     return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
 
 

@@ -18,9 +18,10 @@ from salientpp.partitioning.undirected import sorted_unique, split_keys, symmetr
 
 # Numbers of edges drawn and of rows written at a time: large enough for NumPy, small enough to bound the temporaries.
 _CHUNK, _ROWS = 1 << 20, 1 << 16
-# Pairs are coded as `source * N + target` in int64.
+# Largest N: pairs are coded as `source * N + target` in int64.
 _MOST_VERTICES = math.isqrt(2**63 - 1)
-# A graph with room for its edges needs 3 or 4 rounds. After this number of rounds the edges do not fit.
+# Missing edges are drawn again until none is missing. A graph with room for its edges needs 3 or 4 draws. After this number of draws, the graph is taken to
+# have no room for its edges.
 MAX_ROUNDS = 50
 
 
@@ -58,8 +59,8 @@ def synthetic(
         num_classes: number of classes; each has at least one community.
         num_features: F.
         community_size: average number of vertices in a community (sizes vary, log-normally).
-        homophily: share of edges drawn within a class. The others go anywhere, by chance also within the class.
-        locality: share of the edges within a class that is drawn within the community. A partition can keep these local.
+        homophily: share of edges drawn within a class. The other edges go anywhere, by chance also within the class.
+        locality: share of the edges within a class that is drawn within the community. A partition can keep these edges local.
         exponent: exponent of the power law of degrees, P(w) ~ w^-exponent. It is above 2, so that the mean exists.
         degree_cap: largest expected degree. With the default, sqrt(N * average_degree), few pairs repeat (Chung and Lu, PNAS 99, 15879, 2002).
         signal: distance of a class's point from the origin, in standard deviations of the noise.
@@ -177,13 +178,13 @@ def random_streams(seed: int, number: int) -> list[np.random.Generator]:
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Communities nested in classes. The position of a vertex is its number before ids are shuffled. Each group is a range of positions."""
+    """Communities nested in classes. The position of a vertex is its number before ids are shuffled. Each community and each class is a range of positions."""
 
     start: np.ndarray  # int64 [C + 1], the bounds of the communities
     class_of_community: np.ndarray  # int64 [C], ascending
     shares: tuple[
         float, float
-    ]  # of edges drawn within the community, and within the class; the others are drawn anywhere
+    ]  # of edges whose ends are drawn from one community, and from one class; the ends of other edges are drawn from all vertices
 
     @classmethod
     def draw(
@@ -196,7 +197,7 @@ class Groups:
         locality: float,
     ) -> Groups:
         num_communities = max(num_classes, round(num_vertices / community_size))
-        # Each community gets one vertex, and the rest in proportion to its size. So no community is empty, and no class.
+        # Each community gets one vertex. The other vertices are divided in proportion to the drawn sizes. So no community and no class is empty.
         sizes = rng.lognormal(sigma=0.5, size=num_communities)
         ends = np.rint(np.cumsum(sizes) / sizes.sum() * (num_vertices - num_communities)).astype(np.int64)
         start = np.concatenate([[0], ends + np.arange(1, num_communities + 1)])
@@ -214,7 +215,7 @@ class Groups:
 def features_of_classes(
     rng: np.random.Generator, classes: np.ndarray, num_classes: int, num_features: int, signal: float, dtype: type
 ) -> np.ndarray:
-    """Returns [N, F]: for each vertex the point of its class, at the distance `signal` from the origin, plus Gaussian noise."""
+    """Returns features [N, F]: for each vertex the point of its class, at the distance `signal` from the origin, plus Gaussian noise."""
     centres = rng.standard_normal((num_classes, num_features), dtype=np.float32)
     centres *= signal / np.linalg.norm(centres, axis=1, keepdims=True)
     x: np.ndarray = np.empty((classes.size, num_features), dtype=dtype)
@@ -248,7 +249,7 @@ def draw_distinct_pairs(
     community_start, class_of_community, shares = groups.start, groups.class_of_community, groups.shares
     num_vertices = weights.size
     cumulative = np.concatenate([[0.0], np.cumsum(weights)])
-    # The interval of cumulative weight of each community, and the interval of its class.
+    # For each community, its interval of the cumulative weight and the interval of its class.
     community_ends = cumulative[community_start]
     class_range = np.searchsorted(class_of_community, np.arange(class_of_community[-1] + 2))
     class_ends = community_ends[class_range]

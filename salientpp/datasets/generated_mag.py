@@ -24,7 +24,7 @@ from salientpp.datasets.generated import (
 )
 from salientpp.partitioning.undirected import sorted_unique
 
-#: Ratio of the numbers of papers of a year and of the year before, and the range of years. MAG240M splits papers by year.
+#: Number of papers of a year divided by the number of the year before, and the range of years. MAG240M splits papers by year.
 _GROWTH, _FIRST_YEAR, _LAST_YEAR = 1.09, 1990, 2020
 
 
@@ -50,9 +50,9 @@ def synthetic_mag(
     """Generates a graph of papers, authors and institutions with labels that a heterogeneous GNN can learn.
 
     Papers and citations are drawn as :func:`~salientpp.datasets.synthetic` draws its graph, with communities in classes. The newer paper
-    cites the older one. An author has a home community. Its papers and institutions are drawn within the home community, within its class,
-    or anywhere, with the same shares as citations. So a paper's class shows in the papers that it cites, that cite it, and that its authors
-    have written. Its own features are too noisy to tell the class.
+    cites the older one. An author has a home community. The author's papers and institutions are drawn within the home community, within the community's
+    class, or anywhere, with the same shares as citations. So a paper's class shows in the papers that it cites, that cite it, and that its authors have
+    written. The paper's own features are too noisy to tell the class.
 
     Schema, names and dtypes follow MAG240M (Hu et al., OGB-LSC, arXiv:2103.09430). MAG240M has 122 M papers, 122 M authors and 26 k
     institutions, with 3.2 authors and 10.7 citations per paper and 0.36 institutions per author. 1.1 % of its papers have labels.
@@ -60,7 +60,7 @@ def synthetic_mag(
     Args:
         num_papers: P.
         citations_per_paper, authors_per_paper, institutions_per_author: average numbers of edges.
-        papers_per_author: average number of papers; the graph has ``P * authors_per_paper / papers_per_author`` authors.
+        papers_per_author: average number of papers of an author; the graph has ``P * authors_per_paper / papers_per_author`` authors.
         papers_per_institution: the graph has ``P // papers_per_institution`` institutions, at least one.
         num_classes, num_features, community_size, homophily, locality, exponent, signal: as in ``synthetic``, for papers.
         label_noise: share of labelled papers with a label drawn at random.
@@ -69,7 +69,7 @@ def synthetic_mag(
 
     Returns:
         ``HeteroData`` with three types of vertices. 'paper' has x float16 [P, F], y int64 [P], year int64 [P] in 1990 to 2020, and masks.
-        The masks have labelled papers: train up to 2018, val of 2019, test of 2020. 'author' and 'institution' have no features. The relations
+        The masks hold labelled papers: train up to 2018, val of 2019, test of 2020. 'author' and 'institution' have no features. The relations
         are (author, writes, paper), (author, affiliated_with, institution) and (paper, cites, paper), without duplicates, and the reverse of
         each, ``rev_...``.
 
@@ -208,7 +208,7 @@ def _draw_links(
             (level < shares[0], communities, home),
         ):
             low, high = np.where(within, bounds[group], low), np.where(within, bounds[group + 1], high)
-        # With few targets a community may have none of its own, and takes the nearest.
+        # If targets are few, a community may have no target of its own. It then takes the nearest target.
         target = np.minimum(low + place * np.maximum(high - low, 1), num_targets - 1).astype(np.int64)
         keys = sorted_unique(np.concatenate([keys, source * num_targets + target]))
     else:

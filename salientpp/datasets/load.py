@@ -29,7 +29,7 @@ _OGB_EXAMPLES = ("ogbn-arxiv", "ogbn-products", "ogbn-papers100M", "ogbn-protein
 def load_dataset(
     dataset: str | Data | HeteroData, *, root: str | Path = "data", **parameters: Any
 ) -> Data | HeteroData:
-    """Returns the graph that `dataset` names as PyG's `Data`, or as `HeteroData` if it has several types. Its arrays are checked.
+    """Returns the graph that `dataset` names as PyG's `Data`, or as `HeteroData` if the graph has several types. The arrays are checked.
 
     The graph has these arrays; a `HeteroData` has them for every type:
 
@@ -45,19 +45,19 @@ def load_dataset(
             * a `Data` object with `edge_index` or `adj_t`, or a `HeteroData`. It is checked, also for N rows and finite values in `x`, and the same object is
               returned;
             * ``"npz:FILE"``: an archive with the key `edge_index` [2, E]. The keys `x` [N, F] and `y` [N] are optional. So are the splits `train_idx`,
-              `val_idx` and `test_idx` (all three or none). `num_nodes` is needed without `x` and `y`. `directed` is true by default; false means that each
-              undirected edge is stored once. Other keys are ignored;
+              `val_idx` and `test_idx` (all three or none). The key `num_nodes` is needed if `x` and `y` are missing. The key `directed` is true by default;
+              false means that each undirected edge is stored once. Other keys are ignored;
             * ``"pyg:FILE"``: a file in which `torch.save` wrote a `Data` or `HeteroData` object or its `to_dict()`, or in which `InMemoryDataset.save` wrote
               a single graph. It is read with ``weights_only=True``. A file that needs more than tensors and the classes that PyG registers is refused;
             * ``"python:MODULE:FUNCTION"``: the result of the function, called without arguments. The module is searched in the current directory, then on
-              `sys.path`. Its standard output goes to stderr;
+              `sys.path`. The standard output of the module and the function goes to stderr;
             * ``"converted:DIR"``: a directory that `convert` wrote. Its arrays are mapped copy-on-write, and `adj_t` (torch's CSR) replaces `edge_index`.
               Sizes and sampled checksums are checked; with `verify=True`, every byte;
             * the name of a homogeneous OGB node-property dataset. The result also has the attributes that OGB's own PyG loader sets: `edge_attr`, `node_year`
               and `node_species`, if the dataset has them. `y` of the multi-label ogbn-proteins is int64 [N, 112]. Each call reads the raw files (about a
               minute for ogbn-products);
-            * ``"pyg-partition:DIR"`` and ``"glt-partition:DIR"``: a graph that another library has partitioned, see `load_partition`, which also returns its
-              assignment. Files of labels and splits follow: ``"pyg-partition:DIR,y=label.pt,train=train_idx.pt"``;
+            * ``"pyg-partition:DIR"`` and ``"glt-partition:DIR"``: a graph that another library has partitioned, see `load_partition`, which also returns the
+              assignment to parts. Files of labels and splits may follow: ``"pyg-partition:DIR,y=label.pt,train=train_idx.pt"``;
             * ``"synthetic"``, see `synthetic`, and ``"synthetic-mag"``, see `synthetic_mag`.
 
             A name may carry its parameters, for the command line: ``"synthetic:num_vertices=20000,seed=3"``,
@@ -66,9 +66,9 @@ def load_dataset(
         parameters: keyword arguments that depend on the name.
 
             * "synthetic" and "synthetic-mag" take the keyword arguments of these functions.
-            * "npz:FILE" and OGB names take `undirected`. None (default) loads the graph as the dataset defines it. True adds the inverse of each edge if
-              the dataset does not, merges duplicates and keeps a self-loop single; this is customary for ogbn-papers100M, a directed citation graph.
-              False loads the edges as they are stored, so an undirected graph has each edge once.
+            * "npz:FILE" and OGB names take `undirected`. None (default) loads the graph as the dataset defines it. True gives every edge its inverse, even if
+              the dataset's definition does not. It merges duplicates and keeps a self-loop single. This is customary for ogbn-papers100M, a directed citation
+              graph. False loads the edges as they are stored, so an undirected graph has each edge once.
             * OGB names also take `download`. True allows the download of a missing dataset (default False). Nothing is ever asked on standard input.
 
     Raises:
@@ -108,16 +108,16 @@ def load_dataset(
 
 
 def is_partition(dataset: str) -> bool:
-    """True if `dataset` names a partition of another library, which has its own assignment."""
+    """True if `dataset` names a graph that another library has partitioned, so that an assignment comes with it."""
     return dataset.partition(":")[0] in FORMATS
 
 
 def load_given(dataset: str, num_parts: int) -> tuple[Data | HeteroData, Tensor | dict[str, Tensor]]:
-    """Returns graph and assignment of ``"pyg-partition:DIR"`` or ``"glt-partition:DIR"``. ValueError if the number of parts is another."""
+    """Returns graph and assignment of ``"pyg-partition:DIR"`` or ``"glt-partition:DIR"``. Raises ValueError if the number of parts is not ``num_parts``."""
     given = _named_partition(dataset, {})
     if given.num_parts != num_parts:
         raise ValueError(
-            f"{dataset} has {given.num_parts} parts, expected {num_parts}; ask for {given.num_parts}, or for a new partition such as metis"
+            f"{dataset} has {given.num_parts} parts, expected {num_parts}; ask for {given.num_parts} parts, or partition again with a method such as metis"
         )
     return given.data, given.assignment
 

@@ -49,7 +49,7 @@ def load_npz(file: Path, undirected: bool | None = None) -> Data:
             num_vertices = rows.shape[0] if rows.ndim else 0
         else:
             raise ValueError(
-                f"{file}: the number of vertices is unknown: give num_nodes, x or y; it holds {', '.join(archive.files)}"
+                f"{file}: the number of vertices is unknown: give num_nodes, x or y; the archive holds {', '.join(archive.files)}"
             )
         if y is not None and y.ndim != 1:
             raise ValueError(f"{file}: y must have shape [N], got {list(y.shape)}")
@@ -66,7 +66,7 @@ def npz_split_keys(file: Path, held: Sequence[str]) -> dict[str, str]:
         split_keys = {}
     missing = [key for key in ("edge_index", *split_keys.values()) if key not in held]
     if missing:
-        raise ValueError(f"{file}: missing {', '.join(missing)}; it holds {', '.join(held) or 'nothing'}")
+        raise ValueError(f"{file}: missing {', '.join(missing)}; the archive holds {', '.join(held) or 'nothing'}")
     return split_keys
 
 

@@ -147,7 +147,7 @@ def provide_ogb_files(name: str, meta: dict[str, str], folder: Path, download: b
         )
     if missing:
         raise FileNotFoundError(
-            f"{name} is not in {folder}. Pass download=True to fetch it from {url}, or unpack that archive "
+            f"{name} is not in {folder}. Pass download=True to fetch it from {url}, or unpack the archive at this address "
             f"and rename its folder {meta['download_name']} to {folder}"
         )
     releases = sorted(path.name for path in folder.glob("RELEASE_v*.txt"))

@@ -25,7 +25,7 @@ def read_pyg(file: Path, map_tensors: bool = False) -> Data | HeteroData:
     stored = read_torch_file(
         file,
         map_tensors=map_tensors,
-        # PyG registers its data classes with torch, but not the containers that a Data of its 2.7 and later holds.
+        # PyG registers its data classes with torch, but not the containers inside a Data of PyG 2.7 and later.
         more=[DataTensorAttr, DataEdgeAttr, BaseStorage, GlobalStorage, NodeStorage, EdgeStorage],
         refused=lambda needed: (
             f"not read, since it holds more than tensors and PyG's own classes ({needed}), which could run code. If you trust it, convert "

@@ -35,7 +35,7 @@ def _literal(dataset: str, key: str, text: str) -> int | float | bool | None:
 
 
 def call_with(function: Callable[..., Made], dataset: str, parameters: dict[str, Any], **own: Any) -> Made:
-    """Calls `function(**own, **parameters)`. ValueError for an unknown parameter lists the known ones."""
+    """Calls `function(**own, **parameters)`. Raises ValueError for an unknown parameter, with the names of the known ones."""
     known = [key for key in inspect.signature(function).parameters if key not in own]
     for key in parameters:
         if key not in known:

@@ -28,7 +28,7 @@ def read_torch_file(
     """Returns the contents of `file`: tensors, plain values, and objects of the classes that torch knows and of ``more``.
 
     The file is read with ``weights_only=True``. If it needs another class, ``refused`` gets the name of that class and returns the text of the error.
-    With ``map_tensors`` the tensors stay in the file, and only the parts that are used come into memory. Such a file must not be written to while
+    With ``map_tensors`` the tensors stay in the file, and only the pages that are used come into memory. Such a file must not be written to while
     the tensors live.
 
     Raises:

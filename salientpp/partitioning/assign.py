@@ -5,7 +5,8 @@ Ranks work in step, so all parts should hold about equal numbers of vertices, ed
     load(p, c) <= limit(c) = max((1 + tolerance) * mean load, ceil(mean load), largest single weight)
 
 for each constraint c: 'vertices', 'edges' (in-degrees) and one per seed set. METIS or KaMinPar cuts the undirected graph without loops. There, the weight
-of an edge is the total of the directed edges that it stands for. :mod:`salientpp.partitioning.balance` then meets the limits at least cost to the cut.
+of an edge is the total of the directed edges that it stands for. :mod:`salientpp.partitioning.balance` then moves vertices until the limits hold, by the moves
+that make the cut grow least.
 """
 
 from __future__ import annotations
@@ -77,14 +78,16 @@ def assign_parts(
 
     Args:
         graph: N >= 1 vertices; directed edges, self-loops, repeated edges and isolated vertices are allowed.
-        num_parts: K, 1 <= K <= N. A given assignment may leave parts empty, so K may then be larger.
+        num_parts: K, 1 <= K <= N. A given assignment may leave parts empty, so K may then be larger than N.
         method: one of these.
             'metis': a small cut within the limits above.
             'kaminpar': the same in less memory, with torch's threads. With several threads, parts vary from run to run.
-            'random': equal numbers of vertices, and of seeds of each set, in every part (within one for disjoint sets); edges are not balanced.
+            'random': equal numbers of vertices, and of seeds of each set, in every part. They differ by at most one if the sets are disjoint. Edges are not
+            balanced.
             An integer tensor [N] of part ids: it is checked and measured, never changed.
         seed_sets: name to int32 or int64 ids in [0, N). Empty sets are left out of the balance.
-        loads: name to int64 [N], >= 0: what a vertex adds to its part, besides the seed sets. None: 'vertices', 1 each, and 'edges', the in-degrees.
+        loads: name to int64 [N], >= 0: what a vertex adds to each load of its part, besides the seed sets. None: 'vertices', 1 each, and 'edges', the
+            in-degrees.
         edge_weights: int64 [N], each >= 1: cost of cutting an edge into v; None: 1 each. Only for 'metis' and 'kaminpar'.
         weight_of_each: alternative to ``edge_weights``: int32 or int64 [E], in the order of ``graph.indices``.
         tolerance: largest excess of a load over the mean, as a fraction, >= 0. Limits are met if the kernel finds moves that meet all of them.
@@ -200,7 +203,8 @@ def _count_cut_edges(graph: Graph, assignment: Tensor) -> int:
 def _deal_at_random(seed_sets: Sequence[Tensor], num_vertices: int, num_parts: int, seed: int) -> Tensor:
     """Shuffles the vertices, sorts them by the seed sets that list them, and deals them out to the parts in turn.
 
-    Vertices form a stratum if each set lists them equally often. Numbers of a stratum's vertices differ by at most one between parts; so do the totals.
+    Vertices form a stratum if each set lists them equally often. Parts differ by at most one in their number of vertices of a stratum, and in their number of
+    all vertices.
 
     Args:
         seed_sets: for each set int64 [N], how often it lists each vertex.

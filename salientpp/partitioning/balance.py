@@ -13,11 +13,11 @@ from salientpp.graph.csc import Graph
 from salientpp.ids import first_outside
 from salientpp.partitioning.undirected import Undirected
 
-#: Refinement sweeps over all vertices after balancing. On real graphs, later sweeps move almost nothing.
+#: Number of refinement sweeps over all vertices after balancing. On real graphs, further sweeps move almost nothing.
 _SWEEPS = 8
 
 #: Balancing aims below the limits by a tenth of the tolerance. It would otherwise end with parts that are exactly full, which
-#: leaves refinement no room. The margin also absorbs the rest where single moves cannot quite meet a limit.
+#: leaves refinement no room. If single moves cannot quite meet this aim, the margin also absorbs what is missing.
 _BALANCING_SHARE = 0.9
 
 #: The default loads besides the seed sets: each vertex counts once, and with its in-degree.

@@ -1,4 +1,4 @@
-"""Coarsens a graph for a partitioner that would need too much memory for the whole.
+"""Coarsens a graph for a partitioner that would need too much memory for the whole graph.
 
 Strongly linked vertices become one cluster with their total weight, and the edges between two clusters become one edge. The kernels
 (csrc/partitioning/coarsen.cpp) read memory-mapped lists in order. They hold 20 bytes per vertex, and 20 bytes per end of an edge in
@@ -23,20 +23,20 @@ from salientpp.partitioning.undirected import Undirected
 MOST_VERTICES = 2**22
 MOST_CLUSTERS = 2**18
 
-#: Limits of a cluster's weight: this multiple of the mean of the vertices, and the mean of the parts divided by the second number.
+#: Limits of a cluster's weight: the first number times the mean weight of a vertex, and the mean weight of a part divided by the second number.
 _CLUSTER_SIZE = 32
 _CLUSTERS_PER_PART = 128
-#: Rounds in which vertices join clusters. Later rounds move few vertices.
+#: Number of sweeps in which vertices join clusters. Later sweeps move few vertices.
 _ROUNDS = 5
-#: Coarsening stops if a level leaves more than this share of the vertices.
+#: Coarsening stops if a level has more than this share of the vertices of the level before.
 _MOST_LEFT = 0.9
 #: Number of edges that each cluster keeps, besides those that the other end keeps. KaMinPar's memory depends on the edges, and most edges between
 #: clusters are light. With 64 edges per cluster, the parts of two real graphs fetched 1 to 2 % more rows.
 _EDGES_KEPT = 128
 
-#: Most passes over the lists; each contracts the lists of some of the clusters.
+#: Largest number of passes over the lists. A pass contracts the lists of some of the clusters.
 _TIMES = 16
-#: Number of edge ends that are thinned at a time. A pass contracts at least as many.
+#: Number of edge ends that are thinned at a time. A pass contracts at least this number.
 _PIECE = 2**20
 _MOST_WEIGHT = 2**31 - 1
 
@@ -51,7 +51,7 @@ def coarsen(path: Path, lists: Undirected, vertex_weights: Tensor, num_parts: in
         seed: breaks ties.
 
     Returns:
-        int32 [N], the cluster of every vertex, which is its vertex in the graph to partition; and the file of this graph.
+        int32 [N], the cluster of every vertex, and the file of the graph to partition. Each cluster is one vertex of that graph.
     """
     total = int(vertex_weights.sum())
     cluster, level = torch.arange(vertex_weights.numel(), dtype=torch.int32, device="cpu"), 0
@@ -69,7 +69,7 @@ def coarsen(path: Path, lists: Undirected, vertex_weights: Tensor, num_parts: in
         larger, lists = lists, _write_contracted(path, lists, joined, vertex_weights)
         for array in larger[1:]:
             if array is not None:
-                releaser(array)()  # not needed until the parts are balanced, or not again
+                releaser(array)()  # the first graph is not needed until the parts are balanced, the others not again
         cluster = joined.index_select(0, cluster)
     if level:
         path = path.with_suffix(".heaviest")
@@ -94,7 +94,7 @@ def _write_contracted(path: Path, lists: Undirected, cluster: Tensor, weight_of_
 
 
 def _heaviest(indptr: Tensor, indices: Tensor, weights: Tensor | None) -> Iterator[Lists]:
-    """Yields the lists, keeping only edges that are among the heaviest of either end."""
+    """Yields the lists, keeping only edges that are among the heaviest of at least one end."""
     kept = ops.keep_heaviest_edges(indptr, indices, _EDGES_KEPT, weights)
     for first, last in runs_of_vertices(indptr, _PIECE):
         begin, end = int(indptr[first]), int(indptr[last])

@@ -1,7 +1,8 @@
 """Partitions a graph with KaMinPar, in a separate process, from a file.
 
 The algorithm is TeraPart (Salwasser, Seemaier, Gottesbüren and Sanders, arXiv 2410.19119), from the package ``kaminpar`` (an extra). Its binding reads
-graphs only from files. KaMinPar runs in a separate process because it does not return all its memory. Its preset 'terapart-largek' takes the least memory.
+graphs only from files. KaMinPar runs in a separate process because it does not return all its memory. KaMinPar's preset 'terapart-largek' takes the least
+memory.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from salientpp.partitioning.coarsen import coarsen
 from salientpp.partitioning.errors import PartitionerError, names_memory
 from salientpp.partitioning.parhip import write_undirected
 
-#: Program of the other process. It ends with this process, and searches packages in the same folders.
+#: Program of the separate process. That process ends with this one, and searches packages in the same folders.
 _PROGRAM = """
 import array, ctypes, json, sys
 getattr(ctypes.CDLL(None), "prctl", lambda *_: None)(1, 9)
@@ -53,7 +54,10 @@ def partition_with_kaminpar(
     tolerance: float,
     seed: int,
 ) -> Tensor:
-    """Returns the parts of the vertices, int64 [N], within the limits of all loads. Raises as :func:`~salientpp.partitioning.assign.assign_parts`."""
+    """Returns the parts of the vertices, int64 [N], within the limits of all loads.
+
+    Raises the errors of :func:`~salientpp.partitioning.assign.assign_parts`.
+    """
     if not has_kaminpar():
         raise ImportError(
             "method='kaminpar' needs the package kaminpar, which is not installed; `pip install salientpp[kaminpar]`, or use method='metis'"
@@ -72,7 +76,7 @@ def partition_with_kaminpar(
         if symmetric[1].dtype == torch.int32:
             cluster, path = coarsen(path, symmetric, vertex_weights, num_parts, seed)
         del vertex_weights
-        # Half of the tolerance leaves room for the other loads, as with METIS.
+        # Give KaMinPar half of the tolerance, as for METIS. The other half leaves room for the other loads.
         assignment = _run_kaminpar(path, num_parts, tolerance / 2, seed)
         if cluster is not None:
             assignment = assignment.index_select(0, cluster)

@@ -4,8 +4,8 @@ METIS (Karypis and Kumar, SIAM J. Sci. Comput. 20(1), 1998) is called through py
 The weight is the in-degree. The 'edges' constraint is the expensive one to repair, because moving its load means moving well-connected vertices. Numbers
 of vertices and seeds are repaired by moving vertices with few links.
 
-METIS holds every graph of its coarsening, about 110 bytes per edge end if they stay dense. So for graphs with more than 2^26 edge ends, METIS and
-rebalancing get only the 32 heaviest edges of every vertex: an edge stays if either end keeps it.
+METIS holds all graphs of its coarsening together. They take about 110 bytes per edge end if they stay dense. So for graphs with more than 2^26 edge ends,
+METIS and rebalancing get only the 32 heaviest edges of every vertex: an edge stays if either end keeps it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ def partition_with_metis(
     tolerance: float,
     seed: int,
 ) -> Tensor:
-    """Returns the parts of the vertices, int64 [N], within the limits of all loads. Raises as :func:`~salientpp.partitioning.assign.assign_parts`."""
+    """Returns the parts of the vertices, int64 [N], within the limits of all loads.
+
+    Raises the errors of :func:`~salientpp.partitioning.assign.assign_parts`.
+    """
     num_ends = min(2 * graph.num_edges, _MOST_EDGE_ENDS)  # both directions; repeated edges count once
     what = f"{graph.num_vertices} vertices and up to {num_ends} edge ends"
     with names_memory("METIS", what, _metis_bytes(graph.num_vertices, num_ends), _LESS_THAN_METIS):
@@ -84,7 +87,7 @@ def _cut(lists: Undirected, vertex_weights: Tensor, num_parts: int, tolerance: f
                 seed=seed % (2**31 - 1),  # passed to C's srand
                 ufactor=max(
                     1, round(1000 * tolerance / 2)
-                ),  # in thousandths; half of the tolerance leaves room for the other loads
+                ),  # in thousandths; the other half of the tolerance leaves room for the other loads
             ),
         )
     except (RuntimeError, MemoryError) as error:
@@ -98,7 +101,7 @@ def _cut(lists: Undirected, vertex_weights: Tensor, num_parts: int, tolerance: f
 
 
 def _metis_bytes(num_vertices: int, num_ends: int) -> int:
-    """Returns an estimate of the memory that METIS takes, with the copies of its input."""
+    """Returns an estimate of the bytes that METIS takes, with the copies of its input."""
     return 100 * num_vertices + 128 * num_ends
 
 
@@ -125,7 +128,7 @@ def symmetrise(graph: Graph, edge_weights: Tensor | None, weight_of_each: Tensor
 
 
 def _thin(indptr: Tensor, indices: Tensor, weight: Tensor | None) -> Undirected:
-    """Returns the undirected graph with only those edges that are among the heaviest of either end."""
+    """Returns the undirected graph with only those edges that are among the heaviest of at least one end."""
     kept = ops.keep_heaviest_edges(indptr, indices, _EDGES_KEPT, weight)
     place = torch.zeros(indices.numel() + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(kept, 0, out=place[1:])

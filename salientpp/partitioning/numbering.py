@@ -76,11 +76,11 @@ def number_vertices(
 
 
 def number_by(assignment: Tensor, vip: Tensor, with_seeds: Iterable[Tensor], order: str) -> VipNumbering:
-    """Numbers vertices by their part, and inside a part in an order.
+    """Numbers vertices part by part, and inside a part in the order ``order``.
 
     Args:
-        vip: float32 [K, N] by old id, seeds not counted. It is reordered in place, because these K rows take the most memory here.
-        with_seeds: K tensors float32 [N], the same with seeds counted. One is held at a time.
+        vip: float32 [K, N] by old id, seeds not counted. The tensor is put into the new order in place, because it takes the most memory here.
+        with_seeds: for each part float32 [N] by old id, the probabilities with seeds counted. One tensor is held at a time.
     """
     pieces = []
     for part_id, probability in enumerate(with_seeds):

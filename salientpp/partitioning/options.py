@@ -10,15 +10,15 @@ from torch import Tensor
 
 from salientpp.partitioning.kaminpar import has_kaminpar
 
-#: Methods that assign vertices to parts; an assignment may be given instead.
+#: Methods that assign vertices to parts; instead of a method, an assignment may be given.
 METHODS = ("auto", "metis", "kaminpar", "random")
-#: Ways in which METIS and KaMinPar weigh an edge.
+#: Weights of edges that METIS and KaMinPar can use.
 EDGE_WEIGHTS = ("vip", "equal")
 #: Orders of the vertices inside a part.
 ORDERS = ("vip", "original")
 
-#: METIS gets larger graphs only thinned, so 'auto' leaves them to KaMinPar. Refinement of such graphs is off unless it is asked for. On 92.9 M edges
-#: it changed the predicted rows by -1 to +1 %, took 30 s and, beside KaMinPar, twice the memory.
+#: Larger graphs are thinned for METIS, so 'auto' gives them to KaMinPar. Refinement of such graphs is off unless it is asked for. On 92.9 M edges refinement
+#: changed the predicted rows by -1 to +1 % and took 30 s. With KaMinPar, it doubled the memory.
 MOST_EDGES_OF_METIS = 2**26
 
 
@@ -44,7 +44,7 @@ class PartitionOptions:
     def decided(
         self, num_parts: int, num_edges: int, num_seeds: int, is_hetero: bool = False
     ) -> tuple[PartitionOptions, str | None]:
-        """Returns the options with every choice made for a graph, and the reason if an unset ``refine`` became False.
+        """Returns the options with 'auto' and an unset ``refine`` decided for a graph, and the reason if ``refine`` became False.
 
         Raises:
             ValueError: ``refine`` is True, and the graph cannot be refined.
@@ -88,7 +88,7 @@ class PartitionOptions:
         return f" by {self.method}{' with equal edge weights' if self.weights_used == 'equal' else ''}"
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the entry of a dataset directory about its partitioning. Needs decided options."""
+        """Returns the entry about the partitioning for the manifest of a dataset directory. Needs decided options."""
         named = self.method if isinstance(self.method, str) else "given"
         return {"method": named, "edge_weights": self.weights_used, "refine": self.refine, "order": self.order}
 

@@ -31,11 +31,11 @@ Lists = tuple[int, int, np.ndarray, np.ndarray, "np.ndarray | None"]
 def write_undirected(
     path: Path, graph: Graph, edge_weights: Tensor | None, weight_of_each: Tensor | None, vertex_weights: Tensor
 ) -> Undirected:
-    """Writes the undirected graph without loops for a partitioner; :func:`salientpp.ops.symmetrise` defines the graph and the terms.
+    """Writes the undirected graph without loops for a partitioner; :func:`salientpp.ops.symmetrise` defines this graph and its weights.
 
     Args:
-        edge_weights: int64 [N], weights of the edges into each vertex; None: 1 each. Memory then holds the reversed edges and a piece of the result.
-        weight_of_each: alternative to ``edge_weights``: int32 or int64 [E]. The result is then built in memory.
+        edge_weights: int64 [N], weights of the edges into each vertex; None: 1 each. Memory holds the reversed edges and a piece of the result.
+        weight_of_each: alternative to ``edge_weights``: int32 or int64 [E]. With it, the whole result is built in memory.
         vertex_weights: int64 [N], each >= 1.
 
     Returns:

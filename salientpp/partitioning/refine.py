@@ -12,10 +12,11 @@ vertex v in part k changes this sum to first order by
 
 Here f_k is the inner sum, and g_k its gradient by p_0(v), the probability that v is a seed. The gradient is the recurrence of the probabilities
 differentiated backwards, hop by hop; it takes about as long as the probabilities. Moves that lower the cost are made within the limits of the partition,
-largest gain first (kernel ``reassign_parts``). A round makes only few moves, since a cost is valid only as long as the other vertices stay. Then everything
-is computed again. If a round does not lower the sum, it is undone, and the next round moves fewer vertices.
+largest gain first (kernel ``reassign_parts``). A pass makes only few moves, since a cost is valid only as long as the other vertices stay. Then all costs are
+computed again. If a pass does not lower the sum, it is undone, and the next pass moves fewer vertices.
 
-A full part exchanges a vertex for another, like the swaps of Kernighan and Lin (Bell System Technical Journal 49, 1970), but by rows instead of the cut.
+A full part takes a vertex only in exchange for another. These swaps are like those of Kernighan and Lin (Bell System Technical Journal 49, 1970), but they
+lower the rows instead of the cut.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from torch import Tensor
 from salientpp import ops
 from salientpp.graph.csc import Graph
 
-#: Number of rounds, and the share of the vertices that the first may move. On two real graphs, further rounds gained less than 1 % together.
+#: Number of passes, and the share of the vertices that the first pass may move. On two real graphs, further passes together gained less than 1 %.
 _ROUNDS = 20
 _FIRST_SHARE = 0.05
-#: Refinement stops after a round that gains less than this share of the rows.
+#: Refinement stops after a pass that gains less than this share of the rows.
 _LEAST_GAIN = 5e-4
 
-#: Upper bound of a probability in a division by its complement.
+#: Probabilities p are capped at this number before a division by 1 - p.
 _ALMOST = 1.0 - 1e-6
 
 #: Number of parts whose probabilities are computed together. It bounds memory, and each pass over the edges serves several parts.
@@ -62,7 +63,7 @@ def refine_by_vip(
         limits: int64 [C]. No load rises above its limit, and a load above its limit does not rise.
 
     Returns:
-        int64 [N], with at most the predicted rows of ``assignment``; the same arguments give the same result.
+        int64 [N], the new parts, with at most as many predicted rows as ``assignment``. The same arguments give the same result.
     """
     hops = _Hops(graph, num_neighbors)
     best, (fewest, cost) = assignment, hops.costs(assignment, num_parts, seeds, batch_size)

@@ -4,9 +4,9 @@ One partition serves all types. Vertices of all types are numbered one type afte
 **joint graph**. It is partitioned like any other (:mod:`salientpp.partitioning.assign`). The vertices of every type, the edges of every
 relation (in-degrees) and every split of every type are balanced.
 
-With VIP weights, an edge u -> v weighs the bytes that a step is expected to receive through it (:func:`~salientpp.vip.inclusion.typed_traffic`). These are
-the row of u and the rows of everything drawn from u. Counting only the row of u is not enough: on a graph where half of the vertices have no rows
-(``synthetic-mag``), it gave worse parts than no weights.
+With VIP weights, an edge u -> v weighs the bytes that a step is expected to receive through it (:func:`~salientpp.vip.inclusion.typed_traffic`). The bytes
+are the row of u and the rows of everything that is drawn from u. Counting only the row of u is not enough: on a graph where half of the vertices
+have no rows (``synthetic-mag``), this gave worse parts than no weights.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ def check_typed_fanouts(num_neighbors: Fanouts, edge_types: Sequence[tuple[str, 
     if not isinstance(num_neighbors, Mapping) or list(edge_types) == [None]:
         for_all = check_fanouts(num_neighbors)  # type: ignore[arg-type]  # checked there
         return [list(for_all) for _ in edge_types]
-    name: Any  # of an edge type
+    name: Any  # name of an edge type
     for name in num_neighbors:
         if name not in edge_types:
             raise ValueError(
-                f"num_neighbors must be of edge types of the data ({', '.join(map(repr, edge_types)) or 'none'}), got {name!r}"
+                f"the keys of num_neighbors must be edge types of the data ({', '.join(map(repr, edge_types)) or 'none'}), got {name!r}"
             )
     fanouts = []
     for name in edge_types:
@@ -115,7 +115,7 @@ def assign_types(
         splits: per type, name -> int64 ids.
         seeds: per type, the int64 ids that batches start from.
         fanouts: one list per relation.
-        row_bytes: per type, bytes of fetching a vertex's row.
+        row_bytes: per type, the bytes that fetching the row of a vertex takes.
 
     Raises:
         ValueError, ImportError, PartitionerError: see :func:`~salientpp.partitioning.assign.assign_parts`.
@@ -182,11 +182,11 @@ def _joint_assignment(typed: TypedGraph, given: Any, num_parts: int) -> Tensor:
         raise ValueError(
             f"method must be {', '.join(map(repr, METHODS))} or a mapping from node types to tensors of part ids, got {type(given).__name__}"
         )
-    name: Any  # of a node type
+    name: Any  # name of a node type
     for name in given:
         if name not in typed.node_types:
             raise ValueError(
-                f"method must be of node types of the data ({', '.join(map(repr, typed.node_types))}), got {name!r}"
+                f"the keys of method must be node types of the data ({', '.join(map(repr, typed.node_types))}), got {name!r}"
             )
     pieces = []
     for name, size in zip(typed.node_types, typed.num_vertices):
@@ -208,9 +208,9 @@ def _cut_costs(
     fanouts: Sequence[Sequence[int]],
     row_bytes: Mapping[str | None, int],
 ) -> Tensor | None:
-    """Returns the traffic through each edge as int32 [E] in the order of the joint graph; None if no edge has any.
+    """Returns the traffic through each edge as int32 [E] in the order of the joint graph; None if no edge has traffic.
 
-    It is scaled to a mean of 10 over the edges with traffic, and clamped to [1, 1000].
+    The traffic is scaled to a mean of 10 over the edges with traffic, and clamped to [1, 1000].
     """
     traffic = typed_traffic(typed, start, fanouts, row_bytes)
     total, carrying = sum(float(each.sum()) for each in traffic), sum(int((each > 0).sum()) for each in traffic)

@@ -28,7 +28,7 @@ def first_of_equals(key: np.ndarray) -> np.ndarray:
 
 
 def split_keys(key: np.ndarray, num_vertices: int, major: np.ndarray, minor: np.ndarray) -> None:
-    """Splits keys into the two given arrays. Multiplying back is far faster than a modulo."""
+    """Splits keys into the arrays ``major`` and ``minor``. A multiplication and a subtraction are far faster than a modulo."""
     np.floor_divide(key, num_vertices, out=major)
     np.multiply(major, -num_vertices, out=minor)
     minor += key
@@ -38,7 +38,7 @@ def symmetric_closure(source: np.ndarray, target: np.ndarray, num_vertices: int)
     """Returns the symmetric closure of an edge list: int64 [2, E'], sorted by source, then target, each pair once.
 
     A self-loop stays single. The result is the same graph as with ``torch_geometric.utils.to_undirected``, which keeps several int64 arrays of the doubled
-    edge list at a time. By calculation, ogbn-papers100M (1.6 billion edges) needs nearly 80 GB besides its input here.
+    edge list at a time. By calculation, this function needs nearly 80 GB besides its input for ogbn-papers100M (1.6 billion edges).
     """
     num_edges = source.size
     key = np.empty(2 * num_edges, dtype=np.int64)

@@ -28,7 +28,8 @@ def assign_for(
     """Assigns every vertex to one of K parts for a workload.
 
     Args:
-        options: VIP weights come from :func:`~salientpp.vip.inclusion.draw_weights`, for the steps of K ranks.
+        options: see :class:`~salientpp.partitioning.options.PartitionOptions`. VIP weights come from :func:`~salientpp.vip.inclusion.draw_weights`, for steps
+            in which each of K ranks draws a batch.
         splits: name to int64 ids, balanced as ``seed_sets`` of :func:`~salientpp.partitioning.assign.assign_parts`.
         seeds: int64 ids that batches start from; None: all vertices.
 

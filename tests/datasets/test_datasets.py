@@ -275,7 +275,7 @@ def test_without_features_and_labels_num_nodes_must_be_given(npz):
     everything = dict.fromkeys(["x", "y", "train_idx", "val_idx", "test_idx"])
     assert load_dataset(npz(**everything, num_nodes=np.int64(9))).num_nodes == 9
     with pytest.raises(
-        ValueError, match="the number of vertices is unknown: give num_nodes, x or y; it holds edge_index"
+        ValueError, match="the number of vertices is unknown: give num_nodes, x or y; the archive holds edge_index"
     ):
         load_dataset(npz(**everything))
 
@@ -283,7 +283,10 @@ def test_without_features_and_labels_num_nodes_must_be_given(npz):
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"edge_index": None, "val_idx": None}, "missing edge_index, val_idx; it holds x, y, train_idx, test_idx"),
+        (
+            {"edge_index": None, "val_idx": None},
+            "missing edge_index, val_idx; the archive holds x, y, train_idx, test_idx",
+        ),
         ({"edge_index": np.zeros((3, 7), int)}, "edge_index must have shape [2, E], got [3, 7]"),
         ({"edge_index": EDGES.astype(float)}, "edge_index must hold integers, got dtype float64"),
         ({"edge_index": EDGES + 2}, "edge_index must hold vertex ids in [0, 5), got 5"),

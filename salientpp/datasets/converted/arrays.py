@@ -1,6 +1,7 @@
 """Reads arrays of .npy files, .npz archives and files of ``torch.save`` in pieces.
 
-Pages that are read from a memory map count as resident. So arrays are read without maps. torch maps tensors, so their pages are released after each piece.
+Pages that are read from a memory map count as resident memory. So numpy's arrays are read without memory maps. torch maps the tensors in its files, so the
+pages of these tensors are released after each piece.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from torch import Tensor
 from salientpp.datasets.arrays import check_file, first_line, form, unreadable
 from salientpp.datasets.converted.pieces import EdgePiece, Edges, RowPiece, Rows, counted
 
-#: Reads the next ``count`` entries.
+#: A function that reads as many further entries of an array as its argument says.
 Read = Callable[[int], np.ndarray]
 
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array in a .npy file, or a member of an .npz archive (its name without .npy). ``name`` is for errors."""
+    """An array in a .npy file, or in a member of an .npz archive. ``member`` is the member's name without .npy. ``name`` is for errors."""
 
     path: Path
     member: str | None
@@ -43,7 +44,7 @@ class StoredArray:
         """Reads the header of an array.
 
         Raises:
-            ValueError: the file has no valid header, or its size is not the size that the header says.
+            ValueError: the header is not valid, or the array does not have the size that the header says.
         """
         name = str(path) if member is None else f"{path}: {member}"
         with _opened(path, member, name) as (file, size):
@@ -69,7 +70,7 @@ class StoredArray:
 
     @contextlib.contextmanager
     def reader(self, first: int = 0) -> Iterator[Read]:
-        """Opens the array. Yields a function that reads entries in stored order, from entry number ``first``."""
+        """Opens the array. Yields a function that reads entries in stored order, beginning with entry number ``first``."""
         with _opened(self.path, self.member, self.name) as (file, _):
             at = self.offset + first * self.dtype.itemsize
             with _said(self.name):
@@ -106,7 +107,7 @@ def _said(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _opened(path: Path, member: str | None, name: str) -> Iterator[tuple[BinaryIO, int]]:
-    """Opens a file or a member of an archive. Yields it and its size in bytes."""
+    """Opens a file or a member of an archive. Yields the file object and the number of its bytes."""
     check_file(path)
     with contextlib.ExitStack() as stack:
         with _said(name):
@@ -146,7 +147,7 @@ def array_edges(arrays: Sequence[StoredArray]) -> Edges:
         for array, size, before in zip(arrays, sizes, accumulate(sizes, initial=0)):
             is_wide = array.shape[0] == 2
             name = f"{array.name}[:, " if is_wide else f"{array.name}["
-            # An array [2, E] in column order is stored as an array [E, 2] in row order: pair by pair.
+            # An array [2, E] in column order is stored like an array [E, 2] in row order: pair by pair.
             in_pairs = is_wide == array.fortran
             with array.reader() as read, array.reader(0 if in_pairs else size) as targets:
                 for first in range(0, size, most):

@@ -3,11 +3,12 @@
 An edge is a **word**, ``target * 2^32 + source``. A **bucket** is a range of words; all buckets have the same width. There are two passes:
 
 1. The edges are read in pieces. Each piece is sorted by bucket and appended to a file as a **run**.
-2. Buckets are read in ascending order, each from all runs, and as many together as memory holds. They are sorted and passed on.
+2. Buckets are read in ascending order, as many at a time as memory holds. The words of a bucket are collected from all runs, sorted and passed on.
 
-A bucket that is too large by itself, such as the bucket of a hub, is spread again into narrower ones.
+A bucket that alone is too large for memory, such as the bucket of a hub, is spread again into narrower buckets.
 
-Edges into a vertex keep the order in which they were read, as in :func:`salientpp.ops.csc_from_coo`. If each pair is stored once, sources ascend instead.
+Edges into a vertex keep the order in which they were read, as in :func:`salientpp.ops.csc_from_coo`. If each pair of vertices is stored once, the sources of
+these edges ascend instead.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from salientpp.partitioning.undirected import first_of_equals
 from salientpp.progress import Progress
 from salientpp.store.directory.files import numpy_dtype
 
-#: Target and source take one half of a word each.
+#: Largest number of vertices of a type: target and source take half a word each.
 MOST_VERTICES = 2**32
 
 _SOURCE_BITS = 32
 _WORD = 8
-#: With more buckets, the slices of a run would be too short to read.
+#: Largest number of buckets. With more, the slices of a run would be too short to be read fast.
 MOST_BUCKETS = 2**12
 
-#: Bytes of memory for each word of a piece that is spread, and of buckets that are sorted together, with the memory of readers.
+#: Bytes of memory for each word: of a piece that is spread, and of buckets that are sorted together. They include the memory of readers.
 SPREAD_BYTES, SORT_BYTES = 128, 56
-#: Bytes of memory for each end of a bucket in a run, with temporaries.
+#: Bytes of memory for each entry of ``Runs.ends``, with temporaries.
 TABLE_BYTES = 24
 
 #: Number of offsets written at a time.
@@ -61,7 +62,10 @@ class Runs:
         return np.diff(self.ends.reshape(-1), prepend=0).reshape(self.ends.shape).sum(axis=0)
 
     def slices(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Yields the slice (begin, end) of buckets [first, last) in each run, as numbers of words. Empty slices are left out."""
+        """Yields, for each run, the slice (begin, end) of buckets [first, last).
+
+        Both count words from the beginning of the file. Empty slices are left out.
+        """
         flat = self.ends.reshape(-1)
         for at in range(first, flat.size, self.ends.shape[1]):
             begin = int(flat[at - 1]) if at else 0
@@ -111,7 +115,10 @@ def _check_ids(piece: EdgePiece, end: str, ids: np.ndarray, size: int) -> None:
 def spread(
     words: Iterable[np.ndarray], path: Path, base: int, end: int, num_buckets: int, floor: int, to_disk: bool = True
 ) -> Runs:
-    """Writes words in [base, end) as runs of at most ``num_buckets`` buckets. A bucket is at least ``2**floor`` wide."""
+    """Writes words to a file of runs.
+
+    All words lie in [base, end). This range is divided into at most ``num_buckets`` buckets, each at least ``2**floor`` wide.
+    """
     shift = floor
     while (end - 1 - base) >> shift >= min(num_buckets, MOST_BUCKETS):
         shift += 1
@@ -128,10 +135,10 @@ def spread(
 
 
 def in_order(runs: Runs, capacity: int, unique: bool, scratch: Path) -> Iterator[np.ndarray]:
-    """Yields all words in the order of their targets, in uint64 arrays of at most ``capacity``.
+    """Yields all words in the order of their targets, in uint64 arrays of at most ``capacity`` words.
 
-    With ``unique`` words ascend and each comes once. Otherwise words of a target keep the order of the runs. ``scratch`` is a folder for buckets that
-    are spread again.
+    With ``unique``, words ascend and each comes once. Without, the words of a target keep the order that they have in the runs. ``scratch`` is a folder for
+    buckets that are spread again.
     """
     sizes = runs.sizes
     floor = 0 if unique else _SOURCE_BITS
@@ -151,9 +158,9 @@ def in_order(runs: Runs, capacity: int, unique: bool, scratch: Path) -> Iterator
             finer = spread(words, path, low, end, 1 + 4 * count // capacity, floor, to_disk=False)
             yield from in_order(finer, capacity, unique, scratch)
             finer.path.unlink()
-        elif unique:  # repeats of one word
+        elif unique:  # the bucket holds repeats of one word
             yield np.array([low], dtype=np.uint64)
-        else:  # words of one target, which keep the order of the runs
+        else:  # the bucket holds words of one target, which keep the order of the runs
             yield from _chunks(runs, first, capacity)
         first = last
 
@@ -216,7 +223,7 @@ def write_lists(
     indices_path: Path,
     progress: Progress,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Writes words, which are sorted by target, as ``indptr`` int64 [N + 1] and ``indices`` [E]. Returns the manifest's description of both."""
+    """Writes words, which are sorted by target, as ``indptr`` int64 [N + 1] and ``indices`` [E]. Returns the descriptions of both arrays for the manifest."""
     dtype = torch.int32 if num_sources < 2**31 else torch.int64
     with written(indptr_path) as indptr_file, written(indices_path) as indices_file:
         indptr, indices = ArrayWriter(indptr_file, torch.int64, ()), ArrayWriter(indices_file, dtype, ())

@@ -9,16 +9,16 @@ from pathlib import Path
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
-#: Share of the free memory for arrays. The rest is for allocators, file buffers and the interpreter.
+#: Share of the memory left below the limit that arrays may take. The rest is for allocators, file buffers and the interpreter.
 _SHARE = 0.6
 
-#: Minimum for arrays. With less, reading the short pieces would take longer than the work on them.
+#: Least number of bytes for arrays. With fewer, reading the short pieces would take longer than the work on them.
 _LEAST = 8 * 2**20
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits in bytes: ``memory`` is the resident memory of the process (0 if not given), ``working`` the part for the arrays of a step."""
+    """Limits in bytes. ``memory`` limits the resident memory of the process (0 if not given), and ``working`` the memory of a step's arrays."""
 
     memory: int
     working: int
@@ -35,8 +35,8 @@ class Budget:
         working = int((asked - now) * _SHARE)
         if working < _LEAST:
             raise ValueError(
-                f"memory={memory} is too little: Python and torch take {now / 1e6:,.0f} MB, and work needs {_LEAST / _SHARE / 1e6:,.0f} MB more; give at least "
-                f"{-(-(now + _LEAST / _SHARE) // 10**6):.0f}MB"
+                f"memory={memory} is too little: Python and torch take {now / 1e6:,.0f} MB, and the conversion needs {_LEAST / _SHARE / 1e6:,.0f} MB more; "
+                f"give at least {-(-(now + _LEAST / _SHARE) // 10**6):.0f}MB"
             )
         return cls(asked, working)
 
@@ -51,7 +51,7 @@ class Budget:
 
 
 def read_bytes(memory: int | str) -> int:
-    """Returns bytes, from a number or a text such as 4GB or 512MiB. Anything else is a ValueError."""
+    """Returns a number of bytes, from a number or a text such as 4GB or 512MiB. Raises ValueError for anything else."""
     if isinstance(memory, int) and not isinstance(memory, bool) and memory > 0:
         return memory
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?\s*", memory.upper()) if isinstance(memory, str) else None

@@ -25,7 +25,7 @@ DTYPES = {
     "fp8": torch.float8_e4m3fn,
 }
 
-#: Copies of a piece in memory while it is read, converted, checked and written.
+#: Number of copies of a piece that are in memory while the piece is read, converted, checked and written.
 _COPIES = 12
 
 
@@ -42,8 +42,8 @@ def write_column(
 ) -> dict[str, Any]:
     """Writes the rows of an attribute in their order. Returns the manifest's description of the array.
 
-    Raises ValueError with the place if the number of rows is not ``num_rows``, or if a value does not fit ``dtype`` (a key of ``DTYPES``). With
-    ``finite`` it also refuses values that are not finite.
+    Raises ValueError if the number of rows is not ``num_rows``, or if a value does not fit ``dtype`` (a key of ``DTYPES``). With ``finite`` the function also
+    refuses values that are not finite. The text of the error names the place.
     """
     writer: ArrayWriter | None = None
     budget.needs(rows.held_bytes, f"reading all columns of {name} at once")
@@ -54,14 +54,14 @@ def write_column(
                 writer = ArrayWriter(file, values.dtype, values.shape[1:])
             if num_rows is not None and writer.num_rows + len(values) > num_rows:
                 raise ValueError(
-                    f"{piece.where(num_rows - writer.num_rows)}: {name} must have one row per vertex, {num_rows}, but has more"
+                    f"{piece.where(num_rows - writer.num_rows)}: {name} must have {num_rows} rows, one per vertex, but has more"
                 )
             writer.write(values)
             progress.reach(piece.done)
         assert writer is not None  # there is at least one piece
         if num_rows is not None and writer.num_rows != num_rows:
             raise ValueError(
-                f"{piece.where(len(values))}: {name} must have one row per vertex, {num_rows}, but ends after {writer.num_rows}"
+                f"{piece.where(len(values))}: {name} must have {num_rows} rows, one per vertex, but ends after {writer.num_rows}"
             )
         return writer.finish()
 
@@ -102,7 +102,7 @@ def write_mask(
 ) -> dict[str, Any]:
     """Writes the mask of a split, bool [N], without vertices that have -1 in ``labels``. A warning says how many are left out.
 
-    Returns the manifest's description of the array. Raises ValueError if an id is out of range, the mask has another size, or the budget is too small.
+    Returns the manifest's description of the array. Raises ValueError if an id is out of range, the mask does not have N entries, or the budget is too small.
     """
     budget.needs(2 * num_vertices, f"the mask of {name!r} (a byte per vertex, and as much for ids)")
     mask = torch.zeros(num_vertices, dtype=torch.bool, device="cpu")

@@ -60,12 +60,12 @@ def convert(
         memory: limit of the resident memory, Python and torch included: bytes, or a text such as "4GB". More memory makes fewer and longer pieces.
         undirected: None stores edges as the dataset defines them; True stores every edge in both directions, each pair once; False stores edges as they
             are in the source.
-        deduplicate: store each pair once; sources of a list then ascend.
+        deduplicate: store each pair of vertices once; the sources in a neighbour list then ascend.
         dtype: maps names of attributes to fp64, fp32, fp16, bf16 or fp8; other attributes keep their dtype.
         finite: refuse NaN and infinity in attributes.
         data: folder of OGB datasets.
         overwrite: replace a converted graph, or an unfinished conversion, in ``root``.
-        progress: gets every step and the amount of it that is done.
+        progress: object that is told of every step, and of the amount of the step that is done.
 
     Returns:
         ``root``.
@@ -217,7 +217,7 @@ class _Conversion:
         return num_vertices
 
     def _count(self, type_: str | None) -> int:
-        """Counts the vertices of a type by the edges: the largest id plus one."""
+        """Returns the number of vertices of a type, as its edges show it: the largest id plus one."""
         facts = self.journal.facts("count")
         if facts is None:
             most = 0
@@ -250,11 +250,11 @@ class _Conversion:
         return facts["num_edges"]
 
     def _spread(self, step: str, name: EdgeName, edges: Edges, num_sources: int, num_targets: int) -> buckets.Runs:
-        """Makes the first pass over the edges of a relation, or finds it finished. Returns its runs."""
+        """Makes the first pass over the edges of a relation, unless the journal records the pass as finished. Returns the runs that the pass wrote."""
         file, ends = f"{step}{RUNS}", f"{step}.ends.npy"
         facts = self.journal.facts(step)
         if facts is None:
-            # Without the number of edges, an upper bound: an edge takes at least four bytes of text.
+            # If the number of edges is unknown, use an upper bound: an edge takes at least four bytes of text.
             most_edges = edges.total // 4 if edges.num_edges is None else edges.num_edges
             num_buckets = 1 + 4 * most_edges * (1 + self.doubles) // self.capacity
             # The ends of all buckets in all runs take at most a quarter of the memory. Buckets that become too large by this are spread again.

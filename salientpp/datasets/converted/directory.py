@@ -1,6 +1,7 @@
 """Opens a converted graph as memory maps.
 
-``manifest.json`` is written last. A directory without it is not a graph. It lists every array with dtype, shape and checksums. The arrays are .npy files:
+``manifest.json`` is written last. A directory without this file is not a graph. The file lists every array with dtype, shape and checksums. The arrays are
+.npy files:
 
 * ``e<k>.indptr.npy`` int64 [N + 1] and ``e<k>.indices.npy`` [E] of relation ``k``; indices are int32 if the ids fit, else int64.
 * ``n<k>.<name>.npy``, an attribute or mask of vertex type ``k``.
@@ -53,7 +54,8 @@ def load_converted(root: Path, verify: bool = False) -> Data | HeteroData:
         indptr, indices = (arrays[f"e{number}.{part}.npy"] for part in ("indptr", "indices"))
         ones = torch.ones(1, device="cpu").expand(indices.numel())  # all values share a single 1
         size = sizes[name and name[2]], sizes[name and name[0]]
-        # torch asks for indptr and indices of one width, but reads two widths as well. Widening would load them. They were checked when written.
+        # torch's check wants indptr and indices of the same width, but torch also reads them with two widths. Widening one would load it into memory. So the
+        # check is off. Both arrays were checked when they were written.
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
             adj_t = torch.sparse_csr_tensor(indptr, indices, ones, size=size, check_invariants=False, device="cpu")
@@ -62,7 +64,7 @@ def load_converted(root: Path, verify: bool = False) -> Data | HeteroData:
 
 
 def read_converted(root: Path) -> dict[str, Any]:
-    """Reads the manifest. Raises DatasetError if it is missing, was altered, or describes something else."""
+    """Reads the manifest. Raises DatasetError if the manifest is missing, was altered, or describes something else than a converted graph."""
     path = root / MANIFEST
     try:
         manifest = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""Writes files of a converted graph that are larger than memory."""
+"""Writes the files of a converted graph, which may be larger than memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ class _File:
 
 @contextlib.contextmanager
 def written(path: Path, to_disk: bool = True) -> Iterator[_File]:
-    """Opens a new file. At the end of the block it is flushed, with ``to_disk`` to the disk. If the block fails, the incomplete file stays."""
+    """Opens a new file.
+
+    At the end of the block the file is flushed: to the operating system, or with ``to_disk`` to the disk. If the block fails, the incomplete file stays.
+    """
     with says_what_to_do(path):
         file = path.open("wb")
     try:
@@ -76,7 +79,7 @@ class ArrayWriter:
             self._file.write(np.ascontiguousarray(rows))
 
     def finish(self) -> dict[str, Any]:
-        """Writes the header. Returns dtype and shape for the manifest."""
+        """Writes the header again, with the final number of rows. Returns dtype and shape for the manifest."""
         header = self._header()
         assert len(header) == self._header_bytes
         self._file.seek(0)

@@ -1,6 +1,7 @@
 """Reads edges and rows from Parquet files in batches.
 
-Only the schema and the totals of each row group are read from a footer. pyarrow aborts the process when asked for a column's metadata in a damaged footer.
+Of a file's footer, only the schema and the totals of each row group are read. Asked for the metadata of a column, pyarrow would abort the process if the
+footer is damaged.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class _Files:
         self._release = pyarrow.default_memory_pool().release_unused  # pyarrow keeps freed memory otherwise
         self.sizes: list[int] = []
         self.names: list[str] = []
-        self.row_bytes, self.held_bytes = 1, 0  # held: by a reader of all columns, without its batches
+        self.row_bytes, self.held_bytes = 1, 0  # held_bytes: memory of a reader of all columns, without its batches
         for path in paths:
             check_file(path)
             try:
@@ -59,7 +60,7 @@ class _Files:
     ) -> Iterator[tuple[Path, int, int, Any]]:
         """Yields batches as (file, number of the batch's first row in the file, rows of all files up to the batch's end, batch).
 
-        A row counts as ``row_bytes``, or as 16 bytes for each number in the first row of its file if that is more.
+        A row is taken to need ``row_bytes`` of memory, or 16 bytes for each number in the first row of its file if that is more.
         """
         for path, before in zip(self.paths, accumulate(self.sizes, initial=0)):
             first = 0
@@ -99,7 +100,7 @@ def parquet_edges(paths: Sequence[Path]) -> Edges:
 
 
 def parquet_rows(paths: Sequence[Path]) -> Rows:
-    """Returns rows. Their entries are the columns in order, or the lists of a single column, which must have the same length."""
+    """Returns rows. The entries of a row are its columns in order, or the list in its single column. All lists must have the same length."""
     files = _Files(paths)
 
     def pieces(most_bytes: int) -> Iterator[RowPiece]:
@@ -121,7 +122,7 @@ def parquet_rows(paths: Sequence[Path]) -> Rows:
 
 
 def _column(path: Path, first: int, name: str, column: Any) -> np.ndarray:
-    """Returns a column of numbers as [n], or of lists as [n, width]."""
+    """Returns a column of numbers as [n], or a column of lists as [n, width]."""
     if column.null_count:
         at = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
         raise ValueError(f"{path}, row {first + at}: column {name!r} has no value; fill it")

@@ -19,7 +19,7 @@ class EdgePiece:
     source: np.ndarray  # integers of any type, [n]
     target: np.ndarray
     where: Callable[[int], str]  # file and line or position of an edge of the piece, for errors
-    done: int  # the amount read up to the end of this piece, of the source's ``total``
+    done: int  # amount of the source's ``total`` that is read when this piece ends
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Edges:
 class Rows:
     """The rows of one attribute, or the ids of a split.
 
-    ``pieces(most_bytes)`` gives all rows in their order, in pieces of at most ``most_bytes`` or of one row. It gives at least one piece, which may be
-    empty. It raises ValueError if the source is damaged, or if rows differ in their number of entries.
+    ``pieces(most_bytes)`` gives all rows in their order, in pieces. A piece has at most ``most_bytes``, or is one row. There is at least one piece, which may
+    be empty. ``pieces`` raises ValueError if the source is damaged, or if rows differ in their number of entries.
     """
 
     pieces: Callable[[int], Iterator[RowPiece]]
@@ -94,8 +94,8 @@ class Source:
     name: str
     vertices: Mapping[str | None, Vertices]
     edges: Mapping[EdgeName, Edges]
-    both_directions: bool = False  # store each edge in both directions, one after the other
+    both_directions: bool = False  # store each edge, and directly after it the inverse edge
     undirected: bool = False  # store each edge in both directions, and each pair once
-    files: tuple[Path, ...] = ()  # a source with other sizes or times has changed
+    files: tuple[Path, ...] = ()  # files of the source; if their sizes or times differ, the source has changed
     made_of: Mapping[str, object] = field(default_factory=dict)  # identifies a source without files
     left_out: tuple[str, ...] = ()  # attributes that are not converted

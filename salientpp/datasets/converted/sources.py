@@ -66,7 +66,7 @@ def _open_npz(name: str, file: Path, undirected: bool | None) -> Source:
     directed = bool(_scalar(arrays["directed"], "biu")) if "directed" in arrays else True
     if "num_nodes" not in arrays and not columns:
         raise ValueError(
-            f"{file}: the number of vertices is unknown: give num_nodes, x or y; it holds {', '.join(held)}"
+            f"{file}: the number of vertices is unknown: give num_nodes, x or y; the archive holds {', '.join(held)}"
         )
     edge_index = arrays["edge_index"]
     if edge_index.shape[:1] != (2,) or len(edge_index.shape) != 2:
@@ -183,7 +183,7 @@ def _rows_of(paths: Sequence[Path], dtype: type, skip: int) -> Rows:
 
 
 def _labels(rows: Rows, are_classes: bool = False) -> Rows:
-    """Returns rows whose values are labels as `_read_labels` reads them."""
+    """Returns the same rows, with their values converted to labels by `_read_labels`."""
     return replace(
         rows,
         pieces=lambda most_bytes: (
@@ -339,7 +339,7 @@ def _vertices_of(store: Any, where: str, data: Data | HeteroData) -> tuple[Verti
 
 
 def _num_vertices(store: Any, where: str) -> int:
-    # PyG would read all edges to infer it.
+    # To infer the number of vertices, PyG would read all edges.
     given = store.get("num_nodes")
     for key in ("x", "y", "train_mask"):
         if given is None and isinstance(store.get(key), Tensor) and store[key].dim():

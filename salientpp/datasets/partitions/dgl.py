@@ -31,11 +31,11 @@ def load_dgl_assignment(
 
     Args:
         path: the JSON file, ``<graph name>.json``.
-        original_id: int64 [N], the vertex's id in the data for each of DGL's numbers. It is the first tensor that ``return_mapping=True`` gives. With
+        original_id: int64 [N]: for each of DGL's numbers, the id of the vertex in the data. It is the first tensor that ``return_mapping=True`` gives. With
             several types, a mapping from type to tensor. None: the data is in DGL's order, or DGL kept the numbers of the data.
 
     Returns:
-        int64 [N] part ids, or with several types a dictionary of them; and the number of parts.
+        int64 [N] part ids, or with several types a dictionary from type to such a tensor; and the number of parts.
 
     Raises:
         ValueError: a file cannot be read or is not in DGL's format, or ``original_id`` is not a permutation.
@@ -86,7 +86,7 @@ def _part_ids(path: Path, name: str, num_parts: int) -> Tensor:
 
 
 def _by_ranges(path: Path, node_map: Mapping[str, Any], num_parts: int, num_vertices: Any) -> dict[str, Tensor]:
-    """Returns part ids by type. Each type is numbered part by part; other types may have the numbers between two parts."""
+    """Returns part ids by type. Each type is numbered part by part. Numbers between two ranges of a type may belong to other types."""
     where = {name: "node_map" if name == _ONLY_TYPE else f"node_map of {name!r}" for name in node_map}
     for name, ranges in node_map.items():
         is_list = isinstance(ranges, list) and len(ranges) == num_parts

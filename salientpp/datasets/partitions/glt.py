@@ -38,7 +38,7 @@ def open_glt(root: Path) -> Files:
             raise ValueError
     except (TypeError, KeyError, ValueError, IndexError):
         raise ValueError(
-            f"{file}: expected num_parts above 0, data_cls 'homo' or 'hetero', node_types and edge_types among them, as GLT's partitioners "
+            f"{file}: expected num_parts above 0, data_cls 'homo' or 'hetero', node_types, and edge_types between these types, as GLT's partitioners "
             f"write them, got {meta!r}; copy it again, or partition again"
         ) from None
     check_folders(root, "part", num_parts, META)

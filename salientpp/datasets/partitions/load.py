@@ -26,7 +26,7 @@ class GivenPartition(NamedTuple):
     """A graph with its original ids and order of edges, and the assignment of its vertices to parts."""
 
     data: Data | HeteroData
-    #: int64 [N], with several types a dictionary of them, as `method=` of `salientpp.partition` takes it.
+    #: Part of each vertex, int64 [N], or with several types a dictionary from type to such a tensor. `method=` of `salientpp.partition` takes it.
     assignment: Tensor | dict[str, Tensor]
     num_parts: int
 
@@ -118,7 +118,7 @@ class _Table:
         self._root, self._of, self._book = root, named(kind, of), book
         self._columns: dict[str, Tensor] = {}
         self._stored_whole: set[str] = set()
-        # By the names of attributes that come together: the rows found so far, bool [size], and their number.
+        # The keys are the names of all attributes of a piece. The values are the rows found so far, bool [size], and their number with repeats.
         self._seen: dict[tuple[str, ...], Tensor] = defaultdict(
             lambda: torch.zeros(self.size, dtype=torch.bool, device="cpu")
         )
@@ -179,7 +179,7 @@ class _Table:
                 raise ValueError(f"{piece.file}: expected {name} as in earlier parts, got other values{COPY_AGAIN}")
 
     def whole(self) -> dict[str, Tensor]:
-        """Returns the attributes, with the ends of edges first, as ``edge_index``. Raises ValueError unless each row was found once."""
+        """Returns the attributes by name. Attributes of edges begin with ``edge_index``. Raises ValueError unless each row was found once."""
         for names, seen in self._seen.items():
             spoken = "the ends" if names == _ENDS else " and ".join(names) or "an id"
             if not bool(seen.all()):

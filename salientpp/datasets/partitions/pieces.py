@@ -20,7 +20,7 @@ from salientpp.datasets.arrays import check_file, first_line, form, unreadable
 from salientpp.datasets.torch_files import read_torch_file
 from salientpp.ids import first_outside
 
-#: Advice of errors about files that do not fit each other.
+#: Advice at the end of errors about files that do not fit each other.
 COPY_AGAIN = "; the files are of different partitions, or damaged: copy them again, or partition again"
 
 #: A type of vertices or of edges; None in a homogeneous graph.
@@ -42,7 +42,7 @@ class Piece:
     kind: str  # "vertex" or "edge"
     type: Type
     file: Path
-    ids: Tensor | None  # int64 [n], in the numbering of the type; None: this part has the rows of all
+    ids: Tensor | None  # int64 [n], in the numbering of the type; None: this part has the rows of all ids
     values: Mapping[str, Tensor]  # name -> [n, ...]; the edges themselves are the values "row" and "col", int64 [n]
 
 
@@ -141,7 +141,10 @@ def integers(value: object, file: Path, name: str = "") -> Tensor:
 
 
 def read_books(stem: Path, types: Sequence[Any], num_parts: int) -> dict[Any, Book]:
-    """Reads the books of all types, each from a file in the folder ``stem``. The only type of a homogeneous graph is None, and its file ``stem.pt``."""
+    """Reads the books of all types, each from a file in the folder ``stem``.
+
+    A homogeneous graph has the only type None, whose book is in the file ``stem.pt``.
+    """
     books = {}
     for of in types:
         name = "__".join(of) if isinstance(of, tuple) else of

@@ -1,7 +1,7 @@
 """Reads the files of PyG's `torch_geometric.distributed.Partitioner`.
 
-Ids of edges, and of vertices under ``global_id``, count through all types in their order. Every part has the times of all vertices. A type without an
-attribute that another type has gets rows of NaN.
+Ids of edges count through all types, one type after another. So do the ids of vertices under the key ``global_id``. Every part has the times of all vertices.
+A type that lacks an attribute of another type gets rows of NaN for that attribute.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ def _edges(
     values = _features(entry, attributes_file)
     if entry.get("edge_time") is not None:
         values["edge_time"] = tensor(entry["edge_time"], attributes_file, "edge_time")
-    if "global_id" in entry:  # counts within the type, unlike edge_id; missing if the type has only times
+    if (
+        "global_id" in entry
+    ):  # these ids count within the type, unlike edge_id; they are missing if the type has only times
         own = integers(entry["global_id"], attributes_file, "global_id")
         if own.shape != ids.shape or not bool((own == ids - first).all()):
             raise ValueError(
@@ -113,7 +115,7 @@ def _types(meta: dict[str, Any], file: Path) -> tuple[list[str], list[tuple[str,
         or len({*map(tuple, edge_types)}) < len(edge_types)
     ):
         raise ValueError(
-            f"{file}: expected node_types, a list of names, and edge_types, a list of [source, relation, target] among them, each once, got "
+            f"{file}: expected node_types, a list of names, and edge_types, a list of [source, relation, target] with these names, all distinct, got "
             f"{node_types!r} and {edge_types!r}"
         )
     return node_types, [(source, relation, target) for source, relation, target in edge_types]

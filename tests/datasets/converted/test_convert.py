@@ -639,8 +639,8 @@ MISTAKES = {
     "an archive cut short": (_cut_npz, r"g\.npz: not an \.npz archive"),
     "an archive that was altered": (_damaged_npz, r"g\.npz: x cannot be read \(Bad CRC-32"),
     "Parquet cut short": (_cut_parquet, r"e\.parquet: damaged, or not a Parquet file"),
-    "rows missing": (_x(_NAN[:200]), r"x\.npy\[200\]: x must have one row per vertex, 300, but ends after 200"),
-    "rows too many": (_x(np.zeros((301, 2))), r"x\.npy\[300\]: x must have one row per vertex, 300, but has more"),
+    "rows missing": (_x(_NAN[:200]), r"x\.npy\[200\]: x must have 300 rows, one per vertex, but ends after 200"),
+    "rows too many": (_x(np.zeros((301, 2))), r"x\.npy\[300\]: x must have 300 rows, one per vertex, but has more"),
     "rows that differ": (_x_text("1,2", "3,4", "5"), r"x\.csv, line 3: expected 2 numbers, got '5'"),
     "an id of a split": (
         _splits(np.array([3, N])),

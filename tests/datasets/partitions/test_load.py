@@ -838,7 +838,7 @@ def test_the_command_analyzes_a_given_partition(tmp_path, capsys):
 @pytest.mark.parametrize(
     "dataset, options, words",
     [
-        ("pyg-partition:{root}", ["--parts", 2], "has 3 parts, expected 2; ask for 3, or for a new partition such as metis"),
+        ("pyg-partition:{root}", ["--parts", 2], "has 3 parts, expected 2; ask for 3 parts, or partition again with a method such as metis"),
         ("pyg-partition:", ["--parts", 3], "expected pyg-partition:DIR, or pyg-partition:DIR,y=FILE,train=FILE, got 'pyg-partition:'"),
         ("glt-partition:{root}", ["--parts", 3], "{root} is a pyg-partition, got 'glt-partition:"),
         ("pyg-partition:{root}/none", ["--parts", 3], "{root}/none: no such directory"),
