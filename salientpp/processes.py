@@ -33,7 +33,7 @@ _connections: dict[int, int] = {}  # descriptor -> inode of the socket
 
 
 def forks() -> int:
-    """Returns the number of forks between the first process that imported this module and the current process. It differs only in a forked child."""
+    """Returns the number of forks between the first process that imported this module and the current process. It is 0 except in a forked child."""
     return _forks
 
 

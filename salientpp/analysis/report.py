@@ -161,7 +161,7 @@ def copies_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
 
 
 def advice(analysis: Analysis) -> list[str]:
-    """Returns recommendations for each of the num_neighbors, and the reasons why a window was not counted."""
+    """Returns recommendations for each of the num_neighbors, and the reasons why lookahead was not counted."""
     lines = list(map(str, analysis.recommendations))
     for numbers in analysis.num_neighbors:
         ahead: list[Any] = analysis.of(num_neighbors=numbers, way="lookahead")

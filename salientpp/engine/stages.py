@@ -282,7 +282,7 @@ class BatchStages:
         return Finished(sampled.index, batch, False, gathered.counts.all_left, *later)
 
     def deliver(self, finished: Finished) -> Data | HeteroData:
-        """Returns the batch with the data's current contents. A batch for a device was held after it was assembled, and the data may have changed since."""
+        """Returns the batch with the data's current contents. A batch for a device waits after it is assembled, and the data may change meanwhile."""
         now = None if finished.contents is None else self.builder.contents()
         if now is None or now.equals(finished.contents):
             return finished.batch

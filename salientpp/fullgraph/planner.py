@@ -225,7 +225,7 @@ class Problem:
                 uses[vertex][hop] += is_named
 
         def saving(v: int) -> tuple[float, int]:
-            """Returns the seconds that one more layer of ``v`` saves, and the words of memory that it takes."""
+            """Returns the seconds saved and the words of memory taken if ``v`` is kept one step deeper: cached, then recomputed by one more layer."""
             depth = depths[v] + 1
             saved = costs.fetch(depth) if uses[v][depth] else 0.0
             if depth == 0:

@@ -37,7 +37,7 @@ class StepTimes:
         vertex: time of a cached vertex, with its rows at all layers.
         edge: time of an edge, at all layers.
         word: time of a fetched word, or of a word of a gradient that travels back.
-        kept: time that a step takes longer as soon as any vertex of another rank is kept.
+        kept: fixed extra time of a step that keeps at least one vertex of another rank.
     """
 
     vertex: float

@@ -120,7 +120,7 @@ HOOKS = tuple(
 
 
 def layer_of(module: torch.nn.Module) -> Layer | None:
-    """Returns the facts of a PyG layer, or None for any other module, including subclasses outside PyG."""
+    """Returns the description of a PyG layer, or None for any other module, including subclasses outside PyG."""
     kind = type(module)
     return (
         {**LAYERS, **TYPED_LAYERS}.get(kind.__name__)

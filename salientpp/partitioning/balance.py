@@ -61,7 +61,7 @@ class VertexLoads:
 
     @cached_property
     def table(self) -> Tensor:
-        """Loads of every vertex, int64 [N, C]. The table is made on first use, because partitioners need the memory before."""
+        """Load of each vertex in each of the C balanced quantities, int64 [N, C]. It is made on first use, because partitioners need the memory before."""
         table = torch.ones((self.graph.num_vertices, len(self.names)), dtype=torch.int64, device="cpu")
         for column, name in zip(table.unbind(1), self.names):
             if name in self.seed_sets:

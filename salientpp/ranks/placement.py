@@ -177,7 +177,7 @@ class Placement:
 
     @cached_property
     def row_parts(self) -> list[range]:
-        """Parts of each row part."""
+        """Range of parts of each row part (the parts that one host serves together)."""
         return [*dict.fromkeys(self._parts_by_host)]
 
     @cached_property

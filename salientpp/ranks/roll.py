@@ -163,7 +163,7 @@ class Roll:
 def go_astray(error: Exception) -> None:
     """Leaves a note that this rank does not come, for the ranks that wait for it to construct a loader.
 
-    Because of its mistake, this rank does not know which ranks wait. They have counted this roll call, and this rank has not. If this rank continues,
+    Because of its mistake, this rank does not know which ranks wait. For them this roll call has taken place; for this rank it has not. If this rank continues,
     :func:`own_up` makes up for it.
     """
     if dist.is_available() and dist.is_initialized() and not is_parents_group():

@@ -36,7 +36,9 @@ class EdgeLists:
 
     @property
     def by_source(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Lists by source: ``indptr`` int64 [S + 1], ``target`` int32 [E] and ``place`` int32 [E], places ascending for each source.
+        """Lists by source: ``indptr`` int64 [S + 1], ``target`` int32 [E] and ``place`` int32 [E].
+
+        ``place`` holds the edges' positions in the lists by target, ascending for each source.
 
         The lists are made on first use. Two threads that ask at the same time may both make them.
         """

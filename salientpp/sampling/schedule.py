@@ -241,7 +241,7 @@ class Turns:
         return bisect_left(self._rounds, number)
 
     def with_seed(self, seed: int) -> Turns:
-        """Returns the same turns with another seed."""
+        """Returns a copy of this schedule with another random seed."""
         return replace(self, schedules=[replace(schedule, seed=seed) for schedule in self.schedules])
 
     def of_epoch(self, epoch: int) -> list[Turn]:

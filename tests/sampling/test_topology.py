@@ -212,6 +212,6 @@ def test_a_partitioned_graph_is_drawn_from_by_a_given_topology(tmp_path):
     assert_same_batches(given, NeighborLoader(part, [4, 3], "train", **options))
     assert counting.drawn == len(given)
     with pytest.raises(
-        ValueError, match=r"the topology of neighbor_sampler has \{None: 108\} vertices, and .* has \{None: 300\}"
+        ValueError, match=r"the topology of neighbor_sampler has \{None: 108\} vertices, but .* has \{None: 300\}"
     ):
         NeighborLoader(part, [2], "train", neighbor_sampler=NeighborSampler(Torus(), [2]))

@@ -33,7 +33,7 @@ class Trial:
 
     @classmethod
     def of(cls, lists: Sequence[Tensor], num_ids: int) -> Trial:
-        """Measures lists of ids of [0, ``num_ids``)."""
+        """Measures coded lists of ids in [0, ``num_ids``)."""
         number = max(1, len(lists))
         return cls(
             sum(ops.ids_of_list(each, num_ids).numel() for each in lists) / number,

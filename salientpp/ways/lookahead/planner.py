@@ -2,7 +2,7 @@
 
 Inside the window the method is the optimal replacement of Belady, *A study of replacement algorithms for a virtual-storage computer*, IBM Systems Journal
 5(2), 1966; see docs/explanation/traffic.md. Ties are broken as follows. Among rows that are needed equally late, cached rows stay; rows in lower slots leave
-first; lower ids enter first. Probabilities that differ by less than a 16th of a factor of two count as equal.
+first; lower ids enter first. Probabilities are compared on a scale with 16 steps per factor of two. Those on the same step count as equal.
 
 With a long window, the lists of its batches are read once for every G batches. For the first of the G batches the window is W + G - 1 batches long, and for
 the last W.

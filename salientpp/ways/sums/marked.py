@@ -75,7 +75,7 @@ class Marked(Tensor):
     """Tensor of a batch with sums.
 
     Attributes:
-        delivered: facts of the batch.
+        delivered: sizes, hops and sums of the tensor's batch.
         role: :data:`EDGES`, :data:`ROWS` or :data:`EDGE_WEIGHTS`.
         level: for rows, the number of layers between them and ``x``.
     """
