@@ -642,10 +642,10 @@ def refused(root: Path, words: str) -> None:
 RELATION = ("author", "writes", "paper")
 PYG_HETERO_DAMAGE = [
     (meta(node_types=["paper", "author"]), "META.json: expected node_types, a list of names, and edge_types"),
-    (meta(node_types=["paper", "author", "venue", "paper"]), "each once, got"),
-    (meta(edge_types=[["paper", "by"]]), "a list of [source, relation, target] among them"),
-    (meta(edge_types=None), "a list of [source, relation, target] among them"),
-    (meta(edge_types=[["paper", ["by"], "author"]]), "a list of [source, relation, target] among them"),
+    (meta(node_types=["paper", "author", "venue", "paper"]), "all distinct, got"),
+    (meta(edge_types=[["paper", "by"]]), "a list of [source, relation, target] with these names"),
+    (meta(edge_types=None), "a list of [source, relation, target] with these names"),
+    (meta(edge_types=[["paper", ["by"], "author"]]), "a list of [source, relation, target] with these names"),
     (removed("node_map/author.pt"), "node_map/author.pt: no such file"),
     (removed("edge_map/author__writes__paper.pt"), "edge_map/author__writes__paper.pt: no such file"),
     (edited("part_0/graph.pt", without(RELATION)), f"graph.pt: expected {RELATION}, got ("),
