@@ -389,7 +389,7 @@ def test_the_command_refuses_formats_that_it_cannot_send(roots, capsys, name, gi
         ({}, {"x": "int9"}, ValueError, r"store_as\['x'\]: a format must be one of"),
         ({}, ["x"], TypeError, "store_as must map node attribute names to formats, .* got list"),
         ({"x": (40, torch.nan)}, {"x": "int8"}, ValueError, r"data.x cannot be stored as int8: a value in row 40 is not finite, or too large"),
-        ({"x": (3, 7e4)}, {"x": "fp16"}, ValueError, r"data.x cannot be stored as fp16: a value in row 3 .* store it as bf16"),
+        ({"x": (3, 7e4)}, {"x": "fp16"}, ValueError, r"data.x cannot be stored as fp16: a value in row 3 .* store the attribute as bf16"),
     ],
 )  # fmt: skip
 def test_rows_that_cannot_be_stored_narrower_are_refused_before_anything_is_written(
