@@ -595,8 +595,8 @@ def test_every_module_of_a_subcommand_is_in_the_table():
 def test_the_tables_in_the_docs_match_the_parsers():
     page = (ROOT / "docs" / "reference" / "cli.md").read_text()
     found = page.split("<!-- cli -->\n\n")[1].split("\n<!-- /cli -->")[0]
-    written = runpy.run_path(str(ROOT / "docs" / "write_cli.py"))["tables_of_subcommands"]()
-    assert found == written, "run `python docs/write_cli.py`"
+    written = runpy.run_path(str(ROOT / "docs" / "write_reference.py"))["tables_of_subcommands"]()
+    assert found == written, "run `python docs/write_reference.py`"
     for name, parser in subcommands().items():
         section = written.split(f"## {name}\n")[1].split("\n## ")[0]
         for action in parser._actions:

@@ -45,7 +45,7 @@ declare(Counts)
 
 USE = """
 import inspect, pytest, salientpp, torch, new_file
-from write_options import tables_of_options
+from write_reference import tables_of_options
 from salientpp.loader.values import Options
 from salientpp.loader.signature import declare
 from torch_geometric.data import Data
@@ -81,8 +81,8 @@ def test_one_new_file_adds_an_option(tmp_path):
 def test_the_tables_in_the_docs_match_the_declarations():
     page = (ROOT / "docs" / "reference" / "options.md").read_text()
     found = page.split("<!-- options -->\n\n")[1].split("\n<!-- /options -->")[0]
-    assert found == runpy.run_path(str(ROOT / "docs" / "write_options.py"))["tables_of_options"](), (
-        "run `python docs/write_options.py`"
+    assert found == runpy.run_path(str(ROOT / "docs" / "write_reference.py"))["tables_of_options"](), (
+        "run `python docs/write_reference.py`"
     )
 
 

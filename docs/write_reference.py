@@ -1,4 +1,4 @@
-"""Writes the tables of subcommands in docs/reference/cli.md: ``python docs/write_cli.py``."""
+"""Writes the tables of options and subcommands in docs/reference/options.md and cli.md: ``python docs/write_reference.py``."""
 
 import argparse
 import re
@@ -7,6 +7,22 @@ from pathlib import Path
 
 from salientpp.cli.main import SUBCOMMANDS, _parser
 from salientpp.cli.shared_arguments import DATASETS
+from salientpp.engine.option import declared_in
+from salientpp.loader.options import GROUPS
+
+
+def tables_of_options() -> str:
+    """Returns Markdown: a table for each group of options with defaults, whether ranks must agree, and help."""
+    agree = {"yes": "same", "no": "", "hosts": "same on a host"}
+    blocks = []
+    for group in GROUPS:
+        title = (group.__doc__ or group.__name__).splitlines()[0].rstrip(".")
+        lines = [f"### {title}\n", "| argument | default | ranks | meaning |", "|---|---|---|---|"]
+        for name, (_, option) in declared_in(group).items():
+            default = f"`{option.default!r}`" if option.shown is None else option.shown
+            lines.append(f"| `{name}` | {default} | {agree[option.agree]} | {option.help} |")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks) + "\n"
 
 
 def tables_of_subcommands() -> str:
@@ -71,7 +87,13 @@ def _names(action: argparse.Action) -> str:
     return ", ".join(f"`{name}{value}`" for name in action.option_strings)
 
 
+def _write(name: str, tables: str) -> None:
+    """Replaces the marked part of docs/reference/<name>.md."""
+    page = Path(__file__).parent / "reference" / f"{name}.md"
+    pattern = re.compile(rf"(?<=<!-- {name} -->\n\n).*?(?=\n<!-- /{name} -->)", re.DOTALL)
+    page.write_text(pattern.sub(lambda _: tables, page.read_text()))
+
+
 if __name__ == "__main__":
-    page = Path(__file__).parent / "reference" / "cli.md"
-    pattern = re.compile(r"(?<=<!-- cli -->\n\n).*?(?=\n<!-- /cli -->)", re.DOTALL)
-    page.write_text(pattern.sub(lambda _: tables_of_subcommands(), page.read_text()))
+    _write("options", tables_of_options())
+    _write("cli", tables_of_subcommands())
