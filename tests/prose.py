@@ -22,10 +22,13 @@ WORDS_OF_A_SENTENCE = 30
 CODE_COLUMNS = 76  # of a page, as wide as the site's column
 
 # A docstring begins with a verb or a noun. These are neither.
-FIRST_WORDS = (
-    "about above after against among around as at because before behind below beneath beside between beyond by during for from if in "
-    "inside into like near of off on onto out outside over per since so than that there these this those through to toward towards "
-    "under until unless up upon what when where which while who whom whose why how with within without nor and or but not"
+FIRST_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        "about above after against among around as at because before behind below beneath beside between beyond by during for from if in "
+        "inside into like near of off on onto out outside over per since so than that there these this those through to toward towards "
+        "under until unless up upon what when where which while who whom whose why how with within without nor and or but not",
+    )
 )
 
 # Expression to avoid -> plain ones.
@@ -56,7 +59,7 @@ SUBJECT_CLAUSES = re.compile(r"(?:Who|Whoever|What|Whatever|Whose)\b")
 
 @dataclass(frozen=True)
 class Text:
-    """A piece of prose: ``kind`` is docstring, comment, error, help, name, page or code."""
+    """A piece of prose: ``kind`` is docstring, comment, error, help, name, page, heading (a question) or code."""
 
     line: int
     kind: str
@@ -105,18 +108,19 @@ def faults(piece: Text) -> Iterator[tuple[int, str]]:
         if len(piece.text) > CODE_COLUMNS:
             yield piece.line, f"code of a page has {len(piece.text)} columns, expected at most {CODE_COLUMNS}"
         return
-    if piece.kind == "docstring":
+    if piece.kind in ("docstring", "heading"):
         opening = next(iter(paragraphs(piece.text)), (0, ""))[1]
         first = re.match(r"\W*(\w+)", opening)
-        if first and first[1].lower() in FIRST_WORDS.split() and not opening.startswith("`"):
-            yield piece.line, f"docstring begins with {first[1]!r}, expected a verb or a noun: {opening[:70]!r}"
+        if first and first[1].lower() in FIRST_WORDS and not opening.startswith("`"):
+            yield piece.line, f"{piece.kind} begins with {first[1]!r}, expected a verb or a noun: {opening[:70]!r}"
         if sentences(opening) and sentences(opening)[0].rstrip().endswith("?"):
-            yield piece.line, f"docstring is a question, expected a statement: {opening[:70]!r}"
+            yield piece.line, f"{piece.kind} is a question, expected a statement: {opening[:70]!r}"
     for offset, paragraph in paragraphs(piece.text):
         line = piece.line + offset
+        text = plain(paragraph)
         for pattern, better in AVOIDED.items():
-            if found := pattern.search(plain(paragraph)):
-                yield line, f"{piece.kind}: {found[0]!r} (better: {better}): {around(plain(paragraph), found)}"
+            if found := pattern.search(text):
+                yield line, f"{piece.kind}: {found[0]!r} (better: {better}): {around(text, found)}"
         for sentence in sentences(paragraph):
             for clause in sentence.split("; ") if piece.kind in ("error", "help") else [sentence]:
                 if length(clause) > WORDS_OF_A_SENTENCE:
@@ -240,9 +244,8 @@ def of_page(source: str) -> Iterator[Text]:
         elif line.lstrip().startswith("|"):
             yield from (Text(number, "page", cell.strip()) for cell in re.split(r"(?<!\\)\|", line.strip().strip("|")))
         elif line.startswith("#"):
-            yield Text(number, "page", line.lstrip("# "))
-            if line.rstrip().endswith("?"):
-                yield Text(number, "docstring", line.lstrip("# "))
+            # A heading may begin with a preposition ("From DGL"), but not as a question.
+            yield Text(number, "heading" if line.rstrip().endswith("?") else "page", line.lstrip("# "))
     if block:
         yield Text(first, "page", "\n".join(block))
 

@@ -10,39 +10,26 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+from prose import strings
 
 ROOT = Path(__file__).parents[2]
 #: Page -> the least number of messages that its tables quote.
 PAGES = {"reference/errors.md": 50, "how-to/slurm.md": 10, "how-to/several-machines.md": 9}
 
-#: Stands for a value in a text of the source.
-VALUE = "\0"
-
 
 @cache
 def texts() -> list[str]:
-    """Returns the strings of the package and the examples; f-strings have a mark instead of each value."""
+    """Returns the strings of the package and the examples; f-strings have one word instead of each value."""
     return [
         text
         for folder in ("salientpp", "examples")
         for path in (ROOT / folder).rglob("*.py")
-        for text in _strings(ast.parse(path.read_text()))
+        for _, text in strings(ast.parse(path.read_text()))
     ]
-
-
-def _strings(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.JoinedStr):
-        yield "".join(part.value if isinstance(part, ast.Constant) else VALUE for part in node.values)
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield node.value
-    else:
-        for child in ast.iter_child_nodes(node):
-            yield from _strings(child)
 
 
 def fixed_words(message: str) -> list[str]:

@@ -69,8 +69,8 @@ def test_pages_are_read_without_their_code():
     assert found("a.md", "```text\n" + "x" * 77 + "\n```\n") == ["code of a page has 77 columns, expected at most 76"]
     assert len(found("a.md", f"A page.\n\n* {LONG}\n\n| a | anew |\n|---|---|\n")) == 2
     assert found("a.md", "# What is a row?\n") == [
-        "docstring begins with 'What', expected a verb or a noun: 'What is a row?'",
-        "docstring is a question, expected a statement: 'What is a row?'",
+        "heading begins with 'What', expected a verb or a noun: 'What is a row?'",
+        "heading is a question, expected a statement: 'What is a row?'",
     ]
 
 
