@@ -5,6 +5,7 @@
 set -euo pipefail
 python=$(realpath --no-symlinks "$1")
 quickstart=$(realpath docs/quickstart.md)
+support=$(realpath tests/support)
 work=$(mktemp --directory)
 trap 'rm -rf "$work"' EXIT
 
@@ -61,15 +62,18 @@ END
 
 # The quickstart, as a reader follows it: scripts are saved under their names, and commands run in a shell. The commands that install are left out.
 mkdir "$work/quickstart"
-"$here" - "$quickstart" "$work/quickstart" <<'END'
-import re
+PYTHONPATH=$support "$here" - "$quickstart" "$work/quickstart" <<'END'
 import sys
 from pathlib import Path
 
-text, folder = Path(sys.argv[1]).read_text(), Path(sys.argv[2])
-for name, code in re.findall(r"<!-- docs-test: is (\S+) -->\n```python\n(.*?)```", text, re.DOTALL):
-    (folder / name).write_text(code)
-commands = re.findall(r"(?<!-->\n)```bash\n(.*?)```", text, re.DOTALL)
+from pages import blocks_of
+
+folder = Path(sys.argv[2])
+blocks = list(blocks_of(Path(sys.argv[1]).read_text()))
+for block in blocks:
+    for name in block.said("is"):
+        (folder / name).write_text(block.code)
+commands = [block.code for block in blocks if block.language == "bash" and not block.how]
 assert len(commands) >= 5, commands
 (folder / "commands.sh").write_text("".join(commands))
 END

@@ -1,13 +1,7 @@
 """Laws of the documentation: its code runs, its links lead somewhere, and each table stands in one place.
 
-The blocks of a page (``python``, the new side of a ``diff``, and ``bash``) run in order, in one namespace and one empty folder. An HTML comment
-before a block, invisible to readers, changes that: ``<!-- docs-test: ... -->`` with these words, separated by ``; ``:
-
-* ``not run: REASON``
-* ``reading A as B`` replaces the text A, which must exist. An example of a user's size then runs on a small graph.
-* ``first COMMAND`` runs a command of salientpp before the block. The page assumes that the reader ran it.
-* ``on N ranks`` runs the block as a script under torchrun, in new processes.
-* ``is FILE`` writes the block to a file. A command of the page runs it.
+The blocks of a page (``python``, the new side of a ``diff``, and ``bash``) run in order, in one namespace and one empty folder. tests/support/pages.py
+lists the words of ``<!-- docs-test: ... -->`` that change that.
 
 The shell commands ``salientpp``, ``torchrun`` and ``python FILE`` run. For ``bash SCRIPT`` the test checks the syntax of the script.
 """
@@ -19,15 +13,14 @@ import os
 import re
 import shlex
 import subprocess
-import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from distributed import HANG
 from forked_python import python
+from pages import Block, blocks_of
 from torch_geometric.nn import GraphSAGE
 
 import salientpp
@@ -38,43 +31,6 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OTHER_PAGES = [path for name in ("CONTRIBUTING.md", "CHANGELOG.md") if (path := ROOT / name).exists()]
 TESTS = ROOT / "tests"
-BLOCK = re.compile(
-    r"^(?:<!-- docs-test: (?P<how>.*?) -->\n)?^(?P<indent> *)```(?P<language>\w+)\n(?P<code>.*?)^ *```$",
-    re.MULTILINE | re.DOTALL,
-)
-
-
-@dataclass(frozen=True)
-class Block:
-    """Fenced block with its ``docs-test`` words. ``line`` is the line of its first line of code."""
-
-    language: str
-    code: str
-    line: int
-    how: tuple[str, ...]
-
-    def said(self, word: str) -> list[str]:
-        return [how.removeprefix(f"{word} ") for how in self.how if how.startswith(f"{word} ")]
-
-
-def blocks_of(text: str) -> Iterator[Block]:
-    for match in BLOCK.finditer(text):
-        code, how = textwrap.dedent(match["code"]), tuple(match["how"].split("; ")) if match["how"] else ()
-        if match["language"] == "diff":
-            code = "\n".join(line[1:] for line in code.splitlines() if line[:1] != "-")
-        for asked in how:
-            if not re.fullmatch(r"not run: .+|reading .+ as .+|first salientpp .+|on \d ranks|is \w+\.py", asked):
-                raise ValueError(
-                    f"docs-test: expected words that the docstring of tests/project/test_docs.py lists, got {asked!r}"
-                )
-        block = Block(match["language"], code, text.count("\n", 0, match.start("code")) + 1, how)
-        for pair in block.said("reading"):
-            old, new = pair.split(" as ")
-            if old not in code:
-                raise ValueError(f"docs-test: the block at line {block.line} has no {old!r}")
-            code = code.replace(old, new)
-        if block.language in ("python", "diff", "bash"):
-            yield Block(block.language, code, block.line, how)
 
 
 def commands(block: Block) -> Iterator[list[str]]:
