@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .base import Drawn, Row, joined, source, table
 
 
@@ -43,41 +45,39 @@ def draw_volume_ahead(result: Row) -> str:
     return joined(title, table(["graph", "way", *columns], lines, left=2), source(result))
 
 
-def draw_lookahead(result: Row) -> str:
-    """Draws the share of a static cache's rows that lookahead leaves."""
+def draw_by_alpha(result: Row, title: str, cell: Callable[[Row], str]) -> str:
+    """Draws a table of lookahead: a line for each graph, kind of draws and window, and a cell for each α. A refused window is a dash."""
     alphas = sorted({row["alpha"] for row in result["rows"]})
-    cases: dict[tuple[str, str, str], dict[float, float | None]] = {}
+    cases: dict[tuple[str, str, str], dict[float, str]] = {}
     for row in result["rows"]:
         case = (f"{row['graph']}, {row['batch_size']}", draws(row), str(row["lookahead"]).replace("auto", '"auto"'))
-        cases.setdefault(case, {})[row["alpha"]] = row["share"]
-    lines = []
-    for case, shares in cases.items():
-        lines.append([*case, *("–" if shares[alpha] is None else f"{shares[alpha]:.3f}" for alpha in alphas)])
+        cases.setdefault(case, {})[row["alpha"]] = "–" if row["rows"] is None else cell(row)
+    lines = [[*case, *(cells[alpha] for alpha in alphas)] for case, cells in cases.items()]
+    header = ["graph, batch size", "draws", "lookahead", *(f"α = {alpha:g}" for alpha in alphas)]
+    return joined(title, table(header, lines, left=3), source(result))
+
+
+def draw_lookahead(result: Row) -> str:
+    """Draws the share of a static cache's rows that lookahead leaves."""
     title = (
         "**Lookahead.** Rows fetched, divided by the rows of the static VIP cache with the same memory and independent draws. Counted by simulation over "
         f"{result['epochs']} epochs, {result['parts']} parts, fanouts {result['fanouts']}. A dash means that the ids of the window would take more "
         "than half of the memory."
     )
-    header = ["graph, batch size", "draws", "lookahead", *(f"α = {alpha:g}" for alpha in alphas)]
-    return joined(title, table(header, lines, left=3), source(result))
+    return draw_by_alpha(result, title, lambda row: f"{row['share']:.3f}")
 
 
 def draw_lookahead_forecast(result: Row) -> str:
     """Draws the counted share of the rows of a static cache with the same draws, beside its forecast."""
-    alphas = sorted({row["alpha"] for row in result["rows"]})
-    cases: dict[tuple[str, str, str], dict[float, str]] = {}
-    for row in result["rows"]:
-        case = (f"{row['graph']}, {row['batch_size']}", draws(row), str(row["lookahead"]).replace("auto", '"auto"'))
-        static = row["static_rows_of_these_draws"]
-        text = "–" if row["rows"] is None else f"{row['rows'] / static:.2f} / {row['forecast_share']:.2f}"
-        cases.setdefault(case, {})[row["alpha"]] = text
     title = (
         "**Forecast of lookahead.** Rows as a share of the rows of the static VIP cache: counted / forecast. The static cache is counted "
         "with the draws of the same line; in the table above, with independent draws."
     )
-    header = ["graph, batch size", "draws", "lookahead", *(f"α = {alpha:g}" for alpha in alphas)]
-    lines = [[*case, *(shares[alpha] for alpha in alphas)] for case, shares in cases.items()]
-    return joined(title, table(header, lines, left=3), source(result))
+    return draw_by_alpha(
+        result,
+        title,
+        lambda row: f"{row['rows'] / row['static_rows_of_these_draws']:.2f} / {row['forecast_share']:.2f}",
+    )
 
 
 def draw_lookahead_cpu(result: Row) -> str:
