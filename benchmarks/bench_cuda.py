@@ -31,7 +31,7 @@ from torch_geometric.loader import NeighborLoader as PyGLoader
 from torch_geometric.nn import GraphSAGE
 
 from salientpp import NeighborLoader
-from salientpp.loader import node_loader
+from salientpp.engine import seeds
 from salientpp.store.assembly import assemble_rows
 
 FANOUTS = [15, 10, 5]
@@ -205,11 +205,8 @@ def time_tiers(data: Data, arguments: argparse.Namespace, device: torch.device) 
                 "batch_size": arguments.batch_size,
                 "seed": 1,
             }
-            with mock.patch.object(
-                node_loader,
-                "access_probability",
-                node_loader.access_probability if order == "VIP" else random_probability,
-            ):
+            chance = seeds._access_probability if order == "VIP" else random_probability
+            with mock.patch.object(seeds, "_access_probability", chance):
                 loader = NeighborLoader(data, FANOUTS, data.train_mask, shuffle=True, **options)
             settle()
             spent = [training.seconds(loader, arguments.batches) for _ in range(arguments.turns)]
