@@ -77,6 +77,9 @@ class Options(Values):
             raise ValueError(f"device must be {there}, got {self.device!r}") from error
         if found.type == "cuda" and found.index is None and number:
             found = torch.device("cuda", torch.cuda.current_device())
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        if accelerator is not None and found.type == accelerator.type != "cuda":
+            return found
         if found.type != "cpu" and not (found.type == "cuda" and found.index is not None and found.index < number):
             why = (
                 ""
