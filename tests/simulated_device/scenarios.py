@@ -7,6 +7,7 @@ for a wrong value.
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -164,6 +165,32 @@ def side_stream(folder: Path) -> Callable[[int], None]:
             comparison.compare_epoch(_loader(part, device=install(), device_rows=0.3, depth=4))
 
     return run
+
+
+def loader_ends_first(**options: Any) -> Scenario:
+    """Returns a scenario in which the loader is deleted while its last batch is being made. The loop runs on a stream of its own."""
+
+    def prepare(folder: Path) -> Callable[[int], None]:
+        part = _part(folder)
+        comparison = Comparison(_loader(part))
+
+        def run(number: int) -> None:
+            seed(number)
+            loader = _loader(part, device=install(), **options)
+            side = torch.simulated.Stream()
+            with torch.simulated.stream(side):
+                batches = list(loader)
+                del loader
+                gc.collect()
+            torch.zeros(1, device=install()).item()  # the default stream uses the memory that is free now
+            torch.simulated.current_stream().wait_stream(side)
+            for index, batch in enumerate(batches):
+                comparison.add(index, batch)
+            comparison.check()
+
+        return run
+
+    return prepare
 
 
 def early_exit(folder: Path) -> Callable[[int], None]:
@@ -335,6 +362,8 @@ SCENARIOS: dict[str, Scenario] = {
     "links": links,
     "sparse adjacency": sparse_adjacency,
     "side stream": side_stream,
+    "the loader ends first": loader_ends_first(device_rows=1.0, depth=1),
+    "the loader ends first, zero copy": loader_ends_first(zero_copy=True, depth=1),
     "early exit": early_exit,
     "transform": transform,
     "training": training,

@@ -9,6 +9,7 @@ either a scenario is missing, or the guard is needless. The guards are listed be
 * ``engine/pipeline.py``, ``tensors_in``: tensors are found in tensors, dictionaries, lists, dataclasses, ``SparseTensor`` and objects with ``to_dict``.
 * ``engine/stages.py``, ``sample``, ``assemble``: the user's own tensors on the device are read on the default stream.
 * ``engine/stages.py``, ``copy_to_device``, ``assemble``, ``_wait_for_default_stream``: what was read there is waited for, and recorded.
+* ``store/fetch.py``, ``_tensors``, and ``store/rows.py``, ``hold_for_stream``: rows that a stream reads in place outlive their loader.
 * ``ranks/comm.py``, ``Pending.wait``: the current stream waits for rows that arrive on the device.
 """
 
@@ -33,6 +34,9 @@ MOST_ORDERS = 20
 
 #: Part of a guard's name -> the scenario that is tried first. All others are tried after it.
 SHOWN_BY = {
+    "hold_for_stream: rows.record": "the loader ends first",
+    "hold_for_stream: rows[:1]": "the loader ends first, zero copy",
+    "_tensors:": "the loader ends first",
     "sample:": "own tensors",
     "copy_to_device:": "own tensors on a side stream",
     "assemble:": "replaced rows",
