@@ -68,10 +68,9 @@ class DeviceGraph:
         return self.indptr.numel() - 1
 
     @property
-    def device_bytes(self) -> int:
-        """Bytes that the arrays take on the device."""
+    def nbytes(self) -> int:
         arrays = {id(array): array for array in (self.indptr, self.lists, self.ids) if array is not None}
-        return sum(array.nbytes for array in arrays.values() if array.device == self.device)
+        return sum(array.nbytes for array in arrays.values())
 
     def new_table(self) -> Tensor:
         """Returns a table int32 [N] for :func:`sample_neighbors`, for one thread."""

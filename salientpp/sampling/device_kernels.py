@@ -63,8 +63,8 @@ def _candidates_with_rejections(  # type: ignore[no-untyped-def]
     """Draws one after the other, because a rejected draw moves all later draws of its vertex."""
     row = tl.arange(0, PLACES)[:, None]
     candidate = tl.full([PLACES, BLOCK], 0, tl.int32)
-    state = stream
-    for k in range(fanout):
+    state, k = stream, 0
+    while k < fanout:
         bound = (first_bound if REPLACE else first_bound + k).to(tl.uint32).to(tl.uint64)
         threshold = (0 - bound) % bound
         state += _GOLDEN
@@ -76,6 +76,7 @@ def _candidates_with_rejections(  # type: ignore[no-untyped-def]
             rejected = value * bound < threshold
         drawn = _upper_half(value, bound).to(tl.int32)
         candidate = tl.where(row == k, drawn[None, :], candidate)
+        k += 1
     return candidate
 
 
@@ -113,9 +114,11 @@ def _draw(  # type: ignore[no-untyped-def]
     else:
         # Floyd's algorithm: if an earlier draw of the vertex has the place, the draw takes the last place of its range.
         is_taken = tl.full([PLACES, BLOCK], 0, tl.int1)
-        for k in range(fanout - 1):
+        k = 0
+        while k < fanout - 1:
             drawn = tl.reduce(tl.where(row == k, tl.where(is_taken, last, candidate), 0), 0, _elementwise_max)
             is_taken = is_taken | ((row > k) & (candidate == drawn[None, :]))
+            k += 1
         place = tl.where(is_taken, last, candidate)
         # A vertex that takes all its neighbours takes them in order.
         place = tl.where((count == degree)[None, :], row, place)

@@ -37,6 +37,11 @@ class DeviceTopology(GraphTopology):
     def __reduce__(self) -> tuple[Any, ...]:
         return DeviceTopology, (self.graph, self.device)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the graph in this process and of its copy for the device."""
+        return super().nbytes + self._held.nbytes
+
     def sample(
         self,
         seeds: ByType,

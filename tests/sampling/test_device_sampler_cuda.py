@@ -8,8 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from batches import assert_same_batches, known_data, make
 from device_cases import Case, any_key, assert_drawn_as_on_the_host, random_case, random_graph, rejecting_key, star
 
+import salientpp
+from salientpp import LinkNeighborLoader
 from salientpp.sampling import device_draw
 from salientpp.sampling.device_draw import DeviceGraph
 from salientpp.sampling.device_topology import DeviceTopology
@@ -78,3 +81,24 @@ def test_threads_draw_from_one_topology_at_once():
             assert value.device.type == "cpu" and torch.equal(value, getattr(want, name)), name
         assert sample.num_sampled_nodes == want.num_sampled_nodes
         assert sample.num_sampled_edges == want.num_sampled_edges
+
+
+@pytest.mark.parametrize("source", ["data", "part"])
+@pytest.mark.parametrize("depth, num_workers", [(1, 0), (4, 1), (10, 3)])
+def test_a_loader_that_samples_on_a_gpu_gives_the_hosts_batches(source, depth, num_workers, tmp_path):
+    data = known_data()
+    graph, nodes = data, data.train_mask
+    if source == "part":
+        graph, nodes = salientpp.partition(data, 1, tmp_path / "d", method="random"), "train"
+    want = list(make(graph, input_nodes=nodes))
+    options = {"device": CUDA, "depth": depth, "num_workers": num_workers, "device_rows": 0.3}
+    batches = list(make(graph, input_nodes=nodes, sample_on="device", **options))
+    assert all(batch.edge_index.device == batch.x_float32.device == CUDA for batch in batches)
+    assert_same_batches([batch.to("cpu") for batch in batches], want)
+
+
+def test_a_link_loader_that_samples_on_a_gpu_gives_the_hosts_batches():
+    data = known_data()
+    links = {"num_neighbors": [3, 2], "batch_size": 64, "neg_sampling": "binary", "seed": 2}
+    batches = LinkNeighborLoader(data, device=CUDA, sample_on="device", num_workers=2, **links)
+    assert_same_batches([batch.to("cpu") for batch in batches], list(LinkNeighborLoader(data, **links)))
