@@ -49,7 +49,7 @@ def interpreted(monkeypatch):
     ids=str,
 )
 @pytest.mark.parametrize("source", ["data", "part"])
-def test_batches_are_those_of_the_host(interpreted, tmp_path, source, options):
+def test_batches_equal_the_hosts_batches(interpreted, tmp_path, source, options):
     data = known_data()
     graph, nodes = data, data.train_mask
     if source == "part":
@@ -60,7 +60,7 @@ def test_batches_are_those_of_the_host(interpreted, tmp_path, source, options):
 
 
 @pytest.mark.parametrize("negatives", ["binary", "triplet"])
-def test_link_batches_are_those_of_the_host(interpreted, negatives):
+def test_link_batches_equal_the_hosts_batches(interpreted, negatives):
     data = known_data()
     options = dict(num_neighbors=[3, 2], batch_size=200, neg_sampling=negatives, seed=2)
     assert_same_batches(
