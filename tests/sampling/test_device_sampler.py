@@ -44,17 +44,23 @@ def test_a_device_draws_what_the_host_draws(interpreted, seed):
 def test_all_fanouts_draw_what_the_host_draws(interpreted, fanout, replace):
     # The host changes its method above 64 neighbours and above a fanout of 48.
     generator = np.random.default_rng(fanout)
-    for degree in (fanout - 1, fanout, fanout + 1, 2 * fanout, 10_000):
+    for degree in (fanout - 1, fanout, fanout + 1, 10_000):
         case = Case(star(degree, 3), torch.tensor([2, 0, 1, 0, 2 + degree]), [fanout], any_key(generator), replace)
         assert_drawn_as_on_the_host(case, CPU)
 
 
-@pytest.mark.parametrize("fanouts", [[-1], [5, 2], [0, 3], [], [-1, -1]], ids=str)
-@pytest.mark.parametrize("seeds", [[], [0], [0, 0, 0, 0], [1], [100_001, 0]], ids=str)
+@pytest.mark.parametrize("fanouts", [[-1], [5, 2], [0, 3], [], [2, -1]], ids=str)
+@pytest.mark.parametrize("seeds", [[], [0], [0, 0], [1], [100_001, 0]], ids=str)
 def test_long_empty_and_repeated_lists_are_drawn_as_on_the_host(interpreted, seeds, fanouts):
     graph = star(100_000, 2)
-    for replace in (False, True):
+    for replace in (False, True) if -1 not in fanouts else (False,):
         assert_drawn_as_on_the_host(Case(graph, torch.tensor(seeds, dtype=torch.int64), fanouts, 9, replace), CPU)
+
+
+def test_equal_seeds_are_drawn_as_on_the_host(interpreted):
+    graph = random_graph(np.random.default_rng(4), 30, 400)
+    for vertex in range(30):
+        assert_drawn_as_on_the_host(Case(graph, torch.full((300,), vertex), [4, 3], vertex, vertex % 2 == 0), CPU)
 
 
 @pytest.mark.parametrize("hop", [0, 1])

@@ -46,7 +46,7 @@ def random_case(
     num_vertices = int(generator.integers(1, most_vertices))
     graph = random_graph(generator, num_vertices, int(generator.integers(0, most_edges)))
     seeds = torch.from_numpy(generator.integers(0, num_vertices, size=int(generator.integers(0, most_seeds))))
-    num_hops = int(generator.choice([1, 2, 3, 4], p=[0.7, 0.2, 0.06, 0.04]))
+    num_hops = int(generator.choice([1, 2, 3, 4], p=[0.8, 0.12, 0.05, 0.03]))
     chosen = [int(fanout) for fanout in generator.choice(fanouts, size=num_hops)]
     return Case(graph, seeds, chosen, any_key(generator), bool(generator.integers(2)))
 
