@@ -19,13 +19,16 @@ from salientpp.ops import bytes_of
 #: Maximum number of tensors that hold the rows of a batch.
 NUM_TENSORS = 5
 
+#: Types of devices for which Triton compiles. In torch, AMD's GPUs are CUDA devices too.
+_COMPILED = {"cuda"}
+
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 @cache
-def has_kernel() -> bool:
-    """True if Triton is installed."""
-    return importlib.util.find_spec("triton") is not None
+def has_kernel(device: torch.device) -> bool:
+    """True if Triton is installed and compiles for devices of this type."""
+    return device.type in _COMPILED and importlib.util.find_spec("triton") is not None
 
 
 def assemble_rows(tensors: Sequence[Tensor], index: Tensor, out: Tensor) -> None:
@@ -39,7 +42,7 @@ def assemble_rows(tensors: Sequence[Tensor], index: Tensor, out: Tensor) -> None
     """
     if out.numel() == 0:
         return
-    if has_kernel() and out.device.type == "cuda":
+    if has_kernel(out.device):
         run_kernel(tensors, index, out)
         return
     words, out = _words_of(tensors, out)
