@@ -14,7 +14,7 @@ class OnDevice(torch.Tensor):
 
 
 def pointers(*values: torch.Tensor) -> set[int]:
-    """What the sanitizer notes for an operator that writes these tensors."""
+    """Addresses that the sanitizer notes for an operator that writes these tensors."""
     handler = _sanitizer.ArgumentHandler()
     schema = torch.ops.aten.clone.default._schema
     for value in values:
