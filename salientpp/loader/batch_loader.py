@@ -27,6 +27,7 @@ from salientpp.engine.shares import Shares, check_units, seeds_by_part, seeds_of
 from salientpp.engine.source import BatchSource, open_partition, sources_in
 from salientpp.loader.bookmark import Bookmark
 from salientpp.loader.construction import connect, engine_together, facts_of, prepare_together, ways_of
+from salientpp.loader.device_sampling import draw_on_device
 from salientpp.loader.engine_loader import EngineLoader
 from salientpp.loader.fingerprint import fingerprint_of
 from salientpp.loader.order import GivenOrder, checked_positions
@@ -134,6 +135,8 @@ class BatchLoader(EngineLoader):
         placement = source.exchange.placement if share is None else Placement(*share, num_parts=1)
         check_units(source, placement)
         check_given(options.cache, source)
+        if options.sample_on == "device":
+            draw_on_device(source.sampler, self.device, self.data, is_given=sampling.neighbor_sampler is not None)
         if options.pad is not None:
             check_padding(self.data, source, getattr(self, "custom_cls", None))
         given = [getattr(self, name, None) for name in ("input_id", "input_time", "edge_label", "edge_label_time")]

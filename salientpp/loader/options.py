@@ -69,6 +69,12 @@ def _one_of(expected: str, *words: str) -> Check:
     return check
 
 
+def _check_sample_on(name: str, value: Any) -> str:
+    if not isinstance(value, str) or value not in ("host", "device"):
+        raise ValueError(f"{name} must be 'host' or 'device' (where neighbours are drawn), got {value!r}")
+    return value
+
+
 def _check_seed(name: str, value: Any) -> int | None:
     if value is not None and as_integer(value) is None:
         raise ValueError(f"{name} must be an integer or None, got {value!r}")
@@ -227,6 +233,16 @@ class Sampling(TypedDict, total=False):
             help="Number of consecutive batches of a logical rank that share their random draws, see [shared "
             "draws](../explanation/traffic.md#draws-that-agree). 1: each batch draws independently. Refused with a "
             "`neighbor_sampler` other than `NeighborSampler`",
+        ),
+    ]
+
+    sample_on: Annotated[
+        Literal["host", "device"],
+        Option(
+            default="host",
+            check=_check_sample_on,
+            help="Where neighbours are drawn: `'host'`, or `'device'`, by kernels on `device`, see [GPU](../how-to/gpu.md#sample-on-the-device). Batches are "
+            "the same. `'device'` needs Triton, one vertex type and uniform draws. Each sampling thread waits for the device, and the training loop does not",
         ),
     ]
 

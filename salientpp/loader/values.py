@@ -15,6 +15,7 @@ import torch
 
 from salientpp.arguments import as_real
 from salientpp.engine.option import Values
+from salientpp.loader.device_sampling import check_device
 from salientpp.loader.options import OPTIONS
 from salientpp.ranks.comm import DEFAULT_TIMEOUT
 from salientpp.store.assembly import has_kernel
@@ -54,6 +55,8 @@ class Options(Values):
             raise ValueError(
                 f"zero_copy on {device} needs a Triton that compiles for this device; install it (on CUDA `pip install triton`), or leave zero_copy out"
             )
+        if found.sample_on == "device":
+            check_device(device)
         if found.lookahead and found.policy not in PROBABILITIES:
             raise ValueError(
                 f"lookahead={found.lookahead!r} plans by inclusion probabilities, so policy must be {' or '.join(map(repr, PROBABILITIES))}, "
