@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from salientpp.processes import Lock
-from salientpp.store.assembly import assemble_rows
+from salientpp.store.assembly import assemble_rows, decode_rows
 from salientpp.store.buffers import BufferPool
 from salientpp.store.exchange import Column, Counts, Exchange, PendingRows
 from salientpp.store.narrow import Narrow, NarrowRows
@@ -191,12 +191,14 @@ class Packed:
         self, tiers: Tiers, name: str, plan: Recipe, taken: Tensor, arrived: Tensor | None, kept: KeptRows | None = None
     ) -> Tensor:
         narrow = tiers.narrow.get(name) if self._decodes else None
-        out = taken
-        if plan.index is not None:
-            tensors = self._tensors(tiers, name, taken, arrived, kept)
-            out = taken.new_empty((plan.index.numel(), *taken.shape[1:]))
-            assemble_rows([rows for rows in tensors if len(rows)], plan.index, out)
-        return out if narrow is None else narrow.decode_by_torch(out)
+        if plan.index is None:
+            return taken if narrow is None else decode_rows(narrow, [taken], None)
+        tensors = [rows for rows in self._tensors(tiers, name, taken, arrived, kept) if len(rows)]
+        if narrow is not None:
+            return decode_rows(narrow, tensors or [taken], plan.index)
+        out = taken.new_empty((plan.index.numel(), *taken.shape[1:]))
+        assemble_rows(tensors, plan.index, out)
+        return out
 
     def _tensors(
         self, tiers: Tiers, name: str, taken: Tensor, arrived: Tensor | None, kept: KeptRows | None

@@ -77,7 +77,7 @@ class Narrow:
         """W, the number of bytes of an encoded row."""
         kind, _ = read_format(self.format)
         codes = 2 * self.columns if kind in _FLOATS else -(-self.columns // 2) if kind == "int4" else self.columns
-        return -(-(self._header_bytes + codes) // 4) * 4
+        return -(-(self.header_bytes + codes) // 4) * 4
 
     @property
     def wide_bytes(self) -> int:
@@ -90,7 +90,8 @@ class Narrow:
         return max(1, -(-self.columns // block)) if block else 1
 
     @property
-    def _header_bytes(self) -> int:
+    def header_bytes(self) -> int:
+        """Number of bytes of scales and offsets, which precede the codes in an encoded row."""
         kind, _ = read_format(self.format)
         return 0 if kind in _FLOATS else 4 if kind == "fp8" else 8 * self._num_blocks
 
@@ -127,14 +128,14 @@ class Narrow:
     def decode_by_torch(self, encoded: Tensor) -> Tensor:
         """Decodes as :meth:`decode`, with torch's operators. Each operator rounds separately: none fuses a product with a sum.
 
-        The code is the same on every device, and never waits for the device. A GPU that assembles rows decodes them on its current stream; tests run the same
-        lines on the CPU. A dedicated kernel would save passes over the rows, and give the same bits.
+        The code is the same on every device, and never waits for the device. With Triton, a GPU decodes rows in the pass that assembles them
+        (:mod:`salientpp.store.assembly`), with the same bits. These operators need several passes over the rows.
 
         Args:
             encoded: contiguous, in memory that is aligned to 4 bytes.
         """
         kind, block = read_format(self.format)
-        columns, header = self.columns, self._header_bytes
+        columns, header = self.columns, self.header_bytes
         if not columns:
             return torch.empty((len(encoded), *self.row_shape), dtype=self.dtype, device=encoded.device)
         if kind in _FLOATS:
