@@ -59,13 +59,14 @@ def decode_rows(narrow: Narrow, tensors: Sequence[Tensor], index: Tensor | None)
 
     Args:
         narrow: encoding of the rows.
-        tensors: one to five tensors of encoded rows, contiguous uint8 [s, W], on the device or in pinned host memory (pinned memory needs Triton). Their
-            addresses are multiples of 4.
+        tensors: one to five tensors of encoded rows, contiguous [s, ...] with W bytes per row, on the device or in pinned host memory (pinned memory needs
+            Triton). Their addresses are multiples of 4.
         index: int32 or int64 [n] on the device, in [0, sum of s), not checked. None: all rows of the only tensor, which lies on the device, in order.
 
     Returns:
         Contiguous [n, ...] in the dtype and row shape of ``narrow``, bit for bit as the CPU decodes.
     """
+    tensors = [bytes_of(rows).view(len(rows), narrow.row_bytes) for rows in tensors]
     like = tensors[0] if index is None else index
     if _runs_kernel(like.device):
         out = like.new_empty((len(like), *narrow.row_shape), dtype=narrow.dtype)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -153,6 +153,31 @@ class Narrow:
                     scale, offset = (each.repeat_interleave(block, 1)[:, :columns] for each in (scale, offset))
                 values = codes[:, :columns].to(torch.float32).mul_(scale).add_(offset)
         return values.to(self.dtype).reshape(len(encoded), *self.row_shape)
+
+
+def decoded_to(dtype: torch.dtype | None, narrow: Narrow | None, like: RowSource) -> Narrow | None:
+    """Returns the encoding by which rows are read directly in ``dtype``, with the bits of reading them as they are and casting them then.
+
+    Rows of float16 and bfloat16 count as encoded: the formats ``'fp16'`` and ``'bf16'`` have the same bytes.
+
+    Args:
+        dtype: wanted dtype. None: as it is.
+        narrow: encoding of the rows. None: rows are as they are.
+        like: source of the rows.
+
+    Returns:
+        ``narrow`` itself if a cast must follow, because ``dtype`` is not one of :data:`WIDE` or because values would be rounded once instead of twice.
+    """
+    if dtype not in WIDE:
+        return narrow
+    if narrow is not None:
+        rounds_once = narrow.dtype in (torch.float32, torch.float64)
+        return replace(narrow, dtype=dtype) if rounds_once else narrow
+    for format, stored in _FLOATS.items():
+        plain = Narrow(format, dtype, tuple(like.shape[1:]))
+        if like.dtype == stored and plain.row_bytes == plain.columns * stored.itemsize:
+            return plain
+    return None
 
 
 def read_format(text: Any) -> tuple[str, int]:

@@ -18,7 +18,8 @@ import salientpp
 from salientpp import NeighborLoader
 from salientpp.store import assembly
 from salientpp.store.assembly import NUM_TENSORS, decode_rows, run_decoding_kernel
-from salientpp.store.narrow import WIDE, Narrow
+from salientpp.store.narrow import WIDE, Narrow, decoded_to
+from salientpp.store.rows import TensorRows
 
 triton = pytest.importorskip("triton")
 ODD_BLOCKS = ["int8/6", "int4/6"]
@@ -131,6 +132,46 @@ def test_batches_that_the_kernel_decodes_equal_those_of_the_cpu(interpreted, mon
     monkeypatch.delattr(Narrow, "decode_by_torch")
     loader = packed(NeighborLoader(part, [4, 3], "train", device_rows=device_rows, zero_copy=zero_copy, **options))
     assert_same_batches(list(loader), want)
+
+
+STORED = [*WIDE, torch.int8]
+
+
+@pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "torch"])
+@pytest.mark.parametrize("columns", [6, 7])
+@pytest.mark.parametrize("store_as", [None, "int8", "fp8"])
+def test_x_has_the_delivered_dtype_with_the_bits_of_a_later_cast(interpreted, monkeypatch, tmp_path, store_as, columns, kernel):  # fmt: skip
+    """Few values of int8 and fp8 are exact in 16 bits. So rounding once instead of twice would show."""
+    monkeypatch.setattr(assembly, "_runs_kernel", lambda device: kernel)
+    for number, stored in enumerate(STORED if store_as is None else WIDE[:2]):
+        data = random_data(60, 300)
+        data.x = (100 * torch.randn(60, 4 * columns if store_as else columns)).to(stored)
+        given = None if store_as is None else {"x": store_as}
+        part = salientpp.partition(data, 1, tmp_path / str(number), [4, 3], 16, method="random", store_as=given)
+        for dtype in [*WIDE, torch.int32]:
+            options = {"batch_size": 16, "seed": 3, "dtype": dtype}
+            want = list(NeighborLoader(part, [4, 3], "train", **options))
+            assert want[0].x.dtype == dtype
+            for device_rows in (0, 0.5):
+                loader = packed(NeighborLoader(part, [4, 3], "train", device_rows=device_rows, **options))
+                assert_same_batches(list(loader), want)
+
+
+@pytest.mark.parametrize("format", ["fp16", "int8"])
+def test_reading_in_another_dtype_equals_a_later_cast(format):
+    for stored in WIDE:
+        narrow = Narrow(format, stored, (37,))
+        encoded = narrow.encode(rows_with_infinities((37,), 0, stored))
+        for dtype in WIDE:
+            read = decoded_to(dtype, narrow, TensorRows(encoded))
+            assert same_bits(read.decode(encoded).to(dtype), narrow.decode(encoded).to(dtype)), (stored, dtype)
+            assert read.dtype == (dtype if stored in (torch.float32, torch.float64) else stored)
+    for stored, is_encoded in [(torch.float16, True), (torch.bfloat16, True), (torch.float32, False), (torch.int16, False)]:  # fmt: skip
+        for shape, is_whole in [((6,), True), ((3, 5), False), ((), False), ((0,), True)]:
+            read = decoded_to(torch.float32, None, TensorRows(torch.zeros(4, *shape, dtype=stored)))
+            assert (read is not None) == (is_encoded and is_whole), (stored, shape)
+    for dtype in (None, torch.int32):
+        assert decoded_to(dtype, narrow, TensorRows(encoded)) is narrow
 
 
 # --- machine code -----------------------------------------------------------------------------------------
