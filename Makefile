@@ -80,11 +80,10 @@ bench: build
 	$(BIN)/python benchmarks/bench_growth.py --long 5000
 	$(BIN)/python benchmarks/draw.py
 
-# For a machine with a GPU and a Python (PYTHON=...) that has torch, torch_geometric, Triton and pytest. It downloads nothing and takes at most ten minutes.
+# For a machine with a GPU and a Python (PYTHON=...) that has torch, torch_geometric, Triton and pytest. Builds, tests and measures. It downloads nothing,
+# takes at most ten minutes, and ends with a summary.
 gpu-check:
-	$(PYTHON) -m pip install --quiet --no-build-isolation --no-deps --no-index --editable .
-	FAIL_WITHOUT_CUDA=1 $(PYTHON) -m pytest tests/project/test_cuda.py
-	$(PYTHON) benchmarks/bench_cuda.py
+	$(PYTHON) benchmarks/gpu_check.py
 
 # The paper's tables on emulated hosts, then docs/results/paper.md and its figures. Needs root and iproute2. make paper GRAPHS="generated npz:FILE ..."
 GRAPHS ?= generated

@@ -12,7 +12,7 @@ from salientpp.sampling.device_draw import can_draw_on, check_device_fanouts
 from salientpp.sampling.device_topology import DeviceTopology
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.stored import is_remote
-from salientpp.store.assembly import has_kernel
+from salientpp.store.assembly import has_triton
 
 
 def check_device(device: torch.device) -> None:
@@ -23,7 +23,7 @@ def check_device(device: torch.device) -> None:
         raise ValueError(
             "sample_on='device' needs a device other than the CPU, got device='cpu'; pass device='cuda', or leave sample_on out"
         )
-    if not has_kernel():
+    if not has_triton():
         raise ValueError(
             "sample_on='device' needs Triton, which is not installed; `pip install triton`, or leave sample_on out"
         )

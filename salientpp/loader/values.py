@@ -51,9 +51,9 @@ class Options(Values):
             if _is_given(value) and _is_given(getattr(found, other)):
                 given = f"={value!r}" if isinstance(value, (int, float, str)) else "="
                 raise ValueError(f"{one}{given} excludes {other}=: {EXCLUDED[one, other]}; leave one of them out")
-        if found.zero_copy and device.type == "cuda" and not has_kernel():
+        if found.zero_copy and device.type != "cpu" and not has_kernel(device):
             raise ValueError(
-                "zero_copy needs Triton, which is not installed; `pip install triton`, or leave zero_copy out"
+                f"zero_copy on {device} needs a Triton that compiles for this device; install it (on CUDA `pip install triton`), or leave zero_copy out"
             )
         if found.sample_on == "device":
             check_device(device)
@@ -69,18 +69,23 @@ class Options(Values):
         return found
 
     def checked_device(self) -> torch.device:
-        """Returns the CPU, or a CUDA device that exists, with its index."""
+        """Returns the CPU, or a device of this machine's accelerator, such as a CUDA device, with its index."""
         if self.device is None:
             return torch.device("cpu")
-        number = torch.cuda.device_count()
-        there = "the CPU" if number == 0 else f"the CPU or one of {number} CUDA device{'s' if number > 1 else ''}"
+        accelerator, number = torch.accelerator.current_accelerator(), torch.accelerator.device_count()
+        there = "the CPU"
+        if accelerator is not None and number:
+            there += f" or one of {number} {accelerator.type.upper()} device{'s' if number > 1 else ''}"
         try:
             found = torch.device(self.device)
         except (RuntimeError, TypeError) as error:
             raise ValueError(f"device must be {there}, got {self.device!r}") from error
-        if found.type == "cuda" and found.index is None and number:
-            found = torch.device("cuda", torch.cuda.current_device())
-        if found.type != "cpu" and not (found.type == "cuda" and found.index is not None and found.index < number):
+        if found.type == "cpu":
+            return found
+        is_accelerator = accelerator is not None and found.type == accelerator.type and number > 0
+        if is_accelerator and found.index is None:
+            found = torch.device(found.type, torch.accelerator.current_device_index())
+        if not is_accelerator or found.index >= number:
             why = (
                 ""
                 if number or found.type != "cuda"

@@ -16,7 +16,7 @@ from torch import Tensor
 from salientpp import ops
 from salientpp.graph.csc import Graph
 from salientpp.ids import first_outside
-from salientpp.store.assembly import has_kernel
+from salientpp.store.assembly import has_kernel, has_triton
 
 #: Arrays of a graph take at most this share of the device's free memory. Larger graphs stay in pinned host memory.
 SHARE_OF_FREE_MEMORY = 0.5
@@ -24,7 +24,7 @@ SHARE_OF_FREE_MEMORY = 0.5
 
 def can_draw_on(device: torch.device) -> bool:
     """True if kernels run on the device: Triton is installed and this is a CUDA device, or Triton interprets kernels (``TRITON_INTERPRET=1``)."""
-    return has_kernel() and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1")
+    return has_kernel(device) or (has_triton() and os.environ.get("TRITON_INTERPRET") == "1")
 
 
 @dataclass(frozen=True, eq=False)

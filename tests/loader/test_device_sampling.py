@@ -150,7 +150,7 @@ def test_other_places_are_refused(value):
 def test_triton_is_needed(monkeypatch):
     from salientpp.loader import device_sampling
 
-    monkeypatch.setattr(device_sampling, "has_kernel", lambda: False)
+    monkeypatch.setattr(device_sampling, "has_triton", lambda: False)
     monkeypatch.setattr(device_sampling, "can_draw_on", lambda device: False)
     with pytest.raises(ValueError, match="sample_on='device' needs Triton, which is not installed"):
         device_sampling.check_device(torch.device("cuda", 0))
