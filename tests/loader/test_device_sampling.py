@@ -6,11 +6,11 @@ The kernels run in Triton's interpreter, on the CPU.
 from __future__ import annotations
 
 import copy
-import importlib
 import pickle
 
 import pytest
 import torch
+import triton_interpreter
 from batches import N, assert_same_batches, known_data, make
 from graphs import RELATIONS, random_data, random_hetero
 from torch_geometric.testing import MyFeatureStore, MyGraphStore
@@ -23,15 +23,9 @@ pytest.importorskip("triton")
 
 
 @pytest.fixture
-def interpreted(monkeypatch):
-    """Lets the kernels run in Triton's interpreter, which takes tensors on the CPU."""
-    from salientpp.sampling import device_kernels
-
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    importlib.reload(device_kernels)
-    yield
-    monkeypatch.undo()
-    importlib.reload(device_kernels)
+def interpreted():
+    with triton_interpreter.interpreted():
+        yield
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,10 @@ The kernels run in Triton's interpreter, and are compiled for GPUs that this mac
 
 from __future__ import annotations
 
-import importlib
-
 import numpy as np
 import pytest
 import torch
+import triton_interpreter
 from device_cases import Case, any_key, assert_drawn_as_on_the_host, random_case, random_graph, rejecting_key, star
 from reference import Stream, join_key, mix64
 
@@ -21,15 +20,9 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def interpreted(monkeypatch):
-    """Runs the kernels in Triton's interpreter, which takes tensors on the CPU."""
-    from salientpp.sampling import device_kernels
-
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    importlib.reload(device_kernels)
-    yield
-    monkeypatch.undo()
-    importlib.reload(device_kernels)
+def interpreted():
+    with triton_interpreter.interpreted():
+        yield
 
 
 @pytest.mark.parametrize("seed", range(20))

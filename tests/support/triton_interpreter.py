@@ -11,8 +11,9 @@ from unittest import mock
 
 @contextlib.contextmanager
 def interpreted() -> Iterator[None]:
-    """Makes the kernels of :mod:`salientpp.store` take tensors on the CPU. Triton decides this when it reads a kernel, so their modules are loaded again."""
-    modules = [importlib.import_module(f"salientpp.store.{name}") for name in ("assembly_kernel", "decoding_kernel")]
+    """Makes the package's kernels take tensors on the CPU. Triton decides this when it reads a kernel, so their modules are loaded again."""
+    names = ("store.assembly_kernel", "store.decoding_kernel", "sampling.device_kernels")
+    modules = [importlib.import_module(f"salientpp.{name}") for name in names]
     try:
         with mock.patch.dict(os.environ, TRITON_INTERPRET="1"):
             for module in modules:
