@@ -5,6 +5,8 @@ The kernels run in Triton's interpreter, and are compiled for GPUs that this mac
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,11 @@ from device_cases import Case, any_key, assert_drawn_as_on_the_host, random_case
 from reference import Stream, join_key, mix64
 
 from salientpp import Graph, ops
+from salientpp.sampling import device_draw
 from salientpp.sampling.device_draw import DeviceGraph, sample_neighbors
+from salientpp.sampling.device_topology import DeviceTopology
+from salientpp.sampling.stored import GraphTopology
+from salientpp.sampling.topology import DrawOptions
 
 triton = pytest.importorskip("triton")
 CPU = torch.device("cpu")
@@ -111,6 +117,53 @@ def test_arrays_that_were_altered_on_disk_are_refused(interpreted):
     graph = Graph.trusted(torch.tensor([0, 1, 2]), torch.tensor([1, 7]))
     with pytest.raises(ValueError, match="7"):
         DeviceGraph.of(graph, CPU)
+
+
+# --- the topology -----------------------------------------------------------------------------------------
+
+
+def assert_same_samples(one, other) -> None:
+    for name in ("node", "row", "col", "edge"):
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
+    assert one.num_sampled_nodes == other.num_sampled_nodes and one.num_sampled_edges == other.num_sampled_edges
+
+
+def test_a_topology_on_a_device_samples_as_the_graph_on_the_host(interpreted):
+    graph = random_graph(np.random.default_rng(5), 60, 500)
+    host, device = GraphTopology(graph), DeviceTopology(graph, CPU)
+    assert all(one is other for one, other in zip(host.arrays(), device.arrays(), strict=True))
+    seeds = {None: torch.arange(0, 60, 7)}
+    options = DrawOptions([[4, 3]], replace=True)
+    # Threads have tables of their own.
+    with ThreadPoolExecutor(3) as threads:
+        samples = list(threads.map(lambda key: device.sample(seeds, key, options), range(12)))
+    for key, sample in enumerate(samples):
+        assert_same_samples(sample, host.sample(seeds, key, options))
+    only = device.sample(seeds, 3, options, only_vertices=True)
+    assert torch.equal(only.node, host.sample(seeds, 3, options).node) and only.row.numel() == 0
+
+
+def test_a_topology_on_a_device_samples_after_an_error(interpreted, monkeypatch):
+    graph = random_graph(np.random.default_rng(6), 60, 500)
+    host, device = GraphTopology(graph), DeviceTopology(graph, CPU)
+    seeds, options = {None: torch.arange(20)}, DrawOptions([[4, 3]])
+    device.sample(seeds, 0, options)
+    with monkeypatch.context() as patch:
+        patch.setattr(device_draw, "_find", _fail)  # after the seeds were written to the table
+        with pytest.raises(MemoryError):
+            device.sample(seeds, 1, options)
+    assert_same_samples(device.sample(seeds, 2, options), host.sample(seeds, 2, options))
+
+
+def _fail(*_):
+    raise MemoryError
+
+
+@pytest.mark.parametrize("wrong", ["disjoint", "induced", "shared"])
+def test_a_topology_on_a_device_refuses_other_draws(interpreted, wrong):
+    topology = DeviceTopology(random_graph(np.random.default_rng(7), 10, 20), CPU)
+    with pytest.raises(ValueError, match=f"a device does not draw with {wrong}=True; sample on the host"):
+        topology.sample({None: torch.arange(3)}, 0, DrawOptions([[2]], **{wrong: True}))
 
 
 # --- compilation ------------------------------------------------------------------------------------------
