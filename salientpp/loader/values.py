@@ -50,9 +50,9 @@ class Options(Values):
             if _is_given(value) and _is_given(getattr(found, other)):
                 given = f"={value!r}" if isinstance(value, (int, float, str)) else "="
                 raise ValueError(f"{one}{given} excludes {other}=: {EXCLUDED[one, other]}; leave one of them out")
-        if found.zero_copy and device.type == "cuda" and not has_kernel():
+        if found.zero_copy and device.type != "cpu" and not has_kernel(device):
             raise ValueError(
-                "zero_copy needs Triton, which is not installed; `pip install triton`, or leave zero_copy out"
+                f"zero_copy on {device} needs a Triton that compiles for this device; install it (on CUDA `pip install triton`), or leave zero_copy out"
             )
         if found.lookahead and found.policy not in PROBABILITIES:
             raise ValueError(

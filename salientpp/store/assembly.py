@@ -21,13 +21,16 @@ from salientpp.store.narrow import Narrow
 #: Maximum number of tensors that hold the rows of a batch.
 NUM_TENSORS = 5
 
+#: Types of devices for which Triton compiles. In torch, AMD's GPUs are CUDA devices too.
+_COMPILED = {"cuda"}
+
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 @cache
-def has_kernel() -> bool:
-    """True if Triton is installed."""
-    return importlib.util.find_spec("triton") is not None
+def has_kernel(device: torch.device) -> bool:
+    """True if Triton is installed and compiles for devices of this type."""
+    return device.type in _COMPILED and importlib.util.find_spec("triton") is not None
 
 
 def assemble_rows(tensors: Sequence[Tensor], index: Tensor, out: Tensor) -> None:
@@ -41,7 +44,7 @@ def assemble_rows(tensors: Sequence[Tensor], index: Tensor, out: Tensor) -> None
     """
     if out.numel() == 0:
         return
-    if _runs_kernel(out.device):
+    if has_kernel(out.device):
         run_kernel(tensors, index, out)
         return
     words, out = _words_of(tensors, out)
@@ -68,7 +71,7 @@ def decode_rows(narrow: Narrow, tensors: Sequence[Tensor], index: Tensor | None)
     """
     tensors = [bytes_of(rows).view(len(rows), narrow.row_bytes) for rows in tensors]
     like = tensors[0] if index is None else index
-    if _runs_kernel(like.device):
+    if has_kernel(like.device):
         out = like.new_empty((len(like), *narrow.row_shape), dtype=narrow.dtype)
         run_decoding_kernel(narrow, tensors, index, out)
         return out
@@ -93,10 +96,6 @@ def run_decoding_kernel(narrow: Narrow, tensors: Sequence[Tensor], index: Tensor
 
     if out.numel():
         decoding_kernel.launch(narrow, _five(tensors, tensors[0][:0]), index, out)
-
-
-def _runs_kernel(device: torch.device) -> bool:
-    return has_kernel() and device.type == "cuda"
 
 
 def _five(tensors: Sequence[Tensor], nothing: Tensor) -> list[Tensor]:

@@ -128,7 +128,7 @@ def test_batches_that_the_kernel_decodes_equal_those_of_the_cpu(interpreted, mon
     part = salientpp.partition(data, 1, tmp_path / "d", [4, 3], 16, store_as={"x": "int4/16", "z": "fp8"})
     options = {"batch_size": 16, "shuffle": True, "seed": 3, "columns": ("x", "z")}
     want = list(NeighborLoader(part, [4, 3], "train", **options))
-    monkeypatch.setattr(assembly, "_runs_kernel", lambda device: True)
+    monkeypatch.setattr(assembly, "has_kernel", lambda device: True)
     monkeypatch.delattr(Narrow, "decode_by_torch")
     loader = packed(NeighborLoader(part, [4, 3], "train", device_rows=device_rows, zero_copy=zero_copy, **options))
     assert_same_batches(list(loader), want)
@@ -142,7 +142,7 @@ STORED = [*WIDE, torch.int8]
 @pytest.mark.parametrize("store_as", [None, "int8", "fp8"])
 def test_x_has_the_delivered_dtype_with_the_bits_of_a_later_cast(interpreted, monkeypatch, tmp_path, store_as, columns, kernel):  # fmt: skip
     """Few values of int8 and fp8 are exact in 16 bits. So rounding once instead of twice would show."""
-    monkeypatch.setattr(assembly, "_runs_kernel", lambda device: kernel)
+    monkeypatch.setattr(assembly, "has_kernel", lambda device: kernel)
     for number, stored in enumerate(STORED if store_as is None else WIDE[:2]):
         data = random_data(60, 300)
         data.x = (100 * torch.randn(60, 4 * columns if store_as else columns)).to(stored)
