@@ -84,7 +84,7 @@ def time_fanouts(graph: Graph, fanouts: list[int], batches: list[Tensor], turns:
         want = on_host(key)
         for candidate in (on_device, from_topology(topology), from_topology(in_place)):
             drawn = candidate(key)
-            module.synchronize()  # the sample may be in another stream
+            module.synchronize()  # the draws ran in a stream of their own
             assert torch.equal(drawn.cpu(), want)
     candidates: dict[str, tuple[Callable, int]] = {
         "host, 1 thread": (on_host, 1),

@@ -166,7 +166,8 @@ def decoded_to(dtype: torch.dtype | None, narrow: Narrow | None, like: RowSource
         like: source of the rows.
 
     Returns:
-        ``narrow`` itself if a cast must follow, because ``dtype`` is not one of :data:`WIDE` or because values would be rounded once instead of twice.
+        ``narrow`` itself if a cast must follow or none is needed. A cast must follow if ``dtype`` is not one of :data:`WIDE`, or if values would be rounded
+        once instead of twice.
     """
     if dtype not in WIDE:
         return narrow
@@ -175,7 +176,7 @@ def decoded_to(dtype: torch.dtype | None, narrow: Narrow | None, like: RowSource
         return replace(narrow, dtype=dtype) if rounds_once else narrow
     for format, stored in _FLOATS.items():
         plain = Narrow(format, dtype, tuple(like.shape[1:]))
-        if like.dtype == stored and plain.row_bytes == plain.columns * stored.itemsize:
+        if like.dtype == stored != dtype and plain.row_bytes == plain.columns * stored.itemsize:
             return plain
     return None
 

@@ -170,6 +170,7 @@ def test_reading_in_another_dtype_equals_a_later_cast(format):
         for shape, is_whole in [((6,), True), ((3, 5), False), ((), False), ((0,), True)]:
             read = decoded_to(torch.float32, None, TensorRows(torch.zeros(4, *shape, dtype=stored)))
             assert (read is not None) == (is_encoded and is_whole), (stored, shape)
+    assert decoded_to(torch.float16, None, TensorRows(torch.zeros(4, 6, dtype=torch.float16))) is None
     for dtype in (None, torch.int32):
         assert decoded_to(dtype, narrow, TensorRows(encoded)) is narrow
 
