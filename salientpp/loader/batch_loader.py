@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import copy
+import dataclasses
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,9 +32,10 @@ from salientpp.loader.construction import connect, engine_together, facts_of, pr
 from salientpp.loader.engine_loader import EngineLoader
 from salientpp.loader.fingerprint import fingerprint_of
 from salientpp.loader.order import GivenOrder, checked_positions
-from salientpp.loader.padding import Padding, check_padding, padding_of
+from salientpp.loader.padding import Padding, check_padding, padded_bytes, padding_of
 from salientpp.loader.pyg_arguments import SamplingOptions, check_order, normalise_numbers
 from salientpp.loader.samplers import OrderedSampler, RanksSampler, ShuffledSampler
+from salientpp.loader.statistics import LoaderStats
 from salientpp.loader.values import Options
 from salientpp.processes import lazy
 from salientpp.ranks.comm import Comm
@@ -135,7 +138,12 @@ class BatchLoader(EngineLoader):
         check_units(source, placement)
         check_given(options.cache, source)
         if options.pad is not None:
-            check_padding(self.data, source, getattr(self, "custom_cls", None))
+            check_padding(options.pad, self.data, source, getattr(self, "custom_cls", None))
+        if options.static_buffers and self.pin_memory:
+            raise ValueError(
+                "static_buffers excludes pin_memory: a copy to a device may still read the pinned tensors when the next batch overwrites them; pass device= "
+                "instead of pin_memory"
+            )
         given = [getattr(self, name, None) for name in ("input_id", "input_time", "edge_label", "edge_label_time")]
         split = source.seeds.split if all(value is None for value in given) else None
         seeds = seeds_of_parts(source, placement, split) if partitioned else [[0, 1, source.seeds.number, ""]]
@@ -326,9 +334,54 @@ class BatchLoader(EngineLoader):
 
     @lazy
     def _padding(self) -> Padding:
+        epochs, shares = self._bookmark.epochs, self._bookmark.shares
+        if self.pad == "fixed":
+            # A sampler of the user is taken to shuffle.
+            shares = dataclasses.replace(shares, shuffle=shares.shuffle or not self._orders_itself)
+        return padding_of(
+            self.pad, self.data, self.engine.basis, shares.order(epochs.placement, epochs.seed),
+            shuffled=shares.shuffle, sigmas=self.pad_sigma, static=self.static_buffers,
+        )  # fmt: skip
+
+    def memory(self) -> dict[str, int]:
+        if self.pad != "fixed":
+            return super().memory()
+        return self.engine.producer.drive(self._memory_of_fixed)
+
+    def _memory_of_fixed(self) -> dict[str, int]:
         epochs = self._bookmark.epochs
         turns = self._bookmark.shares.order(epochs.placement, epochs.seed).of_epoch(0)
-        return padding_of(self.data, self.engine.basis, turns)
+        if not turns:
+            return super().memory()
+        of_batch, on_the_way = padded_bytes(self._padding, self.engine.producer, turns[0])
+        memory = self.engine.memory(on_the_way)
+        return {**memory, "batches": memory["batches"] + of_batch}
+
+    def stats(self) -> LoaderStats:
+        padding = self.__dict__.get("_padding")  # made with the first batch
+        if padding is None:
+            return super().stats()
+        return dataclasses.replace(
+            super().stats(), padded_batches=padding.num_padded, padding_overflows=padding.num_overflows
+        )
+
+    def reset_stats(self) -> None:
+        super().reset_stats()
+        if "_padding" in self.__dict__:
+            self._padding.reset_counts()
+
+    def rounds(self) -> Iterator[list[Data]]:
+        if self.static_buffers:
+            raise ValueError(
+                "rounds() gives several batches at once, but with static_buffers=True every batch is in the same tensors; leave static_buffers out"
+            )
+        return super().rounds()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        if "_padding" in state:
+            state["_padding"] = copy.copy(state["_padding"])  # a copy has statistics and buffers of its own
+        return state
 
     @property
     def _is_accelerate_prepared(self) -> bool:

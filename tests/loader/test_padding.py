@@ -14,7 +14,7 @@ from torch_geometric.data import Data, HeteroData
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
 from salientpp.datasets import synthetic
-from salientpp.loader.padding import Classes, rounded_up
+from salientpp.loader.batch_sizes import Classes, rounded_up
 
 N = 3000
 OPTIONS = dict(num_neighbors=[8, 4], batch_size=64, shuffle=True, seed=7)
@@ -261,7 +261,7 @@ def with_attribute(name: str) -> Data:
 @pytest.mark.parametrize(
     "data, options, error, text",
     [
-        (DATA, dict(pad="pow2"), ValueError, "pad must be 'bucket' or None, got 'pow2'"),
+        (DATA, dict(pad="pow2"), ValueError, "pad must be 'bucket', 'fixed' or None, got 'pow2'"),
         (DATA, dict(disjoint=True), NotImplementedError, "disjoint or time_attr"),
         (time_of(DATA), dict(time_attr="time"), NotImplementedError, "disjoint or time_attr"),
         (with_attribute("node_mask"), {}, ValueError, "sets node_mask, but data has an attribute of this name"),
