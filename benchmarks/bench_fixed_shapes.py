@@ -3,8 +3,8 @@
     python benchmarks/bench_fixed_shapes.py [--graphs generated facebook_pages debian_full tolokers] [--data FOLDER] [--batches 20000]
 
 Each row is one size (vertices or edges) of one loader: the prediction, the batches that were counted, and the share of batches that were more than 2, 3
-and 5 standard deviations above the mean. Sizes of batches do not depend on rows, so no rows are gathered. The padding is the mean size of padded batches
-over the mean size of batches.
+and 5 standard deviations above the mean. Overflows are batches that exceed the fixed size of vertices or of edges. Sizes do not depend on rows, so no rows
+are gathered. The padding is the mean size of padded batches over the mean size of batches.
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ def main() -> None:
             sizes = counted_sizes(loaders["fixed"], arguments.batches)
             by_vip = mean_by_vip(loaders["fixed"])
             classes = {pad: loader._padding.classes for pad, loader in loaders.items()}
+            shapes = {pad: len({tuple(of.fitting(each).values()) for each in sizes}) for pad, of in classes.items()}
+            overflows = sum(classes["fixed"].fitting(each) not in classes["fixed"].sizes for each in sizes)
             for i, (type_, forecast) in enumerate(found.items()):
                 seen = torch.tensor([each[type_] for each in sizes], dtype=torch.float64)
                 shares = {
@@ -95,11 +97,9 @@ def main() -> None:
                     "graph": name, "fanouts": fanouts, "batch_size": batch_size, "size": NAMES[type_],
                     "predicted_mean": forecast.mean, "predicted_deviation": forecast.deviation, "predicted_skewness": forecast.skewness,
                     "counted_mean": float(seen.mean()), "counted_deviation": float(seen.std()), "mean_by_vip": float(by_vip[i]),
-                    "batches": len(sizes), "shares_and_counts": shares, "seconds": seconds,
-                    "padding": {pad: sum(of) / float(seen.sum()) for pad, of in padded.items()},
-                    "shapes": {pad: len({tuple(of.fitting(each).values()) for each in sizes}) for pad, of in classes.items()},
+                    "batches": len(sizes), "shares_and_counts": shares, "seconds": seconds, "overflows": overflows,
+                    "padding": {pad: sum(of) / float(seen.sum()) for pad, of in padded.items()}, "shapes": shapes,
                 })  # fmt: skip
-                print(rows[-1])
     write_results("fixed_shapes", rows)
 
 
