@@ -2,8 +2,8 @@
 
     python benchmarks/bench_fixed_shapes.py [--graphs generated facebook_pages debian_full tolokers] [--data FOLDER] [--batches 20000]
 
-Each row is one size (vertices or edges) of one loader: the prediction, the batches that were counted, and the share of batches that were more than 2, 3
-and 5 standard deviations above the mean. Overflows are batches that exceed the fixed size of vertices or of edges. Sizes do not depend on rows, so no rows
+Each row is one size (vertices or edges) of one loader. It has the prediction, the counted batches, and the numbers of batches that were more than 2, 3 and
+5 standard deviations above the mean. Overflows are batches that exceed the fixed size of vertices or of edges. Sizes do not depend on rows, so no rows
 are gathered. The padding is the mean size of padded batches over the mean size of batches.
 """
 

@@ -6,6 +6,7 @@ batch are copied into tensors that stay. The copy runs in the caller's thread, o
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,8 @@ class StaticBuffers:
         key = (type_, name, tuple(shape), dtype, device)
         if key not in self._tensors:
             self._tensors[key] = torch.empty(key[2], dtype=dtype, device=device)
+            if "torch._dynamo" in sys.modules:  # compiled code then reads the tensor where it is, instead of a copy
+                torch._dynamo.mark_static_address(self._tensors[key])
         return self._tensors[key]
 
     def hold(self, batch: Data | HeteroData, data: Any) -> None:

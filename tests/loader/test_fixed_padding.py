@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import sys
+from pathlib import Path
 
 import distributed
 import pytest
@@ -16,6 +18,8 @@ from torch_geometric.data import Data
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
+
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
 
 
 def fixed(data=DATA, input_nodes=None, **options) -> NeighborLoader:
@@ -283,6 +287,19 @@ def test_a_learnable_attribute_is_refused_in_static_buffers():
     assert data.x.grad is not None
     with pytest.raises(Exception, match="static_buffers cannot hold x, because it needs a gradient"):
         next(iter(fixed(data, num_neighbors=[3], batch_size=10, static_buffers=True)))
+
+
+def test_the_example_compiles_a_model_for_one_shape(monkeypatch, capsys):
+    import compiled
+
+    monkeypatch.setattr(sys, "argv", ["compiled.py", "--backend", "eager", "--vertices", "6000", "--epochs", "2"])
+    torch._dynamo.reset()
+    compiled.main()
+    torch._dynamo.reset()
+    lines = capsys.readouterr().out.splitlines()
+    losses = [float(re.search(r"loss ([\d.]+)", line)[1]) for line in lines]
+    assert len(lines) == 2 and losses[1] < losses[0]
+    assert "1 shapes so far, 0 of " in lines[-1]
 
 
 # --- refusals ----------------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def test_seeds_that_explain_less_need_more_trial_batches():
 
 @pytest.mark.parametrize("skewness", [0.0, 0.4, -0.4, 1.5])
 @pytest.mark.parametrize("sigmas", [0.0, 2.0, 3.0, 5.0])
-def test_shares_are_those_of_the_distribution_of_pearson(sigmas, skewness):
+def test_shares_follow_the_distribution_of_pearson(sigmas, skewness):
     found = Forecast(100.0, 7.0, skewness).share_above(sigmas)
     assert found == pytest.approx(stats.pearson3.sf(sigmas, skewness), rel=1e-6, abs=1e-15)
 

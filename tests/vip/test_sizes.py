@@ -31,7 +31,12 @@ def several_types() -> TypedGraph:
     sizes = {"paper": 30, "author": 25, "venue": 4}
     for type_, size in sizes.items():
         data[type_].num_nodes = size
-    for source, name, target in [("author", "wrote", "paper"), ("paper", "cites", "paper"), ("paper", "by", "author"), ("venue", "has", "paper")]:
+    for source, name, target in [
+        ("author", "wrote", "paper"),
+        ("paper", "cites", "paper"),
+        ("paper", "by", "author"),
+        ("venue", "has", "paper"),
+    ]:
         data[source, name, target].edge_index = edges(90, sizes[source], sizes[target], generator)
     return TypedGraph.from_data(data)
 
