@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import copy
-import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,15 +27,13 @@ from salientpp.engine.shares import Shares, check_units, seeds_by_part, seeds_of
 from salientpp.engine.source import BatchSource, open_partition, sources_in
 from salientpp.loader.bookmark import Bookmark
 from salientpp.loader.construction import connect, engine_together, facts_of, prepare_together, ways_of
-from salientpp.loader.engine_loader import EngineLoader
 from salientpp.loader.fingerprint import fingerprint_of
 from salientpp.loader.order import GivenOrder, checked_positions
-from salientpp.loader.padding import Padding, check_padding, padded_bytes, padding_of
+from salientpp.loader.padded_loader import PaddedLoader
+from salientpp.loader.padding import check_padding
 from salientpp.loader.pyg_arguments import SamplingOptions, check_order, normalise_numbers
 from salientpp.loader.samplers import OrderedSampler, RanksSampler, ShuffledSampler
-from salientpp.loader.statistics import LoaderStats
 from salientpp.loader.values import Options
-from salientpp.processes import lazy
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.placement import Placement
 from salientpp.sampling.neighbor_sampler import NeighborSampler
@@ -65,7 +61,7 @@ class _Prepared:
     placement: Placement  # if processes share an object, the placement has one part: the object
 
 
-class BatchLoader(EngineLoader):
+class BatchLoader(PaddedLoader):
     """Base of both loaders. Each subclass says which data it takes and what its seeds are; ``kwargs`` are the arguments of torch's ``DataLoader``."""
 
     #: Types that ``data`` may have, besides a pair of stores.
@@ -322,66 +318,6 @@ class BatchLoader(EngineLoader):
         # The pipeline counts the rows of an epoch. With hooks no pipeline runs, so they are counted here.
         batch = self.engine.producer.batch_of(mfg, len(input_id), counts=self._has_hooks)
         return batch if self._finishing is None else self._finishing(batch)
-
-    @property
-    def _finishing(self) -> Callable[[Any], Any] | None:
-        """Steps applied to every complete batch: padding, then the user's ``transform``."""
-        return self.transform if self.pad is None else self._fill_up
-
-    def _fill_up(self, batch: Data) -> Data:
-        batch = self._padding(batch)
-        return batch if self.transform is None else self.transform(batch)
-
-    @lazy
-    def _padding(self) -> Padding:
-        epochs, shares = self._bookmark.epochs, self._bookmark.shares
-        if self.pad == "fixed":
-            # A sampler of the user is taken to shuffle.
-            shares = dataclasses.replace(shares, shuffle=shares.shuffle or not self._orders_itself)
-        return padding_of(
-            self.pad, self.data, self.engine.basis, shares.order(epochs.placement, epochs.seed),
-            shuffled=shares.shuffle, sigmas=self.pad_sigma, static=self.static_buffers,
-        )  # fmt: skip
-
-    def memory(self) -> dict[str, int]:
-        if self.pad != "fixed":
-            return super().memory()
-        return self.engine.producer.drive(self._memory_of_fixed)
-
-    def _memory_of_fixed(self) -> dict[str, int]:
-        epochs = self._bookmark.epochs
-        turns = self._bookmark.shares.order(epochs.placement, epochs.seed).of_epoch(0)
-        if not turns:
-            return super().memory()
-        of_batch, on_the_way = padded_bytes(self._padding, self.engine.producer, turns[0])
-        memory = self.engine.memory(on_the_way)
-        return {**memory, "batches": memory["batches"] + of_batch}
-
-    def stats(self) -> LoaderStats:
-        padding = self.__dict__.get("_padding")  # made with the first batch
-        if padding is None:
-            return super().stats()
-        return dataclasses.replace(
-            super().stats(), padded_batches=padding.num_padded, padding_overflows=padding.num_overflows
-        )
-
-    def reset_stats(self) -> None:
-        super().reset_stats()
-        if "_padding" in self.__dict__:
-            self._padding.reset_counts()
-
-    def rounds(self) -> Iterator[list[Data]]:
-        if self.static_buffers:
-            raise ValueError(
-                "rounds() gives several batches at once, but with static_buffers=True every batch is in the same tensors; leave static_buffers out"
-            )
-        return super().rounds()
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        if "_padding" in state:
-            state["_padding"] = copy.copy(state["_padding"])  # a copy has statistics and buffers of its own
-        return state
 
     @property
     def _is_accelerate_prepared(self) -> bool:

@@ -2,13 +2,13 @@
 
 Two sources are combined. Inclusion probabilities give, for every seed s, the derivative ``g(s)`` of the expected size (:mod:`salientpp.vip.sizes`). The sum
 ``x = sum_s g(s)`` over the seeds of a batch is known for every batch without sampling it. A trial samples some batches and counts their sizes ``y``. Then x is
-a control variate of y (Lavenberg and Welch, Management Science 27, 1981). With the regression line ``y = a + b x`` of the trial, and r the deviation
-from the line,
+a control variate of y (Lavenberg and Welch, Management Science 27, 1981). With a curve ``f`` that is fitted to the trial, and r the deviation from it,
 
-    mean = a + b E[x],        variance = b^2 Var[x] + Var[r],        third central moment = b^3 E[(x - E[x])^3].
+    mean = E[f(x)],        variance = Var[f(x)] + Var[r],        third central moment = E[(f(x) - E[f(x)])^3].
 
-If x explains the share R^2 of the variance, n trial batches give the mean as exactly as ``n / (1 - R^2)`` batches would without x. The probabilities themselves
-are too inexact to give the mean, because they overestimate from two hops on.
+The curve is a line, or a parabola if the trial shows that the size grows less for larger x. If x explains the share R^2 of the variance, n trial batches give
+the mean as exactly as ``n / (1 - R^2)`` batches would without x. The probabilities themselves are too inexact to give the mean, because they overestimate
+from two hops on.
 
 Sizes are treated as Pearson's type III (a shifted gamma distribution), which has the same three moments.
 """
@@ -180,13 +180,34 @@ def _forecast(population: Tensor, x: Tensor, y: Tensor) -> Forecast:
         population: [turns], x of many turns.
         x, y: [n], control variate and counted sizes of the trial batches.
     """
-    center = population.mean()
-    spread = x - x.mean()
-    square = float(spread @ spread)
-    slope = float(spread @ y) / square if square > 1e-12 * float(x @ x) else 0.0
-    rest = y - y.mean() - slope * spread
-    variance = slope**2 * float((population - center).square().mean()) + float(rest @ rest) / (y.numel() - 2)
-    third = slope**3 * float((population - center).pow(3).mean())
-    deviation = math.sqrt(variance)
-    mean = float(y.mean()) + slope * float(center - x.mean())
-    return Forecast(mean, deviation, third / deviation**3 if variance > 0.0 else 0.0)
+    center, scale = population.mean(), population.std(correction=0)
+    if float(scale) <= 1e-9 * float(center.abs()):  # all batches have the same x
+        return Forecast(float(y.mean()), float(y.std()))
+    curve, noise = _curve((x - center) / scale, y)
+    explained = _powers((population - center) / scale, len(curve)) @ curve
+    mean = explained.mean()
+    deviation = math.sqrt(float((explained - mean).square().mean()) + noise)
+    third = float((explained - mean).pow(3).mean())
+    return Forecast(float(mean), deviation, third / deviation**3 if deviation > 0.0 else 0.0)
+
+
+def _curve(x: Tensor, y: Tensor) -> tuple[Tensor, float]:
+    """Fits y to x by least squares.
+
+    Returns:
+        The coefficients of a parabola if its quadratic term is at least two standard errors from 0, else those of a line; and the variance of the deviation.
+    """
+    for size in (3, 2):
+        powers = _powers(x, size)
+        inverse = torch.linalg.pinv(powers.T @ powers)
+        coefficients = inverse @ (powers.T @ y)
+        rest = y - powers @ coefficients
+        noise = float(rest @ rest) / (y.numel() - size)
+        if size == 3 and float(coefficients[2]) ** 2 >= 4.0 * noise * float(inverse[2, 2]):
+            break
+    return coefficients, noise
+
+
+def _powers(x: Tensor, size: int) -> Tensor:
+    """Returns ``x ** k`` for k < ``size``: float64 [n, size]."""
+    return torch.stack([x**k for k in range(size)], 1)

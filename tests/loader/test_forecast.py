@@ -19,9 +19,9 @@ from salientpp.loader.forecast import Forecast, forecast_sizes
 GRAPH = random_data(3000, 15_000, seed=1)
 
 
-def forecast_of(loader: NeighborLoader) -> dict:
+def forecast_of(loader: NeighborLoader, shuffled: bool = True) -> dict:
     basis = loader.engine.basis
-    return forecast_sizes(basis, basis.epochs.order, types_of(loader.data), loader._shuffle)
+    return forecast_sizes(basis, basis.epochs.order, types_of(loader.data), shuffled)
 
 
 def counted(loader: NeighborLoader, number: int) -> dict:
@@ -43,7 +43,7 @@ def counted(loader: NeighborLoader, number: int) -> dict:
 def test_mean_and_deviation_are_near_those_of_many_batches(fanouts, batch_size, shuffle):
     loader = NeighborLoader(GRAPH, fanouts, GRAPH.train_mask, batch_size=batch_size, shuffle=shuffle, seed=5)
     seen = counted(loader, 1500)
-    for type_, found in forecast_of(loader).items():
+    for type_, found in forecast_of(loader, shuffle).items():
         deviation = float(seen[type_].std())
         assert found.mean == pytest.approx(float(seen[type_].mean()), abs=0.2 * deviation)
         assert found.deviation == pytest.approx(deviation, rel=0.15)
@@ -122,3 +122,16 @@ def test_a_loader_without_seeds_expects_nothing():
     data = Data(x=torch.zeros(4, 1), edge_index=torch.tensor([[0, 1], [1, 2]]))
     loader = NeighborLoader(data, [2], torch.empty(0, dtype=torch.int64), batch_size=2)
     assert forecast_of(loader) == {None: Forecast(0.0, 0.0), EDGES: Forecast(0.0, 0.0)}
+
+
+@pytest.mark.parametrize("bend", [0.0, 0.15])
+def test_a_size_that_grows_less_for_larger_x_gets_the_skewness_of_its_curve(bend):
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(2000, 8, generator=generator, dtype=torch.float64).square().sum(1)  # a skewed distribution
+    curve = 50.0 + x - bend * (x - 8.0).square() / 4.0
+    y = curve[:300] + 0.2 * torch.randn(300, generator=generator, dtype=torch.float64)
+    found = module._forecast(x, x[:300], y)
+    assert found.mean == pytest.approx(float(curve.mean()), abs=0.05)
+    assert found.deviation == pytest.approx(float(curve.std()), rel=0.02)
+    third = float((curve - curve.mean()).pow(3).mean()) / float(curve.std()) ** 3
+    assert found.skewness == pytest.approx(third, abs=0.05)
