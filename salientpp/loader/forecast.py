@@ -34,11 +34,11 @@ from salientpp.sampling.schedule import Turn
 from salientpp.vip.sizes import expected_sizes
 
 #: Smallest and largest number of trial batches.
-LEAST_TRIAL, MOST_TRIAL = 64, 512
+LEAST_TRIAL, MOST_TRIAL = 128, 1024
 
 #: Wanted standard error of the size that is 3 standard deviations above the mean, in standard deviations. An error of this size changes the share of
-#: larger batches by a factor of about exp(3 * 0.1) = 1.35.
-_STANDARD_ERROR = 0.1
+#: larger batches by a factor of about exp(3 * 0.07) = 1.23.
+_STANDARD_ERROR = 0.07
 
 #: Number of turns from which the distribution of x is computed, and the number of seeds after which no further epoch is read for them.
 _TURNS, _SEEDS = 2048, 2**24
@@ -195,7 +195,7 @@ def _curve(x: Tensor, y: Tensor) -> tuple[Tensor, float]:
     """Fits y to x by least squares.
 
     Returns:
-        The coefficients of a parabola if its quadratic term is at least two standard errors from 0, else those of a line; and the variance of the deviation.
+        The coefficients of a parabola if its quadratic term is at least three standard errors from 0, else those of a line; and the variance of the deviation.
     """
     for size in (3, 2):
         powers = _powers(x, size)
@@ -203,7 +203,7 @@ def _curve(x: Tensor, y: Tensor) -> tuple[Tensor, float]:
         coefficients = inverse @ (powers.T @ y)
         rest = y - powers @ coefficients
         noise = float(rest @ rest) / (y.numel() - size)
-        if size == 3 and float(coefficients[2]) ** 2 >= 4.0 * noise * float(inverse[2, 2]):
+        if size == 3 and float(coefficients[2]) ** 2 >= 9.0 * noise * float(inverse[2, 2]):
             break
     return coefficients, noise
 

@@ -32,7 +32,8 @@ class StaticBuffers:
         """
         key = (type_, name, tuple(shape), dtype, device)
         if key not in self._tensors:
-            self._tensors[key] = torch.empty(key[2], dtype=dtype, device=device)
+            with torch.inference_mode(False):  # a tensor made in inference mode could not be written to outside of it
+                self._tensors[key] = torch.empty(key[2], dtype=dtype, device=device)
             if "torch._dynamo" in sys.modules:  # compiled code then reads the tensor where it is, instead of a copy
                 torch._dynamo.mark_static_address(self._tensors[key])
         return self._tensors[key]

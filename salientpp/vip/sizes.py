@@ -67,19 +67,18 @@ def expected_sizes(
         drawn.append(hops.reach(hop, expanded[-1]))
         expanded.append([p * (1.0 - sum_q).clamp(min=0.0) for p, sum_q in zip(drawn[-1], reached[-1])])
         reached.append([sum_q + q for sum_q, q in zip(reached[-1], expanded[-1])])
-    worth = [_worth(graph, fanouts, hop, replace) for hop in range(hops.num_hops + 1)]
-    mean = sum(
-        (q @ of_type for of_hop, by_type in zip(expanded, worth) for q, of_type in zip(of_hop, by_type)),
-        torch.zeros(len(graph.node_types) + len(graph.relations), dtype=torch.float64, device="cpu"),
-    )
-    by_q = worth[-1]
+    mean = torch.zeros(len(graph.node_types) + len(graph.relations), dtype=torch.float64, device="cpu")
+    for hop, of_hop in enumerate(expanded):
+        by_q = _worth(graph, fanouts, hop, replace)
+        mean += sum(q @ of_type for q, of_type in zip(of_hop, by_q))
     by_sum = [torch.zeros_like(of_type) for of_type in by_q]
     for hop in reversed(range(hops.num_hops)):
         by_q = [a + more for a, more in zip(by_q, by_sum)]
         unreached = [(1.0 - sum_q).clamp(min=0.0) for sum_q in reached[hop]]
         by_edge = [a * (free * (1.0 - p)).unsqueeze(1) for a, free, p in zip(by_q, unreached, drawn[hop])]
         by_sum = [more - a * p.unsqueeze(1) for more, a, p in zip(by_sum, by_q, drawn[hop])]
-        by_q = _pull(hops, hop, expanded[hop], by_edge, worth[hop])
+        by_q = _worth(graph, fanouts, hop, replace)
+        _pull(hops, hop, expanded[hop], by_edge, by_q)
     by_seed = [a + more for a, more in zip(by_q, by_sum)]
     return ExpectedSizes([*graph.node_types, *graph.edge_types], mean, dict(zip(graph.node_types, by_seed)))
 
@@ -106,10 +105,9 @@ def _num_draws(relation: Relation, fanout: int, replace: bool) -> Tensor:
 
 
 def _pull(
-    hops: TypedHops, hop: int, expanded: Sequence[Tensor], by_edge: Sequence[Tensor], worth: Sequence[Tensor]
-) -> list[Tensor]:
-    """Returns ``worth``, per vertex type float64 [N, S], plus the derivatives that come back through the edges of a hop."""
-    total = [of_type.clone() for of_type in worth]
+    hops: TypedHops, hop: int, expanded: Sequence[Tensor], by_edge: Sequence[Tensor], total: Sequence[Tensor]
+) -> None:
+    """Adds the derivatives that come back through the edges of a hop to ``total``, per vertex type float64 [N, S]."""
     for number, lists in enumerate(hops.graph.relations):
         share = hops.chance[number][hop] / (1.0 - hops.draws(number, hop, expanded)).clamp(min=_SMALLEST)
         back = by_edge[lists.source]
@@ -123,4 +121,3 @@ def _pull(
             degree = lists.indptr.diff()
             target = torch.repeat_interleave(torch.arange(degree.numel(), device="cpu"), degree)
             total[lists.target].index_add_(0, target, share.unsqueeze(1) * back[lists.indices])
-    return total

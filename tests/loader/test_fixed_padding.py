@@ -267,6 +267,16 @@ def test_the_next_batch_overwrites_the_tensors_of_the_one_before():
     assert first.n_id.data_ptr() == last.n_id.data_ptr()
 
 
+def test_static_batches_may_be_read_in_inference_mode_and_trained_on_later():
+    loader = fixed(static_buffers=True)
+    with torch.inference_mode():
+        next(iter(loader))
+    weight = torch.ones(DATA.num_features, requires_grad=True)
+    for batch, _ in zip(loader, range(2)):
+        (batch.x @ weight).sum().backward()
+    assert weight.grad is not None
+
+
 def test_the_users_own_tensors_are_not_copied():
     batch = next(iter(fixed(static_buffers=True)))
     assert batch.scale is DATA.scale
