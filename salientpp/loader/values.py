@@ -66,6 +66,12 @@ class Options(Values):
             raise ValueError(
                 f"partial_weight={found.partial_weight!r} applies only to sums of rows; pass partial_aggregation= too, or leave partial_weight out"
             )
+        for name in ("pad_sigma", "static_buffers"):
+            value = getattr(found, name)
+            if found.pad != "fixed" and value != OPTIONS[name].default:
+                raise ValueError(
+                    f"{name}={value!r} applies only to batches of one size; pass pad='fixed', or leave {name} out"
+                )
         return found
 
     def checked_device(self) -> torch.device:
