@@ -15,6 +15,7 @@ demo: build
 # One process per core. Each test has its own files and ports. A test that fails runs once more, alone (tests/run.py).
 test: build peers
 	$(BIN)/python -m tests.run -n logical --maxprocesses 8 --dist worksteal
+	$(BIN)/python -m tests.run -n logical --maxprocesses 8 --dist worksteal -m simulated
 
 # Some tests of each folder, in less than a minute. They compare the sampler and inclusion probabilities with their references. They check the
 # digests of batches on 1, 2 and 4 ranks, the communication of two ranks, and the death of a rank.

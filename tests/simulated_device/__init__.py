@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils import backend_registration
 
+from salientpp.loader import values
 from tests.simulated_device import copies, memory, streams, tensors
 from tests.simulated_device.scheduler import DeviceFault, scheduler
 from tests.simulated_device.streams import NAME
@@ -42,6 +43,8 @@ def install() -> torch.device:
         _library.impl("empty_strided", _empty_strided, "PrivateUse1")
         _library.impl("_copy_from", copies._copy_from, "PrivateUse1")
         _replace_pinned_memory()
+        has_kernel = values.has_kernel
+        values.has_kernel = lambda device: device.type == NAME or has_kernel(device)  # its operators read pinned memory
     return torch.device(NAME, 0)
 
 
