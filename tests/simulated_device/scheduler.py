@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+_FIRST = 6  # the default stream, the four streams of a pipeline, and one more
 LATE, EAGER, CHANGING = "late", "eager", "changing"
 
 
@@ -170,6 +171,17 @@ class Scheduler:
                 entry()
         except Exception as error:
             self._fault = self._fault or error
+
+
+def _temper(seed: int, number: int) -> str:
+    """Returns the temper of a stream, by the order in which streams are first used.
+
+    Seed 0 makes every stream late, and seed 1 every stream eager. The next seeds make one of the first streams differ from all others.
+    """
+    if seed < 2 + 2 * _FIRST:
+        one_differs, by_default = (seed - 2) // 2 == number and seed >= 2, (LATE, EAGER)[seed % 2]
+        return {LATE: EAGER, EAGER: LATE}[by_default] if one_differs else by_default
+    return random.Random(f"{seed} {number}").choice((LATE, EAGER, CHANGING))
 
 
 scheduler = Scheduler()
