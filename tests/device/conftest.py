@@ -16,7 +16,8 @@ from .devices import ORDERS, SIMULATES, find_device, need_cuda
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Runs each test on the simulated device in several orders. The marker keeps these tests out of processes of other tests."""
     if SIMULATES and "device" in metafunc.fixturenames:
-        orders = [pytest.param(order, id=f"order {order}", marks=pytest.mark.simulated) for order in ORDERS]
+        orders = getattr(metafunc.module, "ORDERS", ORDERS)
+        orders = [pytest.param(order, id=f"order {order}", marks=pytest.mark.simulated) for order in orders]
         metafunc.parametrize("device", orders, indirect=True)
 
 

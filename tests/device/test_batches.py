@@ -51,7 +51,8 @@ def test_typed_batches_on_the_device_equal_those_on_the_cpu(device):
 
 
 def test_link_batches_on_the_device_equal_those_on_the_cpu(device, data):
-    links = {"num_neighbors": [3, 2], "batch_size": 64, "neg_sampling": "binary", "seed": 2}
+    some = data.edge_index[:, :200]
+    links = {"num_neighbors": [3, 2], "edge_label_index": some, "batch_size": 32, "neg_sampling": "binary", "seed": 2}
     got = LinkNeighborLoader(data, device=device, device_rows=0.2, **links)
     assert_same_batches(list(on_cpu(got)), list(LinkNeighborLoader(data, **links)))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import distributed
-import pytest
 import torch
 from batches import differences
 from graphs import random_data
@@ -68,19 +67,13 @@ def _compare(rank: int, roots: dict[str, str]) -> dict[str, list[str]]:
     return found
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory) -> list[dict[str, list[str]]]:
+def test_two_ranks_on_one_device_over_gloo_deliver_batches_of_the_cpu(tmp_path):
     if not SIMULATES:
         need_cuda()
-    folder = tmp_path_factory.mktemp("ranks")
     data = random_data()
     data.x = torch.randn(data.num_nodes, WIDTH, generator=torch.Generator().manual_seed(1))
     options = {"method": "random", "num_neighbors": FANOUTS, "batch_size": BATCH}
-    salientpp.partition(data, 2, folder / "wide", **options)
-    salientpp.partition(data, 2, folder / "narrow", store_as={"x": "int8"}, **options)
-    return distributed.run(_compare, 2, {name: str(folder / name) for name in ("wide", "narrow")})
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_two_ranks_on_one_device_over_gloo_deliver_batches_of_the_cpu(found, case):
-    assert [each[case] for each in found] == [[], []]
+    salientpp.partition(data, 2, tmp_path / "wide", **options)
+    salientpp.partition(data, 2, tmp_path / "narrow", store_as={"x": "int8"}, **options)
+    roots = {name: str(tmp_path / name) for name in ("wide", "narrow")}
+    assert distributed.run(_compare, 2, roots) == [dict.fromkeys(CASES, [])] * 2

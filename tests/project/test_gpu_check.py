@@ -65,7 +65,8 @@ def test_the_steps_need_a_gpu_only_on_cuda(tmp_path):
     assert all(step.environ["FAIL_WITHOUT_CUDA"] == "1" for step in on_gpu[1:3])
     assert on_gpu[2].environ["TORCH_CUDA_SANITIZER"] == "1"
     assert sum(step.limit_s for step in on_gpu) <= 600
-    assert not any(step.environ for step in gpu_check.steps("cpu", tmp_path, tmp_path, []))
+    on_cpu = gpu_check.steps("cpu", tmp_path, tmp_path, [])
+    assert [step.name for step in on_cpu] == ["tests", "benchmark"] and not any(step.environ for step in on_cpu)
 
 
 def test_the_benchmark_runs_on_the_cpu_and_is_summarised(monkeypatch, tmp_path):

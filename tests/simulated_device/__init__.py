@@ -42,6 +42,8 @@ def install() -> torch.device:
         _library.impl("empty.memory_format", _empty, "PrivateUse1")
         _library.impl("empty_strided", _empty_strided, "PrivateUse1")
         _library.impl("_copy_from", copies._copy_from, "PrivateUse1")
+        for name in ("arange", "arange.start", "arange.start_step"):  # torch's own resize their output
+            _library.impl(name, _arange, "PrivateUse1")
         _replace_pinned_memory()
         has_kernel = values.has_kernel
         values.has_kernel = lambda device: device.type == NAME or has_kernel(device)  # its operators read pinned memory
@@ -69,6 +71,10 @@ def _empty_strided(
     size: Any, stride: Any, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
 ) -> Tensor:
     return tensors.allocate(size, stride, dtype or torch.get_default_dtype())
+
+
+def _arange(*bounds: Any, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Tensor:
+    return torch.arange(*bounds, dtype=dtype, device="cpu").to(torch.device(NAME, 0))
 
 
 def _replace_pinned_memory() -> None:

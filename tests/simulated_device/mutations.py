@@ -19,7 +19,15 @@ import salientpp
 _ROOT = Path(salientpp.__file__).parent
 
 #: Names of the functions whose calls order streams, keep memory, or make the host wait.
-_CALLS = {"wait_event", "wait_stream", "record_stream", "record", "record_event", "synchronize", "_wait_for_default_stream"}
+_CALLS = {
+    "wait_event",
+    "wait_stream",
+    "record_stream",
+    "record",
+    "record_event",
+    "synchronize",
+    "_wait_for_default_stream",
+}
 
 #: Statements that a module uses for something else, with the reason.
 NO_GUARDS = {

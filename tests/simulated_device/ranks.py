@@ -74,7 +74,9 @@ def device_collectives() -> Iterator[None]:
             comm.groups.device, comm.device, comm._pins = dist.group.WORLD, install(), False
         return comm
 
-    def all_to_all_single(received: Tensor, sent: Tensor, *sizes: Any, group: Any = None, async_op: bool = False) -> Any:
+    def all_to_all_single(
+        received: Tensor, sent: Tensor, *sizes: Any, group: Any = None, async_op: bool = False
+    ) -> Any:
         if received.device.type == "cpu":
             return exchange(received, sent, *sizes, group=group, async_op=async_op)
         stream.wait_stream(torch.simulated.current_stream())

@@ -260,7 +260,9 @@ def own_tensors(writes: Callable[[int], bool], num_workers: int, depth: int) -> 
                 if writes(index):
                     data.there += ids.to(install(), non_blocking=True)
                     factor += 1
-            assert not any(map(bool, wrong)), f"batches with wrong values: {[i for i, each in enumerate(wrong) if each]}"
+            assert not any(map(bool, wrong)), (
+                f"batches with wrong values: {[i for i, each in enumerate(wrong) if each]}"
+            )
 
         return run
 
@@ -278,7 +280,9 @@ def own_tensors_on_a_side_stream(folder: Path) -> Callable[[int], None]:
             for batch in make(data, batch_size=16, depth=4, device=install()):
                 wrong.append((batch.there != batch.n_id).any())
                 del batch
-            assert not any(map(bool, wrong)), f"batches with wrong values: {[i for i, each in enumerate(wrong) if each]}"
+            assert not any(map(bool, wrong)), (
+                f"batches with wrong values: {[i for i, each in enumerate(wrong) if each]}"
+            )
 
     return run
 
