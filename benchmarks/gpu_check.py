@@ -95,7 +95,11 @@ def steps(device: str, results: Path, folder: Path, more: Sequence[str]) -> list
     ]
     pytest = [python, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]
     tests, sanitizer = folder / "tests.xml", folder / "sanitizer.xml"
-    benchmark = [python, "benchmarks/bench_cuda.py", "--device", device, "--results", str(results), *more]
+    benchmark = [python, "benchmarks/bench_cuda.py", *more]
+    if device != "cuda":
+        benchmark += ["--device", device]
+    if results != RESULTS:
+        benchmark += ["--results", str(results)]
     measures = Step("benchmark", benchmark, 190)
     if device == "cpu":
         return [Step("tests", [*pytest, f"--junit-xml={tests}", "tests/device"], 180, report=tests), measures]
