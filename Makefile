@@ -7,7 +7,7 @@ CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h')
 # A folder with wheels of pyg-lib, torch_sparse and torch_scatter. `make test` installs them, and tests then fail without them.
 SALIENTPP_PEER_WHEELS ?=
 
-.PHONY: demo test test-quick test-faults test-slurm test-wheel wheel lint format sanitize bench gpu-check paper docs build peers clean
+.PHONY: demo test test-quick test-faults test-slurm test-simulated test-wheel wheel lint format sanitize bench gpu-check paper docs build peers clean
 
 demo: build
 	$(BIN)/python examples/demo.py
@@ -15,7 +15,6 @@ demo: build
 # One process per core. Each test has its own files and ports. A test that fails runs once more, alone (tests/run.py).
 test: build peers
 	$(BIN)/python -m tests.run -n logical --maxprocesses 8 --dist worksteal
-	$(BIN)/python -m tests.run -n logical --maxprocesses 8 --dist worksteal -m simulated
 
 # Some tests of each folder, in less than a minute. They compare the sampler and inclusion probabilities with their references. They check the
 # digests of batches on 1, 2 and 4 ranks, the communication of two ranks, and the death of a rank.
@@ -41,6 +40,10 @@ test-faults: build peers
 # shellcheck. Without them the tests skip, or fail if FAIL_WITHOUT_SLURM is set.
 test-slurm: build
 	$(BIN)/python -m pytest -m slurm tests/slurm
+
+# Tests on a simulated accelerator that executes operations late and in unfavourable orders. It cannot be removed from a process, so they run alone.
+test-simulated: build peers
+	$(BIN)/python -m pytest -m simulated -n logical --maxprocesses 8 --dist worksteal tests/simulated_device tests/device
 
 # The wheel and the quickstart, in an empty environment away from the sources.
 test-wheel: build

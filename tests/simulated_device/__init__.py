@@ -17,6 +17,7 @@ tensors, ``resize_``, timing events, and more than one device. Random numbers co
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -42,8 +43,8 @@ def install() -> torch.device:
         _library.impl("empty.memory_format", _empty, "PrivateUse1")
         _library.impl("empty_strided", _empty_strided, "PrivateUse1")
         _library.impl("_copy_from", copies._copy_from, "PrivateUse1")
-        for name in ("arange", "arange.start", "arange.start_step"):  # torch's own resize their output
-            _library.impl(name, _arange, "PrivateUse1")
+        for name in _FACTORIES:
+            _library.impl(name, functools.partial(_made_by_host, name), "PrivateUse1")
         _replace_pinned_memory()
         has_kernel = values.has_kernel
         values.has_kernel = lambda device: device.type == NAME or has_kernel(device)  # its operators read pinned memory
@@ -73,12 +74,32 @@ def _empty_strided(
     return tensors.allocate(size, stride, dtype or torch.get_default_dtype())
 
 
-def _arange(*bounds: Any, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Tensor:
-    return torch.arange(*bounds, dtype=dtype, device="cpu").to(torch.device(NAME, 0))
+#: Operators without tensors as arguments, which torch would otherwise compute by resizing an empty tensor.
+_FACTORIES = ("arange", "arange.start", "arange.start_step", "linspace", "eye", "eye.m", "tril_indices", "triu_indices")
+
+
+def _made_by_host(name: str, *args: Any, device: Any = None, pin_memory: Any = None, **options: Any) -> Tensor:
+    """Returns the result of an operator of :data:`_FACTORIES`. A queued operation writes its values."""
+    packet, _, overload = name.partition(".")
+    made = getattr(getattr(torch.ops.aten, packet), overload or "default")(*args, device="cpu", **options)
+    out = tensors.allocate_like(made)
+    host = out.host  # the queue must not refer to the device tensor
+    tensors.enqueue(lambda: host.copy_(made))  # type: ignore[arg-type, return-value]
+    return out
 
 
 def _replace_pinned_memory() -> None:
     """Replaces torch's functions for pinned memory. torch's allocator of pinned memory cannot be replaced from Python."""
+
+    def pinning(create: Any) -> Any:
+        def created(*args: Any, pin_memory: bool = False, **options: Any) -> Tensor:
+            out = create(*args, **options)
+            return memory.pin(out) if pin_memory else out
+
+        return created
+
+    for name in ("zeros", "ones", "full", "tensor"):
+        setattr(torch, name, pinning(getattr(torch, name)))
     empty = torch.empty
 
     def empty_or_pinned(*size: Any, pin_memory: bool = False, **options: Any) -> Tensor:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from graphs import identity_features, random_data
 from torch import Tensor
 
 import salientpp
@@ -15,7 +17,7 @@ from salientpp import NeighborLoader
 from salientpp.ranks.comm import Comm
 from tests.simulated_device import install, scheduler, seed
 from tests.simulated_device.mutations import Guard, removed
-from tests.simulated_device.scenarios import Comparison
+from tests.simulated_device.scenarios import WIDTH, Comparison, N
 
 #: Name -> options of a loader on two ranks, and whether rows travel between the devices.
 RANK_SCENARIOS: dict[str, tuple[dict[str, Any], bool]] = {
@@ -29,6 +31,14 @@ RANK_SCENARIOS: dict[str, tuple[dict[str, Any], bool]] = {
     "rows between devices": ({"device_rows": 0.3, "depth": 4}, True),
     "rows between devices, depth 1": ({"device_rows": 0.3, "replication_factor": 0.3, "depth": 1}, True),
 }  # fmt: skip
+
+
+def rank_directory(folder: Path) -> str:
+    """Makes a graph in two parts, and returns its directory."""
+    data = random_data(2 * N, 1400)
+    data.x = identity_features(2 * N, WIDTH)
+    salientpp.partition(data, 2, folder / "parts", [4, 3], 16, method="random")
+    return str(folder / "parts")
 
 
 def failing_seeds(rank: int, root: str, name: str, seeds: range, guard: Guard | None = None) -> list[str]:

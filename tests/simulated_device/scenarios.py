@@ -1,7 +1,8 @@
 """Uses of loaders on the simulated device.
 
 A scenario compares every batch with the one on the CPU. The host never waits for the device inside a loop. A scenario is a function of a folder. It makes the
-graph and the expected batches, and returns a function of a seed, which runs the loop in that order of operations and raises AssertionError for a wrong value.
+graph and the expected batches, and returns a function of a seed. This function runs the loop in that order of operations. It raises AssertionError
+for a wrong value.
 """
 
 from __future__ import annotations
@@ -243,7 +244,7 @@ def training(folder: Path) -> Callable[[int], None]:
 
 
 def own_tensors(writes: Callable[[int], bool], num_workers: int, depth: int) -> Scenario:
-    """Returns a scenario in which the data has a tensor on the device, to which the loop writes after some batches. Each batch must have the values before it."""
+    """Returns a scenario in which the data has a tensor on the device. The loop writes to it after some batches; a batch must have the values before that."""
 
     def prepare(folder: Path) -> Callable[[int], None]:
         data = _graph()
@@ -308,7 +309,7 @@ def replaced_rows(folder: Path) -> Callable[[int], None]:
 
 
 def sums(folder: Path) -> Callable[[int], None]:
-    """The host sums rows for the device. The expected batches are those of the order in which every stream is eager."""
+    """The host sums rows for the device. The order in which every stream is eager gives the expected batches."""
     part = _part(folder)
     options = {"device": install(), "device_rows": 0.3, "depth": 4, "partial_aggregation": "sum"}
     seed(1)

@@ -111,6 +111,8 @@ def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     """Executes or queues one of torch's operators, of which at least one argument is on the device."""
     if func in copies.OPERATIONS:
         return copies.OPERATIONS[func](*args, **kwargs)
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        return func.decompose(*args, **kwargs)  # only in inference mode, because autograd has done so otherwise
     target = kwargs.get("device")
     if target is not None and torch.device(target).type != NAME:  # such as zeros_like(x, device="cpu")
         return func(*_on_meta(args), **_on_meta(kwargs))
@@ -123,17 +125,16 @@ def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     returned = [r.alias_info is not None and r.alias_info.is_write for r in func._schema.returns]
     if returned and all(returned):
         return _write(func, args, kwargs, inputs)
+    is_dynamic = torch.Tag.dynamic_output_shape in func.tags
     try:
         forms = func(*_on_meta(args), **_on_meta(kwargs))
-    except NotImplementedError:
+    except NotImplementedError:  # the operation has no meta kernel
+        forms = None if is_dynamic else _tried(func, inputs)
+    except RuntimeError:
+        if not is_dynamic:
+            raise
         forms = None
-    if forms is None:
-        return (
-            _run_now(func, *inputs)
-            if torch.Tag.dynamic_output_shape in func.tags
-            else _run_later(func, inputs, _tried(func, inputs))
-        )
-    return _run_later(func, inputs, forms)
+    return _run_now(func, *inputs) if forms is None else _run_later(func, inputs, forms)
 
 
 def _is_view(func: Any) -> bool:
