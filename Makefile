@@ -7,7 +7,7 @@ CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h')
 # A folder with wheels of pyg-lib, torch_sparse and torch_scatter. `make test` installs them, and tests then fail without them.
 SALIENTPP_PEER_WHEELS ?=
 
-.PHONY: demo test test-quick test-faults test-slurm test-wheel wheel lint format sanitize bench gpu-check paper docs build peers clean
+.PHONY: demo test test-quick test-faults test-slurm test-simulated test-wheel wheel lint format sanitize bench gpu-check paper docs build peers clean
 
 demo: build
 	$(BIN)/python examples/demo.py
@@ -40,6 +40,10 @@ test-faults: build peers
 # shellcheck. Without them the tests skip, or fail if FAIL_WITHOUT_SLURM is set.
 test-slurm: build
 	$(BIN)/python -m pytest -m slurm tests/slurm
+
+# Tests on a simulated accelerator that executes operations late and in unfavourable orders. It cannot be removed from a process, so they run alone.
+test-simulated: build peers
+	$(BIN)/python -m pytest -m simulated -n logical --maxprocesses 8 --dist worksteal tests/simulated_device tests/device
 
 # The wheel and the quickstart, in an empty environment away from the sources.
 test-wheel: build

@@ -6,7 +6,8 @@ The steps are: build the extension, run the tests on the device, run some of the
 (``bench_cuda.py``). Each step has a time limit. A step that fails does not stop the next ones, but the exit code is then 1. The whole takes at most
 ten minutes and downloads nothing. It writes results/gpu_check.json and results/cuda.json.
 
-``--device cpu`` tries the script on a machine without a GPU: tests that need one are skipped. Further arguments go to ``bench_cuda.py``.
+``--device cpu`` tries the script on a machine without a GPU. It does not build, and tests that need a GPU are skipped. Further arguments go to
+``bench_cuda.py``.
 """
 
 from __future__ import annotations
@@ -93,23 +94,23 @@ def steps(device: str, results: Path, folder: Path, more: Sequence[str]) -> list
         ".",
     ]
     pytest = [python, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]
-    need = {"FAIL_WITHOUT_CUDA": "1"} if device == "cuda" else {}
-    watch = {"TORCH_CUDA_SANITIZER": "1"} if device == "cuda" else {}
     tests, sanitizer = folder / "tests.xml", folder / "sanitizer.xml"
-    benchmark = [python, "benchmarks/bench_cuda.py", "--device", device, "--results", str(results), *more]
-    found = [
+    benchmark = [python, "benchmarks/bench_cuda.py", *more]
+    if device != "cuda":
+        benchmark += ["--device", device]
+    if results != RESULTS:
+        benchmark += ["--results", str(results)]
+    measures = Step("benchmark", benchmark, 190)
+    if device == "cpu":
+        return [Step("tests", [*pytest, f"--junit-xml={tests}", "tests/device"], 180, report=tests), measures]
+    need = {"FAIL_WITHOUT_CUDA": "1"}
+    watch = {**need, "TORCH_CUDA_SANITIZER": "1"}
+    return [
         Step("build", pip, 120),
         Step("tests", [*pytest, f"--junit-xml={tests}", "tests/device"], 180, need, tests),
-        Step(
-            "sanitizer",
-            [*pytest, f"--junit-xml={sanitizer}", *UNDER_SANITIZER],
-            110,
-            {**need, **watch},
-            sanitizer,
-        ),
-        Step("benchmark", benchmark, 190),
+        Step("sanitizer", [*pytest, f"--junit-xml={sanitizer}", *UNDER_SANITIZER], 110, watch, sanitizer),
+        measures,
     ]
-    return found if device == "cuda" else found[1:]
 
 
 def run(step: Step) -> Outcome:

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from salientpp.batch.contents import is_sparse_tensor
+
 
 class StageError(RuntimeError):
     """A stage failed. The text names rank, batch and stage. The original error is chained."""
@@ -175,7 +177,7 @@ class Pipeline:
                 if self._has_streams:  # the caller's stream waits, but the host does not
                     current = self._device_module.current_stream(self._device)
                     current.wait_event(event)
-                    _record_stream(state, current)
+                    record_stream(state, current)
         return result
 
     def _run(self, stage: Stage, state: Any, event: Any) -> tuple[Any, Any]:
@@ -185,7 +187,7 @@ class Pipeline:
             with self._device_module.stream(stream), in_stage(stage.name, state.index, self._trace):
                 if event is not None and self._has_streams:
                     stream.wait_event(event)
-                    _record_stream(state, stream)
+                    record_stream(state, stream)
                 following = stage.run(state)
                 event = self._device_module.Event()
                 event.record(stream)
@@ -200,16 +202,17 @@ class Pipeline:
         return following, event
 
 
-def _record_stream(state: Any, stream: Any) -> None:
+def record_stream(state: Any, stream: Any) -> None:
+    """Keeps the memory of all device tensors in a state, once it is free, until ``stream`` has done the work that it then has."""
     for tensor in tensors_in(state):
         if tensor.device.type != "cpu":
             tensor.record_stream(stream)
 
 
 def tensors_in(state: Any) -> Iterator[Tensor]:
-    """Yields all tensors in a batch's state: in dataclasses, lists, dictionaries and objects with ``to_dict``."""
+    """Yields all dense tensors in a batch's state: in dataclasses, lists, dictionaries, sparse tensors and objects with ``to_dict``."""
     if isinstance(state, Tensor):
-        yield state
+        yield from [state] if state.layout == torch.strided else _parts_of(state)
     elif isinstance(state, dict):
         for value in state.values():
             yield from tensors_in(value)
@@ -219,5 +222,18 @@ def tensors_in(state: Any) -> Iterator[Tensor]:
     elif dataclasses.is_dataclass(state) and not isinstance(state, type):
         for field in dataclasses.fields(state):
             yield from tensors_in(getattr(state, field.name))
+    elif is_sparse_tensor(state):
+        yield from tensors_in(list(vars(state.storage).values()))
     elif hasattr(state, "to_dict"):
         yield from tensors_in(state.to_dict())
+
+
+def _parts_of(tensor: Tensor) -> list[Tensor]:
+    """Returns the dense tensors of a sparse tensor. Operations on memory, such as ``record_stream``, accept only these."""
+    if tensor.layout == torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return []

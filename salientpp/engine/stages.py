@@ -8,6 +8,7 @@ A batch without seeds (``sampled.batch is None``) belongs to a rank that has no 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from salientpp.batch.attributes import storage_of
 from salientpp.batch.builder import BatchBuilder
 from salientpp.batch.contents import Contents
 from salientpp.engine.epochs import Draws
-from salientpp.engine.pipeline import Stage, Trace, tensors_in, traced
+from salientpp.engine.pipeline import Stage, Trace, record_stream, tensors_in, traced
 from salientpp.engine.way import HostWork, Wanted, Way
 from salientpp.processes import Task, Undone, lazy
 from salientpp.ranks.comm import Pending
@@ -203,7 +204,8 @@ class BatchStages:
         return Sampled(index, places, False, batch, plan, mfg, contents, notes, asks)
 
     def sample(self, request: Request) -> Sampled:
-        sampled = request.sampling.result()
+        with self._default_stream():  # without sampling threads, the batch is drawn here
+            sampled = request.sampling.result()
         if self._finder is None or sampled.batch is None:
             return sampled
         if request.draws is None:  # a batch outside any epoch, so earlier and later batches are not known
@@ -246,9 +248,7 @@ class BatchStages:
     def copy_to_device(self, state: RowsTaken) -> OnDevice:
         fetch, batch, taken = self.fetch, state.sampled.batch, state.taken.result()
         if self.device.type != "cpu" and any(value.device.type != "cpu" for value in tensors_in(batch)):
-            # The batch holds the user's own tensors on a device. The sampling thread has read them on the device's default stream.
-            module = torch.get_device_module(self.device)
-            module.current_stream(self.device).wait_stream(module.default_stream(self.device))
+            self._wait_for_default_stream(batch)  # it holds the user's own tensors on a device
         taken, batch = fetch.to_device(taken), fetch.own.to_device(batch)
         return OnDevice(state.sampled, state.counts, taken, batch, fetch.own.to_device(state.sampled.plan))
 
@@ -269,7 +269,9 @@ class BatchStages:
         batch, contents = gathered.batch, None if sampled.contents is None else self.builder.contents()
         if contents is not None and not self.builder.is_current(sampled.contents, contents):
             rows = current_rows(self.builder, rows, sampled.contents, contents)
-            batch = self.builder.build_anew(sampled.mfg, rows, contents)
+            with self._default_stream():
+                batch = self.builder.build_anew(sampled.mfg, rows, contents)
+            self._wait_for_default_stream(batch)
         for (type_, name), value in rows.items():
             storage_of(batch, type_)[name] = value
         for way in self.ways:
@@ -280,6 +282,21 @@ class BatchStages:
         # A batch for a device is held for one more tick, and the data may change meanwhile.
         later = (sampled.mfg, contents) if self.fetch.own.holds else ()
         return Finished(sampled.index, batch, False, gathered.counts.all_left, *later)
+
+    def _default_stream(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which the device's default stream is current. The user's own tensors on a device are read on this stream, in every thread."""
+        if self.device.type == "cpu":
+            return contextlib.nullcontext()
+        module = torch.get_device_module(self.device)
+        return module.stream(module.default_stream(self.device))
+
+    def _wait_for_default_stream(self, batch: Data | HeteroData) -> None:
+        """Lets the current stream use a batch that was made on the default stream."""
+        if self.device.type != "cpu":
+            module = torch.get_device_module(self.device)
+            current = module.current_stream(self.device)
+            current.wait_stream(module.default_stream(self.device))
+            record_stream(batch, current)
 
     def deliver(self, finished: Finished) -> Data | HeteroData:
         """Returns the batch with the data's current contents. A batch for a device waits after it is assembled, and the data may change meanwhile."""

@@ -10,12 +10,20 @@ from torch_geometric.data import Data
 
 import salientpp
 
-from .devices import find_device, need_cuda
+from .devices import ORDERS, SIMULATES, find_device, need_cuda
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs each test on the simulated device in several orders. The marker keeps these tests out of processes of other tests."""
+    if SIMULATES and "device" in metafunc.fixturenames:
+        orders = getattr(metafunc.module, "ORDERS", ORDERS)
+        orders = [pytest.param(order, id=f"order {order}", marks=pytest.mark.simulated) for order in orders]
+        metafunc.parametrize("device", orders, indirect=True)
 
 
 @pytest.fixture
-def device() -> torch.device:
-    return find_device()
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return find_device(getattr(request, "param", 0))
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import distributed
-import pytest
 import torch
 from batches import differences
 from graphs import random_data
@@ -16,9 +15,8 @@ from torch_geometric.nn import SAGEConv
 import salientpp
 from salientpp import NeighborLoader
 from salientpp.nn import merge_partial
-from salientpp.store.assembly import has_kernel
 
-from .devices import find_device, on_cpu
+from .devices import ORDERS, SIMULATES, find_device, need_cuda, on_cpu
 
 FANOUTS, BATCH, WIDTH = [4, 3], 16, 6
 SAME = {"batch_size": BATCH, "shuffle": True, "seed": 3}
@@ -60,28 +58,22 @@ def _wrong(root: str, device: torch.device, options: dict[str, Any]) -> list[str
 
 
 def _compare(rank: int, roots: dict[str, str]) -> dict[str, list[str]]:
-    device = find_device()
-    cases = {name: options for name, options in CASES.items() if has_kernel(device) or "zero_copy" not in options}
-    return {
-        name: _wrong(roots["narrow" if name == "stored narrow" else "wide"], device, options)
-        for name, options in cases.items()
-    }
+    found = {}
+    for name, options in CASES.items():
+        root = roots["narrow" if name == "stored narrow" else "wide"]
+        found[name] = []
+        for order in ORDERS if SIMULATES else [0]:
+            found[name] += _wrong(root, find_device(order), options)
+    return found
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory) -> list[dict[str, list[str]]]:
-    find_device()  # skips here, and not in the ranks
-    folder = tmp_path_factory.mktemp("ranks")
+def test_two_ranks_on_one_device_over_gloo_deliver_batches_of_the_cpu(tmp_path):
+    if not SIMULATES:
+        need_cuda()
     data = random_data()
     data.x = torch.randn(data.num_nodes, WIDTH, generator=torch.Generator().manual_seed(1))
     options = {"method": "random", "num_neighbors": FANOUTS, "batch_size": BATCH}
-    salientpp.partition(data, 2, folder / "wide", **options)
-    salientpp.partition(data, 2, folder / "narrow", store_as={"x": "int8"}, **options)
-    return distributed.run(_compare, 2, {name: str(folder / name) for name in ("wide", "narrow")})
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_two_ranks_on_one_device_over_gloo_deliver_batches_of_the_cpu(found, case):
-    if case not in found[0]:
-        pytest.skip("zero_copy needs a kernel")
-    assert [each[case] for each in found] == [[], []]
+    salientpp.partition(data, 2, tmp_path / "wide", **options)
+    salientpp.partition(data, 2, tmp_path / "narrow", store_as={"x": "int8"}, **options)
+    roots = {name: str(tmp_path / name) for name in ("wide", "narrow")}
+    assert distributed.run(_compare, 2, roots) == [dict.fromkeys(CASES, [])] * 2

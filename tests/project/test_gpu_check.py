@@ -8,6 +8,7 @@ import sys
 
 import bench_cuda
 import gpu_check
+from drawing import gpu
 from gpu_check import Outcome, Step, count_tests, run
 
 
@@ -21,7 +22,10 @@ def test_a_step_that_fails_does_not_stop_the_next(monkeypatch, tmp_path, capfd):
     assert gpu_check.main(["--device", "cpu", "--results", str(tmp_path)]) == 1
     lines = capfd.readouterr().out.splitlines()
     assert "ran" in lines and lines[-1] == "FAILED: first"
-    assert [row["code"] for row in json.loads((tmp_path / "gpu_check.json").read_text())["rows"]] == [3, 0]
+    found = json.loads((tmp_path / "gpu_check.json").read_text())
+    assert [row["code"] for row in found["rows"]] == [3, 0]
+    table = gpu.draw_tests(found).splitlines()
+    assert table[4].startswith("| first | failed | ") and table[5].startswith("| second | passed | ")
     monkeypatch.setattr(gpu_check, "steps", lambda *_: steps[1:])
     assert gpu_check.main(["--device", "cpu", "--results", str(tmp_path)]) == 0
     assert capfd.readouterr().out.splitlines()[-1] == "everything passed"
@@ -65,7 +69,8 @@ def test_the_steps_need_a_gpu_only_on_cuda(tmp_path):
     assert all(step.environ["FAIL_WITHOUT_CUDA"] == "1" for step in on_gpu[1:3])
     assert on_gpu[2].environ["TORCH_CUDA_SANITIZER"] == "1"
     assert sum(step.limit_s for step in on_gpu) <= 600
-    assert not any(step.environ for step in gpu_check.steps("cpu", tmp_path, tmp_path, []))
+    on_cpu = gpu_check.steps("cpu", tmp_path, tmp_path, [])
+    assert [step.name for step in on_cpu] == ["tests", "benchmark"] and not any(step.environ for step in on_cpu)
 
 
 def test_the_benchmark_runs_on_the_cpu_and_is_summarised(monkeypatch, tmp_path):
@@ -85,6 +90,10 @@ def test_the_benchmark_runs_on_the_cpu_and_is_summarised(monkeypatch, tmp_path):
     assert [*measured["seconds"]] == [
         "first graph", "assembly", "loaders", "plain", "trimmed", "second graph", "tiers",
     ]  # fmt: skip
+    for name, (file, draw) in gpu.DRAWN.items():
+        if file == "cuda":
+            rows = [line for line in draw(measured).splitlines() if line.startswith("|")]
+            assert len(rows) > 3 and {row.count("|") for row in rows} == {rows[0].count("|")}, name
     lines = gpu_check.summary([Outcome("benchmark", 0, 1.0)], measured)
     begins = [
         "",

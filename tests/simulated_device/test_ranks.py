@@ -1,0 +1,16 @@
+"""Two ranks on the simulated device give the batches of the CPU, over gloo and through pinned memory, and between devices."""
+
+from __future__ import annotations
+
+import distributed
+import pytest
+
+from tests.simulated_device.ranks import RANK_SCENARIOS, failing_seeds, rank_directory
+
+pytestmark = pytest.mark.simulated
+ORDERS = 20
+
+
+@pytest.mark.parametrize("name", RANK_SCENARIOS)
+def test_batches_on_two_ranks_are_right_in_every_order(name, tmp_path):
+    assert distributed.run(failing_seeds, 2, rank_directory(tmp_path), name, range(ORDERS)) == [[], []]
