@@ -43,7 +43,7 @@ test-slurm: build
 
 # Tests on a simulated accelerator that executes operations late and in unfavourable orders. It cannot be removed from a process, so they run alone.
 test-simulated: build peers
-	$(BIN)/python -m pytest -m simulated -n logical --maxprocesses 8 --dist worksteal tests/simulated_device
+	$(BIN)/python -m pytest -m simulated -n logical --maxprocesses 8 --dist worksteal tests/simulated_device tests/device
 
 # The wheel and the quickstart, in an empty environment away from the sources.
 test-wheel: build
@@ -84,11 +84,10 @@ bench: build
 	$(BIN)/python benchmarks/bench_growth.py --long 5000
 	$(BIN)/python benchmarks/draw.py
 
-# For a machine with a GPU and a Python (PYTHON=...) that has torch, torch_geometric, Triton and pytest. It downloads nothing and takes at most ten minutes.
+# For a machine with a GPU and a Python (PYTHON=...) that has torch, torch_geometric, Triton and pytest. Builds, tests and measures. It downloads nothing,
+# takes at most ten minutes, and ends with a summary.
 gpu-check:
-	$(PYTHON) -m pip install --quiet --no-build-isolation --no-deps --no-index --editable .
-	FAIL_WITHOUT_CUDA=1 $(PYTHON) -m pytest tests/project/test_cuda.py
-	$(PYTHON) benchmarks/bench_cuda.py
+	$(PYTHON) benchmarks/gpu_check.py
 
 # The paper's tables on emulated hosts, then docs/results/paper.md and its figures. Needs root and iproute2. make paper GRAPHS="generated npz:FILE ..."
 GRAPHS ?= generated

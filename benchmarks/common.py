@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch_geometric
 import torch_geometric.typing
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
@@ -165,9 +166,11 @@ def children(pid: int | str = "self") -> list[int]:
 
 def describe_run() -> dict[str, Any]:
     """Returns machine, versions, commit, date and command."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=Path(__file__).parent
-    ).stdout.strip()
+    commit = ""
+    with contextlib.suppress(FileNotFoundError):  # git is not installed
+        commit = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=Path(__file__).parent
+        ).stdout.strip()
     cpu = next(
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
         "",
@@ -179,7 +182,13 @@ def describe_run() -> dict[str, Any]:
             "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         },
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "salientpp": _version()},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "torch_geometric": torch_geometric.__version__,
+            "salientpp": _version(),
+        },
         "commit": commit,
         "date": datetime.now(timezone.utc).date().isoformat(),
         "command": "python "
@@ -199,10 +208,10 @@ def _anonymous(argument: str) -> str:
     return f"{kind}{colon}{os.path.basename(path)}" if os.path.isabs(path) or path.startswith("..") else argument
 
 
-def write_results(name: str, rows: list[dict[str, Any]], **more: Any) -> Path:
-    """Writes ``results/<name>.json``."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+def write_results(name: str, rows: list[dict[str, Any]], folder: Path = RESULTS, **more: Any) -> Path:
+    """Writes ``results/<name>.json``, or the file of this name in another folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     path.write_text(one_row_a_line({**describe_run(), **more, "rows": rows}))
     print(f"wrote {path}")
     return path

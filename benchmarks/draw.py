@@ -8,10 +8,11 @@ A table stands between ``<!-- name -->`` and ``<!-- /name -->``; everything betw
 
 from __future__ import annotations
 
-from drawing import communication, full_graph, host, policies, scale, training
+from drawing import communication, full_graph, gpu, host, policies, scale, training
 from drawing.base import ROOT, filled, load, replaced
 
-DRAWN = host.DRAWN | training.DRAWN | policies.DRAWN | communication.DRAWN | full_graph.DRAWN | scale.DRAWN
+PAGES = (host, training, policies, communication, full_graph, scale, gpu)
+DRAWN = {name: drawn for page in PAGES for name, drawn in page.DRAWN.items()}
 
 
 def main() -> None:

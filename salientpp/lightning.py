@@ -185,8 +185,8 @@ class _GraphData(pyg.LightningDataModule):
         partitioned = isinstance(self.data, PartitionedGraph)
         # Ranks get equally many batches unless the user asks otherwise, because a step of validation may wait for the others.
         kwargs = {"uneven": "wrap", **kwargs, "seed": self._agreed_seed()}
-        trainer = self.trainer
-        if trainer is not None and trainer.strategy.root_device.type == "cuda":
+        trainer, accelerator = self.trainer, torch.accelerator.current_accelerator()
+        if trainer is not None and accelerator is not None and trainer.strategy.root_device.type == accelerator.type:
             kwargs.setdefault("device", trainer.strategy.root_device)
         if partitioned and self._cache is not None and kwargs.get("cache") is None and kwargs.get("replication_factor"):
             _, kwargs = _split({**kwargs, "cache": self._cache}, {"replication_factor", "device_cache"})

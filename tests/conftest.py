@@ -4,7 +4,11 @@ import os
 import sys
 
 import pytest
-from hypothesis import HealthCheck, settings
+
+try:
+    import hypothesis
+except ModuleNotFoundError:  # `make gpu-check` runs on machines without it
+    hypothesis = None
 
 # Kernels on tiny graphs run many short parallel regions. On a busy machine a waiting thread that spins takes the core
 # from the thread that it waits for. Sleeping threads make the tests several times faster. Results do not change.
@@ -34,9 +38,16 @@ def _demand_of_the_next_module():
         hops.demand.lists.clear()
 
 
-# Examples share the folder of their test and create subfolders. A slow machine is not a failure.
-_COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
-settings.register_profile("default", derandomize=True, max_examples=60, **_COMMON)
-# The nightly run draws new examples each time. A failure prints the decorator that reproduces it.
-settings.register_profile("nightly", max_examples=2000, print_blob=True, **_COMMON)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+def _choose_examples() -> None:
+    """Sets the number of examples of property tests."""
+    settings, check = hypothesis.settings, hypothesis.HealthCheck
+    # Examples share the folder of their test and create subfolders. A slow machine is not a failure.
+    common = {"deadline": None, "suppress_health_check": [check.function_scoped_fixture, check.too_slow]}
+    settings.register_profile("default", derandomize=True, max_examples=60, **common)
+    # The nightly run draws new examples each time. A failure prints the decorator that reproduces it.
+    settings.register_profile("nightly", max_examples=2000, print_blob=True, **common)
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+if hypothesis is not None:
+    _choose_examples()

@@ -91,7 +91,37 @@ def draw_losses(result: Row) -> str:
     )
 
 
+def draw_fixed_shapes(result: Row) -> str:
+    """Draws predicted and counted sizes of batches, and what padding adds to them."""
+    lines = []
+    for row in result["rows"]:
+        shares = [
+            f"{share * row['batches']:,.{0 if share * row['batches'] >= 1 else 1}f} / {number:,}"
+            for share, number in row["shares_and_counts"].values()
+        ]
+        lines.append([
+            f"{row['graph']}, {row['fanouts']}, {row['batch_size']:,}", row["size"],
+            f"{row['counted_mean']:,.0f} ± {row['counted_deviation']:,.0f}",
+            f"{(row['mean_by_vip'] - row['counted_mean']) / row['counted_deviation']:+.1f}",
+            f"{(row['predicted_mean'] - row['counted_mean']) / row['counted_deviation']:+.2f}",
+            f"{row['predicted_deviation'] / row['counted_deviation']:.2f}", *shares, f"{row['overflows']:,}",
+            *(f"{(row['padding'][pad] - 1) * 100:.0f} %" for pad in ("fixed", "bucket")),
+            f"{row['shapes']['bucket']}", f"{row['seconds']:.1f}",
+        ])  # fmt: skip
+    header = ["graph, fanouts, batch size", "size", "counted", "error of VIP", "error of mean", "ratio of deviations"]
+    header += [f"larger at {sigmas} σ" for sigmas in result["rows"][0]["shares_and_counts"]]
+    header += ["overflows", "padding", "padding, bucket", "shapes, bucket", "seconds"]
+    title = (
+        f"**Sizes of batches.** Counted: mean and standard deviation of {result['rows'][0]['batches']:,} batches. Errors of means are in counted standard "
+        "deviations: of VIP alone, and of the prediction. Ratio of deviations: predicted over counted. Larger at z σ: predicted and counted number of "
+        "batches larger than the predicted mean plus z predicted deviations. Overflows: batches that exceed the fixed size of vertices or of edges. Padding: "
+        "how much larger padded batches are on average. Seconds: to compute the prediction, trial included."
+    )
+    return joined(title, table(header, lines, left=2), source(result))
+
+
 DRAWN: Drawn = {
+    "fixed_shapes": ("fixed_shapes", draw_fixed_shapes),
     "train_steps": ("train", draw_steps),
     "train_epochs": ("train", draw_epochs),
     "train_memory": ("train", draw_memory),

@@ -170,8 +170,12 @@ class Engine:
         for way in self.ways:
             way.reset_counts()
 
-    def memory(self) -> dict[str, int]:
-        """Returns bytes held by each tier and way, by the topology (``graph``), and by ``batches`` in flight."""
+    def memory(self, bytes_of_batch: int = 0) -> dict[str, int]:
+        """Returns bytes held by each tier and way, by the topology (``graph``), and by ``batches`` in flight.
+
+        Args:
+            bytes_of_batch: bytes that a batch and its inputs take, if known in advance.
+        """
         fetch, pipeline = self.producer.fetch, self.producer.pipeline()
         by_type_ = [tiers.memory() for tiers in fetch.tiers.values()]
         memory = {tier: sum(of_type[tier] for of_type in by_type_) for tier in by_type_[0]}
@@ -181,7 +185,7 @@ class Engine:
         # Plus the batch that the caller holds.
         held = 1 + (0 if isinstance(pipeline, Direct) else pipeline.num_past("copy_to_device"))
         graph = getattr(self.basis.source.sampler, "nbytes", 0)
-        return {**memory, "graph": graph, "batches": fetch.own.bytes_under_way(held)}
+        return {**memory, "graph": graph, "batches": max(fetch.own.bytes_under_way(held), held * bytes_of_batch)}
 
     def trace_to(self, path: str | Path) -> Callable[[], None]:
         """Records spans of the epochs that begin from now on. Calling the result stops recording and writes a Chrome trace to ``path``."""

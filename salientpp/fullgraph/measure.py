@@ -69,7 +69,6 @@ def _seconds(action: Callable[[], object], device: torch.device) -> float:
     for _ in range(_TIMES):
         begin = time.perf_counter()
         action()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        torch.get_device_module(device).synchronize(device)
         least = min(least, time.perf_counter() - begin)
     return least

@@ -132,8 +132,7 @@ def _step(model: DistributedModel, arguments: Sequence[Any]) -> float:
         outs = [each for each in tensors_of(out) if each.is_floating_point() and each.requires_grad]
         if parameters:
             torch.autograd.grad(outs, parameters, [*map(torch.ones_like, outs)], allow_unused=True)
-    if ranks.device.type == "cuda":
-        torch.cuda.synchronize(ranks.device)
+    torch.get_device_module(ranks.device).synchronize(ranks.device)
     seconds = time.perf_counter() - begin
     ranks.received = before
     return seconds

@@ -67,9 +67,10 @@ class Launch:
         """Device of this rank: its GPU, or the CPU. If SLURM shows each task only its own GPU (``--gpus-per-task``), the GPU has number 0."""
         import torch
 
-        if not torch.cuda.is_available():
+        accelerator, number = torch.accelerator.current_accelerator(), torch.accelerator.device_count()
+        if accelerator is None or number == 0:
             return torch.device("cpu")
-        return torch.device("cuda", self.local_rank % torch.cuda.device_count())
+        return torch.device(accelerator.type, self.local_rank % number)
 
 
 def detect(environ: Mapping[str, str] | None = None) -> Launch:

@@ -68,9 +68,11 @@ def init_process_group(
     launch = detect()
     if launch.launcher == "none":
         return launch
-    if launch.device.type == "cuda":
-        torch.cuda.set_device(launch.device)
-    backend = backend or ("cpu:gloo,cuda:nccl" if launch.device.type == "cuda" else "gloo")
+    device = launch.device
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device)
+        backend = backend or f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
+    backend = backend or "gloo"
     address = f"{launch.master_addr}:{launch.master_port}"
     if launch.launcher == "torchrun" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
         _connect(launch, address, backend, timeout, _meet_at_agent(launch, address, timeout))

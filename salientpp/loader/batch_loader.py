@@ -27,14 +27,14 @@ from salientpp.engine.shares import Shares, check_units, seeds_by_part, seeds_of
 from salientpp.engine.source import BatchSource, open_partition, sources_in
 from salientpp.loader.bookmark import Bookmark
 from salientpp.loader.construction import connect, engine_together, facts_of, prepare_together, ways_of
-from salientpp.loader.engine_loader import EngineLoader
+from salientpp.loader.device_sampling import draw_on_device
 from salientpp.loader.fingerprint import fingerprint_of
 from salientpp.loader.order import GivenOrder, checked_positions
-from salientpp.loader.padding import Padding, check_padding, padding_of
+from salientpp.loader.padded_loader import PaddedLoader
+from salientpp.loader.padding import check_padding
 from salientpp.loader.pyg_arguments import SamplingOptions, check_order, normalise_numbers
 from salientpp.loader.samplers import OrderedSampler, RanksSampler, ShuffledSampler
 from salientpp.loader.values import Options
-from salientpp.processes import lazy
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.placement import Placement
 from salientpp.sampling.neighbor_sampler import NeighborSampler
@@ -62,7 +62,7 @@ class _Prepared:
     placement: Placement  # if processes share an object, the placement has one part: the object
 
 
-class BatchLoader(EngineLoader):
+class BatchLoader(PaddedLoader):
     """Base of both loaders. Each subclass says which data it takes and what its seeds are; ``kwargs`` are the arguments of torch's ``DataLoader``."""
 
     #: Types that ``data`` may have, besides a pair of stores.
@@ -134,8 +134,15 @@ class BatchLoader(EngineLoader):
         placement = source.exchange.placement if share is None else Placement(*share, num_parts=1)
         check_units(source, placement)
         check_given(options.cache, source)
+        if options.sample_on == "device":
+            draw_on_device(source.sampler, self.device, self.data, is_given=sampling.neighbor_sampler is not None)
         if options.pad is not None:
-            check_padding(self.data, source, getattr(self, "custom_cls", None))
+            check_padding(options.pad, self.data, source, getattr(self, "custom_cls", None))
+        if options.static_buffers and self.pin_memory:
+            raise ValueError(
+                "static_buffers excludes pin_memory: a copy to a device may still read the pinned tensors when the next batch overwrites them; pass device= "
+                "instead of pin_memory"
+            )
         given = [getattr(self, name, None) for name in ("input_id", "input_time", "edge_label", "edge_label_time")]
         split = source.seeds.split if all(value is None for value in given) else None
         seeds = seeds_of_parts(source, placement, split) if partitioned else [[0, 1, source.seeds.number, ""]]
@@ -314,21 +321,6 @@ class BatchLoader(EngineLoader):
         # The pipeline counts the rows of an epoch. With hooks no pipeline runs, so they are counted here.
         batch = self.engine.producer.batch_of(mfg, len(input_id), counts=self._has_hooks)
         return batch if self._finishing is None else self._finishing(batch)
-
-    @property
-    def _finishing(self) -> Callable[[Any], Any] | None:
-        """Steps applied to every complete batch: padding, then the user's ``transform``."""
-        return self.transform if self.pad is None else self._fill_up
-
-    def _fill_up(self, batch: Data) -> Data:
-        batch = self._padding(batch)
-        return batch if self.transform is None else self.transform(batch)
-
-    @lazy
-    def _padding(self) -> Padding:
-        epochs = self._bookmark.epochs
-        turns = self._bookmark.shares.order(epochs.placement, epochs.seed).of_epoch(0)
-        return padding_of(self.data, self.engine.basis, turns)
 
     @property
     def _is_accelerate_prepared(self) -> bool:

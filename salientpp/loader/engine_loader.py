@@ -199,7 +199,8 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         With ``lookahead``, the index of the cache and the ids of the planned batches are added.
 
         On the CPU, ``batches`` is the memory that the pool of buffers holds. On another device it is an upper bound: the size of the largest batch
-        so far, times the number of batches that are on the device at once.
+        so far, times the number of batches that are on the device at once. With ``pad='fixed'``, ``batches`` is an upper bound that is known before the
+        first batch, for batches that do not exceed the size.
         """
         return self.engine.memory()
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import torch
 from torch import Tensor
 
-from salientpp.arguments import as_amount, as_integer
+from salientpp.arguments import as_amount, as_integer, as_real
 from salientpp.engine.option import Check, Option, amount, declared_in, flag, integer
 from salientpp.engine.way import Way
 from salientpp.loader.pyg_arguments import TorchArguments
@@ -27,7 +27,7 @@ from salientpp.ways.sums.plan import REDUCTIONS, PartialAggregation
 Uneven = Literal["wrap", "drop", "exact", "error"] | None
 
 #: How batches are padded to few sizes, see :mod:`salientpp.loader.padding`. None: no padding.
-Pad = Literal["bucket"] | None
+Pad = Literal["bucket", "fixed"] | None
 
 
 def _check_policy(name: str, value: Any) -> Policy:
@@ -67,6 +67,19 @@ def _one_of(expected: str, *words: str) -> Check:
         return value
 
     return check
+
+
+def _check_sample_on(name: str, value: Any) -> str:
+    if not isinstance(value, str) or value not in ("host", "device"):
+        raise ValueError(f"{name} must be 'host' or 'device' (where neighbours are drawn), got {value!r}")
+    return value
+
+
+def _check_sigma(name: str, value: Any) -> float:
+    number = as_real(value)
+    if number is None or number < 0:
+        raise ValueError(f"{name} must be a number >= 0 (standard deviations above the expected size), got {value!r}")
+    return number
 
 
 def _check_seed(name: str, value: Any) -> int | None:
@@ -182,8 +195,28 @@ class Columns(TypedDict, total=False):
         Pad,
         Option(
             default=None,
-            check=_one_of("'bucket' or None", "bucket"),
-            help="`'bucket'`: pad batches to few sizes, for [compiled models](../how-to/training-step.md#compiled-models)",
+            check=_one_of("'bucket', 'fixed' or None", "bucket", "fixed"),
+            help="Pad batches, for [compiled models](../how-to/gpu.md#compile-a-model). `'bucket'`: to few sizes. `'fixed'`: to one size, "
+            "which few batches exceed. See [padding](batch.md#padding)",
+        ),
+    ]
+
+    pad_sigma: Annotated[
+        float,
+        Option(
+            default=3.0,
+            check=_check_sigma,
+            help="With `pad='fixed'`: the size of batches is the expected size plus this number of standard deviations",
+        ),
+    ]
+
+    static_buffers: Annotated[
+        bool,
+        Option(
+            default=False,
+            check=flag,
+            help="With `pad='fixed'`: every batch is delivered in the same tensors, as CUDA graphs need. The next batch overwrites them, see "
+            "[static buffers](batch.md#static-buffers). Refused with `pin_memory`",
         ),
     ]
 
@@ -227,6 +260,16 @@ class Sampling(TypedDict, total=False):
             help="Number of consecutive batches of a logical rank that share their random draws, see [shared "
             "draws](../explanation/traffic.md#draws-that-agree). 1: each batch draws independently. Refused with a "
             "`neighbor_sampler` other than `NeighborSampler`",
+        ),
+    ]
+
+    sample_on: Annotated[
+        Literal["host", "device"],
+        Option(
+            default="host",
+            check=_check_sample_on,
+            help="Where neighbours are drawn: `'host'`, or `'device'`, by kernels on `device`, see [GPU](../how-to/gpu.md#sample-on-the-device). Batches are "
+            "the same. `'device'` needs Triton, one vertex type and uniform draws. Each sampling thread waits for the device, and the training loop does not",
         ),
     ]
 

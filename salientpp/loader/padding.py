@@ -1,14 +1,17 @@
-"""Padding of batches to a few size classes, for models that are compiled for fixed shapes (``pad='bucket'``).
+"""Padding of batches to few sizes, for models that are compiled for fixed shapes (``pad='bucket'`` and ``pad='fixed'``).
 
 docs/reference/batch.md describes a padded batch. Padding vertices follow the real ones, at least one of each type. Padding edges join only padding
 vertices, in the order of their targets. So no message from padding reaches a real vertex, and real degrees are unchanged.
 
-The classes come from a trial: just before the first batch is delivered, :data:`TRIAL` batches of the loader's seeds are drawn with keys of their own.
+The sizes are chosen just before the first batch is delivered. For 'bucket', :data:`TRIAL` batches of the loader's seeds are drawn with keys of their own. For
+'fixed', there is one size, from :mod:`salientpp.loader.forecast`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,85 +19,74 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import BaseStorage
-from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from salientpp.batch.template import PartitionTemplate
 from salientpp.engine.basis import Basis
+from salientpp.engine.epochs import Order
+from salientpp.engine.pipeline import tensors_in
+from salientpp.engine.producer import Producer
 from salientpp.engine.source import BatchSource
+from salientpp.loader.batch_sizes import EDGES, TRIAL_EPOCH, Classes, sizes_of, types_of
+from salientpp.loader.forecast import forecast_sizes
+from salientpp.loader.static_buffers import StaticBuffers
+from salientpp.processes import Lock
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.schedule import Turn
+from salientpp.sampling.topology import ids_by_type
 from salientpp.store.buffers import BufferPool
+from salientpp.store.rows import empty_rows
 
 #: Number of batches from whose sizes the classes are computed.
 TRIAL = 16
 
-#: The trial's draws use the keys of this epoch. Users' epochs count up from 0, and single batches count down from -1.
-TRIAL_EPOCH = -(2**61)
-
-#: Sizes are rounded up to one of this number of steps between a power of two and the next. It is also the smallest size.
-_STEPS = 32
+#: A fixed size is a multiple of this number, so that rows of every dtype begin and end at a multiple of 8 bytes.
+_GRAIN = 8
 
 #: Attributes that padding adds to a batch.
 _MASKS = ("node_mask", "edge_mask")
 
-#: Numbers of vertices and of edges by type. A graph without types has the types None and _EDGES.
-Sizes = dict[Any, int]
-
-
-@dataclass(frozen=True)
-class Classes:
-    """Sizes that batches are padded to, smallest first. Each class is at least as large as the one before, in every type."""
-
-    sizes: Sequence[Sizes]
-
-    @classmethod
-    def of(cls, trial: Iterable[Sizes], types: Iterable[Any]) -> Classes:
-        """Makes the classes from the sizes of some batches, in which a type may be missing; ``types`` lists all."""
-        batches = list(trial)
-        seen = {type_: sorted(sizes.get(type_, 0) for sizes in batches) or [0] for type_ in types}
-        median = {type_: rounded_up(sizes[len(sizes) // 2]) for type_, sizes in seen.items()}
-        return cls([median, {type_: rounded_up(sizes[-1]) for type_, sizes in seen.items()}])
-
-    def fitting(self, sizes: Sizes) -> Sizes:
-        """Returns the smallest class that holds ``sizes``."""
-        for of_class in self.sizes:
-            if _fits(sizes, of_class):
-                return of_class
-        largest, factor = self.sizes[-1], 1.0
-        while not _fits(sizes, of_class):
-            factor *= 1.25
-            of_class = {type_: rounded_up(int(size * factor)) for type_, size in largest.items()}
-        return of_class
-
-
-def rounded_up(size: int) -> int:
-    """Rounds a size up to a grid with :data:`_STEPS` steps from a power of two to the next (which adds at most 3 %), and to at least :data:`_STEPS`."""
-    step = 1 << max(0, size.bit_length() - 1 - (_STEPS.bit_length() - 1))
-    return max(_STEPS, -(-size // step) * step)
-
-
-def _fits(sizes: Sizes, of_class: Sizes) -> bool:
-    return all(size <= of_class[type_] for type_, size in sizes.items())
-
 
 @dataclass(eq=False)
 class Padding:
-    """Pads the batches of one loader."""
+    """Pads the batches of one loader. A copy has its own counts and buffers.
 
-    data: Any  # as given to the loader
+    Attributes:
+        data: the data as given to the loader.
+        static: the tensors that hold every batch. None: every batch gets tensors of its own.
+        num_padded, num_overflows: number of batches padded, and of those that were larger than the largest size chosen in advance.
+    """
+
+    data: Any
     source: BatchSource
     classes: Classes
+    static: StaticBuffers | None = None
+    num_padded: int = 0
+    num_overflows: int = 0
     _buffers: BufferPool = field(default_factory=BufferPool)
+    _lock: Lock = field(default_factory=Lock)  # several threads may each drive an epoch
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            **self.__dict__,
+            "static": None if self.static is None else StaticBuffers(),
+            "num_padded": 0,
+            "num_overflows": 0,
+            "_lock": Lock(),
+        }
+
+    def reset_counts(self) -> None:
+        with self._lock:
+            self.num_padded = self.num_overflows = 0
 
     def __call__(self, batch: Data | HeteroData) -> Data | HeteroData:
-        """Pads the batch in place. Its new tensors share no memory with others.
+        """Pads the batch in place. Its new tensors share no memory with others, unless they are static.
 
         Raises:
-            ValueError: an attribute is not a dense tensor, or has the name of a mask.
+            ValueError: an attribute is not a dense tensor, has the name of a mask, or needs a gradient although buffers are static.
         """
         typed = isinstance(batch, HeteroData)
         nodes = {type_: batch[type_] for type_ in batch.node_types} if typed else {None: batch._store}
-        edges = {type_: batch[type_] for type_ in batch.edge_types} if typed else {_EDGES: batch._store}
+        edges = {type_: batch[type_] for type_ in batch.edge_types} if typed else {EDGES: batch._store}
         # A batch's store of a type lacks n_id if no seed can reach the type, and edge_index if the data has no edges of the type.
         num_vertices = {type_: store.n_id.numel() if "n_id" in store else 0 for type_, store in nodes.items()}
         ends_of = {type_: store.get("edge_index") for type_, store in edges.items()}
@@ -108,6 +100,11 @@ class Padding:
             self._fill_edges(batch, store, num_edges[type_], sizes[type_], ends)
         for type_, store in nodes.items():
             self._fill_vertices(batch, store, num_vertices[type_], sizes[type_])
+        if self.static is not None:
+            self.static.hold(batch, self.data)
+        with self._lock:
+            self.num_padded += 1
+            self.num_overflows += sizes not in self.classes.sizes
         return batch
 
     def _fill_edges(self, batch: Any, store: BaseStorage, number: int, size: int, ends: list[tuple[int, int]]) -> None:
@@ -117,16 +114,19 @@ class Padding:
             self._fill(batch, store, name, number, size)
         edge_index = store.edge_index
         place = torch.arange(size - number, device=edge_index.device)
-        padding = [first + place * (last - first) // max(1, size - number) for first, last in ends]
-        store.edge_index = torch.cat([edge_index, torch.stack(padding).to(edge_index.dtype)], dim=1)
-        store.edge_mask = _mask(number, size, edge_index.device)
+        padded = self._empty(store, "edge_index", [2, size], edge_index.dtype, edge_index.device)
+        padded[:, :number] = edge_index
+        for row, (first, last) in zip(padded, ends):
+            row[number:] = first + place * (last - first) // max(1, size - number)
+        store.edge_index = padded
+        self._set_mask(store, "edge_mask", number, size, edge_index.device)
 
     def _fill_vertices(self, batch: Any, store: BaseStorage, number: int, size: int) -> None:
         exchanged = [name for owner, name in self.source.exchanged if owner == store._key]
         for name in self._attributes(store, {"n_id", *exchanged}, "node"):
             self._fill(batch, store, name, number, size)
         device = next((store[name].device for name in store if isinstance(store[name], Tensor)), None)
-        store.node_mask = _mask(number, size, device)
+        self._set_mask(store, "node_mask", number, size, device or torch.device("cpu"))
         if "num_nodes" in store:
             store.num_nodes = size
 
@@ -141,22 +141,26 @@ class Padding:
     def _fill(self, batch: Any, store: BaseStorage, name: str, number: int, size: int) -> None:
         value = store[name]
         if name in _MASKS:
-            raise ValueError(f"pad='bucket' sets {name}, but the data has an attribute of this name; rename it")
+            raise ValueError(f"pad sets {name}, but the data has an attribute of this name; rename it")
         if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_nested:
             kind = value.layout if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(
-                f"pad='bucket' can pad dense tensors only, got {name}: {kind}; delete the attribute, or leave pad out"
+                f"pad can fill up dense tensors only, got {name}: {kind}; delete the attribute, or leave pad out"
             )
         dim = batch.__cat_dim__(name, value, store)
         shape = list(value.shape)
         if not isinstance(dim, int) or shape[dim] != number:
             return  # an attribute whose length is not the number of vertices or edges is whole in every batch
         shape[dim] = size
-        if value.device.type == "cpu" and not value.requires_grad:
-            out = self._buffers.empty(shape, value.dtype)
-            out.narrow(dim, 0, number).copy_(value)
-        else:
+        if value.requires_grad:
+            if self.static is not None:
+                raise ValueError(
+                    f"static_buffers cannot hold {name}, because it needs a gradient; call {name}.detach_(), or leave static_buffers out"
+                )
             out = torch.cat([value, value.new_empty(shape).narrow(dim, number, size - number)], dim)
+        else:
+            out = self._empty(store, name, shape, value.dtype, value.device)
+            out.narrow(dim, 0, number).copy_(value)
         rest = out.detach().narrow(dim, number, size - number)
         if name in ("n_id", "e_id"):
             rest.fill_(-1)
@@ -164,17 +168,48 @@ class Padding:
             rest.zero_()
         store[name] = out.pin_memory() if torch.accelerator.is_available() and value.is_pinned() else out
 
+    def _set_mask(self, store: BaseStorage, name: str, number: int, size: int, device: torch.device) -> None:
+        mask = self._empty(store, name, [size], torch.bool, device)
+        mask[:number] = True
+        mask[number:] = False
+        store[name] = mask
 
-#: Type of the edges of a graph without types.
-_EDGES = "edges"
+    def _empty(
+        self, store: BaseStorage, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """Returns the tensor to write an attribute to. Its contents are arbitrary."""
+        if self.static is not None:
+            return self.static.tensor(store._key, name, shape, dtype, device)
+        if device.type == "cpu":
+            return self._buffers.empty(shape, dtype)
+        return torch.empty(shape, dtype=dtype, device=device)
 
 
-def _mask(number: int, size: int, device: torch.device | None) -> Tensor:
-    return torch.arange(size, device=device) < number
+def padding_of(
+    pad: str, data: Any, basis: Basis, order: Order, *, shuffled: bool, sigmas: float, static: bool
+) -> Padding:
+    """Makes the padding of a loader. Its sizes depend only on the seed, the data and the arguments of the loader.
+
+    Args:
+        pad, sigmas, static: the loader's options ``pad``, ``pad_sigma`` and ``static_buffers``.
+        order: the order of the rank's batches.
+        shuffled: True if the order differs from epoch to epoch.
+    """
+    if pad == "bucket":
+        classes = tried_classes(data, basis, order.of_epoch(0))
+    else:
+        found = forecast_sizes(basis, order, types_of(data), shuffled)
+        classes = Classes([{type_: _fixed_size(forecast.above(sigmas)) for type_, forecast in found.items()}])
+    return Padding(data, basis.source, classes, StaticBuffers() if static else None)
 
 
-def padding_of(data: Any, basis: Basis, turns: Sequence[Turn]) -> Padding:
-    """Makes the padding of a loader, with size classes from a trial of some turns of an epoch. The result depends only on the seed and the data."""
+def _fixed_size(size: float) -> int:
+    """Rounds a size up to a multiple of :data:`_GRAIN`, at least one."""
+    return max(1, math.ceil(size / _GRAIN)) * _GRAIN
+
+
+def tried_classes(data: Any, basis: Basis, turns: Sequence[Turn]) -> Classes:
+    """Returns size classes from a trial of some turns of an epoch. They depend only on the seed and the data."""
     turns = turns[:-1] or turns  # the last batch may be smaller
     chosen = turns[:: -(-len(turns) // TRIAL) or 1]
     keys = basis.epochs.keys
@@ -183,27 +218,38 @@ def padding_of(data: Any, basis: Basis, turns: Sequence[Turn]) -> Padding:
         for number, turn in enumerate(chosen)
     )
     sizes = (sizes_of(basis.source.draw_joined(pieces)) for pieces in trial)
-    return Padding(data, basis.source, Classes.of(sizes, types_of(data)))
+    return Classes.of(sizes, types_of(data))
 
 
-def sizes_of(mfg: SamplerOutput | HeteroSamplerOutput) -> Sizes:
-    """Returns the size of a batch of this MFG, with one padding vertex of every sampled type."""
-    if isinstance(mfg, HeteroSamplerOutput):
-        return {
-            **{type_: n_id.numel() + 1 for type_, n_id in mfg.node.items()},
-            **{type_: row.numel() for type_, row in mfg.row.items() if row is not None},
-        }
-    return {None: mfg.node.numel() + 1, _EDGES: mfg.row.numel()}
+def padded_bytes(padding: Padding, producer: Producer, turn: Turn) -> tuple[int, int]:
+    """Returns the bytes of a padded batch, and the bytes that such a batch and its inputs take on the way to the caller.
+
+    Args:
+        turn: any turn. The batch is made of its sample, with arbitrary values as rows of the vertices.
+    """
+    basis, builder, fetch, source = producer.basis, producer.builder, producer.fetch, producer.basis.source
+    pieces = [(positions, basis.epochs.keys(TRIAL_EPOCH, 0, logical_rank)) for logical_rank, positions in turn.pieces]
+    mfg, contents = source.draw_joined(pieces), builder.contents()
+    n_id = ids_by_type(mfg.node)
+    columns = builder.brought(contents)
+    like = {column: source.delivered(column) for column in columns}
+    rows = {
+        column: torch.empty((), dtype=of.dtype, device="cpu").expand(n_id[column[0]].numel(), *of.shape[1:])
+        for column, of in like.items()
+    }
+    seeds = fetch.seed_rows(n_id, sum(positions.numel() for positions, _ in pieces)) if fetch.seed_columns else {}
+    batch = dataclasses.replace(padding, static=None)(builder.in_dtype(builder.build(mfg, {**rows, **seeds}, contents)))
+    of_batch = sum(value.nbytes for value in tensors_in(batch))
+    if basis.on_host:
+        return of_batch, of_batch
+    # A device also gets the packed rows, and 4 bytes for each vertex that tell the place of its row among them.
+    size = padding.classes.sizes[0]
+    of_rows = sum(empty_rows(source.rows_of(column), 1).nbytes * size[column[0]] for column in columns)
+    return of_batch, of_batch + of_rows + 4 * sum(size[type_] for type_ in source.books)
 
 
-def types_of(data: Any) -> list[Any]:
-    """Returns the types of vertices and of edges."""
-    typed = isinstance(data, HeteroData) or getattr(data, "is_hetero", False)
-    return [*data.node_types, *data.edge_types] if typed else [None, _EDGES]
-
-
-def check_padding(data: Any, source: BatchSource, custom_cls: type | None) -> None:
-    """Raises an error if batches of this loader cannot be padded."""
+def check_padding(pad: str, data: Any, source: BatchSource, custom_cls: type | None) -> None:
+    """Raises an error if batches of this loader cannot be padded. ``pad`` is the loader's option."""
     why = None
     if not isinstance(source.sampler, NeighborSampler):
         why = "is not available with neighbor_sampler=: sizes come from a trial, which would change the sampler's later draws"
@@ -211,15 +257,18 @@ def check_padding(data: Any, source: BatchSource, custom_cls: type | None) -> No
         why = "is for a Data, a HeteroData or a partitioned graph, not for a FeatureStore and GraphStore"
     elif source.sampler.disjoint:
         why = "is not available with disjoint or time_attr: padding vertices belong to no tree"
+    elif pad == "fixed" and source.sampler.topology.graph is None:
+        kind = type(source.sampler.topology).__name__
+        why = f"computes the size of batches from the edges of the graph, and a {kind} holds no graph"
     if why is not None:
-        raise NotImplementedError(f"pad='bucket' {why}; leave pad out")
+        raise NotImplementedError(f"pad={pad!r} {why}; leave pad out")
     if isinstance(data, (Data, HeteroData)):
         for store in data.stores:
             owner = "data" if store._key is None else f"data[{store._key!r}]"
             if store.get("adj_t") is not None:
                 raise NotImplementedError(
-                    f"pad='bucket' needs edges as edge_index, but {owner} has adj_t; convert it (torch_geometric.utils.to_edge_index), or leave pad out"
+                    f"pad={pad!r} needs edges as edge_index, but {owner} has adj_t; convert it (torch_geometric.utils.to_edge_index), or leave pad out"
                 )
             taken = [name for name in ("n_id", "e_id", *_MASKS) if name in store]
             if taken:
-                raise ValueError(f"pad='bucket' sets {taken[0]}, but {owner} has an attribute of this name; rename it")
+                raise ValueError(f"pad={pad!r} sets {taken[0]}, but {owner} has an attribute of this name; rename it")

@@ -26,6 +26,8 @@ class LoaderStats:
         rows_partial: sums that this rank received instead of rows (``partial_aggregation``). No tier counts them; ``bytes_received`` does.
         rows_partial_host: sums that this rank's host computed and copied to the device, instead of its own rows of the tiers 'host'
             and 'cache'.
+        padded_batches: batches that were padded (``pad``).
+        padding_overflows: padded batches that were larger than the largest size chosen in advance. They got a larger size.
     """
 
     batches: int
@@ -40,6 +42,8 @@ class LoaderStats:
     by_type: dict[str | None, dict[str, int]]
     rows_partial: int = 0
     rows_partial_host: int = 0
+    padded_batches: int = 0
+    padding_overflows: int = 0
 
     @property
     def rows(self) -> int:

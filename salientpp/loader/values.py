@@ -15,6 +15,7 @@ import torch
 
 from salientpp.arguments import as_real
 from salientpp.engine.option import Values
+from salientpp.loader.device_sampling import check_device
 from salientpp.loader.options import OPTIONS
 from salientpp.ranks.comm import DEFAULT_TIMEOUT
 from salientpp.store.assembly import has_kernel
@@ -50,10 +51,12 @@ class Options(Values):
             if _is_given(value) and _is_given(getattr(found, other)):
                 given = f"={value!r}" if isinstance(value, (int, float, str)) else "="
                 raise ValueError(f"{one}{given} excludes {other}=: {EXCLUDED[one, other]}; leave one of them out")
-        if found.zero_copy and device.type == "cuda" and not has_kernel():
+        if found.zero_copy and device.type != "cpu" and not has_kernel(device):
             raise ValueError(
-                "zero_copy needs Triton, which is not installed; `pip install triton`, or leave zero_copy out"
+                f"zero_copy on {device} needs a Triton that compiles for this device; install it (on CUDA `pip install triton`), or leave zero_copy out"
             )
+        if found.sample_on == "device":
+            check_device(device)
         if found.lookahead and found.policy not in PROBABILITIES:
             raise ValueError(
                 f"lookahead={found.lookahead!r} plans by inclusion probabilities, so policy must be {' or '.join(map(repr, PROBABILITIES))}, "
@@ -63,24 +66,32 @@ class Options(Values):
             raise ValueError(
                 f"partial_weight={found.partial_weight!r} applies only to sums of rows; pass partial_aggregation= too, or leave partial_weight out"
             )
+        for name in ("pad_sigma", "static_buffers"):
+            value = getattr(found, name)
+            if found.pad != "fixed" and value != OPTIONS[name].default:
+                raise ValueError(
+                    f"{name}={value!r} applies only to batches of one size; pass pad='fixed', or leave {name} out"
+                )
         return found
 
     def checked_device(self) -> torch.device:
-        """Returns the CPU, or a CUDA device that exists, with its index."""
+        """Returns the CPU, or a device of this machine's accelerator, such as a CUDA device, with its index."""
         if self.device is None:
             return torch.device("cpu")
-        number = torch.cuda.device_count()
-        there = "the CPU" if number == 0 else f"the CPU or one of {number} CUDA device{'s' if number > 1 else ''}"
+        accelerator, number = torch.accelerator.current_accelerator(), torch.accelerator.device_count()
+        there = "the CPU"
+        if accelerator is not None and number:
+            there += f" or one of {number} {accelerator.type.upper()} device{'s' if number > 1 else ''}"
         try:
             found = torch.device(self.device)
         except (RuntimeError, TypeError) as error:
             raise ValueError(f"device must be {there}, got {self.device!r}") from error
-        if found.type == "cuda" and found.index is None and number:
-            found = torch.device("cuda", torch.cuda.current_device())
-        accelerator = torch.accelerator.current_accelerator(check_available=True)
-        if accelerator is not None and found.type == accelerator.type != "cuda":
+        if found.type == "cpu":
             return found
-        if found.type != "cpu" and not (found.type == "cuda" and found.index is not None and found.index < number):
+        is_accelerator = accelerator is not None and found.type == accelerator.type and number > 0
+        if is_accelerator and found.index is None:
+            found = torch.device(found.type, torch.accelerator.current_device_index())
+        if not is_accelerator or found.index >= number:
             why = (
                 ""
                 if number or found.type != "cuda"

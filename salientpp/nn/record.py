@@ -65,7 +65,7 @@ def record(
             seen[module] = {"forward": functools.partial(_seen, recorder.edge_updater, module.forward)}
     buffers = [(value, value.clone()) for value in model.buffers()]
     devices = {value.device for value in tensors_of([args, kwargs]) if value.device.type != "cpu"}
-    forked = torch.random.fork_rng(devices, device_type=next(iter(devices)).type if devices else "cuda")
+    forked = torch.random.fork_rng(devices, device_type=next(iter(devices)).type if devices else "cpu")
     others = random.getstate(), np.random.get_state()
     with forked, torch.no_grad():
         values = [(vars(module), name, value) for module, given in seen.items() for name, value in given.items()]

@@ -52,7 +52,7 @@ class Comm:
 
     Attributes:
         rank, size: number of this rank in the group, and number of ranks. Error texts name ranks by these numbers.
-        device: device of rows that are exchanged: the CPU, or a CUDA device with NCCL. Everything else is exchanged from the CPU.
+        device: device of rows that are exchanged: the CPU, or a device between which the default group has NCCL. Everything else is exchanged from the CPU.
         of: text that errors append to a rank's number. It says what the numbers mean, if they are not the job's.
         groups: torch's groups of these ranks. None: a single process.
     """
@@ -99,7 +99,7 @@ class Comm:
 
         Args:
             timeout: maximum time of a collective.
-            device: device of the loader. If the default group has NCCL, a CUDA device exchanges its rows itself.
+            device: device of the loader. If the default group has NCCL for devices of its type, the device exchanges its rows itself.
             error: this rank's mistake, because of which it cannot create a Comm. It is raised here after the other ranks were told.
 
         Raises:
@@ -117,8 +117,8 @@ class Comm:
             if error is not None:
                 raise error
             return cls(None, timeout)
-        is_cuda = device is not None and device.type == "cuda"
-        over_nccl = is_cuda and "nccl" in str(dist.get_backend_config(process_group))
+        backends = dict(pair.split(":") for pair in dist.get_backend_config(process_group).split(","))
+        over_nccl = device is not None and backends.get(device.type) == "nccl"
         own_up(ranks)
         # new_group must be called by all ranks of the job.
         over = "nccl" if over_nccl and ranks == tuple(range(dist.get_world_size())) else "gloo"

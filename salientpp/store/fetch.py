@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from salientpp.processes import Lock
-from salientpp.store.assembly import assemble_rows
+from salientpp.store.assembly import assemble_rows, decode_rows
 from salientpp.store.buffers import BufferPool
 from salientpp.store.exchange import Column, Counts, Exchange, PendingRows
-from salientpp.store.narrow import Narrow, NarrowRows
+from salientpp.store.narrow import Narrow, NarrowRows, decoded_to
 from salientpp.store.rows import RowSource, TensorRows, hold_for_stream, pinned, put_rows, row_numbers, take_rows
 from salientpp.store.tiers import NO_IDS, Kept, Places, Tiers
 
@@ -141,12 +141,18 @@ class Recipe:
 
 
 class Packed:
-    """Method that assembles rows on ``device``, and decodes them there unless they are for other ranks."""
+    """Method that assembles rows on ``device``, and decodes them there unless they are for other ranks.
+
+    Args:
+        device: device of the assembled rows.
+        decodes: True: decode encoded rows. False: leave them encoded.
+        dtype: dtype of the delivered ``x``. Rows that need no further pass for it are assembled in this dtype, and others as stored. None: as stored.
+    """
 
     holds = True
 
-    def __init__(self, device: torch.device, decodes: bool = True) -> None:
-        self._device, self._decodes = device, decodes
+    def __init__(self, device: torch.device, decodes: bool = True, dtype: torch.dtype | None = None) -> None:
+        self._device, self._decodes, self._dtype = device, decodes, dtype
         self._largest = 0
 
     def plan(self, tiers: Tiers, places: Places) -> Recipe:
@@ -191,12 +197,16 @@ class Packed:
         self, tiers: Tiers, name: str, plan: Recipe, taken: Tensor, arrived: Tensor | None, kept: KeptRows | None = None
     ) -> Tensor:
         narrow = tiers.narrow.get(name) if self._decodes else None
-        out = taken
-        if plan.index is not None:
-            tensors = self._tensors(tiers, name, taken, arrived, kept)
-            out = taken.new_empty((plan.index.numel(), *taken.shape[1:]))
-            assemble_rows([rows for rows in tensors if len(rows)], plan.index, out)
-        return out if narrow is None else narrow.decode_by_torch(out)
+        if name == "x":
+            narrow = decoded_to(self._dtype, narrow, tiers.home.rows[name])
+        if plan.index is None:
+            return taken if narrow is None else decode_rows(narrow, [taken], None)
+        tensors = [rows for rows in self._tensors(tiers, name, taken, arrived, kept) if len(rows)]
+        if narrow is not None:
+            return decode_rows(narrow, tensors or [taken], plan.index)
+        out = taken.new_empty((plan.index.numel(), *taken.shape[1:]))
+        assemble_rows(tensors, plan.index, out)
+        return out
 
     def _tensors(
         self, tiers: Tiers, name: str, taken: Tensor, arrived: Tensor | None, kept: KeptRows | None

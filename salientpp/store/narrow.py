@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -77,7 +77,7 @@ class Narrow:
         """W, the number of bytes of an encoded row."""
         kind, _ = read_format(self.format)
         codes = 2 * self.columns if kind in _FLOATS else -(-self.columns // 2) if kind == "int4" else self.columns
-        return -(-(self._header_bytes + codes) // 4) * 4
+        return -(-(self.header_bytes + codes) // 4) * 4
 
     @property
     def wide_bytes(self) -> int:
@@ -90,7 +90,8 @@ class Narrow:
         return max(1, -(-self.columns // block)) if block else 1
 
     @property
-    def _header_bytes(self) -> int:
+    def header_bytes(self) -> int:
+        """Number of bytes of scales and offsets, which precede the codes in an encoded row."""
         kind, _ = read_format(self.format)
         return 0 if kind in _FLOATS else 4 if kind == "fp8" else 8 * self._num_blocks
 
@@ -127,14 +128,14 @@ class Narrow:
     def decode_by_torch(self, encoded: Tensor) -> Tensor:
         """Decodes as :meth:`decode`, with torch's operators. Each operator rounds separately: none fuses a product with a sum.
 
-        The code is the same on every device, and never waits for the device. A GPU that assembles rows decodes them on its current stream; tests run the same
-        lines on the CPU. A dedicated kernel would save passes over the rows, and give the same bits.
+        The code is the same on every device, and never waits for the device. With Triton, a GPU decodes rows in the pass that assembles them
+        (:mod:`salientpp.store.assembly`), with the same bits. These operators need several passes over the rows.
 
         Args:
             encoded: contiguous, in memory that is aligned to 4 bytes.
         """
         kind, block = read_format(self.format)
-        columns, header = self.columns, self._header_bytes
+        columns, header = self.columns, self.header_bytes
         if not columns:
             return torch.empty((len(encoded), *self.row_shape), dtype=self.dtype, device=encoded.device)
         if kind in _FLOATS:
@@ -152,6 +153,32 @@ class Narrow:
                     scale, offset = (each.repeat_interleave(block, 1)[:, :columns] for each in (scale, offset))
                 values = codes[:, :columns].to(torch.float32).mul_(scale).add_(offset)
         return values.to(self.dtype).reshape(len(encoded), *self.row_shape)
+
+
+def decoded_to(dtype: torch.dtype | None, narrow: Narrow | None, like: RowSource) -> Narrow | None:
+    """Returns the encoding by which rows are read directly in ``dtype``, with the bits of reading them as they are and casting them then.
+
+    Rows of float16 and bfloat16 count as encoded: the formats ``'fp16'`` and ``'bf16'`` have the same bytes.
+
+    Args:
+        dtype: wanted dtype. None: as it is.
+        narrow: encoding of the rows. None: rows are as they are.
+        like: source of the rows.
+
+    Returns:
+        ``narrow`` itself if a cast must follow or none is needed. A cast must follow if ``dtype`` is not one of :data:`WIDE`, or if values would be rounded
+        once instead of twice.
+    """
+    if dtype not in WIDE:
+        return narrow
+    if narrow is not None:
+        rounds_once = narrow.dtype in (torch.float32, torch.float64)
+        return replace(narrow, dtype=dtype) if rounds_once else narrow
+    for format, stored in _FLOATS.items():
+        plain = Narrow(format, dtype, tuple(like.shape[1:]))
+        if like.dtype == stored != dtype and plain.row_bytes == plain.columns * stored.itemsize:
+            return plain
+    return None
 
 
 def read_format(text: Any) -> tuple[str, int]:

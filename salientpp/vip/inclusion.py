@@ -244,7 +244,7 @@ def uniform_draw_probability(degree: Tensor, fanout: int, replace: bool) -> Tens
     return 1.0 - (1.0 - 1.0 / size) ** fanout if replace else (fanout / size).clamp(max=1.0)
 
 
-class _TypedHops:
+class TypedHops:
     """Hops over several relations: computes probabilities of draws from probabilities of expansions. It is prepared once for all seed sets."""
 
     def __init__(self, graph: TypedGraph, fanouts: Sequence[Sequence[int]], replace: bool) -> None:
@@ -325,8 +325,8 @@ def typed_inclusion_probabilities(
     """
     if expand not in ("frontier", "hop"):
         raise ValueError(f"expand must be 'frontier' or 'hop', got {expand!r}")
-    firsts = [_start_of_types(graph, start) for start in starts]
-    hops = _TypedHops(graph, fanouts, replace)
+    firsts = [start_of_types(graph, start) for start in starts]
+    hops = TypedHops(graph, fanouts, replace)
     probabilities = []
     for first in firsts:
         expanded = list(first)
@@ -348,7 +348,7 @@ def typed_inclusion_probabilities(
     return probabilities
 
 
-def _start_of_types(graph: TypedGraph, start: Start) -> list[Tensor]:
+def start_of_types(graph: TypedGraph, start: Start) -> list[Tensor]:
     """Returns ``p_0`` of every vertex type, float64 [N]."""
     first = []
     for name, size in zip(graph.node_types, graph.num_vertices):
@@ -379,8 +379,8 @@ def typed_traffic(
         start, fanouts: as in :func:`typed_inclusion_probabilities`.
         row_bytes: per vertex type; 0 if the type has no rows, or if every rank has them.
     """
-    first = _start_of_types(graph, start)
-    hops = _TypedHops(graph, fanouts, False)
+    first = start_of_types(graph, start)
+    hops = TypedHops(graph, fanouts, False)
     expanded, reached = [list(first)], list(first)  # q of each hop, and their sum
     for hop in range(hops.num_hops - 1):
         p = hops.reach(hop, expanded[-1])

@@ -724,6 +724,8 @@ _DIFFERENT = {
     "generator": (None, "one", None),
     "in_order": (True, False, None),
     "pad": (None, "bucket", None),
+    "pad_sigma": ({"pad": "fixed"}, {"pad": "fixed", "pad_sigma": 1.0}, None),
+    "static_buffers": ({"pad": "fixed"}, {"pad": "fixed", "static_buffers": True}, None),
     "lookahead": (0, 3, None),
     "disjoint": (False, True, "disjoint"),
     "time_attr": (None, "y", "time_attr"),

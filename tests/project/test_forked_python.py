@@ -10,6 +10,7 @@ import time
 
 import distributed
 import pytest
+import torch
 from distributed import HANG
 from forked_python import python
 
@@ -79,7 +80,12 @@ def test_a_module_runs_as_in_a_fresh_interpreter(tmp_path):
 def test_slow_imports_are_already_done():
     code = "import sys; print('preloaded' in sys.modules, 'salientpp.loader.node_loader' in sys.modules)"
     assert ended(python(), "-c", code)[:2] == (0, "True True\n")
-    assert distributed.run(_preloaded, 1) == [True]
+    assert distributed.run(_preloaded, 1) == [not torch.cuda.is_available()]
+
+
+def test_ranks_are_new_interpreters_where_torch_finds_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert distributed.run(_preloaded, 2) == [False, False]
 
 
 def _preloaded(rank: int) -> bool:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils import backend_registration
 
+from salientpp.loader import values
 from tests.simulated_device import copies, memory, streams, tensors
 from tests.simulated_device.scheduler import DeviceFault, scheduler
 from tests.simulated_device.streams import NAME
@@ -45,6 +46,8 @@ def install() -> torch.device:
         for name in _FACTORIES:
             _library.impl(name, functools.partial(_made_by_host, name), "PrivateUse1")
         _replace_pinned_memory()
+        has_kernel = values.has_kernel
+        values.has_kernel = lambda device: device.type == NAME or has_kernel(device)  # its operators read pinned memory
     return torch.device(NAME, 0)
 
 

@@ -6,12 +6,12 @@ Without a GPU, the kernel runs in Triton's interpreter. It is also compiled for 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import re
 
 import numpy as np
 import pytest
 import torch
+import triton_interpreter
 from graphs import identity_features
 from tier_rows import FRACTIONS, random_case, random_rows, sources
 
@@ -30,15 +30,9 @@ SHAPES = [(), (3,), (100,), (7, 5), (301,), (0,)]
 
 
 @pytest.fixture
-def interpreted(monkeypatch):
-    """Runs the kernel in Triton's interpreter, which takes tensors on the CPU."""
-    from salientpp.store import assembly_kernel
-
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    importlib.reload(assembly_kernel)
-    yield
-    monkeypatch.undo()
-    importlib.reload(assembly_kernel)
+def interpreted():
+    with triton_interpreter.interpreted():
+        yield
 
 
 # --- the kernel -------------------------------------------------------------------------------------------

@@ -8,31 +8,14 @@ import numpy as np
 import pytest
 import reference
 import torch
+from narrow_rows import FORMATS, rows_of, rows_with_infinities, same_bits
 
 from salientpp import ops
 from salientpp.store.narrow import WIDE, EncodedRows, Loss, Narrow, NarrowRows, read_formats
 from salientpp.store.rows import JoinedRows, TensorRows, take_rows
 
-FORMATS = ["fp16", "bf16", "fp8", "int8", "int8/16", "int4", "int4/2", "int4/32"]
 WITH_SCALE = FORMATS[2:]
 SHAPES = [(), (1,), (7,), (37,), (64,), (0,), (3, 5), (2, 0, 4)]
-
-
-def rows_of(shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Returns rows of many magnitudes and offsets: small and large, constant, zero, and of one sign."""
-    generator = torch.Generator().manual_seed(seed)
-    rows = torch.randn(40, *shape, generator=generator)
-    ones = (1,) * len(shape)
-    rows *= torch.logspace(-4, 4, 40).view(40, *ones)
-    rows += torch.tensor([0.0, 3.0, -1e3, 0.1]).repeat(10).view(40, *ones)
-    rows[3], rows[4] = 0.0, 0.3
-    rows[5] = rows[5].abs() * (torch.rand(rows[5].shape, generator=generator) < 0.5)
-    return rows.to(dtype)
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """True if both tensors have the same bits. All NaNs count as equal."""
-    return (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(a.nan_to_num(1e38, 2e38, -2e38), b.nan_to_num(1e38, 2e38, -2e38))  # fmt: skip
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -51,9 +34,8 @@ def test_encoding_and_decoding_match_the_reference(format):
 def test_decoding_by_torch_matches_the_kernel_bit_for_bit(format):
     for dtype in WIDE:
         for number, shape in enumerate(SHAPES):
-            narrow, rows = Narrow(format, dtype, shape), rows_of(shape, number, dtype)
-            rows[7:9] = torch.tensor([torch.nan, torch.inf]).to(dtype).view(2, *(1,) * len(shape))
-            encoded = narrow.encode(rows)
+            narrow = Narrow(format, dtype, shape)
+            encoded = narrow.encode(rows_with_infinities(shape, number, dtype))
             assert same_bits(narrow.decode(encoded), narrow.decode_by_torch(encoded)), (dtype, shape)
             assert narrow.decode_by_torch(encoded[:0]).shape == (0, *shape)
 

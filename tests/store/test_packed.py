@@ -1,7 +1,7 @@
 """Laws of batches that are assembled on a device: they equal the batches of the CPU.
 
 Without a GPU, the packed path runs on the CPU: streams do nothing, "pinned" memory is ordinary memory, and the device's rows are an ordinary
-tensor. Tests that need a GPU are in tests/project/test_cuda.py.
+tensor. Tests on a device are in tests/device.
 """
 
 from __future__ import annotations

@@ -74,6 +74,6 @@ def packed(loader: NeighborLoader, serves: bool = False) -> NeighborLoader:
 
     With ``serves``, rows for other ranks are packed too.
     """
-    loader.engine.producer.fetch.own = Packed(loader.device)
+    loader.engine.producer.fetch.own = Packed(loader.device, dtype=loader.engine.basis.dtype)
     loader.engine.producer.fetch.served = Packed(loader.device, decodes=False) if serves else InPlace(decodes=False)
     return loader

@@ -2,7 +2,8 @@
 
 ``run(function, world_size, ...)`` starts ``function(rank, *args)`` in fresh processes whose default process group is
 initialised, and returns each rank's result. Processes are forked from a server that has imported torch once, so a
-run costs a fraction of a second.
+run costs a fraction of a second. If torch finds a GPU, each process is a new interpreter, because CUDA does not work in
+a process that was forked from a user of the driver.
 
 A busy machine can be slow, and no test is about speed. So a rank that still runs after ``HANG`` seconds counts as hung.
 A wait that must end for another reason than its time-out gets ``NEVER`` seconds. If it does not end,
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 #: Seconds after which a rank counts as hung, and a time-out that no test reaches.
@@ -61,6 +63,11 @@ def forks() -> multiprocessing.context.ForkServerContext:
     return context
 
 
+def _new_processes() -> multiprocessing.context.BaseContext:
+    """Context of the ranks' processes."""
+    return multiprocessing.get_context("spawn") if torch.cuda.is_available() else forks()
+
+
 def run(
     function: Callable[..., Any],
     world_size: int,
@@ -97,7 +104,7 @@ def run(
 def _start(
     function: Callable[..., Any], world_size: int, args: tuple, seconds: float, group_seconds: float, rank_0_hosts: bool
 ) -> list[Any]:
-    context = forks()
+    context = _new_processes()
     master = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     port = master.port
     if rank_0_hosts:
@@ -145,8 +152,6 @@ def _main(
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     # A shell starts background processes with Ctrl-C ignored, and Python keeps that setting.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    import torch
-
     torch.set_num_threads(1)
     try:
         store = dist.TCPStore(

@@ -5,6 +5,7 @@ longer than the work of most ranks and scripts.
 """
 
 # ruff: noqa: F401
+import contextlib
 import gc
 
 import numpy
@@ -12,7 +13,6 @@ import pytest
 import rich.console
 import torch.distributed.elastic.rendezvous.c10d_rendezvous_backend
 import torch.distributed.launcher.api
-import torch.profiler._cupti_monitor
 import torch_geometric.loader
 import torch_geometric.nn
 
@@ -26,6 +26,9 @@ import salientpp.layerwise.inference
 import salientpp.loader.link_loader
 import salientpp.loader.node_loader
 import salientpp.store.directory.writer
+
+with contextlib.suppress(ImportError):  # torch < 2.13 has no such module
+    import torch.profiler._cupti_monitor
 
 for name in salientpp.__all__:
     getattr(salientpp, name)  # the package imports names on first use

@@ -1,0 +1,84 @@
+"""A loader over an engine that pads its batches, if the option ``pad`` is given."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch_geometric.data import Data
+
+from salientpp.loader.engine_loader import EngineLoader
+from salientpp.loader.padding import Padding, padded_bytes, padding_of
+from salientpp.loader.statistics import LoaderStats
+from salientpp.processes import lazy
+
+
+class PaddedLoader(EngineLoader):
+    """Loader that finishes batches: it pads them, and calls the user's ``transform``. ``pad``, ``pad_sigma`` and ``static_buffers`` are its options."""
+
+    pad: Any  # as declared in salientpp.loader.options
+    pad_sigma: float
+    static_buffers: bool
+    transform: Callable[[Any], Any] | None
+
+    @property
+    def _finishing(self) -> Callable[[Any], Any] | None:
+        """Steps applied to every complete batch: padding, then the user's ``transform``."""
+        return self.transform if self.pad is None else self._fill_up
+
+    def _fill_up(self, batch: Data) -> Data:
+        batch = self._padding(batch)
+        return batch if self.transform is None else self.transform(batch)
+
+    @lazy
+    def _padding(self) -> Padding:
+        epochs, shares = self._bookmark.epochs, self._bookmark.shares
+        if self.pad == "fixed":
+            # A sampler of the user is taken to shuffle.
+            shares = dataclasses.replace(shares, shuffle=shares.shuffle or not self._orders_itself)
+        return padding_of(
+            self.pad, self.data, self.engine.basis, shares.order(epochs.placement, epochs.seed),
+            shuffled=shares.shuffle, sigmas=self.pad_sigma, static=self.static_buffers,
+        )  # fmt: skip
+
+    def memory(self) -> dict[str, int]:
+        if self.pad != "fixed":
+            return super().memory()
+        return self.engine.producer.drive(self._memory_of_fixed)
+
+    def _memory_of_fixed(self) -> dict[str, int]:
+        epochs = self._bookmark.epochs
+        turns = self._bookmark.shares.order(epochs.placement, epochs.seed).of_epoch(0)
+        if not turns:
+            return super().memory()
+        of_batch, on_the_way = padded_bytes(self._padding, self.engine.producer, turns[0])
+        memory = self.engine.memory(on_the_way)
+        return {**memory, "batches": memory["batches"] + of_batch}
+
+    def stats(self) -> LoaderStats:
+        padding = self.__dict__.get("_padding")  # made with the first batch
+        if padding is None:
+            return super().stats()
+        return dataclasses.replace(
+            super().stats(), padded_batches=padding.num_padded, padding_overflows=padding.num_overflows
+        )
+
+    def reset_stats(self) -> None:
+        super().reset_stats()
+        if "_padding" in self.__dict__:
+            self._padding.reset_counts()
+
+    def rounds(self) -> Iterator[list[Data]]:
+        if self.static_buffers:
+            raise ValueError(
+                "rounds() gives several batches at once, but with static_buffers=True every batch is in the same tensors; leave static_buffers out"
+            )
+        return super().rounds()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        if "_padding" in state:
+            state["_padding"] = copy.copy(state["_padding"])  # a copy has statistics and buffers of its own
+        return state

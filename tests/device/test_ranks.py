@@ -1,0 +1,79 @@
+"""Laws of two ranks that share one device: rows travel through pinned memory over gloo, and batches equal those on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import distributed
+import torch
+from batches import differences
+from graphs import random_data
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import SAGEConv
+
+import salientpp
+from salientpp import NeighborLoader
+from salientpp.nn import merge_partial
+
+from .devices import ORDERS, SIMULATES, find_device, need_cuda, on_cpu
+
+FANOUTS, BATCH, WIDTH = [4, 3], 16, 6
+SAME = {"batch_size": BATCH, "shuffle": True, "seed": 3}
+CACHE = {"replication_factor": 0.3}
+CASES: dict[str, dict[str, Any]] = {
+    "depth 1": {**CACHE, "depth": 1},
+    "device rows": {**CACHE, "device_rows": 0.3, "device_cache": 100, "num_workers": 1},
+    "zero copy": {**CACHE, "device_rows": 0.5, "device_cache": 10**6, "zero_copy": True},
+    "lookahead": {**CACHE, "lookahead": 4, "device_rows": 0.3},
+    "sums": {"partial_aggregation": "mean", "device_rows": 0.3},
+    "shared host": {**CACHE, "ranks_per_host": 2},
+    "sent narrow": {"send_as": {"x": "int8"}, "device_rows": 0.3, "num_workers": 2},
+    "stored narrow": {**CACHE, "device_rows": 0.3, "device_cache": 50},
+}
+
+
+def _first_layer(batch: Data, device: torch.device) -> Tensor:
+    torch.manual_seed(0)
+    conv = merge_partial(SAGEConv(WIDTH, 3)).to(device)
+    with torch.no_grad():
+        return conv(batch.x, batch.edge_index)[: sum(batch.num_sampled_nodes[:-1])].cpu()
+
+
+def _wrong(root: str, device: torch.device, options: dict[str, Any]) -> list[str]:
+    """Runs an epoch on the device and on the CPU, and lists the differences."""
+    part, cpu = salientpp.load(root), torch.device("cpu")
+    loader = NeighborLoader(part, FANOUTS, "train", device=device, **{"ranks_per_host": 1, **options}, **SAME)
+    keeps = {name: options[name] for name in ("send_as",) if name in options}  # options that change the values of rows
+    want = list(NeighborLoader(part, FANOUTS, "train", ranks_per_host=1, **keeps, **SAME))
+    wrong = [f"{len(loader)} batches instead of {len(want)}"] if len(loader) != len(want) or len(want) < 3 else []
+    if "partial_aggregation" in options:
+        for index, (batch, plain) in enumerate(zip(loader, want)):
+            if not torch.allclose(_first_layer(batch, device), _first_layer(plain, cpu), atol=1e-5):
+                wrong.append(f"batch {index}: sums")
+        return wrong
+    for index, (batch, plain) in enumerate(zip(on_cpu(loader), want)):
+        wrong += [f"batch {index}: {name}" for name in differences(batch, plain)]
+    return wrong
+
+
+def _compare(rank: int, roots: dict[str, str]) -> dict[str, list[str]]:
+    found = {}
+    for name, options in CASES.items():
+        root = roots["narrow" if name == "stored narrow" else "wide"]
+        found[name] = []
+        for order in ORDERS if SIMULATES else [0]:
+            found[name] += _wrong(root, find_device(order), options)
+    return found
+
+
+def test_two_ranks_on_one_device_over_gloo_deliver_batches_of_the_cpu(tmp_path):
+    if not SIMULATES:
+        need_cuda()
+    data = random_data()
+    data.x = torch.randn(data.num_nodes, WIDTH, generator=torch.Generator().manual_seed(1))
+    options = {"method": "random", "num_neighbors": FANOUTS, "batch_size": BATCH}
+    salientpp.partition(data, 2, tmp_path / "wide", **options)
+    salientpp.partition(data, 2, tmp_path / "narrow", store_as={"x": "int8"}, **options)
+    roots = {name: str(tmp_path / name) for name in ("wide", "narrow")}
+    assert distributed.run(_compare, 2, roots) == [dict.fromkeys(CASES, [])] * 2

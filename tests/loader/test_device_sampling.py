@@ -1,0 +1,150 @@
+"""Laws of `sample_on="device"`: batches stay the same, and what a device does not draw is refused with the reason.
+
+The kernels run in Triton's interpreter, on the CPU.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import triton_interpreter
+from batches import N, assert_same_batches, known_data, make
+from graphs import RELATIONS, random_data, random_hetero
+from torch_geometric.testing import MyFeatureStore, MyGraphStore
+
+import salientpp
+from salientpp import LinkNeighborLoader, NeighborLoader, NeighborSampler
+from salientpp.sampling.device_topology import DeviceTopology
+
+pytest.importorskip("triton")
+
+
+@pytest.fixture
+def interpreted():
+    with triton_interpreter.interpreted():
+        yield
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_workers": 2},
+        {"replace": True},
+        {"num_neighbors": [-1, 2]},
+        {"subgraph_type": "bidirectional"},
+        {"draw_block": 3},
+        {"device_rows": 0.5, "depth": 3},
+        {"num_neighbors": [3, 2, 2, 1]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("source", ["data", "part"])
+def test_batches_equal_the_hosts_batches(interpreted, tmp_path, source, options):
+    data = known_data()
+    graph, nodes = data, data.train_mask
+    if source == "part":
+        graph, nodes = salientpp.partition(data, 1, tmp_path / "d", method="random"), "train"
+    made = make(graph, input_nodes=nodes, sample_on="device", **options)
+    assert isinstance(made.node_sampler.topology, DeviceTopology)
+    assert_same_batches(list(made), list(make(graph, input_nodes=nodes, **options)))
+
+
+@pytest.mark.parametrize("negatives", ["binary", "triplet"])
+def test_link_batches_equal_the_hosts_batches(interpreted, negatives):
+    data = known_data()
+    options = dict(num_neighbors=[3, 2], batch_size=200, neg_sampling=negatives, seed=2)
+    assert_same_batches(
+        list(LinkNeighborLoader(data, sample_on="device", **options)), list(LinkNeighborLoader(data, **options))
+    )
+
+
+def test_a_saved_state_continues_on_the_other_sampler(interpreted):
+    data = known_data()
+    want = list(make(data))
+    for first, second in (("host", "device"), ("device", "host")):
+        loader = make(data, sample_on=first)
+        batches = iter(loader)
+        begun = [next(batches) for _ in range(3)]
+        again = make(data, sample_on=second)
+        again.load_state_dict(loader.state_dict())
+        assert_same_batches([*begun, *again], want)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+def test_copies_draw_the_same(interpreted, copied):
+    loader = make(known_data(), sample_on="device")
+    assert_same_batches(list(copied(loader)), list(make(known_data())))
+
+
+def test_memory_counts_both_copies_of_the_graph(interpreted):
+    one, other = make(known_data()), make(known_data(), sample_on="device")
+    graph = other.node_sampler.topology.graph
+    assert other.memory()["graph"] - one.memory()["graph"] == graph.indptr.nbytes + graph.links.nbytes
+
+
+def stores():
+    data, features, graph = random_data(), MyFeatureStore(), MyGraphStore()
+    features.put_tensor(data.x, group_name=None, attr_name="x", index=None)
+    graph.put_edge_index(edge_index=data.edge_index, edge_type=None, layout="coo", size=(400, 400))
+    return features, graph
+
+
+def timed():
+    data = known_data()
+    data.time, data.weight = torch.arange(N), torch.ones(data.num_edges)
+    return data
+
+
+@pytest.mark.parametrize(
+    "make_data, options, reason",
+    [
+        (random_hetero, {"num_neighbors": dict.fromkeys(RELATIONS, [2]), "input_nodes": "paper"}, "data with several node types: the kernels"),
+        (stores, {}, "a pair of FeatureStore and GraphStore: the kernels"),
+        (timed, {"weight_attr": "weight"}, "weight_attr=: the kernels draw uniformly"),
+        (timed, {"time_attr": "time"}, "time_attr=: the kernels do not compare times"),
+        (timed, {"disjoint": True}, "disjoint=True: the kernels number"),
+        (timed, {"subgraph_type": "induced"}, "subgraph_type='induced': the kernels return"),
+        (timed, {"shared_draws": "batch"}, "shared_draws=: the kernels draw for each vertex"),
+        (timed, {"neighbor_sampler": NeighborSampler(known_data(), [2])}, "neighbor_sampler=: a given sampler decides"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_what_a_device_does_not_draw_is_refused_with_the_reason(interpreted, make_data, options, reason):
+    with pytest.raises(ValueError, match=f"sample_on='device' excludes {reason}.*; leave one of them out"):
+        NeighborLoader(make_data(), **{"num_neighbors": [2], "sample_on": "device", **options})
+
+
+def test_fanouts_that_are_too_large_for_a_device_are_refused(interpreted):
+    with pytest.raises(ValueError, match=r"draws 0 to 1024 neighbours per vertex, or all \(-1\), got 2000 at hop 1"):
+        make(known_data(), num_neighbors=[2, 2000], sample_on="device")
+
+
+def test_options_that_change_after_construction_are_refused_too(interpreted):
+    loader = make(known_data(), sample_on="device")
+    loader.node_sampler.disjoint = True
+    with pytest.raises(RuntimeError, match="a device does not draw with disjoint=True; sample on the host"):
+        next(iter(loader))
+
+
+def test_a_device_is_needed():
+    with pytest.raises(ValueError, match="sample_on='device' needs a device other than the CPU, got device='cpu'"):
+        make(known_data(), sample_on="device")
+
+
+@pytest.mark.parametrize("value", [None, "gpu", 1])
+def test_other_places_are_refused(value):
+    with pytest.raises(ValueError, match="sample_on must be 'host' or 'device'"):
+        make(known_data(), sample_on=value)
+
+
+def test_triton_is_needed(monkeypatch):
+    from salientpp.loader import device_sampling
+
+    monkeypatch.setattr(device_sampling, "has_triton", lambda: False)
+    monkeypatch.setattr(device_sampling, "can_draw_on", lambda device: False)
+    with pytest.raises(ValueError, match="sample_on='device' needs Triton, which is not installed"):
+        device_sampling.check_device(torch.device("cuda", 0))

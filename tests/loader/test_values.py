@@ -1,0 +1,38 @@
+"""Values of options: devices of any accelerator that torch finds."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from salientpp.loader.values import Options
+
+
+@pytest.fixture
+def accelerator(monkeypatch) -> None:
+    """Lets torch report two devices of type XPU, of which the second is current."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(None, "cpu"), ("cpu", "cpu"), ("xpu", "xpu:1"), ("xpu:0", "xpu:0"), ("xpu:1", "xpu:1")]
+)
+def test_a_device_of_any_accelerator_is_accepted_and_has_an_index(accelerator, given, expected):
+    assert Options(device=given).checked_device() == torch.device(expected)
+
+
+@pytest.mark.parametrize("given", ["xpu:2", "cuda:0", "cuda", "meta"])
+def test_the_error_of_a_missing_device_names_those_that_exist(accelerator, given):
+    text = re.escape(f"device must be the CPU or one of 2 XPU devices, got {given!r}")
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        Options(device=given).checked_device()
+
+
+def test_zero_copy_is_refused_on_a_device_for_which_triton_does_not_compile():
+    Options(zero_copy=True).checked(torch.device("cpu"))
+    with pytest.raises(ValueError, match="zero_copy on xpu:0 needs a Triton that compiles for this device; install it"):
+        Options(zero_copy=True).checked(torch.device("xpu", 0))
