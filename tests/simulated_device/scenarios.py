@@ -90,16 +90,16 @@ def _loader(part: Any, **options: Any) -> NeighborLoader:
 # --- loaders with options -----------------------------------------------------------------------------------
 
 
-def with_options(store_as: dict[str, str] | None = None, **options: Any) -> Scenario:
-    """Returns a scenario with one epoch of a loader."""
+def with_options(store_as: dict[str, str] | None = None, pad: str | None = None, **options: Any) -> Scenario:
+    """Returns a scenario with one epoch of a loader. The expected batches are padded too."""
 
     def prepare(folder: Path) -> Callable[[int], None]:
         part = _part(folder, **({} if store_as is None else {"store_as": store_as}))
-        comparison = Comparison(_loader(part))
+        comparison = Comparison(_loader(part, pad=pad))
 
         def run(number: int) -> None:
             seed(number)
-            comparison.compare_epoch(_loader(part, device=install(), **options))
+            comparison.compare_epoch(_loader(part, pad=pad, device=install(), **options))
 
         return run
 
@@ -377,6 +377,7 @@ SCENARIOS: dict[str, Scenario] = {
     "no rows on the device": with_options(depth=4),
     "zero copy": with_options(zero_copy=True),
     "narrow rows": with_options(depth=4, device_rows=0.3, store_as={"x": "int8"}),
+    "static buffers": with_options(depth=4, device_rows=0.3, pad="fixed", static_buffers=True),
     "sampling on the device": sampling_on_the_device(2**40),
     "sampling in place": sampling_on_the_device(0),
     "typed": typed,
