@@ -1,6 +1,6 @@
 """Batches on the simulated device equal those on the CPU, in more than 200 orders of the device's operations.
 
-Orders 0 to 13 make the streams late and eager in turn. Each scenario runs in these, and in others that no other scenario has. Two scenarios run in 200 orders.
+Orders 0 to 13 make the streams late and eager in turn. Each scenario runs in these, and in others that no other scenario has. One scenario runs in 200 orders.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import torch
 from tests.simulated_device.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.simulated
-FEW, MANY = 16, 200
+FEW, MANY = 8, 200
 
 
 def orders_of(name: str) -> list[int]:
-    if name in ("depth 10", "depth 4 with workers"):
+    if name == "depth 10":
         return list(range(MANY))
     first = 14 + FEW * list(SCENARIOS).index(name)
     return [*range(14), *range(first, first + FEW)]
