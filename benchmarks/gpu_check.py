@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_check.py
 
-The steps are: build the extension, measure training (``bench_cuda.py``), run the tests on the device and of the kernels, measure sampling and decoding
-(``bench_device_sampler.py``, ``bench_decode.py``), and run some of the tests under torch's sanitizer of CUDA streams. Each step has a time limit. A step
+It builds the extension and measures training (``bench_cuda.py``). It runs the tests on the device and of the kernels. It measures sampling and decoding
+(``bench_device_sampler.py``, ``bench_decode.py``). Last, it runs some tests under torch's sanitizer of CUDA streams. Each step has a time limit. A step
 that fails does not stop the next ones, but the exit code is then 1. The whole takes at most ten minutes and downloads nothing. It writes
 results/gpu_check.json, cuda.json, device_sampler.json and decode.json. Tests run in eight processes if pytest-xdist is installed.
 
@@ -87,7 +87,7 @@ def steps(device: str, results: Path, folder: Path, more: Sequence[str]) -> list
     """Returns the steps. Reports of tests are written to ``folder``."""
     python = sys.executable
     pip = f"{python} -m pip install --quiet --no-build-isolation --no-deps --no-index --editable .".split()
-    # Most of the time is that of Triton's compiler and of starting processes.
+    # Triton's compiler and the start of ranks take most of the tests' time.
     processes = ["-n", "8", "--dist", "worksteal"] if device == "cuda" and find_spec("xdist") else []
     pytest = [python, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", *processes]
     tests, sanitizer = folder / "tests.xml", folder / "sanitizer.xml"
