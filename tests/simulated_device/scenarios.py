@@ -22,6 +22,7 @@ from torch_geometric.nn import GraphSAGE
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
 from tests.simulated_device import install, seed
+from tests.simulated_device.kernels import sampling_kernels
 
 Scenario = Callable[[Path], Callable[[int], None]]
 N, WIDTH = 120, 16
@@ -114,6 +115,24 @@ def typed(folder: Path) -> Callable[[int], None]:
         comparison.compare_epoch(NeighborLoader(graph, device=install(), device_rows=0.4, depth=4, **options))
 
     return run
+
+
+def sampling_on_the_device(free_memory: int) -> Scenario:
+    """Returns a scenario whose neighbours are drawn on the device, in three threads. ``free_memory`` decides where the lists of neighbours are."""
+
+    def prepare(folder: Path) -> Callable[[int], None]:
+        part = _part(folder)
+        comparison = Comparison(_loader(part))
+        options = {"sample_on": "device", "num_workers": 3, "depth": 4, "device_rows": 0.3}
+
+        def run(number: int) -> None:
+            seed(number)
+            with sampling_kernels(free_memory):
+                comparison.compare_epoch(_loader(part, device=install(), **options))
+
+        return run
+
+    return prepare
 
 
 def links(folder: Path) -> Callable[[int], None]:
@@ -331,6 +350,8 @@ SCENARIOS: dict[str, Scenario] = {
     "no rows on the device": with_options(depth=4),
     "zero copy": with_options(zero_copy=True),
     "narrow rows": with_options(depth=4, device_rows=0.3, store_as={"x": "int8"}),
+    "sampling on the device": sampling_on_the_device(2**40),
+    "sampling in place": sampling_on_the_device(0),
     "typed": typed,
     "links": links,
     "sparse adjacency": sparse_adjacency,

@@ -9,6 +9,7 @@ either a scenario is missing, or the guard is needless. The guards are listed be
 * ``engine/pipeline.py``, ``tensors_in``: tensors are found in tensors, dictionaries, lists, dataclasses, ``SparseTensor`` and objects with ``to_dict``.
 * ``engine/stages.py``, ``sample``, ``assemble``: the user's own tensors on the device are read on the default stream.
 * ``engine/stages.py``, ``copy_to_device``, ``assemble``, ``_wait_for_default_stream``: what was read there is waited for, and recorded.
+* ``sampling/device_topology.py``, ``sample``: a sampling thread waits for the copy of its sample.
 * ``ranks/comm.py``, ``Pending.wait``: the current stream waits for rows that arrive on the device.
 """
 
@@ -33,6 +34,7 @@ MOST_ORDERS = 20
 
 #: Part of a guard's name -> the scenario that is tried first. All others are tried after it.
 SHOWN_BY = {
+    "sampling.device_topology": "sampling on the device",
     "sample:": "own tensors",
     "copy_to_device:": "own tensors on a side stream",
     "assemble:": "replaced rows",
