@@ -136,7 +136,7 @@ class EdgeAttributes:
                 to[name] = _cut(store, name, edge)
         if "edge_index" in store._mapping:
             device, edge_index = store._mapping["edge_index"].device, edge_index_of(row, col)
-            to["edge_index"] = edge_index if device == edge_index.device else edge_index.to(device)
+            to["edge_index"] = edge_index if device == edge_index.device else edge_index.to(device, non_blocking=True)
         if edge is not None and self._position is not None:
             edge = self._position[edge.to(torch.int64)]
         if "adj_t" not in store._mapping:
@@ -193,8 +193,10 @@ def _cut(store: BaseStorage, name: str, ids: Tensor) -> object:
     dim = _cat_dim(store, name)
     if dim == 0 and _is_rows(value):
         return take_rows(value, ids)
+    if isinstance(value, Tensor):
+        ids = ids.to(value.device, non_blocking=True)  # the host does not wait for a device that holds the attribute
     try:
-        return index_select(value, ids.to(value.device) if isinstance(value, Tensor) else ids, dim=dim)
+        return index_select(value, ids, dim=dim)
     except (ValueError, TypeError, IndexError, RuntimeError) as error:
         owner = "data" if store._key is None else f"data[{store._key!r}]"
         kind = f"{value.layout} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__

@@ -26,7 +26,7 @@ from salientpp.store.assembly import assemble_rows, decode_rows
 from salientpp.store.buffers import BufferPool
 from salientpp.store.exchange import Column, Counts, Exchange, PendingRows
 from salientpp.store.narrow import Narrow, NarrowRows, decoded_to
-from salientpp.store.rows import RowSource, TensorRows, pinned, put_rows, row_numbers, take_rows
+from salientpp.store.rows import RowSource, TensorRows, hold_for_stream, pinned, put_rows, row_numbers, take_rows
 from salientpp.store.tiers import NO_IDS, Kept, Places, Tiers
 
 #: Rows [slots, ...] of a changing cache, which lie on the host, and the batch's hits in the cache.
@@ -213,6 +213,8 @@ class Packed:
     ) -> list[Tensor]:
         """Returns the tensors that hold the rows of an attribute, in the order of a plan's ``index``."""
         tensors = [tier.tensor(name) for tier in tiers.all if tier.on_device]
+        for rows in tensors:
+            hold_for_stream(rows, self._device)
         tensors += [taken, taken[:0] if arrived is None else arrived]
         if kept is not None:
             (rows, places), is_pinned = kept, torch.accelerator.is_available()

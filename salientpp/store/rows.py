@@ -173,3 +173,16 @@ def row_numbers(size: int) -> Tensor:
 def pinned(tensor: Tensor) -> Tensor:
     """Returns a copy in page-locked host memory, which a device can read directly. Without an accelerator, returns the tensor itself."""
     return tensor.pin_memory() if torch.accelerator.is_available() else tensor
+
+
+def hold_for_stream(rows: Tensor, device: torch.device) -> None:
+    """Keeps the memory of ``rows``, once it is free, until the current stream of ``device`` has done the work that it then has.
+
+    Called before a stream reads rows in place, because the loader that owns them may be deleted before the stream has read them.
+    """
+    if rows.device.type != "cpu":
+        rows.record_stream(torch.get_device_module(device).current_stream(device))
+    elif device.type != "cpu":
+        rows[:1].to(
+            device, non_blocking=True
+        )  # torch records the streams that use pinned memory only when they copy from it

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from salientpp.engine.pipeline import Pipeline, Stage, StageError, Trace
+from salientpp.engine.pipeline import Pipeline, Stage, StageError, Trace, tensors_in
 
 CPU = torch.device("cpu")
 DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3, 4, 7, 9, 10, 50])
@@ -213,6 +213,16 @@ def test_the_last_stage_may_return_anything():
         )
         assert pipeline.tick(State(0)) is None
         assert pipeline.tick() is value
+
+
+def test_tensors_are_found_in_every_kind_of_state():
+    dense, square = torch.arange(3), torch.eye(3)
+    kinds = {"coo": square.to_sparse_coo(), "csr": square.to_sparse_csr(), "csc": square.to_sparse_csc()}
+    found = {name: list(tensors_in([{"a": sparse}, (dense, "text")])) for name, sparse in kinds.items()}
+    for name, parts in found.items():
+        assert all(part.layout == torch.strided for part in parts) and parts[-1] is dense, name
+        assert torch.equal(parts[-2], torch.ones(3)), name
+    assert {name: len(parts) for name, parts in found.items()} == {"coo": 3, "csr": 4, "csc": 4}
 
 
 # --- errors -----------------------------------------------------------------------------------------------

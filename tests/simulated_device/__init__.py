@@ -91,21 +91,16 @@ def _made_by_host(name: str, *args: Any, device: Any = None, pin_memory: Any = N
 def _replace_pinned_memory() -> None:
     """Replaces torch's functions for pinned memory. torch's allocator of pinned memory cannot be replaced from Python."""
 
-    def pinning(create: Any) -> Any:
+    def replaced(name: str, create: Any, pinned: Any) -> None:
         def created(*args: Any, pin_memory: bool = False, **options: Any) -> Tensor:
             out = create(*args, **options)
-            return memory.pin(out) if pin_memory else out
+            return pinned(out) if pin_memory else out
 
-        return created
+        torch.jit._builtins._register_builtin(created, f"aten::{name}")  # TorchScript still finds torch's function
+        setattr(torch, name, created)
 
+    replaced("empty", torch.empty, lambda out: memory.pinned_empty(out.shape, out.dtype))
     for name in ("zeros", "ones", "full", "tensor"):
-        setattr(torch, name, pinning(getattr(torch, name)))
-    empty = torch.empty
-
-    def empty_or_pinned(*size: Any, pin_memory: bool = False, **options: Any) -> Tensor:
-        out = empty(*size, **options)
-        return memory.pinned_empty(out.shape, out.dtype) if pin_memory else out
-
-    torch.empty = empty_or_pinned
+        replaced(name, getattr(torch, name), memory.pin)
     torch.Tensor.pin_memory = memory.pin  # type: ignore[method-assign, assignment]
     torch.Tensor.is_pinned = lambda tensor, device=None: memory.is_pinned(tensor)  # type: ignore[method-assign, assignment]

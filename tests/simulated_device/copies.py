@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from tests.simulated_device import tensors
-from tests.simulated_device.memory import is_pinned, pinned_empty
-from tests.simulated_device.streams import NAME
+from tests.simulated_device.memory import is_pinned, pinned_block_of, pinned_empty
+from tests.simulated_device.streams import NAME, current_stream
 
 aten = torch.ops.aten
 
@@ -32,7 +32,7 @@ def copy_(to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 
 def _to_device(to: Tensor, source: Tensor, non_blocking: bool) -> None:
     is_plain = source.dtype == to.dtype and source.stride() == to.stride() and source.size() == to.size()
-    there, here = to.host, source if is_plain and is_pinned(source) else _clone(source)
+    there, here = to.host, _pinned_view(source) if is_plain and is_pinned(source) else _clone(source)
     tensors.enqueue(lambda: there.copy_(here))
     if not non_blocking:
         tensors.synchronize()
@@ -43,10 +43,20 @@ def _to_host(to: Tensor, source: Tensor, non_blocking: bool) -> None:
     is_plain = source.dtype == to.dtype and source.stride() == to.stride() and source.size() == to.size()
     if non_blocking and is_plain and is_pinned(to):
         _fill_with_poison(to)
-        tensors.enqueue(lambda: to.copy_(here))  # type: ignore[arg-type, return-value]
+        there = _pinned_view(to)
+        tensors.enqueue(lambda: there.copy_(here))  # type: ignore[arg-type, return-value]
         return
     tensors.synchronize()
     to.copy_(here)
+
+
+def _pinned_view(tensor: Tensor) -> Tensor:
+    """Returns the pinned memory of a tensor, which is kept until the current stream has executed the copy."""
+    block = pinned_block_of(tensor)
+    assert block is not None
+    block.used_on.add(current_stream().queue)
+    with torch.inference_mode(False), torch.no_grad():
+        return block.view_of(tensor)
 
 
 def _clone(tensor: Tensor) -> Tensor:

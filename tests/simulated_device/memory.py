@@ -10,10 +10,10 @@ Poison is the bytes FF 7F FF 7F ... They are NaN in every floating-point type, a
 from __future__ import annotations
 
 import math
-import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -54,18 +54,21 @@ class Block:
         _freed.append((self.memory, self.queue, others))
 
 
-_freed: deque[tuple[Tensor, Queue, list[tuple[Queue, int]]]] = deque()
+#: Memory, the queue of the stream to which it belongs (None: the host), and the entries of other queues that may use it.
+_freed: deque[tuple[Tensor, Queue | None, list[tuple[Queue, int]]]] = deque()
 
 
 def _reuse_freed_memory() -> None:
-    """Queues the poison of memory that was freed, unless a recorded stream may still use it."""
+    """Overwrites freed memory, unless a recorded stream may still use it: memory of the device in the order of its stream, memory of the host at once."""
     for _ in range(len(_freed)):
         memory, queue, others = _freed.popleft()
-        if all(other.num_done >= number for other, number in others):
+        if not all(other.num_done >= number for other, number in others):
+            _freed.append((memory, queue, others))
+        elif queue is None:
+            poison(memory)
+        else:
             scheduler.push(queue, lambda memory=memory: poison(memory))
             usage.add(-memory.numel())
-        else:
-            _freed.append((memory, queue, others))
 
 
 scheduler.on_turn = _reuse_freed_memory
@@ -92,28 +95,58 @@ class _Lease(np.ndarray):
     """Pinned memory of one tensor. torch keeps it alive as long as a tensor shares it."""
 
 
-_pinned: dict[int, int] = {}  # address -> end of the memory
-_guard = threading.Lock()
+@dataclass(eq=False)
+class PinnedBlock:
+    """Pinned memory of a tensor and its views. When they are gone, other host code may use the memory at once.
+
+    As in torch's allocator, asynchronous copies delay this until they are executed. Operations that read the memory in place do not.
+
+    Attributes:
+        memory: uint8 [n]. Queued operations refer to it, but not to the tensor.
+        address: address of the memory.
+        used_on: queues of the streams on which copies were queued.
+    """
+
+    memory: Tensor
+    address: int
+    used_on: set[Queue] = field(default_factory=set)
+
+    def view_of(self, tensor: Tensor) -> Tensor:
+        """Returns a tensor of the same form and memory, which does not keep the memory from being freed."""
+        view = torch.empty(0, dtype=tensor.dtype, device="cpu")
+        return view.set_(self.memory.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+
+    def free(self) -> None:
+        # The garbage collector may call this in any thread and at any moment.
+        _pinned.pop(self.address, None)
+        _freed.append((self.memory, None, [(queue, queue.num_queued) for queue in list(self.used_on)]))
+
+
+_pinned: dict[int, PinnedBlock] = {}  # by address
 
 
 def pinned_empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Returns a contiguous CPU tensor of poison in pinned memory."""
-    num_bytes = max(1, math.prod(shape) * dtype.itemsize)
-    lease = np.empty(-(-num_bytes // 16) * 16, dtype=np.uint8).view(_Lease)
-    lease[0::2], lease[1::2] = 0xFF, 0x7F
-    address = lease.ctypes.data
-    with _guard:
-        _pinned[address] = address + lease.nbytes
-    weakref.finalize(lease, _pinned.pop, address, None).atexit = False
-    return torch.from_numpy(lease)[: math.prod(shape) * dtype.itemsize].view(dtype).view(tuple(shape))
+    num_bytes = math.prod(shape) * dtype.itemsize
+    base = np.empty(max(16, -(-num_bytes // 16) * 16), dtype=np.uint8)
+    block = PinnedBlock(torch.from_numpy(base), base.ctypes.data)
+    poison(block.memory)
+    lease = base.view(_Lease)
+    _pinned[block.address] = block
+    weakref.finalize(lease, block.free).atexit = False
+    return torch.from_numpy(lease)[:num_bytes].view(dtype).view(tuple(shape))
+
+
+def pinned_block_of(tensor: Tensor) -> PinnedBlock | None:
+    """Returns the pinned memory that holds a tensor, or None."""
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        return None
+    return _pinned.get(tensor.untyped_storage().data_ptr())
 
 
 def is_pinned(tensor: Tensor) -> bool:
     """True if the tensor lies in pinned host memory."""
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-        return False
-    storage = tensor.untyped_storage()
-    return _pinned.get(storage.data_ptr(), 0) >= storage.data_ptr() + storage.nbytes()
+    return pinned_block_of(tensor) is not None
 
 
 def pin(tensor: Tensor, *_: Any, **__: Any) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,12 +28,13 @@ _CALLS = {
     "record_event",
     "synchronize",
     "_wait_for_default_stream",
+    "hold_for_stream",
 }
 
 #: Statements that a module uses for something else, with the reason.
 NO_GUARDS = {
-    ("fullgraph.trial", "torch.cuda.synchronize(ranks.device)"): "it measures time",
-    ("fullgraph.measure", "torch.cuda.synchronize(device)"): "it measures time",
+    ("fullgraph.trial", "torch.get_device_module(ranks.device).synchronize(ranks.device)"): "it measures time",
+    ("fullgraph.measure", "torch.get_device_module(device).synchronize(device)"): "it measures time",
     ("launch.preemption", "self._work.wait()"): "it waits for another rank, on the host",
 }
 
@@ -94,6 +96,8 @@ def _text(node: ast.AST, function: str) -> str | None:
         return ast.unparse(node)
     called = node.value.func if isinstance(node.value, ast.Call) else None
     name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+    if name == "to":  # a copy for the sake of torch's allocator of pinned memory
+        return ast.unparse(node)
     return ast.unparse(node) if name in _CALLS or ast.unparse(node).endswith("work.wait()") else None
 
 
@@ -118,10 +122,15 @@ def removed(guard: Guard) -> Iterator[None]:
     names: dict[str, Any] = {}
     code = compile(ast.fix_missing_locations(ast.Module([changed], [])), module.__file__, "exec")
     exec(code, module.__dict__, names)
-    owner = getattr(module, guard.owner) if guard.owner else module
-    before = owner.__dict__[guard.function]
-    setattr(owner, guard.function, names[guard.function])
+    owners = [getattr(module, guard.owner)] if guard.owner else []
+    before = (owners or [module])[0].__dict__[guard.function]
+    # Other modules may have imported the function.
+    package = [each for name, each in sys.modules.items() if name.startswith("salientpp.")]
+    owners += [each for each in package if each.__dict__.get(guard.function) is before]
+    for owner in owners:
+        setattr(owner, guard.function, names[guard.function])
     try:
         yield
     finally:
-        setattr(owner, guard.function, before)
+        for owner in owners:
+            setattr(owner, guard.function, before)

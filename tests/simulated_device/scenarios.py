@@ -7,6 +7,7 @@ for a wrong value.
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -92,16 +93,16 @@ def _loader(part: Any, **options: Any) -> NeighborLoader:
 # --- loaders with options -----------------------------------------------------------------------------------
 
 
-def with_options(store_as: dict[str, str] | None = None, **options: Any) -> Scenario:
-    """Returns a scenario with one epoch of a loader."""
+def with_options(store_as: dict[str, str] | None = None, pad: str | None = None, **options: Any) -> Scenario:
+    """Returns a scenario with one epoch of a loader. The expected batches are padded too."""
 
     def prepare(folder: Path) -> Callable[[int], None]:
         part = _part(folder, **({} if store_as is None else {"store_as": store_as}))
-        comparison = Comparison(_loader(part))
+        comparison = Comparison(_loader(part, pad=pad))
 
         def run(number: int) -> None:
             seed(number)
-            comparison.compare_epoch(_loader(part, device=install(), **options))
+            comparison.compare_epoch(_loader(part, pad=pad, device=install(), **options))
 
         return run
 
@@ -206,6 +207,32 @@ def side_stream(folder: Path) -> Callable[[int], None]:
             comparison.compare_epoch(_loader(part, device=install(), device_rows=0.3, depth=4))
 
     return run
+
+
+def loader_ends_first(**options: Any) -> Scenario:
+    """Returns a scenario in which the loader is deleted while its last batch is being made. The loop runs on a stream of its own."""
+
+    def prepare(folder: Path) -> Callable[[int], None]:
+        part = _part(folder)
+        comparison = Comparison(_loader(part))
+
+        def run(number: int) -> None:
+            seed(number)
+            loader = _loader(part, device=install(), **options)
+            side = torch.simulated.Stream()
+            with torch.simulated.stream(side):
+                batches = list(loader)
+                del loader
+                gc.collect()
+            torch.zeros(1, device=install()).item()  # the default stream uses the memory that is free now
+            torch.simulated.current_stream().wait_stream(side)
+            for index, batch in enumerate(batches):
+                comparison.add(index, batch)
+            comparison.check()
+
+        return run
+
+    return prepare
 
 
 def early_exit(folder: Path) -> Callable[[int], None]:
@@ -373,6 +400,7 @@ SCENARIOS: dict[str, Scenario] = {
     "no rows on the device": with_options(depth=4),
     "zero copy": with_options(zero_copy=True),
     "narrow rows": with_options(depth=4, device_rows=0.3, store_as={"x": "int8"}),
+    "static buffers": with_options(depth=4, device_rows=0.3, pad="fixed", static_buffers=True),
     "samples": samples(free_memory=2**40),
     "samples from pinned memory": samples(free_memory=0),
     "sampling on the device": sampling_on_the_device,
@@ -380,6 +408,8 @@ SCENARIOS: dict[str, Scenario] = {
     "links": links,
     "sparse adjacency": sparse_adjacency,
     "side stream": side_stream,
+    "the loader ends first": loader_ends_first(device_rows=1.0, depth=1),
+    "the loader ends first, zero copy": loader_ends_first(zero_copy=True, depth=1),
     "early exit": early_exit,
     "transform": transform,
     "training": training,

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from tests.simulated_device import copies
-from tests.simulated_device.memory import Block, is_pinned
+from tests.simulated_device.memory import Block, pinned_block_of
 from tests.simulated_device.scheduler import scheduler
 from tests.simulated_device.streams import NAME, Stream, current_stream
 
@@ -230,8 +230,9 @@ def _inputs(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     def of_host(tensor: Tensor) -> Tensor:
         if isinstance(tensor, SimulatedTensor):
             return tensor.host
-        if is_pinned(tensor) and func not in _INDEXED:
-            return tensor
+        pinned = pinned_block_of(tensor)
+        if pinned is not None and func not in _INDEXED:
+            return pinned.view_of(tensor)
         if tensor.dim() == 0 or func in _INDEXED:
             return tensor.clone()
         raise RuntimeError(

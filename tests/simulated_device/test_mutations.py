@@ -3,6 +3,7 @@
 The tests find these guards in the source (:mod:`tests.simulated_device.mutations`) and remove one at a time. So a new guard that no scenario needs fails here:
 either a scenario is missing, or the guard is needless. The guards are listed below by file and function.
 
+* ``store/fetch.py``, ``_tensors``, and ``store/rows.py``, ``hold_for_stream``: rows that a stream reads in place outlive their loader.
 * ``engine/pipeline.py``, ``tick``: the caller's stream waits for the last stage, and the batch is recorded on it.
 * ``engine/pipeline.py``, ``_run``: a stage's stream waits for the stage before, its inputs are recorded on it, and its end is an event.
 * ``engine/pipeline.py``, ``record_stream``: a tensor is recorded on a stream.
@@ -42,6 +43,9 @@ SHOWN_BY = {
     "_wait_for_default_stream: record_stream": "replaced rows",
     "vars(state.storage)": "sparse adjacency",
     "tensors_in(value) (1)": "sums",
+    "hold_for_stream: rows.record": "the loader ends first",
+    "hold_for_stream: rows[:1]": "the loader ends first, zero copy",
+    "_tensors:": "the loader ends first",
 }
 
 

@@ -177,6 +177,19 @@ def test_the_device_reads_pinned_memory_in_place_but_no_other(device):
         torch.arange(6).index_select(0, index)
 
 
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_only_a_copy_keeps_pinned_memory_that_is_read_in_place(device, is_copied):
+    side, rows = torch.simulated.Stream(), torch.arange(4).pin_memory()
+    with torch.simulated.stream(side):
+        taken = rows.index_select(0, torch.arange(4, device=device))
+        if is_copied:
+            rows[:1].to(device, non_blocking=True)
+    del rows
+    torch.zeros(1, device=device).tolist()
+    side.synchronize()
+    assert (taken.tolist() == [0, 1, 2, 3]) == is_copied
+
+
 # --- synchronisation ----------------------------------------------------------------------------------------
 
 
