@@ -3,8 +3,8 @@
     python benchmarks/gpu_check.py
 
 The steps are: build the extension, run the tests on the device, run some of them under torch's sanitizer of CUDA streams, and measure training
-(``bench_cuda.py``). Each step has a time limit. A step that fails does not stop the next ones, but the exit code is then 1. The whole takes at most
-ten minutes and downloads nothing. It writes results/gpu_check.json and results/cuda.json.
+(``bench_cuda.py``), decoding and sampling. Each step has a time limit. A step that fails does not stop the next ones, but the exit code is then 1.
+The whole takes at most ten minutes and downloads nothing. It writes results/gpu_check.json and the files of the benchmarks.
 
 ``--device cpu`` tries the script on a machine without a GPU. It does not build, and tests that need a GPU are skipped. Further arguments go to
 ``bench_cuda.py``.
@@ -31,7 +31,12 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
 #: Tests that run under the sanitizer. It watches operators in the caller's thread, in which the pipeline runs, and makes them many times slower.
-UNDER_SANITIZER = ["tests/device/test_batches.py", "tests/device/test_epochs.py"]
+UNDER_SANITIZER = [
+    "tests/device/test_batches.py::test_batches_on_the_device_equal_batches_on_the_cpu",
+    "tests/device/test_batches.py::test_attributes_already_on_the_device_are_in_the_batch",
+    "tests/device/test_batches.py::test_a_transform_runs_on_the_device",
+    "tests/device/test_epochs.py::test_loaders_that_take_turns_do_not_disturb_each_other",
+]
 
 
 @dataclass(frozen=True)
@@ -100,16 +105,19 @@ def steps(device: str, results: Path, folder: Path, more: Sequence[str]) -> list
         benchmark += ["--device", device]
     if results != RESULTS:
         benchmark += ["--results", str(results)]
-    measures = Step("benchmark", benchmark, 190)
+    training = Step("benchmark", benchmark, 190)
     if device == "cpu":
-        return [Step("tests", [*pytest, f"--junit-xml={tests}", "tests/device"], 180, report=tests), measures]
+        return [Step("tests", [*pytest, f"--junit-xml={tests}", "tests/device"], 180, report=tests), training]
     need = {"FAIL_WITHOUT_CUDA": "1"}
     watch = {**need, "TORCH_CUDA_SANITIZER": "1"}
+    on_gpu = ["tests/device", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/*/test_*_cuda.py"))]
     return [
-        Step("build", pip, 120),
-        Step("tests", [*pytest, f"--junit-xml={tests}", "tests/device"], 180, need, tests),
-        Step("sanitizer", [*pytest, f"--junit-xml={sanitizer}", *UNDER_SANITIZER], 110, watch, sanitizer),
-        measures,
+        Step("build", pip, 80),
+        Step("tests", [*pytest, f"--junit-xml={tests}", *on_gpu], 150, need, tests),
+        Step("sanitizer", [*pytest, f"--junit-xml={sanitizer}", *UNDER_SANITIZER], 80, watch, sanitizer),
+        training,
+        Step("decoding", [python, "benchmarks/bench_decode.py"], 30),
+        Step("sampling", [python, "benchmarks/bench_device_sampler.py", "--turns", "1", "--batches", "32"], 70),
     ]
 
 

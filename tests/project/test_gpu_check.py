@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
+import time
+from pathlib import Path
 
 import bench_cuda
 import gpu_check
@@ -38,12 +39,19 @@ def test_a_step_is_stopped_at_its_limit_with_its_children(tmp_path):
         f"open({str(written)!r}, 'w').write(str(child.pid)); time.sleep(3600)"
     )
     limit = 1.0
-    while not written.exists():  # on a busy machine the child may need longer to start
+    while not (written.exists() and written.read_text()):  # on a busy machine the child may need longer to start
         outcome = run(Step("slow", python(code), limit))
         limit *= 2
     assert outcome.code is None and not outcome.passed and "stopped at its limit" in outcome.words
-    state = f"/proc/{int(written.read_text())}/stat"
-    assert not os.path.exists(state) or open(state).read().split()[2] == "Z"
+    while _runs(int(written.read_text())):  # if the child survived, the test would hang here
+        time.sleep(0.01)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_tests_are_counted_by_file_and_outcome(tmp_path):
@@ -65,10 +73,18 @@ def test_tests_are_counted_by_file_and_outcome(tmp_path):
 
 def test_the_steps_need_a_gpu_only_on_cuda(tmp_path):
     on_gpu = gpu_check.steps("cuda", tmp_path, tmp_path, [])
-    assert [step.name for step in on_gpu] == ["build", "tests", "sanitizer", "benchmark"]
+    assert [step.name for step in on_gpu] == ["build", "tests", "sanitizer", "benchmark", "decoding", "sampling"]
     assert all(step.environ["FAIL_WITHOUT_CUDA"] == "1" for step in on_gpu[1:3])
     assert on_gpu[2].environ["TORCH_CUDA_SANITIZER"] == "1"
     assert sum(step.limit_s for step in on_gpu) <= 600
+    named = [
+        argument.partition("::") for argument in on_gpu[1].command + on_gpu[2].command if argument.startswith("tests/")
+    ]
+    assert len(named) > 5
+    for file, _, name in named:
+        assert (gpu_check.ROOT / file).exists() and (
+            not name or f"def {name}(" in (gpu_check.ROOT / file).read_text()
+        ), file
     on_cpu = gpu_check.steps("cpu", tmp_path, tmp_path, [])
     assert [step.name for step in on_cpu] == ["tests", "benchmark"] and not any(step.environ for step in on_cpu)
 
