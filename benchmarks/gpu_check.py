@@ -32,11 +32,13 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
-#: Tests that run on the device.
-TESTS = ["tests/device", "tests/sampling/test_device_sampler_cuda.py", "tests/store/test_decode_cuda.py"]
-
 #: Tests that run under the sanitizer. It watches operators in the caller's thread, in which the pipeline runs, and makes them many times slower.
-UNDER_SANITIZER = ["tests/device/test_batches.py", "tests/device/test_epochs.py"]
+UNDER_SANITIZER = [
+    "tests/device/test_batches.py::test_batches_on_the_device_equal_batches_on_the_cpu",
+    "tests/device/test_batches.py::test_attributes_already_on_the_device_are_in_the_batch",
+    "tests/device/test_batches.py::test_a_transform_runs_on_the_device",
+    "tests/device/test_epochs.py::test_loaders_that_take_turns_do_not_disturb_each_other",
+]
 
 
 @dataclass(frozen=True)
@@ -100,10 +102,11 @@ def steps(device: str, results: Path, folder: Path, more: Sequence[str]) -> list
         ]
     need = {"FAIL_WITHOUT_CUDA": "1"}
     watch = {**need, "TORCH_CUDA_SANITIZER": "1"}
+    on_gpu = ["tests/device", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/*/test_*_cuda.py"))]
     return [
         Step("build", pip, 90),
         Step("training", training, 170),
-        Step("tests", [*pytest, f"--junit-xml={tests}", *TESTS], 150, need, tests),
+        Step("tests", [*pytest, f"--junit-xml={tests}", *on_gpu], 150, need, tests),
         Step("sampling", [python, "benchmarks/bench_device_sampler.py", *to], 60),
         Step("decoding", [python, "benchmarks/bench_decode.py", *to], 30),
         Step("sanitizer", [*pytest, f"--junit-xml={sanitizer}", *UNDER_SANITIZER], 90, watch, sanitizer),

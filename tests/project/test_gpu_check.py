@@ -80,6 +80,13 @@ def test_the_steps_need_a_gpu_only_on_cuda(tmp_path):
     assert all(step.environ["FAIL_WITHOUT_CUDA"] == "1" for step in on_gpu if step.report)
     assert on_gpu[-1].environ["TORCH_CUDA_SANITIZER"] == "1"
     assert sum(step.limit_s for step in on_gpu) <= 600
+    arguments = [argument for step in on_gpu if step.report for argument in step.command]
+    named = [argument.partition("::") for argument in arguments if argument.startswith("tests/")]
+    assert len(named) > 5
+    for file, _, name in named:
+        assert (gpu_check.ROOT / file).exists() and (
+            not name or f"def {name}(" in (gpu_check.ROOT / file).read_text()
+        ), file
     on_cpu = gpu_check.steps("cpu", tmp_path, tmp_path, [])
     assert [step.name for step in on_cpu] == ["tests", "training"] and not any(step.environ for step in on_cpu)
 
