@@ -18,10 +18,11 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
-from common import write_results
+from common import RESULTS, write_results
 from torch import Tensor
 
 from salientpp.store.assembly import assemble_rows, decode_rows
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--columns", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result file")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     x = torch.randn(2 * arguments.rows, arguments.columns, generator=torch.Generator().manual_seed(0))
@@ -44,7 +46,7 @@ def main() -> None:
         for format in ["float32", *FORMATS]:
             rows.append(time_format(format, x, memory, device, arguments.repeats))
             print(in_words(rows[-1]), flush=True)
-    write_results("decode", rows, rows_of_batch=arguments.rows, columns=arguments.columns)
+    write_results("decode", rows, arguments.results, rows_of_batch=arguments.rows, columns=arguments.columns)
 
 
 def time_format(format: str, x: Tensor, memory: str, device: torch.device, repeats: int) -> dict[str, Any]:

@@ -18,11 +18,12 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from unittest import mock
 
 import torch
 from bench_cuda import chung_lu
-from common import write_results
+from common import RESULTS, write_results
 from torch import Tensor
 
 from salientpp import Graph, ops
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=64, help="batches per turn")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the result file")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     data = chung_lu(arguments.vertices, arguments.degree, 1, 0.08, device)
@@ -54,6 +56,7 @@ def main() -> None:
     write_results(
         "device_sampler",
         rows,
+        arguments.results,
         vertices=graph.num_vertices,
         edges=graph.num_edges,
         batch_size=arguments.batch_size,

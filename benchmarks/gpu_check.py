@@ -2,9 +2,10 @@
 
     python benchmarks/gpu_check.py
 
-The steps are: build the extension, run the tests on the device, run some of them under torch's sanitizer of CUDA streams, and measure training
-(``bench_cuda.py``). Each step has a time limit. A step that fails does not stop the next ones, but the exit code is then 1. The whole takes at most
-ten minutes and downloads nothing. It writes results/gpu_check.json and results/cuda.json.
+It builds the extension and measures training (``bench_cuda.py``). It runs the tests on the device and of the kernels. It measures sampling and decoding
+(``bench_device_sampler.py``, ``bench_decode.py``). Last, it runs some tests under torch's sanitizer of CUDA streams. Each step has a time limit. A step
+that fails does not stop the next ones, but the exit code is then 1. The whole takes at most ten minutes and downloads nothing. It writes
+results/gpu_check.json, cuda.json, device_sampler.json and decode.json. Tests run in eight processes if pytest-xdist is installed.
 
 ``--device cpu`` tries the script on a machine without a GPU. It does not build, and tests that need a GPU are skipped. Further arguments go to
 ``bench_cuda.py``.
@@ -24,6 +25,7 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,12 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
 #: Tests that run under the sanitizer. It watches operators in the caller's thread, in which the pipeline runs, and makes them many times slower.
-UNDER_SANITIZER = ["tests/device/test_batches.py", "tests/device/test_epochs.py"]
+UNDER_SANITIZER = [
+    "tests/device/test_batches.py::test_batches_on_the_device_equal_batches_on_the_cpu",
+    "tests/device/test_batches.py::test_attributes_already_on_the_device_are_in_the_batch",
+    "tests/device/test_batches.py::test_a_transform_runs_on_the_device",
+    "tests/device/test_epochs.py::test_loaders_that_take_turns_do_not_disturb_each_other",
+]
 
 
 @dataclass(frozen=True)
@@ -81,35 +88,28 @@ class Outcome:
 def steps(device: str, results: Path, folder: Path, more: Sequence[str]) -> list[Step]:
     """Returns the steps. Reports of tests are written to ``folder``."""
     python = sys.executable
-    pip = [
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-build-isolation",
-        "--no-deps",
-        "--no-index",
-        "--editable",
-        ".",
-    ]
-    pytest = [python, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]
+    pip = f"{python} -m pip install --quiet --no-build-isolation --no-deps --no-index --editable .".split()
+    # Triton's compiler and the start of ranks take most of the tests' time.
+    processes = ["-n", "8", "--dist", "worksteal"] if device == "cuda" and find_spec("xdist") else []
+    pytest = [python, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", *processes]
     tests, sanitizer = folder / "tests.xml", folder / "sanitizer.xml"
-    benchmark = [python, "benchmarks/bench_cuda.py", *more]
-    if device != "cuda":
-        benchmark += ["--device", device]
-    if results != RESULTS:
-        benchmark += ["--results", str(results)]
-    measures = Step("benchmark", benchmark, 190)
+    to = [] if results == RESULTS else ["--results", str(results)]
+    training = [python, "benchmarks/bench_cuda.py", *more, *to]
     if device == "cpu":
-        return [Step("tests", [*pytest, f"--junit-xml={tests}", "tests/device"], 180, report=tests), measures]
+        return [
+            Step("tests", [*pytest, f"--junit-xml={tests}", "tests/device"], 180, report=tests),
+            Step("training", [*training, "--device", "cpu"], 170),
+        ]
     need = {"FAIL_WITHOUT_CUDA": "1"}
     watch = {**need, "TORCH_CUDA_SANITIZER": "1"}
+    on_gpu = ["tests/device", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/*/test_*_cuda.py"))]
     return [
-        Step("build", pip, 120),
-        Step("tests", [*pytest, f"--junit-xml={tests}", "tests/device"], 180, need, tests),
-        Step("sanitizer", [*pytest, f"--junit-xml={sanitizer}", *UNDER_SANITIZER], 110, watch, sanitizer),
-        measures,
+        Step("build", pip, 90),
+        Step("training", training, 170),
+        Step("tests", [*pytest, f"--junit-xml={tests}", *on_gpu], 150, need, tests),
+        Step("sampling", [python, "benchmarks/bench_device_sampler.py", *to], 60),
+        Step("decoding", [python, "benchmarks/bench_decode.py", *to], 30),
+        Step("sanitizer", [*pytest, f"--junit-xml={sanitizer}", *UNDER_SANITIZER], 90, watch, sanitizer),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Tables of docs/results/gpu.md: training, rows on the device, assembly and tests on one GPU."""
+"""Tables of docs/results/gpu.md: training, rows on the device, assembly, decoding, sampling and tests on one GPU."""
 
 from __future__ import annotations
 
@@ -63,6 +63,40 @@ def draw_assembly(result: Row) -> str:
     return joined(title, table(["dtype", "kernel, µs", "torch, µs", "torch / kernel", "GB/s"], lines), source(result))
 
 
+def draw_sampling(result: Row) -> str:
+    found = {(row["name"], str(row["fanouts"])): row for row in result["rows"]}
+    fanouts = list(dict.fromkeys(of for _, of in found))
+    lines = [
+        [name, *(f"{found[name, of]['batches_per_second']:,.0f}" if (name, of) in found else "–" for of in fanouts)]
+        for name in dict.fromkeys(name for name, _ in found)
+    ]
+    title = (
+        f"**Sampling.** Batches of {result['batch_size']:,} seeds per second, by fanouts. The graph has {result['vertices']:,} vertices and "
+        f'{result["edges"]:,} edges. `device` leaves samples on the device, `device to host` delivers them as `sample_on="device"` does, and `in place` '
+        "reads the edges from pinned memory of the host. All samples are equal."
+    )
+    return joined(title, table(["sampler", *fanouts], lines), source(result))
+
+
+def draw_decoding(result: Row) -> str:
+    lines = [
+        [
+            row["format"],
+            row["memory"],
+            *(f"{row[way]['us']:,.0f}" if way in row else "–" for way in ("one pass", "two steps")),
+            f"{row['two steps']['us'] / row['one pass']['us']:.1f}×" if "two steps" in row else "–",
+        ]
+        for row in result["rows"]
+    ]
+    title = (
+        f"**Decoding.** Microseconds to assemble {result['rows_of_batch']:,} rows of {result['columns']} float32 values from encoded rows, in one pass, and in "
+        "two steps: assembly, then torch's operators."
+    )
+    return joined(
+        title, table(["format", "rows in", "one pass, µs", "two steps, µs", "two / one"], lines, left=2), source(result)
+    )
+
+
 def draw_tests(result: Row) -> str:
     lines = [
         [row["step"], "passed" if row["code"] == 0 else "failed", f"{row['seconds']:.0f}"]
@@ -78,5 +112,7 @@ DRAWN: Drawn = {
     "gpu_epochs": ("cuda", draw_epochs),
     "gpu_tiers": ("cuda", draw_tiers),
     "gpu_assembly": ("cuda", draw_assembly),
+    "gpu_sampling": ("device_sampler", draw_sampling),
+    "gpu_decoding": ("decode", draw_decoding),
     "gpu_tests": ("gpu_check", draw_tests),
 }

@@ -95,14 +95,14 @@ def forecast_sizes(basis: Basis, order: Order, types: Sequence[Any], shuffled: b
 
 
 def _some_turns(order: Order, shuffled: bool) -> list[Turn]:
-    """Returns turns of one epoch or of several, without the last turn of each epoch, which may be smaller."""
+    """Returns turns of one epoch or of several, without those that have fewer seeds, such as the last turn of each logical rank."""
     found: list[Turn] = []
     num_seeds = 0
     for epoch in count():
         turns = order.of_epoch(epoch)
-        turns = turns[:-1] or turns
-        found += turns
-        num_seeds += sum(_positions(turn).numel() for turn in turns)
+        sizes = [_positions(turn).numel() for turn in turns]
+        found += [turn for turn, size in zip(turns, sizes) if size == max(sizes)]
+        num_seeds += sum(sizes)
         enough = len(found) >= _TURNS or (num_seeds >= _SEEDS and len(found) >= LEAST_TRIAL)
         if enough or not turns or not shuffled:
             return [found[i] for i in _spread(len(found), min(_TURNS, len(found)))]

@@ -64,15 +64,19 @@ class DeviceTopology(GraphTopology):
             stream = own["stream"] = _new_stream(self.device)
         turn = _interpreter if self.device.type == "cpu" else contextlib.nullcontext()
         with turn, torch.get_device_module(self.device).stream(stream):
-            # An error leaves the table in an unknown state, so it is kept only after success.
-            table = own.pop("table", None)
-            table = self._held.new_table() if table is None else table
-            n_id, edges, num_nodes, num_edges = sample_neighbors(self._held, table, ids, fanouts, key, options.replace)
-            own["table"] = table
-            n_id = _on_host(n_id)
-            (row, col), edge = (NO_EDGES, None) if only_vertices else _ends_and_ids(_on_host(edges))
-            if self.device.type != "cpu":
-                stream.synchronize()
+            try:
+                # An error leaves the table in an unknown state, so it is kept only after success.
+                table = own.pop("table", None)
+                table = self._held.new_table() if table is None else table
+                n_id, edges, num_nodes, num_edges = sample_neighbors(
+                    self._held, table, ids, fanouts, key, options.replace
+                )
+                own["table"] = table
+                n_id = _on_host(n_id)
+                (row, col), edge = (NO_EDGES, None) if only_vertices else _ends_and_ids(_on_host(edges))
+            finally:  # also after an error: the kernels read arrays that may be freed next
+                if self.device.type != "cpu":
+                    stream.synchronize()
         if only_vertices:
             return SamplerOutput(n_id, row, col, edge)
         return SamplerOutput(

@@ -128,6 +128,31 @@ def test_compiled_and_autocast_models_train_on_batches(cuda, large):
         assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
+def test_a_cuda_graph_on_static_buffers_equals_the_plain_model(cuda, large):
+    options = {"input_nodes": large.train_mask, "batch_size": 256, "drop_last": True, "pad": "fixed", "device": cuda}
+    static = make(large, static_buffers=True, num_workers=2, **options)
+    model = GraphSAGE(100, 16, num_layers=2, out_channels=7).to(cuda).double().eval()
+    graph, out, replayed = torch.cuda.CUDAGraph(), None, 0
+    with torch.no_grad():
+        for batch, other in zip(static, make(large, num_workers=2, **options), strict=True):
+            if out is None:
+                side = torch.cuda.Stream()
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):  # cuBLAS allocates its memory before the capture
+                    model(batch.x.double(), batch.edge_index)
+                torch.cuda.current_stream().wait_stream(side)
+                addresses = batch.x.data_ptr(), batch.edge_index.data_ptr()
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads pin memory meanwhile
+                    out = model(batch.x.double(), batch.edge_index)
+            if (batch.x.data_ptr(), batch.edge_index.data_ptr()) != addresses:
+                continue  # a larger batch, with buffers of its own
+            graph.replay()
+            replayed += 1
+            want = model(other.x.double(), other.edge_index)[: other.batch_size]
+            torch.testing.assert_close(out[: batch.batch_size], want, rtol=1e-9, atol=1e-9)
+    assert replayed > 0.9 * len(static)
+
+
 # --- ranks ------------------------------------------------------------------------------------------------
 
 

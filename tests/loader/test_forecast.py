@@ -11,6 +11,7 @@ from padded import typed
 from scipy import stats
 from torch_geometric.data import Data
 
+import salientpp
 from salientpp import NeighborLoader
 from salientpp.loader import forecast as module
 from salientpp.loader.batch_sizes import EDGES, sizes_of, types_of
@@ -90,6 +91,20 @@ def test_a_batch_of_all_seeds_and_all_neighbours_has_no_deviation():
     found = forecast_of(loader)
     assert found == {None: Forecast(batch.num_nodes + 1.0, 0.0), EDGES: Forecast(float(batch.num_edges), 0.0)}
     assert found[None].share_above(1.0) == 0.0
+
+
+def test_smaller_batches_at_the_end_of_logical_ranks_do_not_widen_the_forecast(tmp_path):
+    salientpp.partition(GRAPH, num_parts=1, root=tmp_path / "part", num_neighbors=[5], batch_size=50)
+    part = salientpp.load(tmp_path / "part")
+    size = part.split("train", 0).numel()
+    options = dict(
+        batch_size=size // 4 - 20, shuffle=True, seed=5
+    )  # two logical ranks: two whole batches each, and a small one
+    one, two = (forecast_of(NeighborLoader(part, [5], "train", logical_ranks=number, **options)) for number in (1, 2))
+    assert one.keys() == two.keys()
+    for type_ in one:
+        assert two[type_].deviation == pytest.approx(one[type_].deviation, rel=0.2)
+        assert two[type_].mean == pytest.approx(one[type_].mean, rel=0.02)
 
 
 def test_draws_in_blocks_have_the_forecast_of_independent_draws():

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
+import time
+from pathlib import Path
 
 import bench_cuda
 import gpu_check
+from distributed import HANG
 from drawing import gpu
 from gpu_check import Outcome, Step, count_tests, run
 
 
 def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_step_that_fails_does_not_stop_the_next(monkeypatch, tmp_path, capfd):
@@ -38,12 +47,14 @@ def test_a_step_is_stopped_at_its_limit_with_its_children(tmp_path):
         f"open({str(written)!r}, 'w').write(str(child.pid)); time.sleep(3600)"
     )
     limit = 1.0
-    while not written.exists():  # on a busy machine the child may need longer to start
+    while not (written.exists() and written.read_text()):  # on a busy machine the child may need longer to start
         outcome = run(Step("slow", python(code), limit))
         limit *= 2
     assert outcome.code is None and not outcome.passed and "stopped at its limit" in outcome.words
-    state = f"/proc/{int(written.read_text())}/stat"
-    assert not os.path.exists(state) or open(state).read().split()[2] == "Z"
+    ends = time.monotonic() + HANG
+    while is_running(int(written.read_text())):  # a killed process needs a moment to end
+        assert time.monotonic() < ends
+        time.sleep(0.01)
 
 
 def test_tests_are_counted_by_file_and_outcome(tmp_path):
@@ -65,12 +76,19 @@ def test_tests_are_counted_by_file_and_outcome(tmp_path):
 
 def test_the_steps_need_a_gpu_only_on_cuda(tmp_path):
     on_gpu = gpu_check.steps("cuda", tmp_path, tmp_path, [])
-    assert [step.name for step in on_gpu] == ["build", "tests", "sanitizer", "benchmark"]
-    assert all(step.environ["FAIL_WITHOUT_CUDA"] == "1" for step in on_gpu[1:3])
-    assert on_gpu[2].environ["TORCH_CUDA_SANITIZER"] == "1"
+    assert [step.name for step in on_gpu] == ["build", "training", "tests", "sampling", "decoding", "sanitizer"]
+    assert all(step.environ["FAIL_WITHOUT_CUDA"] == "1" for step in on_gpu if step.report)
+    assert on_gpu[-1].environ["TORCH_CUDA_SANITIZER"] == "1"
     assert sum(step.limit_s for step in on_gpu) <= 600
+    arguments = [argument for step in on_gpu if step.report for argument in step.command]
+    named = [argument.partition("::") for argument in arguments if argument.startswith("tests/")]
+    assert len(named) > 5
+    for file, _, name in named:
+        assert (gpu_check.ROOT / file).exists() and (
+            not name or f"def {name}(" in (gpu_check.ROOT / file).read_text()
+        ), file
     on_cpu = gpu_check.steps("cpu", tmp_path, tmp_path, [])
-    assert [step.name for step in on_cpu] == ["tests", "benchmark"] and not any(step.environ for step in on_cpu)
+    assert [step.name for step in on_cpu] == ["tests", "training"] and not any(step.environ for step in on_cpu)
 
 
 def test_the_benchmark_runs_on_the_cpu_and_is_summarised(monkeypatch, tmp_path):
@@ -94,10 +112,10 @@ def test_the_benchmark_runs_on_the_cpu_and_is_summarised(monkeypatch, tmp_path):
         if file == "cuda":
             rows = [line for line in draw(measured).splitlines() if line.startswith("|")]
             assert len(rows) > 3 and {row.count("|") for row in rows} == {rows[0].count("|")}, name
-    lines = gpu_check.summary([Outcome("benchmark", 0, 1.0)], measured)
+    lines = gpu_check.summary([Outcome("training", 0, 1.0)], measured)
     begins = [
         "",
-        "benchmark",
+        "training",
         "  plain step",
         "  trimmed step",
         "  loading alone",

@@ -21,7 +21,10 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
 import salientpp
-from salientpp import LinkNeighborLoader, NeighborLoader
+from salientpp import Graph, LinkNeighborLoader, NeighborLoader
+from salientpp.sampling.device_topology import DeviceTopology
+from salientpp.sampling.stored import GraphTopology
+from salientpp.sampling.topology import DrawOptions
 from tests.simulated_device import install, seed
 from tests.simulated_device.kernels import sampling_kernels
 
@@ -118,18 +121,38 @@ def typed(folder: Path) -> Callable[[int], None]:
     return run
 
 
-def sampling_on_the_device(free_memory: int) -> Scenario:
-    """Returns a scenario whose neighbours are drawn on the device, in three threads. ``free_memory`` decides where the lists of neighbours are."""
+def sampling_on_the_device(folder: Path) -> Callable[[int], None]:
+    """The device draws the neighbours, in three threads."""
+    part = _part(folder)
+    comparison = Comparison(_loader(part))
+    options = {"sample_on": "device", "num_workers": 3, "depth": 4, "device_rows": 0.3}
+
+    def run(number: int) -> None:
+        seed(number)
+        with sampling_kernels(free_memory=2**40):
+            comparison.compare_epoch(_loader(part, device=install(), **options))
+
+    return run
+
+
+def samples(free_memory: int) -> Scenario:
+    """Returns a scenario with samples that are compared on the host. ``free_memory`` decides where the lists of neighbours are."""
 
     def prepare(folder: Path) -> Callable[[int], None]:
-        part = _part(folder)
-        comparison = Comparison(_loader(part))
-        options = {"sample_on": "device", "num_workers": 3, "depth": 4, "device_rows": 0.3}
+        graph, options = Graph.from_data(_graph()), DrawOptions([[4, 3]])
+        seeds: dict[str | None, Tensor] = {None: torch.arange(0, N, 9)}
+        expected = [GraphTopology(graph).sample(seeds, key, options) for key in range(4)]
+        kept = []  # without the wait, kernels would read freed memory, which may crash the process instead of failing here
 
         def run(number: int) -> None:
             seed(number)
             with sampling_kernels(free_memory):
-                comparison.compare_epoch(_loader(part, device=install(), **options))
+                topology = DeviceTopology(graph, install())
+                kept.append(topology)
+                for key, other in enumerate(expected):
+                    sample = topology.sample(seeds, key, options)
+                    for name in ("node", "row", "col", "edge"):
+                        assert torch.equal(getattr(sample, name), getattr(other, name)), f"sample {key}: {name}"
 
         return run
 
@@ -378,8 +401,9 @@ SCENARIOS: dict[str, Scenario] = {
     "zero copy": with_options(zero_copy=True),
     "narrow rows": with_options(depth=4, device_rows=0.3, store_as={"x": "int8"}),
     "static buffers": with_options(depth=4, device_rows=0.3, pad="fixed", static_buffers=True),
-    "sampling on the device": sampling_on_the_device(2**40),
-    "sampling in place": sampling_on_the_device(0),
+    "samples": samples(free_memory=2**40),
+    "samples from pinned memory": samples(free_memory=0),
+    "sampling on the device": sampling_on_the_device,
     "typed": typed,
     "links": links,
     "sparse adjacency": sparse_adjacency,
