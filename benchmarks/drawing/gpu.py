@@ -28,6 +28,8 @@ def draw_epochs(result: Row) -> str:
 
 def draw_tiers(result: Row) -> str:
     found = {(row["order"], row["beta"]): row for row in result["rows"] if row["part"] == "tier"}
+    if not found:
+        return "The run was stopped before these cases were complete."
     orders = list(dict.fromkeys(order for order, _ in found))
     lines = []
     for beta in dict.fromkeys(beta for _, beta in found):
