@@ -5,6 +5,7 @@ The kernels run in Triton's interpreter, and are compiled for GPUs that this mac
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -24,6 +25,9 @@ from salientpp.sampling.topology import DrawOptions
 triton = pytest.importorskip("triton")
 CPU = torch.device("cpu")
 
+#: Sets of 500 random cases. HYPOTHESIS_PROFILE=nightly runs 10,000 cases, which takes minutes in the interpreter.
+SETS = range(20 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 4)
+
 
 @pytest.fixture
 def interpreted():
@@ -31,7 +35,7 @@ def interpreted():
         yield
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", SETS)
 def test_a_device_draws_what_the_host_draws(interpreted, seed):
     generator = np.random.default_rng(seed)
     for _ in range(500):
