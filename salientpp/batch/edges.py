@@ -43,14 +43,21 @@ class BatchEdges(Tensor):
     def _with_mark(self, out: Tensor) -> Tensor:
         return mark(out, self.hops, self.relation) if self.is_given and out.dtype == self.dtype else out
 
+    def _moved(self, out: Tensor, non_blocking: bool) -> Tensor:
+        """Marks the edges on another device, and moves the lists that a model will use along with them."""
+        if self.is_given:
+            for lists in self.hops.made_lists().values():
+                lists.to(out.device, non_blocking=non_blocking)
+        return self._with_mark(out)
+
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
-        return self._with_mark(super().to(*args, **kwargs))
+        return self._moved(super().to(*args, **kwargs), kwargs.get("non_blocking", False))
 
     def cpu(self, *args: Any, **kwargs: Any) -> Tensor:
         return self._with_mark(super().cpu(*args, **kwargs))
 
     def cuda(self, *args: Any, **kwargs: Any) -> Tensor:
-        return self._with_mark(super().cuda(*args, **kwargs))
+        return self._moved(super().cuda(*args, **kwargs), kwargs.get("non_blocking", False))
 
     def clone(self, *args: Any, **kwargs: Any) -> Tensor:
         return self._with_mark(super().clone(*args, **kwargs))
@@ -62,6 +69,7 @@ class BatchEdges(Tensor):
         return self._with_mark(super().contiguous(*args, **kwargs))
 
     def pin_memory(self, *args: Any, **kwargs: Any) -> Tensor:
+        self.hops.kept |= {key: lists.pin_memory() for key, lists in self.hops.made_lists().items()}
         return self._with_mark(super().pin_memory(*args, **kwargs))
 
     # torch does not count writes through the results of the following methods.

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from salientpp.batch.contents import is_sparse_tensor
+from salientpp.batch.edges import BatchEdges
 
 
 class StageError(RuntimeError):
@@ -210,9 +211,15 @@ def record_stream(state: Any, stream: Any) -> None:
 
 
 def tensors_in(state: Any) -> Iterator[Tensor]:
-    """Yields all dense tensors in a batch's state: in dataclasses, lists, dictionaries, sparse tensors and objects with ``to_dict``."""
+    """Yields all dense tensors in a batch's state: in dataclasses, lists, dictionaries, sparse tensors and objects with ``to_dict``.
+
+    The edges of a batch also yield their lists on devices.
+    """
     if isinstance(state, Tensor):
         yield from [state] if state.layout == torch.strided else _parts_of(state)
+        if isinstance(state, BatchEdges):
+            for lists in state.hops.made_lists().values():
+                yield from lists.moved()
     elif isinstance(state, dict):
         for value in state.values():
             yield from tensors_in(value)

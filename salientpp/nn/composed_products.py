@@ -117,11 +117,14 @@ def _by_source(lists: EdgeLists, num_targets: int, num_sources: int) -> tuple[Te
     indptr, target, place = lists.by_source
     if (num_targets, num_sources) == (lists.num_targets, lists.num_sources):
         return indptr, target, place
-    kept = target < num_targets
+    kept, number = target < num_targets, lists.num_places(num_targets)
     before = torch.zeros(kept.numel() + 1, dtype=torch.int64, device=kept.device)
     torch.cumsum(kept, 0, out=before[1:])
+    # A mask would make the host wait for the number of kept edges, which it knows. The others are written to one place at the end, which is cut off.
+    to = torch.where(kept, before[:-1], number)
+    target, place = (array.new_empty(number + 1).scatter_(0, to, array)[:number] for array in (target, place))
     # The kept edges use only the first sources, so the lists end there.
-    return before[indptr[: num_sources + 1]], target[kept], place[kept]
+    return before[indptr[: num_sources + 1]], target, place
 
 
 def _product(indptr: Tensor, index: Tensor, values: Tensor, rows: Tensor) -> Tensor:

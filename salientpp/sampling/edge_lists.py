@@ -6,12 +6,14 @@ per list; their gradients run over the lists by source.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from salientpp import ops
+from salientpp.store.rows import pinned
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,14 +75,29 @@ class EdgeLists:
             return self
         moved: dict[torch.device, EdgeLists] = self.__dict__.setdefault("_moved", {})
         if device not in moved:
-            arrays = (self.indptr, self.source, self.edge, *self.__dict__.get("_by_source", ()))
-            there = [None if array is None else array.to(device, non_blocking=non_blocking) for array in arrays]
-            lists = EdgeLists(there[0], there[1], there[2], self.num_sources)  # type: ignore[arg-type]
-            lists.__dict__["_host_indptr"] = self.__dict__.get("_host_indptr", self.indptr)
-            if there[3:]:
-                lists.__dict__["_by_source"] = tuple(there[3:])
-            moved[device] = lists
+            moved[device] = self._copied(lambda array: array.to(device, non_blocking=non_blocking))
         return moved[device]
+
+    def pin_memory(self) -> EdgeLists:
+        """Returns the lists in pinned memory, from which a device copies them while the host goes on."""
+        return self._copied(pinned)
+
+    def moved(self) -> Iterator[Tensor]:
+        """Yields the tensors of the copies that :meth:`to` made on devices."""
+        for lists in self.__dict__.get("_moved", {}).values():
+            yield from (array for array in lists._arrays() if array is not None)
+
+    def _arrays(self) -> list[Tensor | None]:
+        return [self.indptr, self.source, self.edge, *self.__dict__.get("_by_source", ())]
+
+    def _copied(self, copy: Callable[[Tensor], Tensor]) -> EdgeLists:
+        """Returns these lists with copies of their arrays, also of the lists by source if these exist."""
+        indptr, source, edge, *by_source = (None if array is None else copy(array) for array in self._arrays())
+        lists = EdgeLists(indptr, source, edge, self.num_sources)  # type: ignore[arg-type]
+        lists.__dict__["_host_indptr"] = self.__dict__.get("_host_indptr", self.indptr)
+        if by_source:
+            lists.__dict__["_by_source"] = tuple(by_source)
+        return lists
 
 
 def group_edges(edge_index: Tensor, num_sources: int, num_targets: int) -> EdgeLists | None:

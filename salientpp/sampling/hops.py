@@ -116,6 +116,10 @@ class Hops:
                 if by_source and lists is not None:
                     lists.by_source  # noqa: B018 (made on first use)
 
+    def made_lists(self) -> dict[Any, EdgeLists]:
+        """Returns the lists that were made so far, by their key in :attr:`kept`."""
+        return {key: lists for key, lists in self.kept.items() if isinstance(lists, EdgeLists)}
+
     def __reduce__(self) -> Any:
         """Pickles without the lists; the receiver makes them again."""
         return Hops, (self.num_nodes, self.num_edges, self.edge_index)

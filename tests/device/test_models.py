@@ -10,6 +10,8 @@ from batches import make
 from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 
 import salientpp
+from salientpp.nn import composed_products
+from salientpp.sampling.edge_lists import EdgeLists
 
 from .devices import SIMULATES
 
@@ -55,3 +57,19 @@ def test_a_trimmed_model_on_the_device_equals_the_plain_model(device, data, kind
         ]
         for ours, theirs in zip(*grads, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_lists_by_source_are_cut_without_a_wait(device):
+    indptr, source = torch.tensor([0, 3, 3, 7, 9]), torch.tensor([0, 2, 1, 3, 0, 2, 1, 4, 5])
+    lists = EdgeLists(indptr, source, None, 6)
+    lists.by_source  # noqa: B018 (made on first use)
+    want = composed_products._by_source(lists, 3, 4)
+    assert [list(map(int, part)) for part in want] == [[0, 2, 4, 6, 7], [0, 2, 0, 2, 0, 2, 2], [0, 4, 2, 6, 1, 5, 3]]
+    module, there = torch.get_device_module(device), lists.pin_memory().to(device, non_blocking=True)
+    module.set_sync_debug_mode("error")
+    try:
+        got = composed_products._by_source(there, 3, 4)
+    finally:
+        module.set_sync_debug_mode("default")
+    for ours, expected in zip(got, want, strict=True):
+        assert torch.equal(ours.cpu(), expected)

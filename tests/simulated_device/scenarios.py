@@ -7,6 +7,7 @@ for a wrong value.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +19,7 @@ from batches import make
 from graphs import RELATIONS, identity_features, random_data, random_hetero
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import GraphSAGE
+from torch_geometric.nn import GAT, GraphSAGE
 
 import salientpp
 from salientpp import Graph, LinkNeighborLoader, NeighborLoader
@@ -283,30 +284,52 @@ def transform(folder: Path) -> Callable[[int], None]:
     return run
 
 
-def training(folder: Path) -> Callable[[int], None]:
-    """A model learns from the batches. Its weights are compared with those of the same model on the CPU."""
-    part = _part(folder)
+def training(trims: bool) -> Scenario:
+    """Returns a scenario in which a model learns from the batches. Its weights are compared with those of the same model on the CPU.
 
-    def weights(device: Any, depth: int) -> list[Tensor]:
-        torch.manual_seed(0)
-        model = GraphSAGE(WIDTH, 8, num_layers=2, out_channels=7).to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
-        for batch in _loader(part, device=device, depth=depth, device_rows=0.3):
-            out = model(batch.x, batch.edge_index)[: batch.batch_size]
-            loss = torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return [parameter.detach() for parameter in model.parameters()]
+    A trimmed model also computes with lists of the edges. In its second epoch, the device has all lists before the host asks for them.
+    """
 
-    expected = weights("cpu", 1)
+    def prepare(folder: Path) -> Callable[[int], None]:
+        part = _part(folder)
 
-    def run(number: int) -> None:
-        seed(number)
-        for ours, want in zip(weights(install(), 4), expected, strict=True):
-            torch.testing.assert_close(ours.cpu(), want)
+        def weights(device: Any, depth: int) -> list[Tensor]:
+            torch.manual_seed(0)
+            plain = GAT(WIDTH, 8, 2, 7, heads=2) if trims else GraphSAGE(WIDTH, 8, num_layers=2, out_channels=7)
+            model = salientpp.nn.trim(plain.to(device)) if trims else plain.to(device)
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+            loader = _loader(part, device=device, depth=depth, device_rows=0.3)
+            for epoch in range(2):
+                for batch in loader:
+                    with _without_waits() if trims and epoch else contextlib.nullcontext():
+                        out = model(batch.x, batch.edge_index)[: batch.batch_size]
+                        loss = torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size])
+                        optimizer.zero_grad()
+                        loss.backward()
+                    optimizer.step()
+                    del batch
+            return [parameter.detach() for parameter in model.parameters()]
 
-    return run
+        expected = weights("cpu", 1)
+
+        def run(number: int) -> None:
+            seed(number)
+            for ours, want in zip(weights(install(), 4), expected, strict=True):
+                torch.testing.assert_close(ours.cpu(), want)
+
+        return run
+
+    return prepare
+
+
+@contextlib.contextmanager
+def _without_waits() -> Iterator[None]:
+    """Makes it an error if the host waits for the device."""
+    torch.simulated.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.simulated.set_sync_debug_mode("default")
 
 
 # --- the user's own tensors on the device -------------------------------------------------------------------
@@ -412,7 +435,8 @@ SCENARIOS: dict[str, Scenario] = {
     "the loader ends first, zero copy": loader_ends_first(zero_copy=True, depth=1),
     "early exit": early_exit,
     "transform": transform,
-    "training": training,
+    "training": training(trims=False),
+    "training of a trimmed model": training(trims=True),
     "own tensors": own_tensors(lambda index: False, num_workers=0, depth=4),
     "own tensors, written after each batch": own_tensors(lambda index: True, num_workers=1, depth=4),
     "own tensors, written once": own_tensors(lambda index: index == 2, num_workers=0, depth=10),
