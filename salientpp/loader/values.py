@@ -31,6 +31,10 @@ EXCLUDED: Mapping[tuple[str, str], str] = {
 }
 
 
+#: What the pipeline uses of torch's module for a device.
+_STREAMS = ("Event", "Stream", "stream", "current_stream", "default_stream")
+
+
 class Options(Values):
     """Values of the package's options of one loader, as the user gave them, with PyG's ``transform`` and ``transform_sampler_output``."""
 
@@ -98,6 +102,11 @@ class Options(Values):
                 else "; this torch is built without CUDA, or finds no GPU (check nvidia-smi and CUDA_VISIBLE_DEVICES)"
             )
             raise ValueError(f"device must be {there}, got {str(found)!r}{why}")
+        lacks = next((name for name in _STREAMS if not hasattr(torch.get_device_module(found), name)), None)
+        if lacks is not None:
+            raise ValueError(
+                f"device must have torch's streams and events, got {str(found)!r}, and torch.{found.type} has no {lacks}; upgrade torch, or use the CPU"
+            )
         return found
 
     def checked_timeout(self) -> timedelta:

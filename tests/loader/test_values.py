@@ -16,6 +16,7 @@ def accelerator(monkeypatch) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 1)
+    monkeypatch.setattr(torch.xpu, "default_stream", None, raising=False)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,13 @@ def test_the_error_of_a_missing_device_names_those_that_exist(accelerator, given
     text = re.escape(f"device must be the CPU or one of 2 XPU devices, got {given!r}")
     with pytest.raises(ValueError, match=f"^{text}$"):
         Options(device=given).checked_device()
+
+
+def test_a_device_without_streams_is_refused(accelerator, monkeypatch):
+    monkeypatch.delattr(torch.xpu, "default_stream")
+    text = "device must have torch's streams and events, got 'xpu:0', and torch.xpu has no default_stream; upgrade torch, or use the CPU"
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        Options(device="xpu:0").checked_device()
 
 
 def test_zero_copy_is_refused_on_a_device_for_which_triton_does_not_compile():
