@@ -183,6 +183,5 @@ def hold_for_stream(rows: Tensor, device: torch.device) -> None:
     if rows.device.type != "cpu":
         rows.record_stream(torch.get_device_module(device).current_stream(device))
     elif device.type != "cpu":
-        rows[:1].to(
-            device, non_blocking=True
-        )  # torch records the streams that use pinned memory only when they copy from it
+        # torch learns which streams use pinned memory only from copies out of it, so one row is copied.
+        rows[:1].to(device, non_blocking=True)
