@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import pickle
 
+import distributed
 import pytest
 import torch
 import triton_interpreter
@@ -51,6 +52,20 @@ def test_batches_equal_the_hosts_batches(interpreted, tmp_path, source, options)
     made = make(graph, input_nodes=nodes, sample_on="device", **options)
     assert isinstance(made.node_sampler.topology, DeviceTopology)
     assert_same_batches(list(made), list(make(graph, input_nodes=nodes, **options)))
+
+
+def _on_the_device_of_one_rank(rank: int, root: str) -> int:
+    options = {"batch_size": 16, "shuffle": True, "seed": 3, "replication_factor": 0.3}
+    want = list(NeighborLoader(salientpp.load(root), [4, 3], "train", **options))
+    with triton_interpreter.interpreted():
+        on = "device" if rank == 1 else "host"
+        assert_same_batches(list(NeighborLoader(salientpp.load(root), [4, 3], "train", sample_on=on, **options)), want)
+    return len(want)
+
+
+def test_ranks_may_sample_in_different_places(tmp_path):
+    salientpp.partition(random_data(), 2, tmp_path / "d", [4, 3], 16, method="random")
+    assert min(distributed.run(_on_the_device_of_one_rank, 2, str(tmp_path / "d"))) > 3
 
 
 @pytest.mark.parametrize("negatives", ["binary", "triplet"])

@@ -735,6 +735,7 @@ _DIFFERENT = {
 _APART = {
     "data", "input_time", "temporal_strategy", "weight_attr", "neighbor_sampler", "process_group", "dataset", "collate_fn",
     "sampler", "batch_sampler", "multiprocessing_context", "cache", "device", "input_id", "custom_cls", "share", "ways",
+    "sample_on",
 }  # fmt: skip
 
 
@@ -788,7 +789,7 @@ def test_the_documented_table_says_what_is_compared():
         for which in ("yes", "no")
     )
     assert alike >= {name for name, (_, _, named) in _DIFFERENT.items() if named}
-    assert own >= {name for name, (_, _, named) in _DIFFERENT.items() if not named} | {"cache", "device"}
+    assert own >= {name for name, (_, _, named) in _DIFFERENT.items() if not named} | {"cache", "device", "sample_on"}
     assert not alike & own
 
 
