@@ -73,7 +73,8 @@ class DeviceTopology(GraphTopology):
                 )
                 own["table"] = table
                 n_id = _on_host(n_id)
-                (row, col), edge = (NO_EDGES, None) if only_vertices else _ends_and_ids(_on_host(edges))
+                # Sources and targets are one tensor on the host, so that a batch gets them without a copy.
+                (row, col), edge = (NO_EDGES, None) if only_vertices else (_on_host(edges[:2]), _on_host(edges[2]))
             finally:  # also after an error: the kernels read arrays that may be freed next
                 if self.device.type != "cpu":
                     stream.synchronize()
@@ -87,10 +88,6 @@ class DeviceTopology(GraphTopology):
 def _new_stream(device: torch.device) -> Any:
     module = torch.get_device_module(device)
     return module.Stream() if device.type == "cpu" else module.Stream(device=device)
-
-
-def _ends_and_ids(edges: Tensor) -> tuple[Tensor, Tensor]:
-    return edges[:2], edges[2]
 
 
 def _on_host(values: Tensor) -> Tensor:
