@@ -82,9 +82,14 @@ class Epochs:
         logical_rank = self.placement.logical_ranks[0] if logical_rank is None else logical_rank
         return batch_keys(self.seed, epoch, logical_rank, index, self.draw_block)
 
-    def pieces(self, epoch: int, turn: Turn) -> list[tuple[Tensor, BatchKeys]]:
-        """Returns seed positions and draw keys of a batch, one pair per piece. A batch has several pieces if the batches of a round are joined."""
-        return [(positions, self.keys(epoch, turn.round, logical_rank)) for logical_rank, positions in turn.pieces]
+    def pieces(self, epoch: int, turn: Turn, index: int | None = None) -> list[tuple[Tensor, BatchKeys]]:
+        """Returns seed positions and draw keys of a batch, one pair per piece. A batch has several pieces if the batches of a round are joined.
+
+        Args:
+            index: number of the batch whose keys are used. None: that of the turn's round.
+        """
+        index = turn.round if index is None else index
+        return [(positions, self.keys(epoch, index, logical_rank)) for logical_rank, positions in turn.pieces]
 
     def positions(self, epoch: int) -> list[Tensor]:
         """Returns the positions of an epoch's seeds, int64, one tensor per batch."""

@@ -140,14 +140,12 @@ def _by_seed(basis: Basis, turns: Sequence[Turn], types: Sequence[Any]) -> Tenso
 
 def _counted(basis: Basis, turns: Sequence[Turn], types: Sequence[Any], first: int) -> Tensor:
     """Samples the turns, each with keys of its own, the first with those of number ``first``. Returns their sizes, float64 [turns, types]."""
-    keys, source = basis.epochs.keys, basis.source
 
     def counted(numbered: tuple[int, Turn]) -> list[int]:
         number, turn = numbered
         # Batches of a block have the same draws, and the trial needs independent ones.
-        index = number * basis.epochs.draw_block
-        pieces = [(positions, keys(TRIAL_EPOCH, index, logical_rank)) for logical_rank, positions in turn.pieces]
-        sizes = sizes_of(source.draw_joined(pieces))
+        pieces = basis.epochs.pieces(TRIAL_EPOCH, turn, number * basis.epochs.draw_block)
+        sizes = sizes_of(basis.source.draw_joined(pieces))
         return [sizes.get(type_, 0) for type_ in types]
 
     sizes = in_order(counted, enumerate(turns, first), "salientpp-sizes")

@@ -154,9 +154,7 @@ class Padding:
         shape[dim] = size
         if value.requires_grad:
             if self.static is not None:
-                raise ValueError(
-                    f"static_buffers cannot hold {name}, because it needs a gradient; call {name}.detach_(), or leave static_buffers out"
-                )
+                self.static.check(name, value)
             out = torch.cat([value, value.new_empty(shape).narrow(dim, number, size - number)], dim)
         else:
             out = self._empty(store, name, shape, value.dtype, value.device)
@@ -212,11 +210,7 @@ def tried_classes(data: Any, basis: Basis, turns: Sequence[Turn]) -> Classes:
     """Returns size classes from a trial of some turns of an epoch. They depend only on the seed and the data."""
     turns = turns[:-1] or turns  # the last batch may be smaller
     chosen = turns[:: -(-len(turns) // TRIAL) or 1]
-    keys = basis.epochs.keys
-    trial = (
-        [(positions, keys(TRIAL_EPOCH, number, logical_rank)) for logical_rank, positions in turn.pieces]
-        for number, turn in enumerate(chosen)
-    )
+    trial = (basis.epochs.pieces(TRIAL_EPOCH, turn, number) for number, turn in enumerate(chosen))
     sizes = (sizes_of(basis.source.draw_joined(pieces)) for pieces in trial)
     return Classes.of(sizes, types_of(data))
 
@@ -228,7 +222,7 @@ def padded_bytes(padding: Padding, producer: Producer, turn: Turn) -> tuple[int,
         turn: any turn. The batch is made of its sample, with arbitrary values as rows of the vertices.
     """
     basis, builder, fetch, source = producer.basis, producer.builder, producer.fetch, producer.basis.source
-    pieces = [(positions, basis.epochs.keys(TRIAL_EPOCH, 0, logical_rank)) for logical_rank, positions in turn.pieces]
+    pieces = basis.epochs.pieces(TRIAL_EPOCH, turn, 0)
     mfg, contents = source.draw_joined(pieces), builder.contents()
     n_id = ids_by_type(mfg.node)
     columns = builder.brought(contents)

@@ -38,6 +38,13 @@ class StaticBuffers:
                 torch._dynamo.mark_static_address(self._tensors[key])
         return self._tensors[key]
 
+    def check(self, name: str, value: Tensor) -> None:
+        """Raises ValueError if the tensor of an attribute needs a gradient."""
+        if value.requires_grad:
+            raise ValueError(
+                f"static_buffers cannot hold {name}, because it needs a gradient; call {name}.detach_(), or leave static_buffers out"
+            )
+
     def hold(self, batch: Data | HeteroData, data: Any) -> None:
         """Moves the other dense tensors of a batch into tensors of this object. Tensors that belong to the user's ``data`` stay, as do sparse tensors.
 
@@ -50,10 +57,7 @@ class StaticBuffers:
                     continue
                 if isinstance(data, (Data, HeteroData)) and value is _storage(data, store._key).get(name):
                     continue
-                if value.requires_grad:
-                    raise ValueError(
-                        f"static_buffers cannot hold {name}, because it needs a gradient; call {name}.detach_(), or leave static_buffers out"
-                    )
+                self.check(name, value)
                 tensor = self.tensor(store._key, name, value.shape, value.dtype, value.device)
                 if tensor is not value:
                     store[name] = tensor.copy_(value)
