@@ -56,14 +56,18 @@ class Graph:
             if tensor.layout != torch.strided:
                 raise ValueError(f"{name} must be a dense tensor, got layout {tensor.layout}")
             object.__setattr__(self, name, tensor.contiguous())
-        try:
-            ops.check_csc(self.indptr, self.indices)
-        except RuntimeError as error:
-            raise ValueError(str(error)) from None
+        self.check_lists()
         if self.edge_id is not None and (self.edge_id.dtype, self.edge_id.shape) != (torch.int64, self.indices.shape):
             raise ValueError(
                 f"edge_id must be int64 [{self.num_edges}], got {self.edge_id.dtype} {list(self.edge_id.shape)}"
             )
+
+    def check_lists(self) -> None:
+        """Raises ValueError unless ``indptr`` and ``indices`` are a graph in CSC form. Arrays of a memory-mapped graph may have been altered on disk."""
+        try:
+            ops.check_csc(self.indptr, self.indices)
+        except RuntimeError as error:
+            raise ValueError(str(error)) from None
 
     @classmethod
     def trusted(cls, indptr: Tensor, indices: Tensor) -> Graph:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from salientpp import ops
 from salientpp.graph.csc import Graph
 from salientpp.ids import first_outside
 from salientpp.store.assembly import has_kernel, has_triton
@@ -85,10 +84,7 @@ def _free_memory(device: torch.device) -> int:
 
 def _check(graph: Graph) -> None:
     """Checks that kernels read nothing outside the arrays. Kernels cannot report an array that was altered on disk."""
-    try:
-        ops.check_csc(graph.indptr, graph.indices)
-    except RuntimeError as error:
-        raise ValueError(str(error)) from None
+    graph.check_lists()
     if graph.num_edges >= 2**31 and int(graph.in_degree().max()) >= 2**31:
         raise ValueError("a vertex has 2^31 neighbours or more, too many to draw from on a device; sample on the host")
 
