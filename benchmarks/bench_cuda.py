@@ -24,7 +24,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from common import PYG, RESULTS, pyg_loader, settle, write_results
+from common import PYG, RESULTS, pyg_loader, seconds_on_device, settle, write_results
 from torch import Tensor
 from torch.nn import functional
 from torch_geometric.data import Data
@@ -317,19 +317,7 @@ def time_assembly(data: Data, device: torch.device) -> list[dict]:
 def time_on_device(function: Callable, device: torch.device, repeats: int = 20) -> float:
     for _ in range(3):
         function()
-    if device.type != "cuda":
-        started = time.perf_counter()
-        function()
-        return time.perf_counter() - started
-    spent = []
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        function()
-        end.record()
-        end.synchronize()
-        spent.append(begin.elapsed_time(end) / 1e3)
-    return statistics.median(spent)
+    return statistics.median(seconds_on_device(function, device) for _ in range(repeats))
 
 
 if __name__ == "__main__":

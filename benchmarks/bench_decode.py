@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, write_results
+from common import RESULTS, seconds_on_device, write_results
 from torch import Tensor
 
 from salientpp.store.assembly import assemble_rows, decode_rows
@@ -107,19 +106,6 @@ def as_in_a_batch(stored: Tensor, num_rows: int, memory: str, device: torch.devi
     index = torch.cat([drawn, len(stored) + torch.arange(2 * few)])[torch.randperm(num_rows, generator=generator)]
     there = stored.to(device)
     return [there, there[:few].clone(), there[few : 2 * few].clone()], index.int().to(device)
-
-
-def seconds_on_device(function: Callable[[], Tensor], device: torch.device) -> float:
-    if device.type != "cuda":
-        started = time.perf_counter()
-        function()
-        return time.perf_counter() - started
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    function()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3
 
 
 def peak_bytes(function: Callable[[], Tensor], device: torch.device) -> int | None:

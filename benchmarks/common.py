@@ -208,6 +208,20 @@ def _anonymous(argument: str) -> str:
     return f"{kind}{colon}{os.path.basename(path)}" if os.path.isabs(path) or path.startswith("..") else argument
 
 
+def seconds_on_device(function: Callable[[], object], device: torch.device) -> float:
+    """Returns the seconds of one call: on a CUDA device those between two events, elsewhere those of the host."""
+    if device.type != "cuda":
+        started = time.perf_counter()
+        function()
+        return time.perf_counter() - started
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    function()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
 def write_results(name: str, rows: list[dict[str, Any]], folder: Path = RESULTS, **more: Any) -> Path:
     """Writes ``results/<name>.json``, or the file of this name in another folder."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -95,9 +95,8 @@ def test_the_host_never_waits_for_the_device(cuda, large, zero_copy, trims):
     try:
         for batch in loader:
             given += 1
-            if (
-                given == 40
-            ):  # by now kernels are compiled, memory pools are filled, and batches have the lists that trimmed models use
+            # By the fortieth batch kernels are compiled, memory pools are filled, and batches have the lists that trimmed models use.
+            if given == 40:
                 torch.cuda.set_sync_debug_mode("error")
             out = model(batch.x, batch.edge_index)[: batch.batch_size].sum()
             out.backward()

@@ -13,7 +13,17 @@ import pytest
 import torch
 import torch_geometric.nn as nn
 from graphs import random_data
-from padded import DATA, MODELS, OPTIONS, N, assert_equal, assert_same_but_for_padding, shape, typed
+from padded import (
+    DATA,
+    MODELS,
+    OPTIONS,
+    N,
+    assert_equal,
+    assert_same_but_for_padding,
+    assert_same_training,
+    shape,
+    typed,
+)
 from torch_geometric.data import Data
 
 import salientpp
@@ -56,17 +66,7 @@ def test_batches_behind_the_masks_equal_those_without_padding(workers):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_at_the_seeds_and_gradients_equal_those_without_padding(name):
-    torch.manual_seed(0)
-    model = MODELS[name]().double()
-    for ours, theirs, _ in zip(bare(), fixed(), range(2)):
-        seen = []
-        for batch in (ours, theirs):
-            model.zero_grad()
-            out = model(batch.x.double(), batch.edge_index)[: batch.batch_size]
-            torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size] % 4).backward()
-            seen.append([out.detach(), *(p.grad.clone() for p in model.parameters())])
-        for a, b in zip(*seen, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+    assert_same_training(MODELS[name], bare(), fixed(), 2)
 
 
 @pytest.mark.parametrize("sigma", [0.0, 1.0, 3.0])

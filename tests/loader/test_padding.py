@@ -9,7 +9,17 @@ import distributed
 import pytest
 import torch
 import torch_geometric.nn as nn
-from padded import DATA, MODELS, OPTIONS, N, assert_equal, assert_same_but_for_padding, shape, typed
+from padded import (
+    DATA,
+    MODELS,
+    OPTIONS,
+    N,
+    assert_equal,
+    assert_same_but_for_padding,
+    assert_same_training,
+    shape,
+    typed,
+)
 from torch_geometric.data import Data
 
 import salientpp
@@ -57,18 +67,8 @@ def test_every_type_is_padded_also_one_without_vertices():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_at_the_seeds_and_gradients_equal_those_without_padding(name):
-    torch.manual_seed(0)
-    model = MODELS[name]().double()
     bare, full = both(DATA)
-    for ours, theirs, _ in zip(bare, full, range(3)):
-        seen = []
-        for batch in (ours, theirs):
-            model.zero_grad()
-            out = model(batch.x.double(), batch.edge_index)[: batch.batch_size]
-            torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size] % 4).backward()
-            seen.append([out.detach(), *(p.grad.clone() for p in model.parameters())])
-        for a, b in zip(*seen, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+    assert_same_training(MODELS[name], bare, full, 3)
 
 
 def compilations(loader: NeighborLoader, plain: bool = False) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import torch
 import torch_geometric.nn as nn
 from torch_geometric.data import Data, HeteroData
@@ -82,6 +84,23 @@ def shape(batch) -> tuple:
 def assert_equal(batch: Data, again: Data) -> None:
     assert list(batch.keys()) == list(again.keys())
     assert all(torch.equal(batch[name], again[name]) for name in batch.keys() if isinstance(batch[name], torch.Tensor))
+
+
+def assert_same_training(
+    make_model: Callable[[], torch.nn.Module], bare: Iterable, full: Iterable, number: int
+) -> None:
+    """Compares a model's outputs at the seeds and its gradients on the first batches without padding and with it."""
+    torch.manual_seed(0)
+    model = make_model().double()
+    for ours, theirs, _ in zip(bare, full, range(number)):
+        seen = []
+        for batch in (ours, theirs):
+            model.zero_grad()
+            out = model(batch.x.double(), batch.edge_index)[: batch.batch_size]
+            torch.nn.functional.cross_entropy(out, batch.y[: batch.batch_size] % 4).backward()
+            seen.append([out.detach(), *(p.grad.clone() for p in model.parameters())])
+        for a, b in zip(*seen, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
 MODELS = {
