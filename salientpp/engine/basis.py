@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from salientpp.engine.epochs import Epochs
 from salientpp.engine.source import BatchSource
-from salientpp.processes import lazy
+from salientpp.engine.together import draw_together
+from salientpp.processes import in_order, lazy
 from salientpp.ranks.comm import Comm
-from salientpp.sampling.schedule import Turn
+from salientpp.sampling.schedule import BatchKeys, Turn
 from salientpp.store.tiers import NO_IDS, Tiers
+
+Out = TypeVar("Out")
 
 #: Number of batches of the first epoch that are drawn to estimate the size of batches.
 TRIAL_BATCHES = 8
@@ -89,7 +92,30 @@ class Basis:
         turns = self.epochs.order.of_epoch(0)
         return turns[:: -(-len(turns) // TRIAL_BATCHES) or 1]
 
-    def trial(self, only_vertices: bool = False) -> Iterator[list[Any]]:
-        """Draws the batches of :attr:`trial_turns` as epoch 0 will draw them. Yields, for each batch, the MFGs of its pieces. See :meth:`BatchSource.draw`."""
-        for turn in self.trial_turns:
-            yield [self.source.draw(*piece, only_vertices=only_vertices) for piece in self.epochs.pieces(0, turn)]
+    def draw_each(
+        self,
+        batches: Iterable[Sequence[tuple[Tensor, BatchKeys]]],
+        measure: Callable[[Any], Out],
+        only_vertices: bool = False,
+    ) -> list[Out]:
+        """Returns ``measure(sample)`` for each of these batches, in order. A batch is given by its pieces, see :meth:`Epochs.pieces`.
+
+        Several threads may call ``measure``. If other ranks hold some of the lists, the call is collective: all ranks make it, each for batches of its own, of
+        any number.
+        """
+        source = self.source
+        if source.rounds_topology is not None:
+            drawings = (source.drawing_joined(pieces, only_vertices) for pieces in batches)
+            return draw_together(source.rounds_topology, source.exchange, drawings, measure)
+
+        def measured(pieces: Sequence[tuple[Tensor, BatchKeys]]) -> Out:
+            return measure(source.draw_joined(pieces, only_vertices))
+
+        return list(in_order(measured, batches, "salientpp-draw"))
+
+    def trial(self, only_vertices: bool = False) -> list[list[Any]]:
+        """Draws the batches of :attr:`trial_turns` as epoch 0 will draw them. Returns, for each batch, the MFGs of its pieces. See :meth:`draw_each`."""
+        batches = [self.epochs.pieces(0, turn) for turn in self.trial_turns]
+        pieces = ([piece] for of_batch in batches for piece in of_batch)
+        mfgs = iter(self.draw_each(pieces, lambda mfg: mfg, only_vertices))
+        return [[next(mfgs) for _ in of_batch] for of_batch in batches]

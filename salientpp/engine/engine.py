@@ -92,6 +92,8 @@ class Engine:
     ) -> Iterator[Out]:
         """Yields ``measure(batch)`` for the batches of an epoch on this rank, in order. The batches are drawn and placed, but no rows move.
 
+        It needs a process that holds all lists.
+
         Args:
             measure: called by several threads, each with a different batch.
             turns: turns of the epoch. None: all.
@@ -104,9 +106,16 @@ class Engine:
         return in_order(measured, epochs.order.of_epoch(epoch) if turns is None else turns, "salientpp-dry")
 
     def price(self) -> Price:
-        """Predicts the cost of a batch on this rank, from some trial batches and the forecasts of the ways. No rows move."""
+        """Predicts the cost of a batch on this rank, from some trial batches and the forecasts of the ways. No rows move.
+
+        If other ranks hold some of the lists, the call is collective.
+        """
         begun, source, tiers = time.thread_time(), self.basis.source, self.producer.fetch.tiers
-        tried = [self.producer.drawn(self.basis.epochs.pieces(0, turn)) for turn in self.basis.trial_turns]
+        batches = [self.basis.epochs.pieces(0, turn) for turn in self.basis.trial_turns]
+        if source.rounds_topology is None:  # in this thread, whose time is measured
+            tried = [self.producer.drawn(pieces) for pieces in batches]
+        else:
+            tried = self.basis.draw_each(batches, self.producer.noted)
         fetched, copied = dict.fromkeys(tiers, 0.0), dict.fromkeys(tiers, 0.0)
         for drawn in tried:
             for type_, places in drawn.places.items():
@@ -166,7 +175,7 @@ class Engine:
         """Resets all statistics."""
         self.producer.fetch.counts.clear()
         self.basis.source.exchange.traffic = Traffic()
-        self.counters.reset(stage.name for stage in self.producer.stages.list())
+        self.counters.reset(self.producer.stage_names)
         for way in self.ways:
             way.reset_counts()
 

@@ -105,6 +105,7 @@ class Pipeline:
         trace: receives a span per stage and batch.
         hold: if True, deliver a batch one tick after its last stage. Its last kernels and copies then overlap with the training step of the batch
             before. No effect with ``depth=1``.
+        ahead: stages before the others. With ``depth`` > 1, each takes a tick of its own, and its batches do not count as in flight for ``depth``.
 
     Attributes:
         failure: the error because of which the pipeline refuses further work, or None.
@@ -119,17 +120,19 @@ class Pipeline:
         rank: int = 0,
         trace: Trace | None = None,
         hold: bool = False,
+        ahead: Sequence[Stage] = (),
     ) -> None:
         if depth < 1:
             raise ValueError(f"depth must be >= 1, got {depth}")
         if not stages:
             raise ValueError("a pipeline must have at least one stage, got none")
-        self.stages = list(stages)
-        self.depth = min(depth, len(self.stages))
+        self.depth = min(depth, len(stages))
         self.rank = rank
+        bounds = [round(i * len(stages) / self.depth) for i in range(self.depth + 1)]
+        runs = [list(stages[a:b]) for a, b in pairwise(bounds)]
+        self._runs = [[stage] for stage in ahead] + runs if self.depth > 1 else [[*ahead, *runs[0]]]
+        self.stages = [*ahead, *stages]
         self.seconds = {stage.name: 0.0 for stage in self.stages}
-        bounds = [round(i * len(self.stages) / self.depth) for i in range(self.depth + 1)]
-        self._runs = [self.stages[a:b] for a, b in pairwise(bounds)]
         if hold and self.depth > 1:
             self._runs.append([])
         self._waiting: list[Any] = [None] * len(self._runs)  # [i]: state and event of the batch that enters run i next

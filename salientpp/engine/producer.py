@@ -9,16 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.sampler.base import SubgraphType
 
 from salientpp.batch.builder import BatchBuilder
 from salientpp.engine.basis import Basis
 from salientpp.engine.direct import BatchMaker, Direct, Made
 from salientpp.engine.huge_pages import ask_for_huge_pages
-from salientpp.engine.pipeline import Pipeline
+from salientpp.engine.pipeline import Pipeline, Stage
+from salientpp.engine.rounds import Rounds
 from salientpp.engine.stages import BatchStages, Request, Sampled
 from salientpp.engine.way import PlacesByType, Way
 from salientpp.engine.workers import Maker, SamplingWorkers
 from salientpp.processes import Threads, Undone, forks, may_compute_in_parallel
+from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.schedule import BatchKeys, Turn
 from salientpp.sampling.topology import Mfg, ids_by_type
 from salientpp.store.buffers import BufferPool
@@ -80,6 +83,7 @@ class Producer:
         self.workers = SamplingWorkers(basis.num_workers, source, basis.transform_sampler_output)
         for way in self.ways:
             way.attach(basis, self.fetch, self.workers)
+        self._rounds = self._make_rounds()
         self._driver = Threads(1, "salientpp-drive")
         self._forks = forks()
 
@@ -90,6 +94,21 @@ class Producer:
     def is_local(self) -> bool:
         """True if batches are made in one call from rows that are all in this process."""
         return self.fetch.is_local and not any(way.needs_stages for way in self.ways)
+
+    def _make_rounds(self) -> list[Stage]:
+        """Returns the stages that draw batches in rounds, or none if this process holds every list."""
+        source = self.basis.source
+        topology = source.rounds_topology
+        if topology is None or not isinstance(source.sampler, NeighborSampler):
+            return []
+        induced = source.sampler.subgraph_type == SubgraphType.induced
+        number = topology.num_rounds(len(source.sampler.fanouts[0]), induced)
+        return Rounds(topology, source.exchange, self.workers).list(number)
+
+    @property
+    def stage_names(self) -> list[str]:
+        """Names of all stages of the pipeline, in order."""
+        return [stage.name for stage in (*self._rounds, *self.stages.list())]
 
     @property
     def _maker(self) -> Maker:
@@ -108,7 +127,8 @@ class Producer:
         pieces = self.basis.epochs.pieces(epoch, turn)
         if by_hand is not None:  # the user's code runs in the user's thread
             return Request(turn.tick, Undone(lambda: Made(turn.tick, by_hand(*pieces[0]))))
-        sampling = self.workers.request(turn.tick, pieces, self._maker)
+        request = self.workers.request_rounds if self._rounds else self.workers.request
+        sampling = request(turn.tick, pieces, self._maker)
         return Request(turn.tick, sampling, self.basis.epochs.draws(epoch))
 
     def idle_request(self, tick: int, leaving: bool) -> Request:
@@ -124,7 +144,8 @@ class Producer:
             return Direct(self.maker, is_ahead=self.basis.num_workers > 0)
         stages, basis = self.stages, self.basis
         return Pipeline(
-            stages.list(), depth=basis.depth, device=basis.device, rank=basis.comm.rank, trace=stages.trace, hold=self.fetch.own.holds
+            stages.list(), depth=basis.depth, device=basis.device, rank=basis.comm.rank, trace=stages.trace, hold=self.fetch.own.holds,
+            ahead=self._rounds,
         )  # fmt: skip
 
     # --- single batches -----------------------------------------------------------------------------------
@@ -143,7 +164,11 @@ class Producer:
 
     def drawn(self, pieces: Sequence[tuple[Tensor, BatchKeys]], only_vertices: bool = False) -> Drawn:
         """Draws a batch of these pieces and looks up the places of its rows. Several threads may call it. ``only_vertices``: see :meth:`BatchSource.draw`."""
-        mfg, notes = self.basis.source.draw_joined(pieces, only_vertices), []
+        return self.noted(self.basis.source.draw_joined(pieces, only_vertices))
+
+    def noted(self, mfg: Mfg) -> Drawn:
+        """Looks up the places of a sample's rows."""
+        notes = []
         for way in self.ways:
             mfg, note = way.on_drawn(mfg)
             notes.append(note)

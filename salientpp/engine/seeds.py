@@ -41,6 +41,7 @@ class Seeds:
         split: name of the seeds, if it has the same meaning on every rank.
         part_of: returns int64 [number], the stored part that owns each seed. None: no part owns the seeds, such as the user's own vertex pairs.
         start: starting probabilities, from which the cache of a partitioned graph is planned.
+        negatives: kind and number of negative examples of edges.
     """
 
     inputs: NodeSamplerInput | EdgeSamplerInput
@@ -51,6 +52,7 @@ class Seeds:
     split: str | None = None
     part_of: Callable[[], Tensor] | None = None
     start: Start | None = None
+    negatives: NegativeSampling | None = None
 
 
 def sampler_of_part(
@@ -90,6 +92,7 @@ def edge_seeds(sampler: BaseSampler, inputs: EdgeSamplerInput, negatives: Negati
         add_batch_attributes=partial(add_link_attributes, input_type=inputs.input_type, triplet=triplet),
         access_probability=partial(_access_probability, sampler, start, None),
         start=start,
+        negatives=negatives,
     )
 
 

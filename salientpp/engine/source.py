@@ -19,7 +19,10 @@ from salientpp.graph.from_pyg import count_vertices
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.ranks.placement import Placement
+from salientpp.sampling.edge_rows import joined_rows
+from salientpp.sampling.in_rounds import drawing_of, in_step
 from salientpp.sampling.neighbor_sampler import NeighborSampler
+from salientpp.sampling.part_topology import Drawing, PartTopology
 from salientpp.sampling.schedule import BatchKeys
 from salientpp.sampling.stored import is_remote
 from salientpp.sampling.topology import Mfg
@@ -97,6 +100,38 @@ class BatchSource:
         inputs = self.seeds.inputs
         mfgs = [self.draw(positions, keys) for positions, keys in pieces]
         return disjoint_union(mfgs, inputs.input_type, of_edges=isinstance(inputs, EdgeSamplerInput))
+
+    @property
+    def rounds_topology(self) -> PartTopology | None:
+        """The topology, if other ranks hold some of its lists, so that batches are drawn in rounds."""
+        topology = getattr(self.sampler, "topology", None)
+        return topology if isinstance(topology, PartTopology) and topology.is_shared else None
+
+    def drawing(self, positions: Tensor, keys: BatchKeys, only_vertices: bool = False) -> Drawing:
+        """Samples as :meth:`draw`, in rounds."""
+        assert isinstance(self.sampler, NeighborSampler)  # a partitioned graph has no other
+        inputs = _chosen(self.seeds.inputs, positions)
+        return (
+            yield from drawing_of(
+                self.sampler,
+                inputs,
+                self.seeds.negatives,
+                key=keys.batch,
+                draw_key=keys.draws,
+                only_vertices=only_vertices,
+            )
+        )
+
+    def drawing_joined(self, pieces: Sequence[tuple[Tensor, BatchKeys]], only_vertices: bool = False) -> Drawing:
+        """Samples as :meth:`draw_joined`, in rounds. The pieces share the packets of a round."""
+        drawings = [self.drawing(*piece, only_vertices=only_vertices) for piece in pieces]
+        mfgs = yield from in_step(drawings)
+        if len(mfgs) == 1:
+            return mfgs[0]
+        inputs = self.seeds.inputs
+        joined: Any = disjoint_union(mfgs, inputs.input_type, of_edges=isinstance(inputs, EdgeSamplerInput))
+        joined.edge_rows = joined_rows([mfg.edge_rows for mfg in mfgs])
+        return joined
 
     @property
     def travelling(self) -> list[str | None]:

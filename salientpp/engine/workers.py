@@ -16,6 +16,7 @@ from torch import Tensor
 from salientpp.engine.pipeline import Trace, traced
 from salientpp.engine.source import BatchSource
 from salientpp.processes import Task, Threads, Undone, after_fork
+from salientpp.sampling.in_rounds import Round
 from salientpp.sampling.schedule import BatchKeys
 from salientpp.sampling.topology import Mfg
 
@@ -54,6 +55,10 @@ class SamplingWorkers:
         """
         return self.scout(self._work, index, pieces, maker)
 
+    def request_rounds(self, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], maker: Maker) -> Task | Undone:
+        """Requests batch ``index`` as :meth:`request`, but only until its first round (:mod:`salientpp.engine.rounds`)."""
+        return self.scout(self._until_round, index, pieces, maker)
+
     def scout(self, function: Callable[..., Any], *args: Any) -> Task | Undone:
         """Runs ``function(*args)`` in the threads that sample batches."""
         if self._threads is None:
@@ -70,12 +75,19 @@ class SamplingWorkers:
             num_seeds = sum(positions.numel() for positions, _ in pieces)
             return self.prepare(index, self._source.draw_joined(pieces), num_seeds, maker)
 
+    def _until_round(self, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], maker: Maker) -> Any:
+        num_seeds = sum(positions.numel() for positions, _ in pieces)
+        drawing = self._source.drawing_joined(pieces)
+        return Round.begin(drawing, lambda mfg: self.prepare(index, mfg, num_seeds, maker))
+
     def prepare(self, index: int, mfg: Any, num_seeds: int, maker: Maker) -> Any:
         """Makes the result of a request from a sampled batch."""
-        metadata = mfg.metadata
+        metadata, edge_rows = mfg.metadata, getattr(mfg, "edge_rows", None)
         if self.transform is not None:
             mfg = self.transform(mfg)
             mfg.metadata = metadata if mfg.metadata is None else mfg.metadata
+            if edge_rows is not None:
+                mfg.edge_rows = edge_rows
         permutation = self._source.sampler.edge_permutation
         if permutation is not None:
             mfg.edge = _users_edge_ids(mfg.edge, permutation)

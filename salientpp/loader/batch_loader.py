@@ -92,6 +92,7 @@ class BatchLoader(PaddedLoader):
         self._bookmark = self._make_bookmark(prepared, everyone)
         ways = ways_of(prepared.options, everyone)
         self.engine = engine_together(self._make_basis(comm, prepared), ways, "make its loader")
+        self._pad_together()
 
     # --- construction -------------------------------------------------------------------------------------
 

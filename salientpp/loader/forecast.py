@@ -28,9 +28,9 @@ from torch_geometric.sampler import EdgeSamplerInput
 from salientpp.engine.basis import Basis
 from salientpp.engine.epochs import Order
 from salientpp.loader.batch_sizes import EDGES, TRIAL_EPOCH, sizes_of
-from salientpp.processes import in_order
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.schedule import Turn
+from salientpp.sampling.topology import Mfg
 from salientpp.vip.sizes import expected_sizes
 
 #: Smallest and largest number of trial batches.
@@ -81,16 +81,19 @@ def forecast_sizes(basis: Basis, order: Order, types: Sequence[Any], shuffled: b
     """
     turns = _some_turns(order, shuffled)
     if not turns:
+        for _ in range(2):  # other ranks draw in two steps
+            _counted(basis, [], types, 0)
         return dict.fromkeys(types, Forecast(0.0, 0.0))
     by_seed = _by_seed(basis, turns, types)
     x = torch.stack([by_seed[_positions(turn)].sum(0) for turn in turns])
     tried = _spread(len(turns), LEAST_TRIAL)
     y = _counted(basis, [turns[i] for i in tried], types, 0)
     missing = max(_trial_size(x[tried, i], y[:, i]) for i in range(len(types))) - LEAST_TRIAL
-    if missing > 0:
-        more = _spread(len(turns), missing)
-        y = torch.cat([y, _counted(basis, [turns[i] for i in more], types, LEAST_TRIAL)])
-        tried += more
+    more = _spread(len(turns), max(0, missing))
+    y = torch.cat(
+        [y, _counted(basis, [turns[i] for i in more], types, LEAST_TRIAL)]
+    )  # also without turns, because it may be collective
+    tried += more
     return {type_: _forecast(x[:, i], x[tried, i], y[:, i]) for i, type_ in enumerate(types)}
 
 
@@ -141,15 +144,16 @@ def _by_seed(basis: Basis, turns: Sequence[Turn], types: Sequence[Any]) -> Tenso
 def _counted(basis: Basis, turns: Sequence[Turn], types: Sequence[Any], first: int) -> Tensor:
     """Samples the turns, each with keys of its own, the first with those of number ``first``. Returns their sizes, float64 [turns, types]."""
 
-    def counted(numbered: tuple[int, Turn]) -> list[int]:
-        number, turn = numbered
-        # Batches of a block have the same draws, and the trial needs independent ones.
-        pieces = basis.epochs.pieces(TRIAL_EPOCH, turn, number * basis.epochs.draw_block)
-        sizes = sizes_of(basis.source.draw_joined(pieces))
+    def counted(mfg: Mfg) -> list[int]:
+        sizes = sizes_of(mfg)
         return [sizes.get(type_, 0) for type_ in types]
 
-    sizes = in_order(counted, enumerate(turns, first), "salientpp-sizes")
-    return torch.tensor(list(sizes), dtype=torch.float64, device="cpu")
+    # Batches of a block have the same draws, and the trial needs independent ones.
+    batches = [
+        basis.epochs.pieces(TRIAL_EPOCH, turn, number * basis.epochs.draw_block)
+        for number, turn in enumerate(turns, first)
+    ]
+    return torch.tensor(basis.draw_each(batches, counted), dtype=torch.float64, device="cpu").view(-1, len(types))
 
 
 def _explained(x: Tensor, y: Tensor) -> float:

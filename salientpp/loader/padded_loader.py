@@ -49,13 +49,23 @@ class PaddedLoader(EngineLoader):
         return self.engine.producer.drive(self._memory_of_fixed)
 
     def _memory_of_fixed(self) -> dict[str, int]:
-        epochs = self._bookmark.epochs
-        turns = self._bookmark.shares.order(epochs.placement, epochs.seed).of_epoch(0)
-        if not turns:
-            return super().memory()
-        of_batch, on_the_way = padded_bytes(self._padding, self.engine.producer, turns[0])
+        of_batch, on_the_way = self._bytes_of_fixed
         memory = self.engine.memory(on_the_way)
         return {**memory, "batches": memory["batches"] + of_batch}
+
+    @lazy
+    def _bytes_of_fixed(self) -> tuple[int, int]:
+        """Bytes of a padded batch, and of such a batch and its inputs on the way to the caller."""
+        epochs = self._bookmark.epochs
+        turns = self._bookmark.shares.order(epochs.placement, epochs.seed).of_epoch(0)
+        return padded_bytes(self._padding, self.engine.producer, turns[0] if turns else None)
+
+    def _pad_together(self) -> None:
+        """Draws the trial batches that padding needs, if all ranks must draw them together. Otherwise the first batch does it."""
+        if self.pad is not None and self.engine.basis.source.rounds_topology is not None:
+            self._padding  # noqa: B018 (made on first use)
+            if self.pad == "fixed":
+                self._bytes_of_fixed  # noqa: B018
 
     def stats(self) -> LoaderStats:
         padding = self.__dict__.get("_padding")  # made with the first batch

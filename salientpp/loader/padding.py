@@ -211,19 +211,21 @@ def tried_classes(data: Any, basis: Basis, turns: Sequence[Turn]) -> Classes:
     turns = turns[:-1] or turns  # the last batch may be smaller
     chosen = turns[:: -(-len(turns) // TRIAL) or 1]
     trial = (basis.epochs.pieces(TRIAL_EPOCH, turn, number) for number, turn in enumerate(chosen))
-    sizes = (sizes_of(basis.source.draw_joined(pieces)) for pieces in trial)
-    return Classes.of(sizes, types_of(data))
+    return Classes.of(basis.draw_each(trial, sizes_of), types_of(data))
 
 
-def padded_bytes(padding: Padding, producer: Producer, turn: Turn) -> tuple[int, int]:
+def padded_bytes(padding: Padding, producer: Producer, turn: Turn | None) -> tuple[int, int]:
     """Returns the bytes of a padded batch, and the bytes that such a batch and its inputs take on the way to the caller.
 
     Args:
-        turn: any turn. The batch is made of its sample, with arbitrary values as rows of the vertices.
+        turn: any turn. The batch is made of its sample, with arbitrary values as rows of the vertices. None: this rank has no batches.
     """
     basis, builder, fetch, source = producer.basis, producer.builder, producer.fetch, producer.basis.source
-    pieces = basis.epochs.pieces(TRIAL_EPOCH, turn, 0)
-    mfg, contents = source.draw_joined(pieces), builder.contents()
+    pieces = [] if turn is None else basis.epochs.pieces(TRIAL_EPOCH, turn, 0)
+    drawn, contents = basis.draw_each([pieces] if pieces else [], lambda mfg: mfg), builder.contents()
+    if not drawn:
+        return 0, 0
+    (mfg,) = drawn
     n_id = ids_by_type(mfg.node)
     columns = builder.brought(contents)
     like = {column: source.delivered(column) for column in columns}
@@ -251,7 +253,7 @@ def check_padding(pad: str, data: Any, source: BatchSource, custom_cls: type | N
         why = "is for a Data, a HeteroData or a partitioned graph, not for a FeatureStore and GraphStore"
     elif source.sampler.disjoint:
         why = "is not available with disjoint or time_attr: padding vertices belong to no tree"
-    elif pad == "fixed" and source.sampler.topology.graph is None:
+    elif pad == "fixed" and source.sampler.topology.graph is None and source.rounds_topology is None:
         kind = type(source.sampler.topology).__name__
         why = f"computes the size of batches from the edges of the graph, and a {kind} holds no graph"
     if why is not None:

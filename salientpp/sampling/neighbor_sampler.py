@@ -5,7 +5,6 @@ PyG's own code does the work around a draw: the seeds of an edge, their labels, 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import warnings
 from collections import Counter
@@ -24,21 +23,18 @@ from torch_geometric.sampler import (
     NumNeighbors,
 )
 from torch_geometric.sampler.base import SubgraphType
-from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
+from torch_geometric.sampler.neighbor_sampler import node_sample
 
 from salientpp import ops
 from salientpp.graph.csc import Graph
 from salientpp.graph.typed import TypedGraph
-from salientpp.sampling.negatives import KeyedNegatives
+from salientpp.sampling.pyg_samples import sample_of_edges
 from salientpp.sampling.stored import GraphTopology, topology_of
 from salientpp.sampling.topology import ByType, DrawOptions, Mfg, Topology, ids_by_type
 from salientpp.vip.inclusion import check_fanouts
 
 #: 'batch': the vertices of a batch share random numbers. None: every vertex draws independently.
 SharedDraws = Literal["batch"] | None
-
-#: Mixed into a batch's key to get the key of its negative examples.
-_NEGATIVES = 0x6E6567
 
 
 class NeighborSampler(BaseSampler):
@@ -234,7 +230,7 @@ class NeighborSampler(BaseSampler):
             only_vertices: return only ``node``, which is faster.
         """
         key = _drawn(key if draw_key is None else draw_key)
-        return self._finished(
+        return self.finished(
             node_sample(inputs, lambda seed, seed_time: self._sample(seed, seed_time, key, False, only_vertices)),
             only_vertices,
         )
@@ -259,29 +255,15 @@ class NeighborSampler(BaseSampler):
         """
         key = _drawn(key)
         draw_key = key if draw_key is None else draw_key
-        clock, times = self.topology.clock, inputs.time
-        if times is not None and clock is not None:
-            inputs = copy.copy(inputs)
-            inputs.time = clock.read(times, "edge_label_time")
-        negatives = None if neg_sampling is None else KeyedNegatives(neg_sampling, ops.join_key(_NEGATIVES, key))
-        # PyG creates labels and positions on the default device. Setting a device costs a tenth of a small batch, so do it only if needed.
-        on_cpu = torch.get_default_device().type == "cpu"
-        with contextlib.nullcontext() if on_cpu else torch.device("cpu"):
-            out = edge_sample(
-                inputs,
-                lambda seed, seed_time: self._sample(seed, seed_time, draw_key, True, only_vertices),
-                self.num_nodes,
-                self.disjoint,
-                self.node_time,
-                negatives,
-            )
-        if times is not None and clock is not None:
-            # The user's times of the positive edges, repeated for the negative ones as PyG does.
-            size = out.metadata[-1].numel()
-            out.metadata = (*out.metadata[:-1], times.repeat(-(-size // max(1, times.numel())))[:size])
-        return self._finished(out, only_vertices)
 
-    def _finished(self, out: Mfg, only_vertices: bool) -> Mfg:
+        def sample(seed: Any, time: Any) -> Mfg:
+            return self._sample(seed, time, draw_key, True, only_vertices)
+
+        out = sample_of_edges(self.topology, self.disjoint, inputs, neg_sampling, key, sample)
+        return self.finished(out, only_vertices)
+
+    def finished(self, out: Mfg, only_vertices: bool) -> Mfg:
+        """Returns a sample of these options from a sample of directional edges."""
         if self.subgraph_type != SubgraphType.bidirectional or only_vertices:
             return out
         if isinstance(out, HeteroSamplerOutput):
@@ -305,7 +287,16 @@ class NeighborSampler(BaseSampler):
         only_vertices: bool = False,
     ) -> Mfg:
         """Samples an MFG. PyG's bidirectional sampler calls it by this name. ``on_clock``: the times are already values of the graph's clock."""
-        key = _drawn(key)
+        seeds, key, options, times = self.arguments(seed, seed_time, _drawn(key), on_clock, only_vertices)
+        out = self.topology.sample(seeds, key, options, times, only_vertices=only_vertices)
+        if self.sample_direction == "backward":
+            out.row, out.col = out.col, out.row
+        return out
+
+    def arguments(
+        self, seed: Tensor | ByType, seed_time: Any, key: int, on_clock: bool, only_vertices: bool
+    ) -> tuple[ByType, int, DrawOptions, ByType | None]:
+        """Returns the arguments of :meth:`Topology.sample` up to ``seed_time``."""
         if self.shared_draws is not None:
             self._check_shared_draws()  # `replace` may have changed since construction
         seeds = {name: ids.to(torch.int64) for name, ids in ids_by_type(seed).items()}
@@ -323,10 +314,7 @@ class NeighborSampler(BaseSampler):
             self.subgraph_type == SubgraphType.induced and not only_vertices,
             self.shared_draws is not None,
         )
-        out = self.topology.sample(seeds, key, options, times, only_vertices=only_vertices)
-        if self.sample_direction == "backward":
-            out.row, out.col = out.col, out.row
-        return out
+        return seeds, key, options, times
 
     def __repr__(self) -> str:
         graph = self.topology.graph or self.topology

@@ -87,6 +87,7 @@ class TypedTopology(Topology):
         self.clock = graph.clock
         relations = graph.relations
         self.has_weights = any(relation.edge_weight is not None for relation in relations)
+        self.has_edge_times = any(relation.edge_time is not None for relation in relations)
         searched = {relation.source for relation in relations if relation.source_time is None}
         self._arrays = (
             [relation.indptr for relation in relations],
@@ -120,7 +121,7 @@ class TypedTopology(Topology):
         all_seeds = [seeds.get(name, NO_IDS) for name in graph.node_types]
         times: list[Tensor | None] = [None] * len(all_seeds)
         if graph.clock is not None:
-            times = [self._time(name, ids, seed_time) for name, ids in zip(graph.node_types, all_seeds)]
+            times = [self.time_of_seeds(name, ids, seed_time) for name, ids in zip(graph.node_types, all_seeds)]
         n_id, tree, edge_index, e_id, num_nodes, num_edges = ops.sample_typed_neighbors(
             *self._arrays,
             all_seeds,
@@ -155,17 +156,6 @@ class TypedTopology(Topology):
             num_sampled_nodes=None if induced else dict(zip(graph.node_types, nodes_per_hop)),
             num_sampled_edges=None if induced else dict(zip(graph.edge_types, edges_per_hop)),
         )
-
-    def _time(self, name: str | None, seeds: Tensor, seed_time: ByType | None) -> Tensor | None:
-        if not seeds.numel():
-            return None
-        if seed_time is not None and seed_time.get(name) is not None:
-            return seed_time[name]
-        if name not in self.node_time:
-            of_edges = any(relation.edge_time is not None for relation in self.graph.relations)
-            kind = "edges have times" if of_edges else f"the vertices of {name!r} have none"
-            raise ValueError(f"the seeds need times, since {kind}; pass input_time (edge_label_time for a link loader)")
-        return self.node_time[name][seeds]
 
 
 def is_remote(data: Any) -> bool:

@@ -53,6 +53,7 @@ class Topology(ABC):
         node_time: by vertex type int64 [N], for the types whose vertices have times.
         clock: the map from the user's times to int64; None without times.
         has_weights: True if neighbours are drawn in proportion to weights.
+        has_edge_times: True if edges have times.
         graph: the whole graph, if this process holds it. Everything that is planned from its edges needs it.
     """
 
@@ -61,6 +62,7 @@ class Topology(ABC):
     node_time: ByType = MappingProxyType({})
     clock: Clock | None = None
     has_weights: bool = False
+    has_edge_times: bool = False
     graph: Graph | TypedGraph | None = None
 
     @abstractmethod
@@ -106,6 +108,21 @@ class Topology(ABC):
     def nbytes(self) -> int:
         """Memory that the edges take in this process, with their times and weights, in bytes."""
         return 0 if self.graph is None else self.graph.nbytes
+
+    def time_of_seeds(self, name: str | None, seeds: Tensor, seed_time: ByType | None) -> Tensor | None:
+        """Returns the given times of seeds of one type, or their own times, int64 [B]; None without seeds.
+
+        Raises:
+            ValueError: the seeds have no times.
+        """
+        if not seeds.numel():
+            return None
+        if seed_time is not None and seed_time.get(name) is not None:
+            return seed_time[name]
+        if name not in self.node_time:
+            kind = "edges have times" if self.has_edge_times else f"the vertices of {name!r} have none"
+            raise ValueError(f"the seeds need times, since {kind}; pass input_time (edge_label_time for a link loader)")
+        return self.node_time[name][seeds]
 
     def as_typed(self) -> TypedGraph:
         """Returns :attr:`graph` as a typed graph.

@@ -58,13 +58,16 @@ class Message:
 class Traffic:
     """Traffic between this rank and the others: bytes of all kinds, and feature rows.
 
-    ``row_bytes_received`` counts only rows, by vertex type.
+    ``row_bytes_received`` counts only rows, by vertex type. ``list_bytes_sent`` and ``list_bytes_received`` count requests to draw from lists, and
+    answers.
     """
 
     bytes_sent: int = 0
     bytes_received: int = 0
     rows_received: int = 0
     row_bytes_received: Counter[str | None] = field(default_factory=Counter)
+    list_bytes_sent: int = 0
+    list_bytes_received: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,6 +158,14 @@ class Exchange:
     def part_of(self, type_: str | None) -> int:
         """Returns the number of the part, in the type's book, whose rows this rank has: its own part, or the only part."""
         return self.part_id if type_ in self.types else 0
+
+    def post(self, tensor: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> Pending:
+        """Starts to exchange a tensor on the host, as :meth:`Comm.all_to_all`."""
+        pending = self.comm.all_to_all(tensor, send_counts, recv_counts)
+        row = row_bytes(tensor)
+        self.traffic.bytes_sent += (sum(send_counts) - send_counts[self.comm.rank]) * row
+        self.traffic.bytes_received += (sum(recv_counts) - recv_counts[self.comm.rank]) * row
+        return pending
 
     def send_counts(self, remote_counts: Mapping[str | None, Tensor], leaving: bool) -> PendingCounts:
         """Starts to tell every rank how many rows this rank wants from it.

@@ -1,0 +1,47 @@
+"""Attributes of a batch's edges that came with their draws, because other ranks hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from salientpp.sampling.held_lists import Drawn
+
+#: By edge type.
+EdgeRowsByType = Mapping[Any, "EdgeRows"]
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeRows:
+    """Attributes of edges of one relation.
+
+    Attributes:
+        number: int64 [e], numbers of the edges, ascending and distinct.
+        rows: attribute name -> rows [e, ...].
+    """
+
+    number: Tensor
+    rows: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, pieces: Sequence[Drawn | EdgeRows]) -> EdgeRows:
+        """Joins pieces, which may have edges in common."""
+        numbers = torch.cat([piece.number for piece in pieces if piece.number is not None])
+        number, place = torch.unique(numbers, return_inverse=True)
+        first = torch.empty_like(number)
+        first[place] = torch.arange(place.numel(), device="cpu")
+        return cls(number, {name: torch.cat([piece.rows[name] for piece in pieces])[first] for name in pieces[0].rows})
+
+    def take(self, name: str, number: Tensor) -> Tensor:
+        """Returns the rows of the edges with these numbers, which must be there."""
+        return self.rows[name][torch.searchsorted(self.number, number)]
+
+
+def joined_rows(samples: Sequence[EdgeRowsByType]) -> dict[Any, EdgeRows]:
+    """Returns the attributes of the edges of several samples."""
+    types = dict.fromkeys(type_ for rows in samples for type_ in rows)
+    return {type_: EdgeRows.of([rows[type_] for rows in samples if type_ in rows]) for type_ in types}

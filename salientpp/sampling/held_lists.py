@@ -1,0 +1,198 @@
+"""Draws from the neighbour lists that this host holds, for vertices in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from salientpp import ops
+from salientpp.graph.part import PartLists
+from salientpp.graph.relation import Relation
+from salientpp.store.rows import RowSource, take_rows
+from salientpp.store.tiers import NO_IDS
+
+
+class HopDraw(NamedTuple):
+    """The numbers that fix the draws of one hop, beside the vertices.
+
+    Attributes:
+        key: key of the batch's draws.
+        hop: number of the hop; 0 is next to the seeds.
+        fanouts: neighbours per vertex, for each relation; -1 takes all.
+        replace, last, shared: as in :class:`~salientpp.sampling.topology.DrawOptions`.
+    """
+
+    key: int
+    hop: int
+    fanouts: tuple[int, ...]
+    replace: bool
+    last: bool
+    shared: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Vertices:
+    """Vertices of one type, int64 [m], whose lists are read.
+
+    Attributes:
+        ids: global ids.
+        tree: the tree of each vertex; None if the batch has no trees.
+        now: the time of each tree's seed; None without times.
+    """
+
+    ids: Tensor
+    tree: Tensor | None = None
+    now: Tensor | None = None
+
+    def at(self, position: Tensor) -> Vertices:
+        """Returns the vertices at these positions."""
+        tree, now = (None if column is None else column[position] for column in (self.tree, self.now))
+        return Vertices(self.ids[position], tree, now)
+
+    @property
+    def columns(self) -> list[Tensor]:
+        """The tensors that are not None."""
+        return [column for column in (self.ids, self.tree, self.now) if column is not None]
+
+
+@dataclass(frozen=True, eq=False)
+class Members(Vertices):
+    """Vertices of a batch between which edges are searched. ``now`` is None."""
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Edges that were drawn from the lists of m vertices, list after list.
+
+    Attributes:
+        count: int64 [m], edges of each list.
+        source: int64 [e], global ids of the sources; for edges between members, their positions among the members.
+        number: int64 [e], numbers of the edges in the whole graph. None: not wanted.
+        first: int64 [m], number of the first edge of each whole list. None: not wanted.
+        rows: attribute name -> rows [e, ...] of the edges, as far as the drawing rank does not hold them.
+    """
+
+    count: Tensor
+    source: Tensor
+    number: Tensor | None = None
+    first: Tensor | None = None
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+NOTHING_DRAWN = Drawn(NO_IDS, NO_IDS, NO_IDS, NO_IDS)
+
+
+@dataclass(frozen=True, eq=False)
+class Lists:
+    """Lists of one relation in one set of arrays.
+
+    Attributes:
+        relation: the arrays. Their rows are called places.
+        number: number of the relation in the graph.
+        first_edge: number of the first edge of these arrays, if their edges are numbered consecutively.
+        firsts: int64 [places], number of the first edge of each list, if edges are numbered consecutively only inside a list. None: ``first_edge`` counts.
+        attributes: attribute name -> rows of the edges, in the order in which they are stored.
+    """
+
+    relation: Relation
+    number: int
+    first_edge: int
+    firsts: Tensor | None = None
+    attributes: Mapping[str, RowSource] = field(default_factory=dict)
+
+    @classmethod
+    def of_part(cls, lists: PartLists, number: int, attributes: Mapping[str, RowSource]) -> Lists:
+        return cls(lists.relation, number, lists.first_edge, None, attributes)
+
+    def draw(self, place: Tensor, of: Vertices, hop: HopDraw, keeps_edges: bool, with_rows: bool) -> Drawn:
+        """Draws from the lists at ``place``, int64 [m], for these vertices.
+
+        Args:
+            keeps_edges: False: only ``count`` and ``source`` are wanted.
+            with_rows: add the attributes of the edges.
+        """
+        lists = self.relation
+        time = lists.edge_time if lists.source_time is None else lists.source_time
+        count, source, position = ops.draw_from_lists(
+            lists.indptr, lists.indices, lists.edge_weight, None if of.now is None else time, place, of.ids, of.tree,
+            None if time is None else of.now, hop.fanouts[self.number], hop.key, hop.hop, self.number, lists.source,
+            replace=hop.replace, last=hop.last, shared=hop.shared,
+        )  # fmt: skip
+        return self._finished(place, count, source, position, with_rows) if keeps_edges else Drawn(count, source)
+
+    def edges_between(
+        self, place: Tensor, of: Vertices, members: Members, num_sources: int, num_trees: int, with_rows: bool
+    ) -> Drawn:
+        """Finds all edges of the lists at ``place`` whose source is a member of the same tree, and visible at that time."""
+        lists = self.relation
+        time = lists.edge_time if lists.source_time is None else lists.source_time
+        timed = time is not None and of.now is not None
+        count, row, position = ops.edges_between(
+            lists.indptr, lists.indices, time if timed else None, place, of.tree, of.now if timed else None,
+            members.ids, members.tree, num_sources, num_trees,
+        )  # fmt: skip
+        return self._finished(place, count, row, position, with_rows)
+
+    def _finished(self, place: Tensor, count: Tensor, source: Tensor, position: Tensor, with_rows: bool) -> Drawn:
+        lists = self.relation
+        stored = position if lists.edge_id is None else lists.edge_id[position].to(torch.int64)
+        begin = lists.indptr[place]
+        if self.firsts is None:
+            first, number = begin + self.first_edge, stored + self.first_edge
+        else:
+            first = self.firsts[place]
+            number = stored + (first - begin).repeat_interleave(count, output_size=stored.numel())
+        rows = {name: take_rows(rows, stored) for name, rows in self.attributes.items()} if with_rows else {}
+        return Drawn(count, source, number, first, rows)
+
+
+def merged(size: int, groups: Sequence[tuple[Tensor | None, Drawn]]) -> Drawn:
+    """Puts draws from several holders in the order of the vertices.
+
+    Args:
+        size: number of vertices.
+        groups: positions of the vertices int64 [m], and their draws. None: all vertices in order, as the only group.
+
+    Returns:
+        The draws. They have ``number``, ``first`` and ``rows`` only if all groups have them.
+    """
+    if len(groups) == 1 and groups[0][0] is None:
+        return groups[0][1]
+    count = torch.zeros(size, dtype=torch.int64, device="cpu")
+    for position, drawn in groups:
+        count[position] = drawn.count
+    start = count.cumsum(0) - count
+    places = []
+    for position, drawn in groups:
+        before = start[position] - (drawn.count.cumsum(0) - drawn.count)
+        at = before.repeat_interleave(drawn.count, output_size=drawn.source.numel())
+        places.append(at.add_(torch.arange(at.numel(), device="cpu")))
+    draws = [drawn for _, drawn in groups]
+    source = _put_together([drawn.source for drawn in draws], places)
+    assert source is not None  # all draws have sources
+    names = draws[0].rows if all(drawn.rows.keys() == draws[0].rows.keys() for drawn in draws) else ()
+    rows = {name: _put_together([drawn.rows[name] for drawn in draws], places) for name in names}
+    positions = [NO_IDS if position is None else position for position, _ in groups]
+    return Drawn(
+        count,
+        source,
+        _put_together([drawn.number for drawn in draws], places),
+        _put_together([drawn.first for drawn in draws], positions, size),
+        {name: of_edges for name, of_edges in rows.items() if of_edges is not None},
+    )
+
+
+def _put_together(pieces: Sequence[Tensor | None], places: Sequence[Tensor], size: int | None = None) -> Tensor | None:
+    """Returns one tensor with the rows of each piece at its places; None if a piece is missing. ``size`` None: the number of all rows."""
+    there = [piece for piece in pieces if piece is not None]
+    if len(there) < len(pieces):
+        return None
+    number = sum(piece.size(0) for piece in there) if size is None else size
+    out = there[0].new_zeros((number, *there[0].shape[1:]))
+    for piece, place in zip(there, places):
+        out[place] = piece
+    return out

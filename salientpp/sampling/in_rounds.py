@@ -1,0 +1,129 @@
+"""Samples of a topology in parts, drawn in rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NodeSamplerInput
+from torch_geometric.sampler.neighbor_sampler import node_sample
+
+from salientpp.sampling.neighbor_sampler import NeighborSampler
+from salientpp.sampling.packets import NO_BYTES, pack, unpack
+from salientpp.sampling.part_topology import Drawing, Packets, PartTopology
+from salientpp.sampling.pyg_samples import Sample, sample_of_edges
+from salientpp.sampling.topology import ByType, Mfg
+
+
+class _Seeds(BaseException):
+    """Carries seeds out of PyG's function. It is no ``Exception``, so that nothing on the way catches it."""
+
+    def __init__(self, seed: Tensor | ByType, time: Any) -> None:
+        super().__init__()
+        self.seed, self.time = seed, time
+
+
+def _tell_seeds(seed: Tensor | ByType, time: Any) -> Any:
+    raise _Seeds(seed, time)
+
+
+def drawing_of(
+    sampler: NeighborSampler,
+    inputs: NodeSamplerInput | EdgeSamplerInput,
+    negatives: NegativeSampling | None = None,
+    *,
+    key: int,
+    draw_key: int | None = None,
+    only_vertices: bool = False,
+) -> Drawing:
+    """Samples as the method of the sampler for these inputs, in rounds.
+
+    Args:
+        sampler: a sampler over a :class:`~salientpp.sampling.part_topology.PartTopology`.
+        negatives: as ``neg_sampling`` of :meth:`~salientpp.NeighborSampler.sample_from_edges`.
+        key, draw_key, only_vertices: as in :meth:`~salientpp.NeighborSampler.sample_from_edges`.
+    """
+    topology, of_edges = sampler.topology, isinstance(inputs, EdgeSamplerInput)
+    if not isinstance(topology, PartTopology):
+        raise TypeError(f"only a PartTopology is drawn in rounds, got {type(topology).__name__}")
+
+    def around(sample: Sample) -> Mfg:
+        if isinstance(inputs, EdgeSamplerInput):
+            return sample_of_edges(topology, sampler.disjoint, inputs, negatives, key, sample)
+        return node_sample(inputs, sample)
+
+    # PyG's function makes seeds of the inputs, asks for their sample, and adds labels to it. So it is called twice: until it asks, and with the
+    # sample. Negative examples depend only on the key.
+    try:
+        around(_tell_seeds)
+    except _Seeds as seeds:
+        arguments = sampler.arguments(
+            seeds.seed, seeds.time, key if draw_key is None else draw_key, of_edges, only_vertices
+        )
+    out = yield from topology.drawing(*arguments, only_vertices=only_vertices)
+    edge_rows = getattr(out, "edge_rows", {})
+    found = sampler.finished(around(lambda seed, time: out), only_vertices)
+    found.edge_rows = edge_rows  # the sample may be another object now
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """A batch that waits for the answers of a round.
+
+    Attributes:
+        drawing: continues with the answers.
+        asks: requests, by part.
+        finish: makes the result of the last round from the sample.
+    """
+
+    drawing: Drawing
+    asks: Packets
+    finish: Callable[[Mfg], Any]
+
+    @classmethod
+    def begin(cls, drawing: Drawing, finish: Callable[[Mfg], Any]) -> Any:
+        """Draws until the first round. Returns a :class:`Round`, or the result if no round is needed."""
+        return cls._until_next(drawing, finish, None)
+
+    def end(self, answers: Packets) -> Any:
+        """Draws with the answers until the next round. Returns a :class:`Round`, or the result after the last one."""
+        return self._until_next(self.drawing, self.finish, answers)
+
+    @classmethod
+    def _until_next(cls, drawing: Drawing, finish: Callable[[Mfg], Any], answers: Packets | None) -> Any:
+        try:
+            asks = next(drawing) if answers is None else drawing.send(answers)
+        except StopIteration as end:
+            return finish(end.value)
+        return cls(drawing, asks, finish)
+
+
+def in_step(drawings: Sequence[Drawing]) -> Generator[Packets, Packets, list[Mfg]]:
+    """Draws several samples with the same number of rounds together. One packet holds the requests of all of them."""
+    answers: list[Packets | None] = [None] * len(drawings)
+    while True:
+        asks: list[Packets] = []
+        finished: list[Mfg] = []
+        for drawing, answer in zip(drawings, answers):
+            try:
+                asks.append(next(drawing) if answer is None else drawing.send(answer))
+            except StopIteration as end:
+                finished.append(end.value)
+        if finished:
+            return finished
+        parts = sorted({part for own in asks for part in own})
+        arrived = yield {part: pack([own.get(part, NO_BYTES) for own in asks]) for part in parts}
+        of_part = {part: unpack(packet) for part, packet in arrived.items()}
+        answers = [{part: of_part[part][at] for part in own} for at, own in enumerate(asks)]
+
+
+def answer_joined(topology: PartTopology, packet: Tensor) -> Tensor:
+    """Answers a packet of :func:`in_step`. An empty packet gets an empty answer."""
+    return (
+        pack([topology.answer(own) if own.numel() else NO_BYTES for own in unpack(packet)])
+        if packet.numel()
+        else packet
+    )

@@ -1,0 +1,429 @@
+"""Topology of which this host holds some parts. The owners of the other lists draw from them on behalf of this rank.
+
+The draws of a vertex depend only on (batch key, hop, relation, tree, vertex). So the owner of a list draws what any other holder of the list would draw,
+and batches equal those of a topology that holds all lists.
+
+A batch is drawn in **rounds**. In a round, this rank draws from the lists that it holds, and asks the owners of the other lists, with one packet for each
+owner (:mod:`salientpp.sampling.requests`). The round ends when the answers are there. The engine carries the packets (:mod:`salientpp.engine.rounds`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
+
+from salientpp import ops
+from salientpp.graph.part import PartGraph
+from salientpp.ids import first_outside
+from salientpp.ranks.partition_book import PartitionBook
+from salientpp.sampling.edge_rows import EdgeRows
+from salientpp.sampling.held_lists import NOTHING_DRAWN, Drawn, HopDraw, Lists, Members, Vertices, merged
+from salientpp.sampling.requests import Ends, ListRequest, pack_answer, unpack_answer
+from salientpp.sampling.topology import ByType, DrawOptions, Mfg, Topology
+from salientpp.store.rows import RowSource
+from salientpp.store.tiers import NO_IDS, IdSet
+
+#: Packets by the part that they go to, or that they come from.
+Packets = Mapping[int, Tensor]
+
+#: A batch that is drawn in rounds: it yields packets of requests, and is sent the packets of the answers.
+Drawing = Generator[Packets, Packets, Mfg]
+
+
+@dataclass(frozen=True, eq=False)
+class CopiedLists:
+    """Copies of the lists of some vertices of other parts.
+
+    Attributes:
+        members: for each vertex type, the vertices whose lists are copied.
+        lists: for each relation, the lists of the members of its target type. The place of a list is the slot of its vertex.
+    """
+
+    members: Sequence[IdSet]
+    lists: Sequence[Lists]
+
+
+@dataclass(eq=False)
+class _Batch:
+    """A batch while it is drawn. Lists are by vertex type, or by relation for edges."""
+
+    n_id: list[Tensor]
+    tree: list[Tensor]
+    tree_time: Tensor | None
+    num_trees: int
+    first: list[int]
+    rows: list[list[Tensor]]
+    cols: list[list[Tensor]]
+    numbers: list[list[Tensor]]
+    num_nodes: list[list[int]]
+    num_edges: list[list[int]]
+    arrived: list[list[Drawn]]
+
+    def add(self, number: int, row: Tensor, col: Tensor, drawn: Drawn) -> None:
+        """Adds edges of a relation, as positions of their ends in ``n_id``."""
+        self.rows[number].append(row)
+        self.cols[number].append(col)
+        if drawn.number is not None:
+            self.numbers[number].append(drawn.number)
+
+    def forget_edges(self, number: int) -> None:
+        for edges in (self.rows, self.cols, self.numbers):
+            edges[number].clear()
+
+    def frontier(self, type_: int, first: int) -> Vertices:
+        """Returns the vertices of a type from position ``first`` on."""
+        ids, tree = self.n_id[type_][first:], self.tree[type_][first:] if self.tree else None
+        now = None if self.tree_time is None or tree is None else self.tree_time[tree]
+        return Vertices(ids, tree, now)
+
+
+@dataclass(frozen=True, eq=False)
+class _Places:
+    """Holders of the lists of some vertices: positions among the vertices (None: all), and places of the lists.
+
+    Attributes:
+        home: of the lists that this host holds; the place is the number of the vertex in the host's part.
+        copied: of the lists that are copied.
+        remote: part -> the same for the lists that it owns; the place is the number of the vertex in that part.
+    """
+
+    size: int
+    home: tuple[Tensor | None, Tensor]
+    copied: tuple[Tensor, Tensor] | None = None
+    remote: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+class PartTopology(Topology):
+    """Topology of a graph of which this host holds some parts.
+
+    Args:
+        graph: the lists of these parts.
+        books: by vertex type, the partition book of the parts that hosts hold together.
+        part_id: the part in ``books`` that this host holds.
+        attributes: for each relation and each of its pieces in ``graph``, the rows of the edges' attributes by name.
+        seeds_are_held: True if batches start only from vertices of this host's part. The first hop then needs no round.
+
+    Attributes:
+        copied: copies of lists of other parts, or None.
+    """
+
+    def __init__(
+        self,
+        graph: PartGraph,
+        books: Mapping[str | None, PartitionBook],
+        part_id: int,
+        attributes: Sequence[Sequence[Mapping[str, RowSource]]] = (),
+        seeds_are_held: bool = True,
+    ) -> None:
+        self.part, self.part_id, self.seeds_are_held = graph, part_id, seeds_are_held
+        self.num_vertices = dict(zip(graph.node_types, graph.num_vertices))
+        self.edge_types = graph.edge_types
+        self.node_time = {name: time for name, time in zip(graph.node_types, graph.node_time) if time is not None}
+        self.clock = graph.clock
+        self._books = [books[name] for name in graph.node_types]
+        self._ends: list[Ends] = [(pieces[0].relation.source, pieces[0].relation.target) for pieces in graph.lists]
+        given = attributes or [[{}] * len(pieces) for pieces in graph.lists]
+        self._lists = [
+            [Lists.of_part(piece, number, rows) for piece, rows in zip(pieces, of_pieces)]
+            for number, (pieces, of_pieces) in enumerate(zip(graph.lists, given))
+        ]
+        # For each relation, the first target of each piece.
+        self._bounds = [torch.tensor([piece.first_target for piece in pieces], device="cpu") for pieces in graph.lists]
+        self.has_weights = any(lists.relation.edge_weight is not None for of in self._lists for lists in of)
+        self.has_edge_times = any(lists.relation.edge_time is not None for of in self._lists for lists in of)
+        self.copied: CopiedLists | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """True if other hosts hold some of the lists."""
+        return any(book.num_parts > 1 for book in self._books)
+
+    @property
+    def nbytes(self) -> int:
+        copies = () if self.copied is None else self.copied.lists
+        return self.part.nbytes + sum(lists.relation.nbytes for lists in copies)
+
+    def arrays(self) -> list[Tensor]:
+        return [
+            array
+            for pieces in self.part.lists
+            for piece in pieces
+            for array in (piece.relation.indptr, piece.relation.indices)
+        ]
+
+    def num_rounds(self, num_hops: int, induced: bool) -> int:
+        """Returns the number of rounds in which a batch of this many hops is drawn."""
+        return max(0, num_hops - self.seeds_are_held) + induced
+
+    def sample(
+        self,
+        seeds: ByType,
+        key: int,
+        options: DrawOptions,
+        seed_time: ByType | None = None,
+        only_vertices: bool = False,
+    ) -> Mfg:
+        """Samples as :meth:`Topology.sample` says, if this host holds every list that the batch needs.
+
+        Raises:
+            RuntimeError: the batch needs a list of another part.
+        """
+        drawing = self.drawing(seeds, key, options, seed_time, only_vertices)
+        try:
+            while not next(drawing):
+                pass
+        except StopIteration as end:
+            return end.value
+        raise RuntimeError(
+            f"this batch needs lists that part {self.part_id} does not hold; only a loader on all ranks together can draw it"
+        )
+
+    # --- for this rank ------------------------------------------------------------------------------------
+
+    def drawing(
+        self,
+        seeds: ByType,
+        key: int,
+        options: DrawOptions,
+        seed_time: ByType | None = None,
+        only_vertices: bool = False,
+    ) -> Drawing:
+        """Samples as :meth:`Topology.sample` says, in rounds. It yields requests, also empty ones, :meth:`num_rounds` times.
+
+        Raises:
+            RuntimeError: a seed is out of range, or ``seeds_are_held`` is wrong.
+        """
+        batch = self._begun(seeds, options, seed_time)
+        for hop in range(len(options.fanouts[0]) if options.fanouts else 0):
+            fanouts = tuple(per_hop[hop] for per_hop in options.fanouts)
+            draw = HopDraw(key, hop, fanouts, options.replace, options.last and self.clock is not None, options.shared)
+            frontier = [batch.frontier(type_, first) for type_, first in enumerate(batch.first)]
+            request = ListRequest(draw, frontier, not only_vertices, (), batch.num_trees)
+            drawn = yield from self._round(request, batch, asks=hop > 0 or not self.seeds_are_held)
+            self._join(batch, drawn)
+        if options.induced and not only_vertices:
+            yield from self._induce(batch, key)
+        return self._sampled(batch, options, only_vertices)
+
+    def _begun(self, seeds: ByType, options: DrawOptions, seed_time: ByType | None) -> _Batch:
+        """Returns a batch that holds its seeds."""
+        names, n_id = self.part.node_types, [seeds.get(name, NO_IDS) for name in self.part.node_types]
+        for ids, size in zip(n_id, self.part.num_vertices):
+            at = first_outside(ids, size)
+            if at is not None:
+                raise RuntimeError(f"seeds[{at}] must be in [0, {size}), got {int(ids[at])}")
+        first_tree, total = {}, 0
+        for name, ids in seeds.items():
+            first_tree[name], total = total, total + ids.numel()
+        tree, tree_time = [], None
+        if options.disjoint:
+            tree = [first_tree.get(name, 0) + torch.arange(ids.numel(), device="cpu") for name, ids in zip(names, n_id)]
+        if self.clock is not None:
+            tree_time = torch.empty(total, dtype=torch.int64, device="cpu")
+            for name, ids, of_type in zip(names, n_id, tree):
+                times = self.time_of_seeds(name, ids, seed_time)
+                if times is not None:
+                    tree_time[of_type] = times
+        none: list[list[Any]] = [[] for _ in self._ends]
+        return _Batch(
+            n_id, tree, tree_time, total, [0] * len(n_id), none, [[] for _ in none], [[] for _ in none],
+            [[ids.numel()] for ids in n_id], [[] for _ in none], [[] for _ in none],
+        )  # fmt: skip
+
+    def _round(self, request: ListRequest, batch: _Batch, asks: bool) -> Generator[Packets, Packets, list[Drawn]]:
+        """Draws for all vertices of a request, and returns the draws of each relation."""
+        places = [self._places(type_, of_type.ids) for type_, of_type in enumerate(request.vertices)]
+        asked = self._asked(request, places, batch)
+        if asked and not asks:
+            raise RuntimeError(
+                f"a batch starts from a vertex of part {next(iter(asked))}, but this host holds part {self.part_id}; give each rank seeds of its own part"
+            )
+        groups: list[list[tuple[Tensor | None, Drawn]]] = [[] for _ in self._ends]
+        for number in request.relations(self._ends):
+            groups[number] = self._own_draws(request, number, places[self._ends[number][1]], batch)
+        if asks:
+            answers = yield {part: own.packed() for part, own in asked.items()}
+            for part, own in asked.items():
+                numbers = own.relations(self._ends)
+                of_part = unpack_answer(
+                    answers[part], [self._attributes(number) for number in numbers], own.keeps_edges
+                )
+                for number, drawn in zip(numbers, of_part):
+                    groups[number].append((places[self._ends[number][1]].remote[part][0], drawn))
+                    if drawn.rows:
+                        batch.arrived[number].append(drawn)
+        sizes = [request.vertices[target].ids.numel() for _, target in self._ends]
+        return [merged(size, of) if of else NOTHING_DRAWN for size, of in zip(sizes, groups)]
+
+    def _own_draws(
+        self, request: ListRequest, number: int, places: _Places, batch: _Batch
+    ) -> list[tuple[Tensor | None, Drawn]]:
+        """Draws in one relation from the lists that this host holds, and from copies."""
+        vertices, found = request.vertices[self._ends[number][1]], []
+        for position, place, lists in self._held(number, places):
+            of = vertices if position is None else vertices.at(position)
+            drawn = self._read(request, lists, place, of, with_rows=lists.firsts is not None)
+            if drawn.rows:
+                batch.arrived[number].append(drawn)
+            found.append((position, drawn))
+        return found
+
+    def _read(self, request: ListRequest, lists: Lists, place: Tensor, of: Vertices, with_rows: bool) -> Drawn:
+        with_rows = with_rows and request.keeps_edges
+        if not request.members:
+            return lists.draw(place, of, request.hop, request.keeps_edges, with_rows)
+        source = lists.relation.source
+        size = self.part.num_vertices[source]
+        return lists.edges_between(place, of, request.members[source], size, request.num_trees, with_rows)
+
+    def _places(self, type_: int, ids: Tensor) -> _Places:
+        """Returns the holders of the lists of these vertices."""
+        book = self._books[type_]
+        if book.num_parts == 1:
+            return _Places(ids.numel(), (None, ids))
+        sets = [] if self.copied is None else [self.copied.members[type_].words]
+        position, slot, counts = ops.look_up(ids, book.offsets, self.part_id, [], sets)
+        remote: dict[int, tuple[Tensor, Tensor]] = {}
+        sizes = counts.tolist()
+        for part, at, of_part in zip(range(len(sizes)), position[-1].split(sizes), slot[-1].split(sizes)):
+            if at.numel():
+                remote[part] = at, of_part - book.range_of(part)[0]
+        home = (None if position[0].numel() == ids.numel() else position[0]), slot[0]
+        return _Places(ids.numel(), home, (position[1], slot[1]) if sets else None, remote)
+
+    def _held(self, number: int, places: _Places) -> Iterator[tuple[Tensor | None, Tensor, Lists]]:
+        """Yields positions of vertices (None: all), places of their lists, and the lists that hold them."""
+        (position, row), bounds = places.home, self._bounds[number]
+        if row.numel() and bounds.numel() == 1:
+            yield position, row, self._lists[number][0]
+        elif row.numel():
+            ids = row + int(bounds[0])
+            piece_of = torch.searchsorted(bounds, ids, right=True) - 1
+            for piece, lists in enumerate(self._lists[number]):
+                at = (piece_of == piece).nonzero().flatten()
+                if at.numel():
+                    yield at if position is None else position[at], ids[at] - int(bounds[piece]), lists
+        if places.copied is not None and self.copied is not None and places.copied[0].numel():
+            yield *places.copied, self.copied.lists[number]
+
+    def _asked(self, request: ListRequest, places: Sequence[_Places], batch: _Batch) -> dict[int, ListRequest]:
+        """Returns the request to each part that owns lists of this batch which the host does not hold."""
+        asked = {}
+        for part in sorted({part for place in places for part in place.remote}):
+            vertices = []
+            for of_type, place in zip(request.vertices, places):
+                position, ids = place.remote.get(part, (NO_IDS, NO_IDS))
+                vertices.append(replace(of_type.at(position), ids=ids))
+            own = replace(request, vertices=vertices)
+            if request.members:
+                sources = {self._ends[number][0] for number in own.relations(self._ends)}
+                none = Members(NO_IDS, NO_IDS if batch.tree else None)
+                members = [of if type_ in sources else none for type_, of in enumerate(request.members)]
+                own = replace(own, members=members)
+            if own.relations(self._ends):
+                asked[part] = own
+        return asked
+
+    def _attributes(self, number: int) -> Mapping[str, RowSource]:
+        return self._lists[number][0].attributes
+
+    def _join(self, batch: _Batch, drawn: Sequence[Drawn]) -> None:
+        """Adds a hop's draws to the batch: new vertices, and edges."""
+        begin, size = batch.first, [ids.numel() for ids in batch.n_id]
+        n_id, tree, rows = ops.join_drawn(
+            batch.n_id, batch.tree, begin, [of.count for of in drawn], [of.source for of in drawn],
+            [source for source, _ in self._ends], [target for _, target in self._ends], self.part.num_vertices, batch.num_trees,
+        )  # fmt: skip
+        for number, (of, row) in enumerate(zip(drawn, rows)):
+            target = self._ends[number][1]
+            frontier = torch.arange(begin[target], size[target], device="cpu")
+            batch.add(number, row, frontier.repeat_interleave(of.count, output_size=row.numel()), of)
+            batch.num_edges[number].append(row.numel())
+        batch.n_id, batch.tree, batch.first = n_id, tree, size
+        for of_type, ids, before in zip(batch.num_nodes, n_id, size):
+            of_type.append(ids.numel() - before)
+
+    def _induce(self, batch: _Batch, key: int) -> Generator[Packets, Packets, None]:
+        """Replaces the drawn edges by all edges between the batch's vertices."""
+        vertices = [batch.frontier(type_, 0) for type_ in range(len(batch.n_id))]
+        members = [Members(of_type.ids, of_type.tree) for of_type in vertices]
+        hop = HopDraw(key, 0, (-1,) * len(self._ends), False, False, False)
+        found = yield from self._round(ListRequest(hop, vertices, True, members, batch.num_trees), batch, asks=True)
+        for number, of in enumerate(found):
+            batch.forget_edges(number)
+            targets = torch.arange(vertices[self._ends[number][1]].ids.numel(), device="cpu")
+            batch.add(number, of.source, targets.repeat_interleave(of.count, output_size=of.source.numel()), of)
+
+    def _sampled(self, batch: _Batch, options: DrawOptions, only_vertices: bool) -> Mfg:
+        """Returns the finished batch."""
+        edge_index, edges = [], []
+        for rows, cols, numbers in zip(batch.rows, batch.cols, batch.numbers):
+            both = torch.empty((2, sum(row.numel() for row in rows)), dtype=torch.int64, device="cpu")
+            if rows:
+                torch.cat(rows, out=both[0])
+                torch.cat(cols, out=both[1])
+            edge_index.append(both)
+            edges.append(torch.cat(numbers) if numbers else NO_IDS)
+        tree = batch.tree if options.disjoint else None
+        hops_known = not options.induced
+        names, types = self.part.node_types, self.edge_types
+        out: Any
+        if not self.is_hetero:
+            out = SamplerOutput(
+                batch.n_id[0], edge_index[0][0], edge_index[0][1], None if only_vertices else edges[0], None if tree is None else tree[0],
+                batch.num_nodes[0] if hops_known else None, batch.num_edges[0] if hops_known else None,
+            )  # fmt: skip
+        else:
+            out = HeteroSamplerOutput(
+                dict(zip(names, batch.n_id)),
+                {name: both[0] for name, both in zip(types, edge_index)},
+                {name: both[1] for name, both in zip(types, edge_index)},
+                dict(zip(types, edges)),
+                None if tree is None else dict(zip(names, tree)),
+                dict(zip(names, batch.num_nodes)) if hops_known else None,
+                dict(zip(types, batch.num_edges)) if hops_known else None,
+            )
+        out.edge_rows = {name: EdgeRows.of(drawn) for name, drawn in zip(types, batch.arrived) if drawn}
+        return out
+
+    # --- for other ranks ----------------------------------------------------------------------------------
+
+    def answer(self, packet: Tensor) -> Tensor:
+        """Draws what another rank requests, and returns the packet of the answer. Several threads may call it.
+
+        Raises:
+            RuntimeError: a vertex is not of this host's part.
+        """
+        request = ListRequest.unpacked(packet, len(self._books))
+        vertices, places = [], []
+        for name, book, of_type in zip(self.part.node_types, self._books, request.vertices):
+            begin, end = book.range_of(self.part_id)
+            at = first_outside(of_type.ids, end - begin)
+            if at is not None:
+                words = "vertex" if name is None else f"{name!r} vertex"
+                raise RuntimeError(
+                    f"a rank asked for the list of {words} {int(of_type.ids[at]) + begin}, but part {self.part_id} owns [{begin}, {end}); start all "
+                    "ranks on the same dataset directory"
+                )
+            vertices.append(replace(of_type, ids=of_type.ids + begin))
+            places.append(_Places(of_type.ids.numel(), (None, of_type.ids)))
+        request = replace(request, vertices=vertices)
+        answer = []
+        for number in request.relations(self._ends):
+            target = self._ends[number][1]
+            groups = [
+                (
+                    at,
+                    self._read(
+                        request, lists, place, vertices[target] if at is None else vertices[target].at(at), True
+                    ),
+                )
+                for at, place, lists in self._held(number, places[target])
+            ]
+            answer.append(merged(vertices[target].ids.numel(), groups))
+        return pack_answer(answer, request.keeps_edges)

@@ -1,0 +1,110 @@
+"""Requests to the owner of lists to draw from them, and its answers, as packets.
+
+A request holds the vertices of a batch whose lists the owner has. In one with **members**, the owner finds all edges of these lists
+between vertices of the batch instead. Both sides derive the order of the sections from the graph's types and relations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from salientpp.ops import bytes_of
+from salientpp.sampling.held_lists import Drawn, HopDraw, Members, Vertices
+from salientpp.sampling.packets import pack, unpack
+from salientpp.store.rows import RowSource
+
+#: The ends of a relation: positions of its source type and its target type among the vertex types.
+Ends = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class ListRequest:
+    """What a rank asks the owner of lists about one batch.
+
+    Attributes:
+        hop: the hop, for draws.
+        vertices: for each vertex type, the vertices of the asked part. Their ids are counted from the part's first.
+        keeps_edges: False: only the sources are wanted.
+        members: for each vertex type, all vertices of the batch, if edges between them are wanted instead of draws.
+        num_trees: number of trees of the batch.
+    """
+
+    hop: HopDraw
+    vertices: Sequence[Vertices]
+    keeps_edges: bool
+    members: Sequence[Members] = ()
+    num_trees: int = 0
+
+    def relations(self, ends: Sequence[Ends]) -> list[int]:
+        """Returns the relations that the answer is about."""
+        some = [bool(of_type.ids.numel()) for of_type in self.vertices]
+        return [
+            number
+            for number, (_, target) in enumerate(ends)
+            if some[target] and (self.members or self.hop.fanouts[number] != 0)
+        ]
+
+    def packed(self) -> Tensor:
+        hop, first = self.hop, self.vertices[0]
+        head = [
+            hop.key, hop.hop, hop.replace, hop.last, hop.shared, self.keeps_edges, bool(self.members), self.num_trees,
+            first.tree is not None, first.now is not None, *hop.fanouts,
+        ]  # fmt: skip
+        columns = [column for of_type in (*self.vertices, *self.members) for column in of_type.columns]
+        return pack([torch.tensor(head, dtype=torch.int64, device="cpu"), *columns])
+
+    @classmethod
+    def unpacked(cls, packet: Tensor, num_types: int) -> ListRequest:
+        sections = iter(unpack(packet))
+        key, number, replace, last, shared, keeps_edges, of_members, num_trees, trees, times, *fanouts = next(
+            sections
+        ).tolist()
+        hop = HopDraw(key, number, tuple(fanouts), bool(replace), bool(last), bool(shared))
+
+        def read(has_time: bool) -> Vertices:
+            return Vertices(next(sections), next(sections) if trees else None, next(sections) if has_time else None)
+
+        vertices = [read(bool(times)) for _ in range(num_types)]
+        members = [Members(*vars(read(False)).values()) for _ in range(num_types)] if of_members else []
+        return cls(hop, vertices, bool(keeps_edges), members, num_trees)
+
+
+def pack_answer(answer: Sequence[Drawn], keeps_edges: bool) -> Tensor:
+    """Returns the packet that answers a request, with the draws of each relation that it is about."""
+    sections: list[Tensor] = []
+    for drawn in answer:
+        sections += [drawn.count, drawn.source]
+        if keeps_edges:
+            assert drawn.number is not None and drawn.first is not None  # as asked for
+            first = drawn.first.repeat_interleave(drawn.count, output_size=drawn.number.numel())
+            # An edge's number minus that of its list's first edge is a small number.
+            sections += [drawn.first, drawn.number - first, *(bytes_of(rows) for rows in drawn.rows.values())]
+    return pack(sections)
+
+
+def unpack_answer(packet: Tensor, attributes: Sequence[Mapping[str, RowSource]], keeps_edges: bool) -> list[Drawn]:
+    """Reverses :func:`pack_answer`.
+
+    Args:
+        attributes: for each relation of the answer, rows of the same dtypes and shapes as those that arrive.
+    """
+    sections, answer = iter(unpack(packet)), []
+    for of_relation in attributes:
+        count, source = next(sections), next(sections)
+        if not keeps_edges:
+            answer.append(Drawn(count, source))
+            continue
+        first, offset = next(sections), next(sections)
+        number = offset + first.repeat_interleave(count, output_size=offset.numel())
+        rows = {name: _as_rows(next(sections), like, number.numel()) for name, like in of_relation.items()}
+        answer.append(Drawn(count, source, number, first, rows))
+    return answer
+
+
+def _as_rows(data: Tensor, like: RowSource, number: int) -> Tensor:
+    """Returns bytes as rows [number, ...] of the dtype and shape of ``like``."""
+    return data.view(like.dtype).view(number, *like.shape[1:])
