@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,9 +20,10 @@ from salientpp.batch.attributes import EdgeAttributes, NodeAttributes, edge_inde
 from salientpp.batch.contents import Contents
 from salientpp.graph.from_pyg import count_edges, count_vertices
 from salientpp.processes import Lock
+from salientpp.sampling.edge_rows import take_edge_rows
 from salientpp.sampling.topology import Mfg
 from salientpp.store.fetch import Column
-from salientpp.store.rows import take_rows
+from salientpp.store.rows import RowSource
 
 
 class DataTemplate:
@@ -188,10 +189,12 @@ class PartitionTemplate:
     """Template for batches of a partitioned graph.
 
     Attributes:
-        edge_rows: by edge type (None in a homogeneous graph), attribute name -> rows [E, ...] of all edges, in the order of the graph's edge ids.
+        edge_rows: by edge type (None in a homogeneous graph), attribute name -> rows of the edges that this host holds, in the order of the graph's edge ids.
+        first_edge: by edge type, id of the first of these edges. Empty: the host holds all edges.
     """
 
-    edge_rows: Mapping[Any, Mapping[str, Tensor]]
+    edge_rows: Mapping[Any, Mapping[str, Tensor | RowSource]]
+    first_edge: Mapping[Any, int] = field(default_factory=dict)
 
     def contents(self) -> None:
         """Returns None: data on disk does not change."""
@@ -213,6 +216,7 @@ class PartitionTemplate:
             storage_of(out, type_)[attribute] = value
         for name, store in edge_store.items():
             edge = None if mfg.edge is None else of_type(mfg.edge, name)
+            first, arrived = self.first_edge.get(name, 0), getattr(mfg, "edge_rows", {}).get(name)
             for attribute, value in self.edge_rows[name].items():
-                store[attribute] = None if edge is None else take_rows(value, edge)
+                store[attribute] = None if edge is None else take_edge_rows(attribute, value, first, edge, arrived)
         return out

@@ -16,6 +16,7 @@ from salientpp.batch.loader_attributes import add_link_attributes, add_node_attr
 from salientpp.engine.connected import Connected
 from salientpp.graph.csc import Graph
 from salientpp.sampling.neighbor_sampler import NeighborSampler
+from salientpp.sampling.part_topology import PartTopology, topology_of_part
 from salientpp.sampling.seeds import edge_start, part_edges, part_nodes, scores_of_part
 from salientpp.sampling.topology import Mfg
 from salientpp.store.directory.opened import PartitionedGraph
@@ -58,8 +59,13 @@ class Seeds:
 def sampler_of_part(
     part: PartitionedGraph, num_neighbors: Any, time_attr: str | None, weight_attr: str | None, **draws: Any
 ) -> NeighborSampler:
-    """Returns a sampler over the topology of a partitioned graph, which every rank has whole. It takes the arguments of the sampler."""
+    """Returns a sampler over the topology of a partitioned graph. It takes the arguments of the sampler.
+
+    If the topology is stored in parts, the sampler reads only the lists of the part that this view serves.
+    """
     needs_types = part.is_hetero or time_attr is not None or weight_attr is not None
+    if part.topology == "parts" and part.part_id is not None and part.num_parts > 1:
+        return NeighborSampler(topology_of_part(part, time_attr, weight_attr), num_neighbors, **draws)
     graph = part.typed_graph(time_attr, weight_attr) if needs_types else part.graph
     return NeighborSampler(graph, num_neighbors, **draws)
 
@@ -121,6 +127,8 @@ def edges_of_part(
     negatives: NegativeSampling | None = None,
 ) -> Seeds:
     """Returns the edge seeds that a rank visits. It takes the arguments of :class:`~salientpp.LinkNeighborLoader`."""
+    if isinstance(sampler.topology, PartTopology):
+        sampler.topology.seeds_are_held = False
     stored = part_edges(connected.own, connected.own_part, edges)
     label, time = stored.attribute(label), stored.attribute(time)
     input_id = stored.edge_id if input_id is None else input_id

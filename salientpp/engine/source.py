@@ -222,9 +222,9 @@ def open_partition(
     if custom_cls is not None:
         raise ValueError("custom_cls is for a pair of FeatureStore and GraphStore; leave it out")
     part, exchange = connected.held, connected.exchange
-    edge_rows = part.edge_rows_by_type()
+    template = _template(part)
     of_part = {(type_, name): rows for type_, named in part.sources().items() for name, rows in named.items()}
-    taken = sorted(OWN_NAMES & {name for _, name in of_part}.union(*edge_rows.values()))
+    taken = sorted(OWN_NAMES & {name for _, name in of_part}.union(*template.edge_rows.values()))
     if taken:
         raise ValueError(
             f"{part.root} has attributes with names that batches use themselves ({', '.join(taken)}); rename them and partition again"
@@ -250,11 +250,22 @@ def open_partition(
         books=books,
         rows=by_type(books, {**known, **encoded}),
         narrow=narrow,
-        template=PartitionTemplate(edge_rows),
+        template=template,
         exchanged=gathered,
         seed_columns=[column for column in known if of_seeds and column[0] == seed_type and column not in gathered],
         part=connected.own,
         fingerprint=fingerprint,
+    )
+
+
+def _template(part: PartitionedGraph) -> PartitionTemplate:
+    """Returns the template of batches, with the attributes of the edges that this host holds."""
+    if part.topology == "whole":
+        return PartitionTemplate(part.edge_rows_by_type())
+    held = part.part_edge_rows()
+    return PartitionTemplate(
+        {name: of_type.rows for name, of_type in held.items()},
+        {name: of_type.first_edge for name, of_type in held.items()},
     )
 
 

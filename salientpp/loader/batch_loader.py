@@ -207,10 +207,10 @@ class BatchLoader(PaddedLoader):
         self, comm: Comm, sampling: SamplingOptions, make_seeds: Callable[..., Seeds], messages: Sequence[Message] = ()
     ) -> BatchSource:
         """Opens a partitioned graph, with the seeds from ``make_seeds(connected, sampler)``."""
-        sampler = sampling.sampler_of_part(self.data)
         placement = placement_of(self.data, comm, self.logical_ranks, self._hosts)
         messages = [*messages, *(message for way in self._own_ways for message in way.messages)]
         connected = connect_part(self.data, comm, placement, messages)
+        sampler = sampling.sampler_of_part(connected.held)
         own = {"columns": self.columns, "custom_cls": self.custom_cls, "send_as": self.send_as}
         return open_partition(connected, sampler, make_seeds(connected, sampler), **own)
 

@@ -54,7 +54,7 @@ class SamplingOptions:
     shared_draws: SharedDraws = None
 
     def sampler_of_part(self, part: PartitionedGraph) -> NeighborSampler:
-        """Returns the given sampler, or one over the topology of a partitioned graph, which every rank holds whole."""
+        """Returns the given sampler, or one over the topology of a partitioned graph. ``part`` is the view whose part this host holds."""
         own = self.neighbor_sampler
         if own is not None and not isinstance(own, NeighborSampler):
             raise ValueError(

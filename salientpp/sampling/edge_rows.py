@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from salientpp.sampling.held_lists import Drawn
+from salientpp.store.rows import RowSource, take_rows
 
 #: By edge type.
 EdgeRowsByType = Mapping[Any, "EdgeRows"]
@@ -36,12 +37,28 @@ class EdgeRows:
         first[place] = torch.arange(place.numel(), device="cpu")
         return cls(number, {name: torch.cat([piece.rows[name] for piece in pieces])[first] for name in pieces[0].rows})
 
-    def take(self, name: str, number: Tensor) -> Tensor:
-        """Returns the rows of the edges with these numbers, which must be there."""
-        return self.rows[name][torch.searchsorted(self.number, number)]
-
 
 def joined_rows(samples: Sequence[EdgeRowsByType]) -> dict[Any, EdgeRows]:
     """Returns the attributes of the edges of several samples."""
     types = dict.fromkeys(type_ for rows in samples for type_ in rows)
     return {type_: EdgeRows.of([rows[type_] for rows in samples if type_ in rows]) for type_ in types}
+
+
+def take_edge_rows(
+    name: str, held: Tensor | RowSource, first_edge: int, number: Tensor, arrived: EdgeRows | None
+) -> Tensor:
+    """Returns the rows [e, ...] of an attribute for edges of one relation.
+
+    Args:
+        held: rows of the edges ``first_edge``, ``first_edge + 1``, ..., which this host holds.
+        number: int64 [e], numbers of the edges.
+        arrived: rows of the other edges, or None.
+    """
+    row = number - first_edge if first_edge else number
+    if arrived is None:
+        return take_rows(held, row)
+    is_held = (row >= 0) & (row < held.shape[0])
+    out = torch.empty((row.numel(), *held.shape[1:]), dtype=held.dtype, device="cpu")
+    out[is_held] = take_rows(held, row[is_held])
+    out[~is_held] = arrived.rows[name][torch.searchsorted(arrived.number, number[~is_held])]
+    return out

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from salientpp import ops
-from salientpp.graph.part import PartLists
 from salientpp.graph.relation import Relation
 from salientpp.store.rows import RowSource, take_rows
 from salientpp.store.tiers import NO_IDS
@@ -95,7 +94,8 @@ class Lists:
         number: number of the relation in the graph.
         first_edge: number of the first edge of these arrays, if their edges are numbered consecutively.
         firsts: int64 [places], number of the first edge of each list, if edges are numbered consecutively only inside a list. None: ``first_edge`` counts.
-        attributes: attribute name -> rows of the edges, in the order in which they are stored.
+        attributes: attribute name -> rows of the edges. Row i belongs to edge ``first_row + i``, or with ``firsts`` to edge i of these arrays.
+        first_row: see ``attributes``.
     """
 
     relation: Relation
@@ -103,10 +103,7 @@ class Lists:
     first_edge: int
     firsts: Tensor | None = None
     attributes: Mapping[str, RowSource] = field(default_factory=dict)
-
-    @classmethod
-    def of_part(cls, lists: PartLists, number: int, attributes: Mapping[str, RowSource]) -> Lists:
-        return cls(lists.relation, number, lists.first_edge, None, attributes)
+    first_row: int = 0
 
     def draw(self, place: Tensor, of: Vertices, hop: HopDraw, keeps_edges: bool, with_rows: bool) -> Drawn:
         """Draws from the lists at ``place``, int64 [m], for these vertices.
@@ -118,8 +115,7 @@ class Lists:
         lists = self.relation
         time = lists.edge_time if lists.source_time is None else lists.source_time
         count, source, position = ops.draw_from_lists(
-            lists.indptr, lists.indices, lists.edge_weight, None if of.now is None else time, place, of.ids, of.tree,
-            None if time is None else of.now, hop.fanouts[self.number], hop.key, hop.hop, self.number, lists.source,
+            lists.indptr, lists.indices, lists.edge_weight, None if of.now is None else time, place, of.ids, of.tree, of.now, hop.fanouts[self.number], hop.key, hop.hop, self.number, lists.source,
             replace=hop.replace, last=hop.last, shared=hop.shared,
         )  # fmt: skip
         return self._finished(place, count, source, position, with_rows) if keeps_edges else Drawn(count, source)
@@ -143,10 +139,11 @@ class Lists:
         begin = lists.indptr[place]
         if self.firsts is None:
             first, number = begin + self.first_edge, stored + self.first_edge
+            row = number - self.first_row
         else:
-            first = self.firsts[place]
+            first, row = self.firsts[place], stored
             number = stored + (first - begin).repeat_interleave(count, output_size=stored.numel())
-        rows = {name: take_rows(rows, stored) for name, rows in self.attributes.items()} if with_rows else {}
+        rows = {name: take_rows(rows, row) for name, rows in self.attributes.items()} if with_rows else {}
         return Drawn(count, source, number, first, rows)
 
 

@@ -25,6 +25,8 @@ from salientpp.sampling.edge_rows import EdgeRows
 from salientpp.sampling.held_lists import NOTHING_DRAWN, Drawn, HopDraw, Lists, Members, Vertices, merged
 from salientpp.sampling.requests import Ends, ListRequest, pack_answer, unpack_answer
 from salientpp.sampling.topology import ByType, DrawOptions, Mfg, Topology
+from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.store.directory.part_topology import PartEdgeRows
 from salientpp.store.rows import RowSource
 from salientpp.store.tiers import NO_IDS, IdSet
 
@@ -105,7 +107,7 @@ class PartTopology(Topology):
         graph: the lists of these parts.
         books: by vertex type, the partition book of the parts that hosts hold together.
         part_id: the part in ``books`` that this host holds.
-        attributes: for each relation and each of its pieces in ``graph``, the rows of the edges' attributes by name.
+        edge_rows: for each relation, the attributes of the edges in ``graph``. Empty: no attributes.
         seeds_are_held: True if batches start only from vertices of this host's part. The first hop then needs no round.
 
     Attributes:
@@ -117,7 +119,7 @@ class PartTopology(Topology):
         graph: PartGraph,
         books: Mapping[str | None, PartitionBook],
         part_id: int,
-        attributes: Sequence[Sequence[Mapping[str, RowSource]]] = (),
+        edge_rows: Sequence[PartEdgeRows] = (),
         seeds_are_held: bool = True,
     ) -> None:
         self.part, self.part_id, self.seeds_are_held = graph, part_id, seeds_are_held
@@ -127,11 +129,12 @@ class PartTopology(Topology):
         self.clock = graph.clock
         self._books = [books[name] for name in graph.node_types]
         self._ends: list[Ends] = [(pieces[0].relation.source, pieces[0].relation.target) for pieces in graph.lists]
-        given = attributes or [[{}] * len(pieces) for pieces in graph.lists]
         self._lists = [
-            [Lists.of_part(piece, number, rows) for piece, rows in zip(pieces, of_pieces)]
-            for number, (pieces, of_pieces) in enumerate(zip(graph.lists, given))
+            [Lists(piece.relation, number, piece.first_edge) for piece in pieces]
+            for number, pieces in enumerate(graph.lists)
         ]
+        for of_relation, rows in zip(self._lists, edge_rows):
+            of_relation[:] = [replace(lists, attributes=rows.rows, first_row=rows.first_edge) for lists in of_relation]
         # For each relation, the first target of each piece.
         self._bounds = [torch.tensor([piece.first_target for piece in pieces], device="cpu") for pieces in graph.lists]
         self.has_weights = any(lists.relation.edge_weight is not None for of in self._lists for lists in of)
@@ -427,3 +430,15 @@ class PartTopology(Topology):
             ]
             answer.append(merged(vertices[target].ids.numel(), groups))
         return pack_answer(answer, request.keeps_edges)
+
+
+def topology_of_part(part: PartitionedGraph, time_attr: str | None, weight_attr: str | None) -> PartTopology:
+    """Returns the topology of the part that a view of a dataset directory serves.
+
+    Args:
+        part: a view whose parts are the parts that hosts hold together.
+        time_attr, weight_attr: as in :meth:`salientpp.PartitionedGraph.part_graph`.
+    """
+    assert part.part_id is not None  # the view was made with a part
+    graph, rows = part.part_graph(time_attr, weight_attr), part.part_edge_rows()
+    return PartTopology(graph, part.books, part.part_id, [rows[name] for name in graph.edge_types])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,12 +15,19 @@ from salientpp.engine.source import BatchSource
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.narrow import WIDE
+from salientpp.store.rows import RowSource
 
 
-def edge_rows_of(source: BatchSource) -> Mapping[str, Tensor]:
-    """Returns the edge attributes of a partitioned graph with one type of edges."""
+def edge_rows_of(source: BatchSource) -> Mapping[str, Tensor | RowSource]:
+    """Returns the attributes of the edges that this host holds, for a partitioned graph with one type of edges."""
     assert isinstance(source.template, PartitionTemplate)  # check_partial has refused others
     return source.template.edge_rows[None]
+
+
+def first_edge_of(source: BatchSource) -> int:
+    """Returns the id of the edge of the first row in :func:`edge_rows_of`."""
+    assert isinstance(source.template, PartitionTemplate)
+    return source.template.first_edge.get(None, 0)
 
 
 def check_partial(data: Any, source: BatchSource, given: Any, weight: Any) -> None:
@@ -35,10 +43,10 @@ def check_partial(data: Any, source: BatchSource, given: Any, weight: Any) -> No
                 f"partial_weight must name an edge attribute of {data.root}, which has {known}; got {weight!r}"
             )
         rows = edge_rows[weight]
-        if rows.numel() != rows.size(0) or rows.dtype == torch.bool or rows.is_complex():
+        if math.prod(rows.shape[1:]) != 1 or rows.dtype == torch.bool or rows.dtype.is_complex:
             dtype = str(rows.dtype).removeprefix("torch.")
             raise ValueError(
-                f"partial_weight={weight!r} must be one real number per edge, [{rows.size(0)}], got {dtype} {list(rows.shape)}"
+                f"partial_weight={weight!r} must be one real number per edge, [{rows.shape[0]}], got {dtype} {list(rows.shape)}"
             )
 
 

@@ -25,11 +25,12 @@ from salientpp.engine.pipeline import traced
 from salientpp.engine.way import HostWork, Price, Wanted, Way
 from salientpp.engine.workers import SamplingWorkers
 from salientpp.processes import Lock, Threads
+from salientpp.sampling.edge_rows import EdgeRowsByType, take_edge_rows
 from salientpp.store.exchange import Column, Message
 from salientpp.store.fetch import Fetch, Taken
-from salientpp.store.rows import empty_rows, take_rows
+from salientpp.store.rows import empty_rows
 from salientpp.store.thread_groups import Balance
-from salientpp.ways.sums.check import edge_rows_of
+from salientpp.ways.sums.check import edge_rows_of, first_edge_of
 from salientpp.ways.sums.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, mark
 from salientpp.ways.sums.moved import SOURCES, SUMS, WEIGHTS, Moved, host_sums_of, put_sums, sums_of
 from salientpp.ways.sums.plan import PartialAggregation, Sums, Wire
@@ -107,6 +108,7 @@ class SumsOfRows(Way):
         self._weight_dtype = torch.float64 if wide else torch.float32
         name = self._weight_name
         self._weights = None if name is None else edge_rows_of(basis.source)[name]
+        self._first_edge = first_edge_of(basis.source)
         weight_bytes = 0 if name is None else self._weight_dtype.itemsize
         self._wire = Wire(basis.source.row_bytes[None], fetch.exchange.wire_dtype.itemsize, weight_bytes)
         self.sums_here = not basis.on_host
@@ -124,10 +126,12 @@ class SumsOfRows(Way):
     def on_drawn(self, mfg: SamplerOutput) -> tuple[SamplerOutput, Note]:
         tiers, here, here_weight = self._fetch.tiers[None], None, None
         left, sums = sums_of(mfg, tiers, self._wire, self.asks, self._fetch.repeats)
-        weight = self._weight_of(sums)
+        edge_rows = getattr(mfg, "edge_rows", {})
+        weight = self._weight_of(sums, edge_rows)
         if self.sums_here:
             left, here = host_sums_of(left, tiers, self._wire)
-            here_weight = self._weight_of(here)
+            here_weight = self._weight_of(here, edge_rows)
+        left.edge_rows = edge_rows
         words = None if weight is None else weight.view(self._fetch.exchange.wire_dtype)
         return left, Note(sums, words, here, here_weight)
 
@@ -175,12 +179,14 @@ class SumsOfRows(Way):
                     put_sums(tier.rows[name], slot, size, weight, self._reduction, to)
         return out
 
-    def _weight_of(self, sums: Sums) -> Tensor | None:
+    def _weight_of(self, sums: Sums, edge_rows: EdgeRowsByType) -> Tensor | None:
         """Returns the weights of the rows in sums."""
         if self._weights is None:
             return None
         assert sums.edge is not None  # edges of a partitioned graph have ids
-        return take_rows(self._weights, sums.edge).view(-1).to(self._weight_dtype)
+        assert self._weight_name is not None
+        rows = take_edge_rows(self._weight_name, self._weights, self._first_edge, sums.edge, edge_rows.get(None))
+        return rows.view(-1).to(self._weight_dtype)
 
     def complete(self, batch: Data | HeteroData, note: Note, arrived: Mapping[Column, Tensor]) -> None:
         name, sums, here, to_device = self._column[1], note.sums, note.here, self._fetch.own.to_device
