@@ -188,16 +188,6 @@ std::vector<int64_t> most_local_ids(const Arguments& a) {
   return most;
 }
 
-// True if dense maps of all types together fit into the budget.
-bool stamps_fit(const Arguments& a) {
-  int64_t bytes = 0;
-  for (const int64_t size : a.num_vertices) {
-    if (size > (a.map_budget_bytes - bytes) / StampMap::bytes(1)) return false;
-    bytes += StampMap::bytes(size);
-  }
-  return true;
-}
-
 // Starts the batch's vertices of a type with its seeds.
 void set_type(VertexType& type, const Arguments& a, size_t t, MapKind map_kind, int64_t num_trees) {
   type.num_vertices = a.num_vertices[t];
@@ -220,39 +210,22 @@ void set_type(VertexType& type, const Arguments& a, size_t t, MapKind map_kind, 
     type.tree.set_size(num_seeds);
   }
   type.map_kind = map_kind;
-  with_map(type, [&](auto& map) {
-    if constexpr (requires { map.table(0); }) {
-      map.begin_batch(num_trees);
-      for (int64_t i = 0; i < num_seeds; ++i) {
-        const int32_t tree = type.tree.data()[i];
-        map.reserve(tree, 1, 1);
-        map.table(tree).insert(seed[i], i);
-      }
-    } else {
-      map.begin_batch(type.num_vertices, num_seeds);
-      map.reserve(num_seeds);
-      const auto inserter = map.inserter();
-      // A repeated seed keeps its place in n_id; edges refer to its first place.
-      for (int64_t i = 0; i < num_seeds; ++i) inserter.insert(seed[i], i);
-    }
-  });
+  fill_map(type, num_trees);
   type.hop_begin = 0;
   type.hop_end = num_seeds;
   type.num_nodes.push_back(num_seeds);
 }
 
 void sample_hops(Scratch& s, std::span<VertexType> types, std::span<Relation> relations, const Arguments& a) {
-  const uint64_t shared_key = SharedDraw::key_of(static_cast<uint64_t>(a.batch_key));
+  const auto batch_key = static_cast<uint64_t>(a.batch_key);
   for (int64_t hop = 0; hop < a.num_hops; ++hop) {
-    const uint64_t hop_key = join_key(static_cast<uint64_t>(a.batch_key), static_cast<uint64_t>(hop));
     const bool is_last = hop + 1 == a.num_hops && relations.size() == 1 && !a.options.induced;
     for (size_t r = 0; r < relations.size(); ++r) {
       Relation& relation = relations[r];
       const int64_t before = relation.edge.size();
-      const uint64_t key = r == 0 ? hop_key : join_key(hop_key, r);
-      const uint64_t of_type = relation.source == 0 ? shared_key : join_key(shared_key, relation.source);
+      const uint64_t key = relation_key(batch_key, hop, r), shared_key = shared_key_of(batch_key, relation.source);
       with_lists(relation, [&](const auto& lists) {
-        expand(s, relation, lists, a.fanout(r, hop), key, of_type, is_last, a.options);
+        expand(s, relation, lists, a.fanout(r, hop), key, shared_key, is_last, a.options);
       });
       relation.num_sampled.push_back(relation.edge.size() - before);
     }
@@ -298,14 +271,11 @@ TypedSample sample_typed_neighbors(
   const int64_t num_trees = set_seed_times(s, a);
   for (size_t r = 0; r < num_relations; ++r) set_relation(relations[r], a, r);
   const std::vector<int64_t> most = most_local_ids(a);
-  const bool fit = stamps_fit(a);
+  const bool fit = stamps_fit(num_vertices, map_budget_bytes);
   check(num_trees < HashMap::kMaxLocalIds, "a batch must hold fewer than ", HashMap::kMaxLocalIds, " vertices, got ",
         num_trees, " seeds");
   for (size_t t = 0; t < num_types; ++t) {
-    const bool is_narrow = num_vertices[t] < std::numeric_limits<uint32_t>::max();
-    const MapKind of_trees = is_narrow ? MapKind::kTree : MapKind::kWideTree;
-    const MapKind of_all = fit && most[t] < StampMap::kMaxLocalIds ? MapKind::kStamp : MapKind::kHash;
-    set_type(types[t], a, t, disjoint ? of_trees : of_all, num_trees);
+    set_type(types[t], a, t, map_kind_of(disjoint, num_vertices[t], fit, most[t]), num_trees);
   }
   sample_hops(s, types, relations, a);
 

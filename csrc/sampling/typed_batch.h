@@ -1,11 +1,14 @@
 // Data of a batch with several vertex types: types, relations, and blocks of a hop's vertices.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "check.h"
+#include "random.h"
 #include "sampling/buffer.h"
 #include "sampling/lists.h"
 #include "sampling/shared_draw.h"
@@ -48,6 +51,49 @@ void with_map(VertexType& type, F&& f) {
   }
 }
 
+// True if dense maps of all types together fit into the budget.
+inline bool stamps_fit(const std::vector<int64_t>& num_vertices, int64_t map_budget_bytes) {
+  int64_t bytes = 0;
+  for (const int64_t size : num_vertices) {
+    if (size > (map_budget_bytes - bytes) / StampMap::bytes(1)) return false;
+    bytes += StampMap::bytes(size);
+  }
+  return true;
+}
+
+// Chooses the map of a type with at most `most` vertices in the batch.
+inline MapKind map_kind_of(bool has_trees, int64_t num_vertices, bool fit, int64_t most) {
+  if (has_trees) return num_vertices < std::numeric_limits<uint32_t>::max() ? MapKind::kTree : MapKind::kWideTree;
+  return fit && most < StampMap::kMaxLocalIds ? MapKind::kStamp : MapKind::kHash;
+}
+
+// Begins the type's map of a batch with the vertices that `n_id` (and `tree`) hold. A repeated vertex keeps its place
+// in n_id; edges refer to its first place.
+inline void fill_map(VertexType& type, int64_t num_trees) {
+  const int64_t size = type.n_id.size();
+  const int64_t* id = type.n_id.data();
+  with_map(type, [&](auto& map) {
+    if constexpr (requires { map.table(0); }) {
+      const int32_t* tree = type.tree.data();
+      map.begin_batch(num_trees);
+      for (int64_t i = 0; i < size;) {
+        int64_t end = i + 1;
+        while (end < size && tree[end] == tree[i]) ++end;
+        map.reserve(tree[i], end - i, end - i);
+        for (const auto table = map.table(tree[i]); i < end; ++i) table.insert(id[i], i);
+      }
+    } else {
+      map.begin_batch(type.num_vertices, size);
+      map.reserve(size);
+      const auto inserter = map.inserter();
+      for (int64_t i = 0; i < size; ++i) {
+        if (i + kInsertsAhead < size) inserter.prefetch(id[i + kInsertsAhead]);
+        inserter.insert(id[i], i);
+      }
+    }
+  });
+}
+
 struct Relation {
   const int64_t* indptr = nullptr;
   const Tensor* indices = nullptr;
@@ -72,6 +118,18 @@ void with_lists(const Relation& relation, F&& f) {
     dispatch_index(*relation.indices, [&]<class Index>(const Index* indices) { f(Sources<Index>{indices}); });
 }
 
+// Key of the draws of a hop over a relation. The number of the relation counts from 0.
+inline uint64_t relation_key(uint64_t batch_key, int64_t hop, size_t relation) {
+  const uint64_t hop_key = join_key(batch_key, static_cast<uint64_t>(hop));
+  return relation == 0 ? hop_key : join_key(hop_key, relation);
+}
+
+// Key of the neighbours' numbers for shared draws of a type.
+inline uint64_t shared_key_of(uint64_t batch_key, size_t source_type) {
+  const uint64_t key = SharedDraw::key_of(batch_key);
+  return source_type == 0 ? key : join_key(key, source_type);
+}
+
 struct Options {
   bool replace, disjoint, last, induced, shared;
 };
@@ -86,13 +144,18 @@ struct Block {
   std::array<int32_t, kBlockVertices> searching;   // state of the search: vertices that are not done
 };
 
+// Memory of the draws from lists.
+struct Draws {
+  DrawnSet drawn;
+  WeightedDraw weighted;
+  SharedDraw shared;
+};
+
 // Scratch memory that a thread keeps between batches. It never influences a result.
 struct Scratch {
   std::vector<VertexType> types;
   std::vector<Relation> relations;
-  DrawnSet drawn;
-  WeightedDraw weighted;
-  SharedDraw shared;
+  Draws draws;
   std::vector<int64_t> seed_time;  // per tree
   Block block;
 };

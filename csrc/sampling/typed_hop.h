@@ -5,13 +5,15 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "check.h"
 #include "memory.h"
 #include "random.h"
 #include "sampling/typed_batch.h"
 
-// An anonymous namespace, because only the sampler includes this file: functions called once are then always inlined.
+// An anonymous namespace, so that each file that includes this one has its own functions: those called once are then
+// always inlined.
 namespace salientpp::typed {
 namespace {
 
@@ -45,6 +47,28 @@ void keep_past(Block& block, const TimeOf& time_of, const Prefetch& prefetch) {
   for (int64_t i = 0; i < block.size; ++i) block.end[i] = block.low[i];
 }
 
+// Reads the bounds of the lists of the block's rows in `indptr`, and prefetches for the next block. `num_left` rows are
+// left from the block on. Errors call a row `name`.
+inline void read_bounds(Block& block, const int64_t* indptr, int64_t num_edges, const int64_t* row, int64_t num_left,
+                        const char* name) {
+  block.size = std::min(kBlockVertices, num_left);
+  for (int64_t i = 0; i < block.size; ++i) {
+    const int64_t begin = indptr[row[i]], end = indptr[row[i] + 1];
+    check(begin >= 0 && begin <= end && end <= num_edges, "indptr is corrupt at ", name, " ", row[i]);
+    block.begin[i] = begin;
+    block.end[i] = end;
+  }
+  const int64_t ahead = std::min(2 * kBlockVertices, num_left);
+  for (int64_t i = block.size; i < ahead; ++i) prefetch_read(&indptr[row[i]]);
+}
+
+// The same as keep_past for lists with times of their own, in list order.
+inline void keep_past_entries(Block& block, const Tensor& times) {
+  dispatch_index(times, [&](auto* time) {
+    keep_past(block, [&](int64_t e) -> int64_t { return time[e]; }, [&](int64_t e) { prefetch_read(&time[e]); });
+  });
+}
+
 // Finds the visible lists of the block's vertices, and prefetches for the next block.
 template <class Lists>
 void find_lists(Scratch& s, Relation& relation, const Lists& lists, int64_t first, int64_t last) {
@@ -52,24 +76,11 @@ void find_lists(Scratch& s, Relation& relation, const Lists& lists, int64_t firs
   const VertexType& source = s.types[relation.source];
   Block& block = s.block;
   block.first = first;
-  block.size = std::min(kBlockVertices, last - first);
-  const int64_t* n_id = target.n_id.data() + first;
-  for (int64_t i = 0; i < block.size; ++i) {
-    const int64_t begin = relation.indptr[n_id[i]], end = relation.indptr[n_id[i] + 1];
-    check(begin >= 0 && begin <= end && end <= relation.num_edges, "indptr is corrupt at vertex ", n_id[i]);
-    block.begin[i] = begin;
-    block.end[i] = end;
-  }
-  const int64_t ahead = std::min(2 * kBlockVertices, last - first);
-  for (int64_t i = block.size; i < ahead; ++i) prefetch_read(&relation.indptr[n_id[i]]);
+  read_bounds(block, relation.indptr, relation.num_edges, target.n_id.data() + first, last - first, "vertex");
   if (s.seed_time.empty()) return;
   const int32_t* tree = target.tree.data() + first;
   for (int64_t i = 0; i < block.size; ++i) block.now[i] = s.seed_time[static_cast<size_t>(tree[i])];
-  if (relation.time != nullptr) {
-    dispatch_index(*relation.time, [&](auto* time) {
-      keep_past(block, [&](int64_t e) -> int64_t { return time[e]; }, [&](int64_t e) { prefetch_read(&time[e]); });
-    });
-  }
+  if (relation.time != nullptr) keep_past_entries(block, *relation.time);
   if (source.time != nullptr) {
     keep_past(
         block,
@@ -83,20 +94,32 @@ void find_lists(Scratch& s, Relation& relation, const Lists& lists, int64_t firs
   }
 }
 
+// Sets the number of draws from each list of the block, and returns their sum. `last`: draws come from the list's end.
+inline int64_t count_draws(Block& block, int64_t fanout, bool replace, bool last) {
+  int64_t num_edges = 0;
+  for (int64_t i = 0; i < block.size; ++i) {
+    if (last) block.begin[i] = std::max(block.begin[i], block.end[i] - fanout);
+    block.count[i] = num_draws(block.end[i] - block.begin[i], fanout, replace);
+    num_edges += block.count[i];
+  }
+  return num_edges;
+}
+
 // Draws positions in `indices` for the block, list by list. While it draws from one list, it prefetches the next.
-template <class Lists>
-void draw_block(Scratch& s, const Relation& relation, const Lists& lists, int64_t fanout, uint64_t key,
-                uint64_t shared_key, const Options& options, int64_t* edge) {
-  VertexType& target = s.types[relation.target];
-  const Block& block = s.block;
-  const int64_t* n_id = target.n_id.data() + block.first;
-  const int32_t* tree = options.disjoint ? target.tree.data() + block.first : nullptr;
+//
+// vertex      per list, the vertex whose list it is.
+// tree        per list, its tree; null without trees.
+// all_weights of all edges, in list order; null for uniform draws.
+template <class Lists, class Tree>
+void draw_block(Draws& s, const Block& block, const int64_t* vertex, const Tree* tree, const Tensor* all_weights,
+                const Lists& lists, int64_t fanout, uint64_t key, uint64_t shared_key, const Options& options,
+                int64_t* edge) {
   const bool replace = options.replace && fanout >= 0;
   const auto stream_of = [&](int64_t i) {
-    return vertex_stream(tree == nullptr ? key : join_key(key, static_cast<uint64_t>(tree[i])), n_id[i]);
+    return vertex_stream(tree == nullptr ? key : join_key(key, static_cast<uint64_t>(tree[i])), vertex[i]);
   };
   constexpr int64_t kMostLines = 16;  // prefetched lines of a list; the hardware prefetcher detects the rest
-  if (relation.weight == nullptr) {
+  if (all_weights == nullptr) {
     const auto is_shared = [&](int64_t i) {
       return options.shared && SharedDraw::applies(block.end[i] - block.begin[i], block.count[i]);
     };
@@ -130,19 +153,19 @@ void draw_block(Scratch& s, const Relation& relation, const Lists& lists, int64_
       for (const int64_t* end = edge + block.count[i]; edge < end; ++edge) lists.prefetch(*edge);
     }
   };
-  if (relation.weight->scalar_type() == ScalarType::Float)
-    draw_all(static_cast<const float*>(relation.weight->const_data_ptr()));
+  if (all_weights->scalar_type() == ScalarType::Float)
+    draw_all(static_cast<const float*>(all_weights->const_data_ptr()));
   else
-    draw_all(static_cast<const double*>(relation.weight->const_data_ptr()));
+    draw_all(static_cast<const double*>(all_weights->const_data_ptr()));
 }
 
 constexpr int64_t kLookAhead = 1024;  // number of vertices that are inspected beyond the block
 
 // As find_sources, but with trees. `tree_of` holds the trees of the `num_left` vertices from the block on. With `ends`,
 // no later vertices are added to a tree after its last one among these, so its table is released.
-template <class Lists, class Key>
-void insert_in_trees(VertexType& source, TreeMap<Key>& map, const Lists& lists, int64_t* edge, const Block& block,
-                     const int32_t* tree_of, int64_t num_left, bool ends, int32_t* row) {
+template <class Lists, class Key, class Edge, class Local>
+void insert_in_trees(VertexType& source, TreeMap<Key>& map, const Lists& lists, Edge* edge, const Block& block,
+                     const int32_t* tree_of, int64_t num_left, bool ends, Local* row) {
   const auto num_vertices = static_cast<uint64_t>(source.num_vertices);
   bool is_cold = false;  // true if some table is neither new nor in use by the previous block
   for (int64_t i = 0; i < block.size;) {
@@ -181,8 +204,8 @@ void insert_in_trees(VertexType& source, TreeMap<Key>& map, const Lists& lists, 
       found[size] = vertex;
       tree_found[size] = tree;
       size += local_id == size;
-      row[at] = static_cast<int32_t>(local_id);
-      edge[at] = lists.id(edge[at]);
+      row[at] = static_cast<Local>(local_id);
+      if constexpr (!std::is_const_v<Edge>) edge[at] = lists.id(edge[at]);
     }
     map.give_back(tree, block.count[i] - (size - before));
     if (ends && (i + 1 == num_left || tree_of[i + 1] != tree)) map.release(tree);
@@ -210,12 +233,7 @@ template <class Lists>
   const bool ends = is_last && options.disjoint && std::is_sorted(tree_of + target.hop_begin, tree_of + target.hop_end);
   for (int64_t first = target.hop_begin; first < target.hop_end; first += kBlockVertices) {
     find_lists(s, relation, lists, first, target.hop_end);
-    int64_t num_edges = 0;
-    for (int64_t i = 0; i < block.size; ++i) {
-      if (last) block.begin[i] = std::max(block.begin[i], block.end[i] - fanout);
-      block.count[i] = num_draws(block.end[i] - block.begin[i], fanout, options.replace);
-      num_edges += block.count[i];
-    }
+    const int64_t num_edges = count_draws(block, fanout, options.replace, last);
     const int64_t edges_before = relation.edge.size();
     check(source.n_id.size() + num_edges < HashMap::kMaxLocalIds &&
               edges_before + num_edges < std::numeric_limits<int64_t>::max() / 16,
@@ -228,7 +246,8 @@ template <class Lists>
     if (options.disjoint) source.tree.reserve(source.n_id.size() + num_edges);
     int64_t* edge = relation.edge.data() + edges_before;
     int32_t* row = relation.row.data() + edges_before;
-    draw_block(s, relation, lists, fanout, key, shared_key, options, edge);
+    draw_block(s.draws, block, target.n_id.data() + first, options.disjoint ? target.tree.data() + first : nullptr,
+               relation.weight, lists, fanout, key, shared_key, options, edge);
     with_map(source, [&](auto& map) {
       if constexpr (requires { map.table(0); }) {
         insert_in_trees(source, map, lists, edge, block, target.tree.data() + first, target.hop_end - first, ends, row);
@@ -241,6 +260,26 @@ template <class Lists>
     relation.edge.set_size(edges_before + num_edges);
     relation.row.set_size(edges_before + num_edges);
   }
+}
+
+// Writes the edges of a list whose source is in the map `ids`: their ids, and the local ids of their sources. Returns
+// their number. There must be room for the whole list.
+template <class Ids, class Lists>
+int64_t find_edges(const Ids& ids, const Lists& lists, int64_t begin, int64_t end, int64_t num_sources, int64_t* edge,
+                   int32_t* row) {
+  uint64_t largest = 0;
+  for (int64_t e = begin; e < end; ++e) largest = std::max(largest, static_cast<uint64_t>(lists.source(e)));
+  check(begin == end || largest < static_cast<uint64_t>(num_sources), "indices is corrupt: it holds ",
+        static_cast<int64_t>(largest), ", expected ids in [0, ", num_sources, ")");
+  for (int64_t e = begin; e < end; ++e) ids.prefetch(lists.source(e));
+  int64_t found = 0;
+  for (int64_t e = begin; e < end; ++e) {
+    const int64_t local_id = ids.find(lists.source(e));
+    edge[found] = lists.id(e);
+    row[found] = static_cast<int32_t>(local_id);
+    found += local_id >= 0;
+  }
+  return found;
 }
 
 // Replaces the drawn edges by every visible edge between vertices of the batch (of the same tree).
@@ -271,29 +310,16 @@ template <class Lists>
       }
       for (int64_t i = 0; i < block.size; ++i) {
         const int64_t begin = block.begin[i], end = block.end[i];
-        uint64_t largest = 0;
-        for (int64_t e = begin; e < end; ++e) largest = std::max(largest, static_cast<uint64_t>(lists.source(e)));
-        check(begin == end || largest < static_cast<uint64_t>(source.num_vertices), "indices is corrupt: it holds ",
-              static_cast<int64_t>(largest), ", expected ids in [0, ", source.num_vertices, ")");
-        const auto& ids = ids_of(first + i);
-        for (int64_t e = begin; e < end; ++e) ids.prefetch(lists.source(e));
         const int64_t before = relation.edge.size();
         relation.edge.reserve(before + end - begin);
         relation.row.reserve(before + end - begin);
-        int64_t* edge = relation.edge.data();
-        int32_t* row = relation.row.data();
-        int64_t at = before;
-        for (int64_t e = begin; e < end; ++e) {
-          const int64_t local_id = ids.find(lists.source(e));
-          edge[at] = lists.id(e);
-          row[at] = static_cast<int32_t>(local_id);
-          at += local_id >= 0;
-        }
-        check(at - before <= std::numeric_limits<int32_t>::max(), "vertex ", target.n_id.data()[first + i], " has ",
-              at - before, " neighbours in the batch, too many; expected fewer than 2^31");
-        relation.num_drawn.data()[first + i] = static_cast<int32_t>(at - before);
-        relation.edge.set_size(at);
-        relation.row.set_size(at);
+        const int64_t found = find_edges(ids_of(first + i), lists, begin, end, source.num_vertices,
+                                         relation.edge.data() + before, relation.row.data() + before);
+        check(found <= std::numeric_limits<int32_t>::max(), "vertex ", target.n_id.data()[first + i], " has ", found,
+              " neighbours in the batch, too many; expected fewer than 2^31");
+        relation.num_drawn.data()[first + i] = static_cast<int32_t>(found);
+        relation.edge.set_size(before + found);
+        relation.row.set_size(before + found);
       }
     }
   });

@@ -37,6 +37,9 @@ from salientpp.ops.partitioning import (
 )
 from salientpp.ops.sampling import (
     MAP_BUDGET_BYTES,
+    draw_from_lists,
+    edges_between,
+    join_drawn,
     join_key,
     permutation,
     sample_neighbors,

@@ -159,6 +159,140 @@ def sample_typed_neighbors(
     )
 
 
+def draw_from_lists(
+    indptr: Tensor,
+    indices: Tensor,
+    edge_weight: Tensor | None,
+    edge_time: Tensor | None,
+    place: Tensor,
+    vertex: Tensor,
+    tree: Tensor | None,
+    now: Tensor | None,
+    fanout: int,
+    batch_key: int,
+    hop: int,
+    relation: int,
+    source_type: int,
+    *,
+    replace: bool = False,
+    last: bool = False,
+    shared: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Draws from m of the lists that a part holds. :func:`sample_typed_neighbors` draws the same on the whole graph.
+
+    Args:
+        indptr: int64 [n + 1], bounds of the part's n lists in ``indices``.
+        indices: int32 or int64 [E], global ids of sources.
+        edge_weight: float32 or float64 [E], finite and >= 0, or None.
+        edge_time: int32 or int64 [E], ascending in each list, or None. The times of the edges, or of the vertices in ``indices``.
+        place: int64 [m], rows of the lists in ``indptr``.
+        vertex: int64 [m], global ids of the vertices that the lists belong to.
+        tree: int64 [m], the tree that each list is drawn for, or None without trees.
+        now: int64 [m], the time of the tree's seed, or None if seeds have no times. A list with ``edge_time`` then shows only the entries whose time
+            is at most this one. A list without shows all.
+        fanout: number of neighbours for each list; -1 takes all.
+        batch_key, hop, relation, source_type: with the vertex and the tree, they fix the draws. ``hop`` and ``relation`` count from 0, and
+            ``source_type`` is the position of the type.
+        replace, last, shared: as in :func:`sample_typed_neighbors`. ``last`` has an effect only with ``now``, also on
+            lists without times.
+
+    Returns:
+        ``count`` int64 [m], the number of draws from each list. ``source`` int64 [e] and ``position`` int64 [e], list by list: the drawn sources, and
+        their positions in ``indices``. Sources are not checked.
+    """
+    return operators.draw_from_lists(
+        indptr,
+        indices,
+        edge_weight,
+        edge_time,
+        place,
+        vertex,
+        tree,
+        now,
+        fanout,
+        batch_key,
+        hop,
+        relation,
+        source_type,
+        replace,
+        last,
+        shared,
+    )
+
+
+def join_drawn(
+    n_id: Sequence[Tensor],
+    tree: Sequence[Tensor],
+    first: Sequence[int],
+    count: Sequence[Tensor],
+    source: Sequence[Tensor],
+    source_type: Sequence[int],
+    target_type: Sequence[int],
+    num_vertices: Sequence[int],
+    num_trees: int = 0,
+    map_budget_bytes: int = MAP_BUDGET_BYTES,
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Joins the sources drawn in one hop to the vertices of a batch, relation by relation, as :func:`sample_typed_neighbors` does.
+
+    Args:
+        n_id: per type, int64 [n], the vertices so far.
+        tree: per type, int64 [n], the tree of each vertex, in [0, ``num_trees``); an empty list without trees.
+        first: per type, where the frontier begins in ``n_id``. It ends with ``n_id``.
+        count: per relation, int64 [f], the number of drawn edges of each vertex in the frontier of the target type.
+        source: per relation, int64 [e], the drawn sources in the order of the frontier.
+        source_type, target_type: per relation, positions in ``n_id``.
+        num_vertices: per type, the number of vertices of the graph.
+        map_budget_bytes: as in :func:`sample_typed_neighbors`.
+
+    Returns:
+        Per type ``n_id``, which begins with the given one and ends with the new vertices in order of discovery, and with trees ``tree``. Per relation
+        ``row`` int64 [e], the position of each source in ``n_id``. A vertex that is there several times has its first position.
+    """
+    return operators.join_drawn(
+        n_id, tree, first, count, source, source_type, target_type, num_vertices, num_trees, map_budget_bytes
+    )
+
+
+def edges_between(
+    indptr: Tensor,
+    indices: Tensor,
+    edge_time: Tensor | None,
+    place: Tensor,
+    tree: Tensor | None,
+    now: Tensor | None,
+    member: Tensor,
+    member_tree: Tensor | None,
+    num_sources: int,
+    num_trees: int = 0,
+    map_budget_bytes: int = MAP_BUDGET_BYTES,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Finds the edges of m lists whose sources are members: those of an induced subgraph.
+
+    Args:
+        indptr, indices, edge_time, place, tree, now: as in :func:`draw_from_lists`. Trees are in [0, ``num_trees``).
+        member: int64 [k], vertices of the source type, in [0, ``num_sources``).
+        member_tree: int64 [k], the tree of each member. An edge then needs a member of its list's tree. Given if and only if ``tree`` is given.
+        map_budget_bytes: as in :func:`sample_typed_neighbors`.
+
+    Returns:
+        ``count`` int64 [m], the number of found edges of each list. ``row`` int64 [e] and ``position`` int64 [e], list by list: the first position
+        of the source in ``member``, and the position of the edge in ``indices``.
+    """
+    return operators.edges_between(
+        indptr,
+        indices,
+        edge_time,
+        place,
+        tree,
+        now,
+        member,
+        member_tree,
+        num_sources,
+        num_trees,
+        map_budget_bytes,
+    )
+
+
 def to_bidirectional(
     row: Tensor,
     col: Tensor,

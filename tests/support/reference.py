@@ -283,6 +283,37 @@ def visible(relation: Relation, v: int, node_time: Sequence[int] | None, now: in
     ]
 
 
+def draw_visible(
+    relation: Relation,
+    places: Sequence[int],
+    fanout: int,
+    stream: Stream,
+    *,
+    replace: bool = False,
+    last: bool = False,
+    shared_by: int | None = None,
+) -> list[int]:
+    """Positions that a vertex draws from the ``places`` that it sees; ``shared_by`` is the key of shared draws."""
+    if last and fanout >= 0:
+        places = places[max(0, len(places) - fanout) :]
+    drawn = None
+    if shared_by is not None:
+        drawn = draw_shared(shared_by, [relation.indices[e] for e in places], fanout)
+    if drawn is None and (relation.weight is None or not places):
+        drawn = draw_positions(stream, len(places), fanout, replace)
+    elif drawn is None:
+        count = len(places) if fanout < 0 else fanout if replace else min(fanout, len(places))
+        drawn = draw_weighted(stream, [relation.weight[e] for e in places], count, replace and fanout >= 0)
+    return [places[k] for k in drawn]
+
+
+def stream_of(batch_key: int, hop: int, relation: int, tree: int | None, vertex: int) -> Stream:
+    key = join_key(batch_key & _MASK, hop)
+    key = join_key(key, relation) if relation else key
+    key = key if tree is None else join_key(key, tree)
+    return Stream(mix64(key ^ ((vertex * _GOLDEN) & _MASK)))
+
+
 def sample_typed_neighbors(
     relations: Sequence[Relation],
     seeds: Sequence[Sequence[int]],
@@ -316,26 +347,18 @@ def sample_typed_neighbors(
         before = [len(ids) for ids in n_id]
         for r, relation in enumerate(relations):
             fanout, edges_before = fanouts[r][hop], len(edges[r])
-            key = join_key(batch_key & _MASK, hop)
-            key = join_key(key, r) if r else key
             s, t = relation.source, relation.target
             for i in frontier[t]:
-                v = n_id[t][i]
-                places = visible(relation, v, node_time[s], now.get(tree[t][i]))
-                if last and now and fanout >= 0:
-                    places = places[max(0, len(places) - fanout) :]
-                stream = Stream(mix64((join_key(key, tree[t][i]) if disjoint else key) ^ ((v * _GOLDEN) & _MASK)))
-                agreed = None
-                if shared:
-                    agreed = draw_shared(shared_key(batch_key, s), [relation.indices[e] for e in places], fanout)
-                if agreed is not None:
-                    drawn = agreed
-                elif relation.weight is None or not places:
-                    drawn = draw_positions(stream, len(places), fanout, replace)
-                else:
-                    count = len(places) if fanout < 0 else fanout if replace else min(fanout, len(places))
-                    drawn = draw_weighted(stream, [relation.weight[e] for e in places], count, replace and fanout >= 0)
-                for e in (places[k] for k in drawn):
+                drawn = draw_visible(
+                    relation,
+                    visible(relation, n_id[t][i], node_time[s], now.get(tree[t][i])),
+                    fanout,
+                    stream_of(batch_key, hop, r, tree[t][i] if disjoint else None, n_id[t][i]),
+                    replace=replace,
+                    last=last and bool(now),
+                    shared_by=shared_key(batch_key, s) if shared else None,
+                )
+                for e in drawn:
                     place = tree[t][i], relation.indices[e]
                     if place not in local[s]:
                         local[s][place] = len(n_id[s])
@@ -363,6 +386,84 @@ def sample_typed_neighbors(
         for relation, es in zip(relations, edges)
     ]
     return n_id, tree if disjoint else [], [[a, b] for a, b in zip(rows, cols)], e_id, num_nodes, num_edges
+
+
+def draw_from_lists(
+    lists: Relation,
+    place: Sequence[int],
+    vertex: Sequence[int],
+    tree: Sequence[int] | None,
+    now: Sequence[int] | None,
+    fanout: int,
+    batch_key: int,
+    hop: int,
+    relation: int,
+    *,
+    replace: bool = False,
+    last: bool = False,
+    shared: bool = False,
+) -> tuple[list[int], list[int], list[int]]:
+    """The outputs of ``ops.draw_from_lists`` as lists. ``lists`` has the rows of a part."""
+    drawn = [
+        draw_visible(
+            lists,
+            visible(lists, place[i], None, None if now is None else now[i]),
+            fanout,
+            stream_of(batch_key, hop, relation, None if tree is None else tree[i], vertex[i]),
+            replace=replace,
+            last=last and now is not None,
+            shared_by=shared_key(batch_key, lists.source) if shared else None,
+        )
+        for i in range(len(place))
+    ]
+    position = [e for of_list in drawn for e in of_list]
+    return [len(of_list) for of_list in drawn], [lists.indices[e] for e in position], position
+
+
+def join_drawn(
+    n_id: Sequence[Sequence[int]],
+    tree: Sequence[Sequence[int]],
+    first: Sequence[int],
+    count: Sequence[Sequence[int]],
+    source: Sequence[Sequence[int]],
+    source_type: Sequence[int],
+    target_type: Sequence[int],
+) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+    """The outputs of ``ops.join_drawn`` as lists."""
+    found = [[(tree[t][i] if tree else 0, v) for i, v in enumerate(ids)] for t, ids in enumerate(n_id)]
+    rows = []
+    for per_target, sources, s, t in zip(count, source, source_type, target_type):
+        trees = [
+            tree[t][first[t] + i] if tree else 0 for i, number in enumerate(per_target) for _ in range(int(number))
+        ]
+        for vertex in zip(trees, sources):
+            if vertex not in found[s]:
+                found[s].append(vertex)
+        rows.append([found[s].index(vertex) for vertex in zip(trees, sources)])
+    return [[v for _, v in of] for of in found], [[k for k, _ in of] for of in found] if tree else [], rows
+
+
+def edges_between(
+    lists: Relation,
+    place: Sequence[int],
+    tree: Sequence[int] | None,
+    now: Sequence[int] | None,
+    member: Sequence[int],
+    member_tree: Sequence[int] | None,
+) -> tuple[list[int], list[int], list[int]]:
+    """The outputs of ``ops.edges_between`` as lists."""
+    members = list(zip([0] * len(member) if member_tree is None else member_tree, member))
+    count, row, position = [], [], []
+    for i, target in enumerate(place):
+        found = [
+            (members.index((0 if tree is None else tree[i], lists.indices[e])), e)
+            for e in visible(lists, target, None, None if now is None else now[i])
+            if (0 if tree is None else tree[i], lists.indices[e]) in members
+        ]
+        count.append(len(found))
+        row += [k for k, _ in found]
+        position += [e for _, e in found]
+    return count, row, position
 
 
 def successive_sampling(weights: Sequence[float], count: int) -> dict[tuple[int, ...], float]:
