@@ -82,9 +82,6 @@ class Drawn:
     rows: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-NOTHING_DRAWN = Drawn(NO_IDS, NO_IDS, NO_IDS, NO_IDS)
-
-
 @dataclass(frozen=True, eq=False)
 class Lists:
     """Lists of one relation in one set of arrays.

@@ -33,7 +33,9 @@ def numbered(data: Data | HeteroData, **read: Any) -> TypedGraph:
 def offsets_of(graph: TypedGraph, num_parts: int, seed: int) -> list[list[int]]:
     """Random parts, some of them empty."""
     generator = np.random.default_rng(seed)
-    return [[0, *sorted(generator.integers(size + 1, size=num_parts - 1).tolist()), size] for size in graph.num_vertices]
+    return [
+        [0, *sorted(generator.integers(size + 1, size=num_parts - 1).tolist()), size] for size in graph.num_vertices
+    ]
 
 
 def topologies(graph: TypedGraph, offsets: list[list[int]], joins: int = 1) -> list[PartTopology]:
@@ -144,5 +146,3 @@ def test_an_owner_refuses_a_vertex_that_is_not_its_own():
     asks = next(two[0].drawing({None: torch.tensor([59])}, 1, DrawOptions([[2]])))
     with pytest.raises(RuntimeError, match=r"vertex 79, but part 1 owns \[30, 60\); start all ranks on the same"):
         one[1].answer(asks[1])
-
-
