@@ -206,6 +206,7 @@ class Inference:
         """Cache policy: number of transfers that caching a row saves, [N]. It is the number of this rank's batches that need the row, less one."""
         if self.uses is None:
             batches = [(torch.arange(*one, device="cpu") + self.begin, 0) for one in self.own_ranges]
+            assert isinstance(workload.graph, Graph)  # inference takes a topology that this rank has whole
             counts = count_accesses(workload.graph, batches, [-1])
             self.uses = (counts - 1).clamp_(min=0).to(torch.float32)
         return self.uses

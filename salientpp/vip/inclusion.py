@@ -38,6 +38,7 @@ from salientpp.graph.csc import Graph
 from salientpp.graph.relation import Relation
 from salientpp.graph.typed import TypedGraph
 from salientpp.ids import check_range
+from salientpp.vip.lists import Lists
 
 #: One set of seeds. Per vertex type: ``p_0`` float [N], or a function that :func:`uniform_start` or :func:`link_start` returned.
 #: Types without seeds may be missing.
@@ -76,7 +77,7 @@ def check_batch_size(batch_size: int) -> int:
 
 
 def inclusion_probability(
-    graph: Graph,
+    graph: Graph | Lists,
     seeds: Tensor | Sequence[Tensor],
     num_neighbors: Sequence[int],
     batch_size: int,
@@ -89,7 +90,7 @@ def inclusion_probability(
     """Computes the vertex inclusion probabilities of one seed set or of several. Several sets share sweeps over the edges.
 
     Args:
-        graph: N vertices; it may be directed. The sweep needs its transpose, which is made once.
+        graph: N vertices; it may be directed. The sweep needs its transpose, which is made once. Also lists of one vertex type.
         seeds: int64 [T] global ids, or a list of K such tensors; an empty tensor gives zeros.
         num_neighbors: fanouts, nearest the seeds first; -1 takes all neighbours.
         batch_size: seeds per batch.
@@ -120,11 +121,17 @@ def inclusion_probability(
                 f"seeds must be integer ids, got {seed_set.dtype} in seed set {k}; for a mask, pass mask.nonzero()"
             )
     ids = [seed_set.to(torch.int64).flatten() for seed_set in seed_sets]
+    num_vertices = graph.num_vertices[0] if isinstance(graph, Lists) else graph.num_vertices
     for k, seed_set in enumerate(ids):
-        check_range(seed_set, graph.num_vertices, "seeds must be", f" of seed set {k}")
-    transposed = graph.transpose()
+        check_range(seed_set, num_vertices, "seeds must be", f" of seed set {k}")
 
     def sweep(some: Sequence[Tensor]) -> Tensor:
+        draws: dict[str, Any] = {"include_seeds": include_seeds, "replace": replace}
+        if isinstance(graph, Lists):
+            starts = [uniform_starts({None: seed_set}, batch_size) for seed_set in some]
+            found = typed_inclusion_probabilities(graph, starts, [fanouts], expand=expand, **draws)
+            return torch.stack([of_set[None] for of_set in found])
+        transposed = graph.transpose()
         return ops.inclusion_probability(
             graph.indptr,
             transposed.indptr,
@@ -134,12 +141,11 @@ def inclusion_probability(
             fanouts,
             batch_size,
             frontier=expand == "frontier",
-            include_seeds=include_seeds,
-            replace=replace,
+            **draws,
         )
 
     if out is not None:
-        step = _SETS_OF_MANY_VERTICES if graph.num_vertices > _MANY_VERTICES else _SETS_AT_ONCE
+        step = _SETS_OF_MANY_VERTICES if num_vertices > _MANY_VERTICES else _SETS_AT_ONCE
         for first in range(0, len(ids), step):
             some = ids[first : first + step]
             out[first : first + len(some)] = sweep(some)
@@ -247,61 +253,45 @@ def uniform_draw_probability(degree: Tensor, fanout: int, replace: bool) -> Tens
 class TypedHops:
     """Hops over several relations: computes probabilities of draws from probabilities of expansions. It is prepared once for all seed sets."""
 
-    def __init__(self, graph: TypedGraph, fanouts: Sequence[Sequence[int]], replace: bool) -> None:
-        self.graph = graph
+    def __init__(self, graph: TypedGraph | Lists, fanouts: Sequence[Sequence[int]], replace: bool) -> None:
+        self.lists = Lists.of(graph)
         self.num_hops = len(fanouts[0]) if fanouts else 0
-        # Per relation and hop: [N], one entry per vertex, if draws are uniform; else [E], one per edge.
+        # Per piece and hop: [n], one entry per list, if draws are uniform; else [e], one per edge.
         self.chance = [
             [
-                uniform_draw_probability(relation.indptr.diff(), fanout, replace)
-                if relation.edge_weight is None
-                else draw_probability(relation, fanout, replace)
-                for fanout in per_hop
+                draw_probability(piece.relation, fanout, replace)
+                if piece.has_weights
+                else uniform_draw_probability(piece.degree, fanout, replace)
+                for fanout in fanouts[piece.number]
             ]
-            for relation, per_hop in zip(graph.relations, fanouts)
-        ]
-        # Sums over the lists of sources are several times faster than additions in the order of the edges.
-        self.transposed = [
-            None if relation.edge_weight is not None else _transpose(relation, graph.num_vertices[relation.source])
-            for relation in graph.relations
+            for piece in self.lists.pieces
         ]
 
-    def draws(self, relation: int, hop: int, expanded: Sequence[Tensor]) -> Tensor:
-        """Returns the probability that a hop draws an edge, float64 [N] or [E] as ``chance``, from the probability that the hop expands each vertex."""
-        lists = self.graph.relations[relation]
-        chance, q = self.chance[relation][hop], expanded[lists.target]
-        return chance * (q if lists.edge_weight is None else torch.repeat_interleave(q, lists.indptr.diff()))
+    def draws(self, hop: int, place: int, expanded: Tensor) -> Tensor:
+        """Returns the probability that a hop draws an edge, from the probability [..., n] that the hop expands each target of a piece.
+
+        The result is float64 [..., n], or [..., e] if the edges have weights.
+        """
+        return self.chance[place][hop] * self.lists.pieces[place].spread(expanded)
 
     def reach(self, hop: int, expanded: Sequence[Tensor]) -> list[Tensor]:
         """Returns, per type float64 [N], the probability that a hop draws each vertex, from the probability that the hop expands each vertex."""
-        none = [torch.zeros_like(q) for q in expanded]  # log of the probability that no edge draws u
-        for number, (relation, transposed) in enumerate(zip(self.graph.relations, self.transposed)):
-            log_none = torch.log1p(-self.draws(number, hop, expanded).clamp(max=1.0))
-            if transposed is None:
-                none[relation.source].index_add_(0, relation.indices.to(torch.int64), log_none)
-            else:
-                none[relation.source] += ops.sum_over_lists(*transposed, log_none)
-        return [-torch.expm1(log_none) for log_none in none]
 
+        def log_none(place: int, of_targets: Tensor) -> Tensor:
+            return torch.log1p(-self.draws(hop, place, of_targets).clamp(max=1.0))
 
-def _transpose(relation: Relation, num_sources: int) -> tuple[Tensor, Tensor]:
-    """Returns ``indptr`` int64 [N_source + 1] and ``indices`` [E]: for every source, the targets whose lists it is in, ascending."""
-    num_targets = relation.indptr.numel() - 1
-    # The kernel takes one number of vertices for both ends, so pad to the larger.
-    more = relation.indptr[-1:].expand(max(0, num_sources - num_targets))
-    indptr, indices = ops.transpose_csc(torch.cat([relation.indptr, more]), relation.indices)
-    return indptr[: num_sources + 1], indices
+        return [-torch.expm1(none) for none in self.lists.to_sources(expanded, log_none)]
 
 
 def typed_inclusion_probability(
-    graph: TypedGraph, start: Start, fanouts: Sequence[Sequence[int]], **options: Any
+    graph: TypedGraph | Lists, start: Start, fanouts: Sequence[Sequence[int]], **options: Any
 ) -> dict[str | None, Tensor]:
     """Computes :func:`typed_inclusion_probabilities` of one set of seeds."""
     return typed_inclusion_probabilities(graph, [start], fanouts, **options)[0]
 
 
 def typed_inclusion_probabilities(
-    graph: TypedGraph,
+    graph: TypedGraph | Lists,
     starts: Sequence[Start],
     fanouts: Sequence[Sequence[int]],
     *,
@@ -348,7 +338,26 @@ def typed_inclusion_probabilities(
     return probabilities
 
 
-def start_of_types(graph: TypedGraph, start: Start) -> list[Tensor]:
+def expansions(
+    graph: TypedGraph | Lists, start: Start, fanouts: Sequence[Sequence[int]], *, replace: bool = False
+) -> dict[str | None, Tensor]:
+    """Computes how often a batch is expected to expand each vertex: ``sum_{h<L} q_h``, where hop 0 are the seeds.
+
+    A batch expands a vertex at most once, so this is also the probability that the batch reads the lists of the vertex.
+
+    Args:
+        graph, start, fanouts, replace: as in :func:`typed_inclusion_probabilities`.
+
+    Returns:
+        Per vertex type, float32 [N]; zeros without hops.
+    """
+    if not any(len(per_hop) for per_hop in fanouts):
+        return {name: torch.zeros(size, device="cpu") for name, size in zip(graph.node_types, graph.num_vertices)}
+    before_last = [per_hop[:-1] for per_hop in fanouts]
+    return typed_inclusion_probability(graph, start, before_last, include_seeds=True, replace=replace)
+
+
+def start_of_types(graph: TypedGraph | Lists, start: Start) -> list[Tensor]:
     """Returns ``p_0`` of every vertex type, float64 [N]."""
     first = []
     for name, size in zip(graph.node_types, graph.num_vertices):
@@ -392,7 +401,7 @@ def typed_traffic(
         worth = [more + row_bytes[name] for name, more in zip(graph.node_types, below)]
         below = [torch.zeros_like(p_0) for p_0 in first]
         for number, relation in enumerate(graph.relations):
-            draws, chance = hops.draws(number, hop, expanded[hop]), hops.chance[number][hop]
+            draws, chance = hops.draws(hop, number, expanded[hop][relation.target]), hops.chance[number][hop]
             degree, brings = relation.indptr.diff(), worth[relation.source]
             if relation.edge_weight is None:
                 draws = torch.repeat_interleave(draws, degree)

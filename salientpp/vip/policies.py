@@ -27,6 +27,7 @@ from salientpp.ids import first_outside
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.vip.accesses import count_accesses, shuffled_batches
 from salientpp.vip.inclusion import inclusion_probability, typed_inclusion_probability
+from salientpp.vip.lists import Lists
 
 #: Larger than any number of parts, and small enough that α N stays finite.
 _LARGEST_ALPHA = 1e9
@@ -37,7 +38,8 @@ class Workload:
     """The batches of one part, as input of a policy.
 
     Attributes:
-        graph: N vertices.
+        graph: N vertices; or their lists, which may be divided among ranks (:class:`~salientpp.vip.divided.DividedLists`). Then all ranks compute the
+            scores of their own workloads together, and :attr:`lists` gives the sums that a policy may use.
         book: the partition book, which has the owners of the vertices.
         part_id: the part whose cache is planned.
         seeds: int64 global ids that the part's batches start from.
@@ -48,7 +50,7 @@ class Workload:
             must use the same array: values that are computed under another numbering are rounded differently, so nearly equal scores may change places.
     """
 
-    graph: Graph
+    graph: Graph | Lists
     book: PartitionBook
     part_id: int
     seeds: Tensor
@@ -56,6 +58,15 @@ class Workload:
     batch_size: int
     replace: bool = False
     vip: Tensor | None = None
+
+    @property
+    def num_vertices(self) -> int:
+        return self.book.num_vertices
+
+    @property
+    def lists(self) -> Lists:
+        """Sums over the neighbour lists of ``graph``."""
+        return Lists.of(self.graph)
 
 
 def score_vip(workload: Workload) -> Tensor:
@@ -77,18 +88,18 @@ def score_degree(workload: Workload) -> Tensor:
 
     The ``degree`` policy of SALIENT++, section 3.2.
     """
-    graph = workload.graph
     # If all neighbours are drawn, a vertex has a positive inclusion probability exactly if it is within reach.
     reach = inclusion_probability(
-        graph, workload.seeds, [-1] * len(workload.num_neighbors), max(1, workload.batch_size)
+        workload.graph, workload.seeds, [-1] * len(workload.num_neighbors), max(1, workload.batch_size)
     )
-    degree = graph.transpose().in_degree().to(torch.float32)
-    return torch.where(reach > 0, degree, torch.zeros((), device="cpu"))
+    graph = workload.graph
+    degree = _readers(graph)[0] if isinstance(graph, Lists) else graph.transpose().in_degree()
+    return torch.where(reach > 0, degree.to(torch.float32), torch.zeros((), device="cpu"))
 
 
 def score_random(workload: Workload) -> Tensor:
     """Scores vertices in a random order, the same in every run and different for every part."""
-    return ops.permutation(workload.graph.num_vertices, workload.part_id).to(torch.float32) + 1
+    return ops.permutation(workload.num_vertices, workload.part_id).to(torch.float32) + 1
 
 
 def score_halo(workload: Workload) -> Tensor:
@@ -98,6 +109,10 @@ def score_halo(workload: Workload) -> Tensor:
     these edges.
     """
     graph = workload.graph
+    if isinstance(graph, Lists):
+        targets = torch.zeros(workload.num_vertices, dtype=torch.float64, device="cpu")
+        targets[slice(*workload.book.range_of(workload.part_id))] = 1
+        return _spread(graph, targets).to(torch.float32)
     first, last = (int(graph.indptr[v]) for v in workload.book.range_of(workload.part_id))
     sources = graph.indices[first:last].long()
     if first_outside(sources, graph.num_vertices) is not None:
@@ -114,13 +129,12 @@ def score_wpr(workload: Workload) -> Tensor:
     Min et al., Graph neural network training and data tiering (KDD 2022); as a policy in SALIENT++, section 3.2.
     """
     damping, iterations = 0.85, 5
-    graph = workload.graph
-    restart = torch.zeros(graph.num_vertices, dtype=torch.float64, device="cpu")
+    lists = workload.lists
+    restart = torch.zeros(workload.num_vertices, dtype=torch.float64, device="cpu")
     restart[workload.seeds] = 1 / max(1, workload.seeds.numel())
-    degree = graph.in_degree().clamp(min=1).to(torch.float64)
     rank = restart
     for _ in range(iterations):
-        rank = (1 - damping) * restart + damping * _spread(graph, rank / degree)
+        rank = (1 - damping) * restart + damping * _spread(lists, rank, mean=True)
     return rank.to(torch.float32)
 
 
@@ -129,11 +143,12 @@ def score_paths(workload: Workload) -> Tensor:
 
     The ``#paths`` policy of SALIENT++, section 3.2.
     """
-    ending = torch.zeros(workload.graph.num_vertices, dtype=torch.float64, device="cpu")
+    lists = workload.lists
+    ending = torch.zeros(workload.num_vertices, dtype=torch.float64, device="cpu")
     ending[workload.seeds] = 1
     total = torch.zeros_like(ending)
     for _ in workload.num_neighbors:
-        ending = _spread(workload.graph, ending)
+        ending = _spread(lists, ending)
         total += ending
     return (total / total.max().clamp(min=1)).to(torch.float32)  # scaled, because the counts exceed float32
 
@@ -143,14 +158,32 @@ def score_simulation(workload: Workload) -> Tensor:
 
     The ``simulation`` policy of SALIENT++, section 3.2.
     """
+    if isinstance(workload.graph, Lists):
+        raise ValueError(
+            "policy 'simulation' samples batches in one process, which needs the whole topology, and this topology is stored in parts; use policy='vip'"
+        )
     batches = shuffled_batches(workload.seeds, workload.batch_size, workload.part_id, epochs=2)
     return count_accesses(workload.graph, batches, workload.num_neighbors, replace=workload.replace).to(torch.float32)
 
 
-def _spread(graph: Graph, value: Tensor) -> Tensor:
-    """Returns, for every u, the sum of ``value`` over the vertices that list u, once per listing, float64 [N]."""
-    transposed = graph.transpose()
-    return ops.sum_over_lists(transposed.indptr, transposed.indices, value)
+def _spread(lists: Lists, value: Tensor, mean: bool = False) -> Tensor:
+    """Returns, for every u, the sum of ``value`` over the vertices that list u, once per listing, float64 [N].
+
+    Args:
+        mean: divide each value by the length of its vertex's list.
+    """
+
+    def weigh(place: int, of_targets: Tensor) -> Tensor:
+        piece = lists.pieces[place]
+        return piece.spread(of_targets / piece.degree.clamp(min=1) if mean else of_targets)
+
+    return lists.to_sources([value], weigh)[0]
+
+
+def _readers(lists: Lists) -> list[Tensor]:
+    """Returns the number of vertices that aggregate from each vertex, once per edge: per type float64 [N]."""
+    ones = [torch.ones_like(of_type) for of_type in lists.zeros()]
+    return lists.to_sources(ones, lambda place, of_targets: lists.pieces[place].spread(of_targets))
 
 
 POLICIES: dict[str, Callable[[Workload], Tensor]] = {
@@ -187,7 +220,7 @@ def score(policy: Policy, workload: Workload) -> Tensor:
         ValueError: the policy does not exist, or its scores are not one real number per vertex.
     """
     check_policy(policy)
-    size = workload.graph.num_vertices
+    size = workload.num_vertices
     if not len(workload.num_neighbors):
         return torch.zeros(size, device="cpu")
     if not callable(policy):
@@ -229,7 +262,7 @@ class TypedWorkload:
     """The batches of one part with several vertex types, edge weights, or edges as seeds; input of a policy.
 
     Attributes:
-        graph: the topology.
+        graph: the topology, or lists as in a :class:`Workload`.
         part_id: the part whose cache is planned.
         start: per vertex type with seeds, the probability that a batch has each vertex among its seeds: a function of the number of vertices, see
             :func:`salientpp.vip.inclusion.uniform_start` and :func:`~salientpp.vip.inclusion.link_start`.
@@ -238,7 +271,7 @@ class TypedWorkload:
         vip: per vertex type float32 [N], the inclusion probabilities of this workload if they are known.
     """
 
-    graph: TypedGraph
+    graph: TypedGraph | Lists
     part_id: int
     start: Mapping[str | None, Callable[[int], Tensor]]
     fanouts: Sequence[Sequence[int]]
@@ -255,6 +288,8 @@ def _typed_vip(of: TypedWorkload, expand: str = "frontier") -> Mapping[str | Non
 def _typed_degree(workload: TypedWorkload) -> Mapping[str | None, Tensor]:
     """Scores v by the number of vertices that aggregate from v over all relations, also if v is out of reach of the seeds."""
     graph = workload.graph
+    if isinstance(graph, Lists):
+        return {type_: of_type.to(torch.float32) for type_, of_type in zip(graph.node_types, _readers(graph))}
     degree = [torch.zeros(size, dtype=torch.float32, device="cpu") for size in graph.num_vertices]
     for relation in graph.relations:
         found = torch.bincount(relation.indices.long(), minlength=graph.num_vertices[relation.source])

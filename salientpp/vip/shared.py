@@ -22,13 +22,12 @@ as a batch of all its seeds that may expand every vertex at every hop ('hop' in 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from salientpp import ops
 from salientpp.graph.csc import Graph
 from salientpp.ids import check_range
 from salientpp.vip.inclusion import (
@@ -38,6 +37,7 @@ from salientpp.vip.inclusion import (
     uniform_draw_probability,
     uniform_start,
 )
+from salientpp.vip.lists import Lists
 
 #: Length of the longest neighbour list from which draws are shared. csrc/sampling/shared_draw.h has the same number.
 MOST_NEIGHBORS = 1000
@@ -47,7 +47,7 @@ _NUM_NODES = 32
 
 
 def shared_inclusion_probability(
-    graph: Graph, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, *, include_seeds: bool = False
+    graph: Graph | Lists, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, *, include_seeds: bool = False
 ) -> Tensor:
     """Computes the vertex inclusion probabilities of batches with ``shared_draws='batch'``.
 
@@ -61,17 +61,16 @@ def shared_inclusion_probability(
         ValueError: a seed is out of range, a fanout is below -1, or ``batch_size`` < 1.
     """
     batch_size, fanouts = check_batch_size(batch_size), check_fanouts(num_neighbors)
-    check_range(seeds, graph.num_vertices, "seeds must be")
-    transposed, degree = graph.transpose(), graph.in_degree()
+    lists = Lists.of(graph)
+    check_range(seeds, lists.num_vertices[0], "seeds must be")
     nodes, weights = _quadrature()
-    first = uniform_start(seeds, batch_size)(graph.num_vertices)
+    first = uniform_start(seeds, batch_size)(lists.num_vertices[0])
     expanded = first  # q of the hop before
     reached = [first.clone() for _ in nodes]  # sum of q given r
     for fanout in fanouts:
         found = torch.zeros_like(first)
         for given_r, r, weight in zip(reached, nodes.tolist(), weights.tolist()):
-            draws = expanded * _draw_probability(degree, fanout, r)
-            none = ops.sum_over_lists(transposed.indptr, transposed.indices, torch.log1p(-draws.clamp(max=1.0)))
+            (none,) = lists.to_sources([expanded], partial(_log_none, lists, fanout, r))
             new = -torch.expm1(none) * (1.0 - given_r).clamp(min=0.0)
             given_r += new
             found += weight * new
@@ -82,8 +81,13 @@ def shared_inclusion_probability(
     return (total if include_seeds else total - first).clamp(0.0, 1.0).to(torch.float32)
 
 
+def _log_none(lists: Lists, fanout: int, r: float, place: int, expanded: Tensor) -> Tensor:
+    """Returns the log of the probability that a target of a piece does not draw a neighbour with the number ``r``, float64 [..., n]."""
+    return torch.log1p(-(expanded * _draw_probability(lists.pieces[place].degree, fanout, r)).clamp(max=1.0))
+
+
 def block_probability(
-    graph: Graph,
+    graph: Graph | Lists,
     seeds: Tensor,
     num_neighbors: Sequence[int],
     batch_size: int,

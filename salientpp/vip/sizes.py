@@ -17,20 +17,17 @@ section 3.2). It costs about as much as the forward sweep. With ``a_h(u)`` the d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from salientpp import ops
-from salientpp.graph.relation import Relation
 from salientpp.graph.typed import TypedGraph
 from salientpp.vip.inclusion import Start, TypedHops, start_of_types
-
-#: Number of columns that the kernel of sums takes.
-_MOST_COLUMNS = 8
+from salientpp.vip.lists import Lists
 
 #: Smallest probability to divide by. It is reached only if a vertex is certain, and the dividend is then zero.
 _SMALLEST = 1e-12
@@ -52,7 +49,7 @@ class ExpectedSizes:
 
 
 def expected_sizes(
-    graph: TypedGraph, start: Start, fanouts: Sequence[Sequence[int]], *, replace: bool = False
+    graph: TypedGraph | Lists, start: Start, fanouts: Sequence[Sequence[int]], *, replace: bool = False
 ) -> ExpectedSizes:
     """Computes the expected sizes of a batch and their derivatives, by the formulas of the module.
 
@@ -67,9 +64,10 @@ def expected_sizes(
         drawn.append(hops.reach(hop, expanded[-1]))
         expanded.append([p * (1.0 - sum_q).clamp(min=0.0) for p, sum_q in zip(drawn[-1], reached[-1])])
         reached.append([sum_q + q for sum_q, q in zip(reached[-1], expanded[-1])])
-    mean = torch.zeros(len(graph.node_types) + len(graph.relations), dtype=torch.float64, device="cpu")
+    worth = _worth(hops.lists, fanouts, replace)
+    mean = torch.zeros(len(graph.node_types) + len(graph.edge_types), dtype=torch.float64, device="cpu")
     for hop, of_hop in enumerate(expanded):
-        by_q = _worth(graph, fanouts, hop, replace)
+        by_q = worth(hop)
         mean += sum(q @ of_type for q, of_type in zip(of_hop, by_q))
     by_sum = [torch.zeros_like(of_type) for of_type in by_q]
     for hop in reversed(range(hops.num_hops)):
@@ -77,47 +75,40 @@ def expected_sizes(
         unreached = [(1.0 - sum_q).clamp(min=0.0) for sum_q in reached[hop]]
         by_edge = [a * (free * (1.0 - p)).unsqueeze(1) for a, free, p in zip(by_q, unreached, drawn[hop])]
         by_sum = [more - a * p.unsqueeze(1) for more, a, p in zip(by_sum, by_q, drawn[hop])]
-        by_q = _worth(graph, fanouts, hop, replace)
-        _pull(hops, hop, expanded[hop], by_edge, by_q)
+        back = hops.lists.to_targets(by_edge, expanded[hop], partial(_share, hops, hop))
+        by_q = [a + more for a, more in zip(worth(hop), back)]
     by_seed = [a + more for a, more in zip(by_q, by_sum)]
     return ExpectedSizes([*graph.node_types, *graph.edge_types], mean, dict(zip(graph.node_types, by_seed)))
 
 
-def _worth(graph: TypedGraph, fanouts: Sequence[Sequence[int]], hop: int, replace: bool) -> list[Tensor]:
-    """Returns, per vertex type float64 [N, S], how much each size grows when a hop finds a vertex: by the vertex, and by the edges that the next hop draws."""
-    num_types = len(graph.node_types)
-    width = num_types + len(graph.relations)
-    worth = [torch.zeros(size, width, dtype=torch.float64, device="cpu") for size in graph.num_vertices]
-    for type_ in range(num_types):
-        worth[type_][:, type_] = 1.0
-    for number, (relation, of_relation) in enumerate(zip(graph.relations, fanouts)):
-        if hop < len(of_relation):
-            worth[relation.target][:, num_types + number] = _num_draws(relation, of_relation[hop], replace)
-    return worth
+def _worth(lists: Lists, fanouts: Sequence[Sequence[int]], replace: bool) -> Callable[[int], list[Tensor]]:
+    """Returns a function of a hop. Its result is per vertex type float64 [N, S]: how much each size grows when the hop finds a vertex.
+
+    Each size grows by the vertex itself, and by the edges that the next hop draws.
+    """
+    degree = lists.per_list(lambda piece: piece.degree.to(torch.float64))
+    num_types = len(lists.node_types)
+
+    def of_hop(hop: int) -> list[Tensor]:
+        width = num_types + len(lists.edge_types)
+        worth = [torch.zeros(size, width, dtype=torch.float64, device="cpu") for size in lists.num_vertices]
+        for type_ in range(num_types):
+            worth[type_][:, type_] = 1.0
+        for number, ((_, target), of_relation) in enumerate(zip(lists.ends, fanouts)):
+            if hop < len(of_relation):
+                worth[target][:, num_types + number] = _num_draws(degree[number], of_relation[hop], replace)
+        return worth
+
+    return of_hop
 
 
-def _num_draws(relation: Relation, fanout: int, replace: bool) -> Tensor:
-    """Returns the number of neighbours that each target draws, float64 [N_target]."""
-    degree = relation.indptr.diff().double()
+def _num_draws(degree: Tensor, fanout: int, replace: bool) -> Tensor:
+    """Returns the number of neighbours that each target draws, float64 [N_target], for its number of neighbours."""
     if fanout < 0:
         return degree
     return torch.where(degree > 0, float(fanout), 0.0) if replace else degree.clamp(max=float(fanout))
 
 
-def _pull(
-    hops: TypedHops, hop: int, expanded: Sequence[Tensor], by_edge: Sequence[Tensor], total: Sequence[Tensor]
-) -> None:
-    """Adds the derivatives that come back through the edges of a hop to ``total``, per vertex type float64 [N, S]."""
-    for number, lists in enumerate(hops.graph.relations):
-        share = hops.chance[number][hop] / (1.0 - hops.draws(number, hop, expanded)).clamp(min=_SMALLEST)
-        back = by_edge[lists.source]
-        if lists.edge_weight is None:
-            sums = [
-                ops.sum_over_lists(lists.indptr, lists.indices, columns.contiguous())
-                for columns in back.split(_MOST_COLUMNS, 1)
-            ]
-            total[lists.target] += share.unsqueeze(1) * torch.cat(sums, 1)
-        else:
-            degree = lists.indptr.diff()
-            target = torch.repeat_interleave(torch.arange(degree.numel(), device="cpu"), degree)
-            total[lists.target].index_add_(0, target, share.unsqueeze(1) * back[lists.indices])
+def _share(hops: TypedHops, hop: int, place: int, expanded: Tensor) -> Tensor:
+    """Returns ``t / (1 - t q)`` of a hop, float64 [..., n] or [..., e]."""
+    return hops.chance[place][hop] / (1.0 - hops.draws(hop, place, expanded)).clamp(min=_SMALLEST)

@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "graph": {"ids", "ops", "processes"},
     "ranks": {"ids", "ops", "processes", "versions"},
     "launch": {"files", "ranks.greeting"},
-    "vip": BOTTOM | {"ranks.partition_book"},
+    "vip": BOTTOM | {"ranks.partition_book", "ranks.comm"},
     "partitioning": BOTTOM | {"ranks.partition_book", "vip"},
     "store": PLANNING | {"partitioning"},
     "sampling": ROWS,
@@ -140,7 +140,7 @@ def test_imports_follow_the_table(path):
         ("vip.inclusion", "def f():\n    from salientpp.store import tiers"),
         (
             "vip.inclusion",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from salientpp.ranks.comm import Comm",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from salientpp.ranks.groups import Groups",
         ),
         ("vip.inclusion", "from ..store.tiers import Tiers"),
         ("store.tiers", "from salientpp.sampling.topology import Topology"),

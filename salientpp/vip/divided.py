@@ -1,0 +1,308 @@
+"""Sums over neighbour lists that the ranks of a job hold together: each rank reads only its own lists.
+
+Every rank sums for its own seeds. So K ranks sweep K different vectors at the same time. A rank sends each owner of lists the values of the targets of these
+lists. The owner sums its lists for all ranks in one pass over its edges, and returns to each rank the sums of the vertices that occur in the lists. A rank
+adds the owners' sums in the order of the ranks, so the result is the same in every run.
+
+Ranks that hold the same lists divide them. A rank keeps some vectors of all vertices. It keeps its lists twice: as they are, and by source.
+
+Every method is collective: all ranks call it, in the same order, with functions that mean the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from salientpp import ops
+from salientpp.graph.part import PartGraph, PartLists
+from salientpp.graph.relation import Relation
+from salientpp.ids import first_outside
+from salientpp.processes import lazy
+from salientpp.ranks.comm import Comm
+from salientpp.vip.lists import MOST_COLUMNS, Lists, Piece, Weigh, sum_lists, transpose
+
+#: Number of edges whose ids are translated at once.
+_CHUNK = 2**24
+
+#: What a rank is about to do, for errors.
+_TASK = "sum over its lists"
+
+_NOTHING = torch.empty(0, dtype=torch.float64, device="cpu")
+
+
+@dataclass(frozen=True, eq=False)
+class _Owned:
+    """Lists that one rank sums for all ranks.
+
+    Attributes:
+        targets: per vertex type the range of ids whose lists it sums; an empty slice for types that are no targets.
+        sources: per vertex type the ids that occur in its lists, ascending int32 or int64.
+    """
+
+    targets: list[slice]
+    sources: list[Tensor]
+
+    @property
+    def target_sizes(self) -> list[int]:
+        return [ids.stop - ids.start for ids in self.targets]
+
+    @property
+    def source_sizes(self) -> list[int]:
+        return [ids.numel() for ids in self.sources]
+
+
+class DividedLists(Lists):
+    """Lists of a graph whose topology is divided among the ranks of ``comm``. Making it is collective.
+
+    Args:
+        graph: the lists that this rank holds. Several ranks may hold the same lists.
+
+    Raises:
+        ValueError: the ranks do not hold all lists, or two ranks hold ranges that overlap and differ.
+    """
+
+    def __init__(self, comm: Comm, graph: PartGraph) -> None:
+        self._comm = comm
+        self.node_types, self.num_vertices, self.edge_types = graph.node_types, graph.num_vertices, graph.edge_types
+        self.ends = tuple((lists[0].relation.source, lists[0].relation.target) for lists in graph.lists)
+        spans = [[lists[0].first_target, lists[-1].first_target + lists[-1].num_targets] for lists in graph.lists]
+        facts = comm.gather_facts({"lists": spans}, task=_TASK)
+        shares = _shares(self, [fact["lists"] for fact in facts])
+        self.pieces = [
+            piece
+            for number, lists in enumerate(graph.lists)
+            for each in lists
+            if (piece := _cut(number, each, *shares[number][comm.rank])) is not None
+        ]
+        sources = self._prepare()
+        by_type = {target: of_relation for (_, target), of_relation in zip(self.ends, shares)}
+        nothing = [(0, 0)] * comm.size
+        targets = [by_type.get(type_, nothing) for type_ in range(len(self.node_types))]
+        self._owned = [
+            _Owned([slice(*of_type[rank]) for of_type in targets], told)
+            for rank, told in enumerate(self._told(sources))
+        ]
+        self._mine = self._owned[comm.rank]
+
+    # --- preparation --------------------------------------------------------------------------------------
+
+    def _prepare(self) -> list[Tensor]:
+        """Arranges the edges by source. Returns, per type, the ids that this rank's lists contain. Collective: an error is raised on every rank."""
+        error: Exception | None = None
+        try:
+            places, sources = zip(*map(self._used_sources, range(len(self.node_types))))
+            self._transposed = [self._by_source(piece, places[self.ends[piece.number][0]]) for piece in self.pieces]
+        except Exception as raised:
+            error = raised
+        try:
+            self._comm.gather_facts({}, error, _TASK, RuntimeError)
+        finally:
+            error = None  # otherwise this frame and the traceback would reference each other
+        return list(sources)
+
+    def _used_sources(self, type_: int) -> tuple[Tensor, Tensor]:
+        """Returns a table from the ids of a type to places among the ids that this rank's lists contain, [N], and these ids ascending."""
+        size = self.num_vertices[type_]
+        dtype = torch.int32 if size < 2**31 else torch.int64
+        occurs = torch.zeros(size, dtype=torch.bool, device="cpu")
+        for piece in self.pieces:
+            if self.ends[piece.number][0] == type_:
+                for ids in piece.relation.indices.split(_CHUNK):
+                    if first_outside(ids, size) is not None:
+                        raise RuntimeError(f"indices is corrupt: it must hold ids in [0, {size})")
+                    occurs[ids.to(torch.int64)] = True
+        return torch.cumsum(occurs, 0, dtype=dtype).sub_(1), occurs.nonzero().flatten().to(dtype)
+
+    def _by_source(self, piece: Piece, place: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the transpose of a piece, where sources are numbered by ``place``. If edges have weights: the piece's ``indptr``, and its sources."""
+        relation = piece.relation
+        sources = torch.empty(relation.indices.shape, dtype=place.dtype, device="cpu")
+        for to, ids in zip(sources.split(_CHUNK), relation.indices.split(_CHUNK)):
+            to.copy_(place[ids.to(torch.int64)])
+        if piece.has_weights:
+            return relation.indptr, sources
+        return transpose(relation.indptr, sources, int(place[-1]) + 1 if place.numel() else 0)
+
+    @lazy
+    def _by_target(self) -> list[Tensor]:
+        """Sources of each piece's edges, numbered among this rank's sources. Without weights, each list ascends."""
+        return [
+            lists[1] if piece.has_weights else transpose(*lists, piece.relation.indptr.numel() - 1)[1]
+            for piece, lists in zip(self.pieces, self._transposed)
+        ]
+
+    def _told(self, sources: list[Tensor]) -> list[list[Tensor]]:
+        """Returns the ``sources`` of every rank."""
+        sizes = self._comm.gather_numbers([ids.numel() for ids in sources])
+        found: list[list[Tensor]] = [[] for _ in sizes]
+        for type_, ids in enumerate(sources):
+            counts = [of_rank[type_] for of_rank in sizes]
+            send = ids.repeat(self._comm.size)
+            pieces = self._comm.all_to_all(send, [ids.numel()] * self._comm.size, counts).wait().split(counts)
+            for rank, piece in enumerate(pieces):
+                found[rank].append(piece)
+        return found
+
+    # --- sums ---------------------------------------------------------------------------------------------
+
+    def to_sources(self, value: Sequence[Tensor], weigh: Weigh) -> list[Tensor]:
+        total, mine = self.zeros(), self._mine
+
+        def request(owner: _Owned) -> Tensor | None:
+            pieces = [of_type[ids] for of_type, ids in zip(value, owner.targets)]
+            return torch.cat(pieces) if any(bool(piece.any()) for piece in pieces) else None
+
+        def answer(asked: Tensor) -> Tensor:
+            q = asked.split(mine.target_sizes, 1)
+            sums = [torch.zeros(size, len(asked), dtype=torch.float64, device="cpu") for size in mine.source_sizes]
+            for place, piece in enumerate(self.pieces):
+                source, target = self.ends[piece.number]
+                weighed = weigh(place, q[target][:, _within(piece, mine.targets[target])]).T.contiguous()
+                if piece.has_weights:
+                    sums[source].index_add_(0, self._transposed[place][1], weighed)
+                else:
+                    sums[source] += ops.sum_over_lists(*self._transposed[place], weighed)
+            return torch.cat(sums).T.contiguous()
+
+        sizes = [(sum(owner.target_sizes), sum(owner.source_sizes)) for owner in self._owned]
+        for owner, answered in self._exchange(MOST_COLUMNS, request, answer, sizes):
+            for of_type, ids, more in zip(total, owner.sources, answered.split(owner.source_sizes)):
+                of_type.index_add_(0, ids, more)
+        return total
+
+    def to_targets(self, value: Sequence[Tensor], scale: Sequence[Tensor], weigh: Weigh) -> list[Tensor]:
+        total, mine, width = [torch.zeros_like(of_type) for of_type in value], self._mine, value[0].size(1)
+
+        def request(owner: _Owned) -> Tensor | None:
+            pieces = [of_type.index_select(0, ids) for of_type, ids in zip(value, owner.sources)]
+            if not any(bool(piece.any()) for piece in pieces):
+                return None
+            return torch.cat(
+                [*(piece.flatten() for piece in pieces), *(q[ids] for q, ids in zip(scale, owner.targets))]
+            )
+
+        def answer(asked: Tensor) -> Tensor:
+            sums = [torch.zeros(size, width, dtype=torch.float64, device="cpu") for size in mine.target_sizes]
+            pieces = asked[0].split([*(width * size for size in mine.source_sizes), *mine.target_sizes])
+            values, q = pieces[: len(value)], pieces[len(value) :]
+            for place, piece in enumerate(self.pieces):
+                source, target = self.ends[piece.number]
+                rows = _within(piece, mine.targets[target])
+                weighed = weigh(place, q[target][rows])
+                sums[target][rows] += sum_lists(piece, self._by_target[place], values[source].view(-1, width), weighed)
+            return torch.cat(sums).flatten().unsqueeze(0)
+
+        sizes = [
+            (width * sum(owner.source_sizes) + sum(owner.target_sizes), width * sum(owner.target_sizes))
+            for owner in self._owned
+        ]
+        for owner, answered in self._exchange(1, request, answer, sizes):
+            pieces = answered.split([width * size for size in owner.target_sizes])
+            for of_type, ids, more in zip(total, owner.targets, pieces):
+                of_type[ids] += more.view(-1, width)
+        return total
+
+    def per_list(self, function: Callable[[Piece], Tensor]) -> list[Tensor]:
+        found = []
+        for number, (_, target) in enumerate(self.ends):
+            values = [function(piece).to(torch.float64) for piece in self.pieces if piece.number == number]
+            own = torch.cat([_NOTHING, *values])
+            counts = [owner.target_sizes[target] for owner in self._owned]
+            send = own.repeat(self._comm.size)
+            received = self._comm.all_to_all(send, [own.numel()] * self._comm.size, counts).wait().split(counts)
+            whole = torch.empty(self.num_vertices[target], dtype=torch.float64, device="cpu")
+            for owner, piece in zip(self._owned, received):
+                whole[owner.targets[target]] = piece
+            found.append(whole)
+        return found
+
+    def _exchange(
+        self,
+        at_once: int,
+        request: Callable[[_Owned], Tensor | None],
+        answer: Callable[[Tensor], Tensor],
+        sizes: Sequence[tuple[int, int]],
+    ) -> Iterator[tuple[_Owned, Tensor]]:
+        """Lets all ranks ask all owners, ``at_once`` ranks at a time, which bounds the memory of the requests.
+
+        Args:
+            request: float64 [n] that this rank asks an owner; None if all sums would be 0.
+            answer: answers requests [W, n] of W ranks with [W, m].
+            sizes: n and m for each owner.
+
+        Yields:
+            Each owner that this rank asked, in the order of the ranks, and its answer, float64 [m].
+        """
+        comm = self._comm
+        num_asked, num_answered = sizes[comm.rank]
+        for first in range(0, comm.size, at_once):
+            asks = first <= comm.rank < first + at_once
+            requests = [request(owner) if asks else None for owner in self._owned]
+            asked = comm.gather_numbers([int(each is not None) for each in requests])  # by asking rank, then by owner
+            by_owner, to_me = asked[comm.rank], [of_rank[comm.rank] for of_rank in asked]
+            send = torch.cat([_NOTHING, *(each for each in requests if each is not None)])
+            del requests
+            counts = [flag * size for flag, (size, _) in zip(by_owner, sizes)]
+            received = comm.all_to_all(send, counts, [flag * num_asked for flag in to_me]).wait()
+            answers = answer(received.view(-1, num_asked)) if any(to_me) else received
+            counts = [flag * size for flag, (_, size) in zip(by_owner, sizes)]
+            answered = comm.all_to_all(answers.flatten(), [flag * num_answered for flag in to_me], counts).wait()
+            for owner, flag, piece in zip(self._owned, by_owner, answered.split(counts)):
+                if flag:
+                    yield owner, piece
+
+
+def _shares(lists: Lists, spans: Sequence[Sequence[Sequence[int]]]) -> list[list[tuple[int, int]]]:
+    """Returns, by relation and rank, the range of targets whose lists the rank sums. Ranks that hold the same range divide it.
+
+    Args:
+        spans: by rank and relation, the range of targets whose lists the rank holds.
+    """
+    shares: list[list[tuple[int, int]]] = []
+    by_type: dict[int, list[tuple[int, int]]] = {}
+    for number, (_, target) in enumerate(lists.ends):
+        held = [(of_rank[number][0], of_rank[number][1]) for of_rank in spans]
+        same = {span: [rank for rank, other in enumerate(held) if other == span] for span in held}
+        shares.append([_run(*span, same[span].index(rank), len(same[span])) for rank, span in enumerate(held)])
+        reached, size = 0, lists.num_vertices[target]
+        for first, last in sorted(share for share in shares[-1] if share[0] < share[1]):
+            reached = last if first == reached else -1
+        if reached != size:
+            raise ValueError(
+                f"the ranks must hold the lists of all targets [0, {size}) of edge type {lists.edge_types[number]}, with equal or separate ranges; "
+                f"got the ranges {held}; start ranks that serve all parts"
+            )
+        if shares[-1] != by_type.setdefault(target, shares[-1]):
+            raise ValueError(
+                f"a rank must hold the lists of the same {lists.node_types[target]!r} vertices for all edge types; edge type {lists.edge_types[number]} has "
+                f"the ranges {held}"
+            )
+    return shares
+
+
+def _run(first: int, last: int, place: int, number: int) -> tuple[int, int]:
+    """Returns run ``place`` of the ``number`` runs, as even as possible, into which a range is divided."""
+    return first + place * (last - first) // number, first + (place + 1) * (last - first) // number
+
+
+def _cut(number: int, lists: PartLists, first: int, last: int) -> Piece | None:
+    """Returns the lists of targets in ``[first, last)``; None if there are none."""
+    begin = max(first - lists.first_target, 0)
+    end = min(last - lists.first_target, lists.num_targets)
+    if begin >= end:
+        return None
+    whole = lists.relation
+    indptr = whole.indptr[begin : end + 1]
+    edges = slice(int(indptr[0]), int(indptr[-1]))
+    weight = None if whole.edge_weight is None else whole.edge_weight[edges]
+    relation = Relation(whole.source, whole.target, indptr - indptr[0], whole.indices[edges], edge_weight=weight)
+    return Piece(number, relation, lists.first_target + begin)
+
+
+def _within(piece: Piece, targets: slice) -> slice:
+    """Returns the places of a piece's targets among ``targets``."""
+    return slice(piece.targets.start - targets.start, piece.targets.stop - targets.start)
