@@ -23,7 +23,7 @@ from salientpp.graph.relation import Relation
 from salientpp.ids import first_outside
 from salientpp.processes import lazy
 from salientpp.ranks.comm import Comm
-from salientpp.vip.lists import MOST_COLUMNS, Lists, Piece, Weigh, sum_lists, transpose
+from salientpp.vip.list_sums import MOST_COLUMNS, ListSums, Piece, Weigh, sum_lists, transpose
 
 #: Number of edges whose ids are translated at once.
 _CHUNK = 2**24
@@ -55,61 +55,88 @@ class _Owned:
         return [ids.numel() for ids in self.sources]
 
 
-class DividedLists(Lists):
-    """Lists of a graph whose topology is divided among the ranks of ``comm``. Making it is collective.
+@dataclass(frozen=True, eq=False)
+class _Division:
+    """Lists that this rank sums, and those that the others sum.
+
+    Attributes:
+        pieces: the lists of this rank.
+        by_source: per piece its transpose, where sources are numbered in the order of ``owned``. If edges have weights: the piece's ``indptr``, and its sources.
+        owned: lists of each rank.
+    """
+
+    pieces: list[Piece]
+    by_source: list[tuple[Tensor, Tensor]]
+    owned: list[_Owned]
+
+
+class DividedListSums(ListSums):
+    """Sums over the lists of a graph whose topology is divided among the ranks of ``comm``.
+
+    The lists are divided and arranged when they are first needed.
 
     Args:
         graph: the lists that this rank holds. Several ranks may hold the same lists.
 
     Raises:
-        ValueError: the ranks do not hold all lists, or two ranks hold ranges that overlap and differ.
+        ValueError: when the lists are divided: the ranks do not hold all lists, or two ranks hold ranges that overlap and differ.
+        RuntimeError: when the lists are divided: a rank has a source that is out of range.
     """
 
     def __init__(self, comm: Comm, graph: PartGraph) -> None:
-        self._comm = comm
+        self._comm, self._graph = comm, graph
         self.node_types, self.num_vertices, self.edge_types = graph.node_types, graph.num_vertices, graph.edge_types
         self.ends = tuple((lists[0].relation.source, lists[0].relation.target) for lists in graph.lists)
+
+    @property
+    def pieces(self) -> Sequence[Piece]:  # type: ignore[override]  # read-only
+        return self._division.pieces
+
+    # --- preparation --------------------------------------------------------------------------------------
+
+    @lazy
+    def _division(self) -> _Division:
+        """The lists of all ranks. Collective: an error on one rank is raised on every rank."""
+        comm, graph = self._comm, self._graph
         spans = [[lists[0].first_target, lists[-1].first_target + lists[-1].num_targets] for lists in graph.lists]
         facts = comm.gather_facts({"lists": spans}, task=_TASK)
         shares = _shares(self, [fact["lists"] for fact in facts])
-        self.pieces = [
+        pieces = [
             piece
             for number, lists in enumerate(graph.lists)
             for each in lists
             if (piece := _cut(number, each, *shares[number][comm.rank])) is not None
         ]
-        sources = self._prepare()
-        by_type = {target: of_relation for (_, target), of_relation in zip(self.ends, shares)}
-        nothing = [(0, 0)] * comm.size
-        targets = [by_type.get(type_, nothing) for type_ in range(len(self.node_types))]
-        self._owned = [
-            _Owned([slice(*of_type[rank]) for of_type in targets], told)
-            for rank, told in enumerate(self._told(sources))
-        ]
-        self._mine = self._owned[comm.rank]
-
-    # --- preparation --------------------------------------------------------------------------------------
-
-    def _prepare(self) -> list[Tensor]:
-        """Arranges the edges by source. Returns, per type, the ids that this rank's lists contain. Collective: an error is raised on every rank."""
+        sources: list[Tensor] = []
+        by_source: list[tuple[Tensor, Tensor]] = []
         error: Exception | None = None
         try:
-            places, sources = zip(*map(self._used_sources, range(len(self.node_types))))
-            self._transposed = [self._by_source(piece, places[self.ends[piece.number][0]]) for piece in self.pieces]
+            places, sources = map(
+                list, zip(*(self._used_sources(pieces, type_) for type_ in range(len(self.node_types))))
+            )
+            by_source = [_by_source(piece, places[self.ends[piece.number][0]]) for piece in pieces]
+            del places
         except Exception as raised:
             error = raised
         try:
-            self._comm.gather_facts({}, error, _TASK, RuntimeError)
+            comm.gather_facts({}, error, _TASK, RuntimeError)
         finally:
             error = None  # otherwise this frame and the traceback would reference each other
-        return list(sources)
+        by_type = {target: of_relation for (_, target), of_relation in zip(self.ends, shares)}
+        nothing = [(0, 0)] * comm.size
+        targets = [by_type.get(type_, nothing) for type_ in range(len(self.node_types))]
+        owned = [
+            _Owned([slice(*of_type[rank]) for of_type in targets], told)
+            for rank, told in enumerate(self._told(sources))
+        ]
+        return _Division(pieces, by_source, owned)
 
-    def _used_sources(self, type_: int) -> tuple[Tensor, Tensor]:
-        """Returns a table from the ids of a type to places among the ids that this rank's lists contain, [N], and these ids ascending."""
+    def _used_sources(self, pieces: Sequence[Piece], type_: int) -> tuple[Tensor, Tensor]:
+        """Returns a table from the ids of a type to places among the ids that these lists contain, [N], and these ids ascending."""
         size = self.num_vertices[type_]
         dtype = torch.int32 if size < 2**31 else torch.int64
         occurs = torch.zeros(size, dtype=torch.bool, device="cpu")
-        for piece in self.pieces:
+        for piece in pieces:
             if self.ends[piece.number][0] == type_:
                 for ids in piece.relation.indices.split(_CHUNK):
                     if first_outside(ids, size) is not None:
@@ -117,22 +144,12 @@ class DividedLists(Lists):
                     occurs[ids.to(torch.int64)] = True
         return torch.cumsum(occurs, 0, dtype=dtype).sub_(1), occurs.nonzero().flatten().to(dtype)
 
-    def _by_source(self, piece: Piece, place: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the transpose of a piece, where sources are numbered by ``place``. If edges have weights: the piece's ``indptr``, and its sources."""
-        relation = piece.relation
-        sources = torch.empty(relation.indices.shape, dtype=place.dtype, device="cpu")
-        for to, ids in zip(sources.split(_CHUNK), relation.indices.split(_CHUNK)):
-            to.copy_(place[ids.to(torch.int64)])
-        if piece.has_weights:
-            return relation.indptr, sources
-        return transpose(relation.indptr, sources, int(place[-1]) + 1 if place.numel() else 0)
-
     @lazy
     def _by_target(self) -> list[Tensor]:
         """Sources of each piece's edges, numbered among this rank's sources. Without weights, each list ascends."""
         return [
             lists[1] if piece.has_weights else transpose(*lists, piece.relation.indptr.numel() - 1)[1]
-            for piece, lists in zip(self.pieces, self._transposed)
+            for piece, lists in zip(self.pieces, self._division.by_source)
         ]
 
     def _told(self, sources: list[Tensor]) -> list[list[Tensor]]:
@@ -147,10 +164,14 @@ class DividedLists(Lists):
                 found[rank].append(piece)
         return found
 
+    @property
+    def _mine(self) -> _Owned:
+        return self._division.owned[self._comm.rank]
+
     # --- sums ---------------------------------------------------------------------------------------------
 
     def to_sources(self, value: Sequence[Tensor], weigh: Weigh) -> list[Tensor]:
-        total, mine = self.zeros(), self._mine
+        total, by_source, mine = self.zeros(), self._division.by_source, self._mine
 
         def request(owner: _Owned) -> Tensor | None:
             pieces = [of_type[ids] for of_type, ids in zip(value, owner.targets)]
@@ -163,12 +184,12 @@ class DividedLists(Lists):
                 source, target = self.ends[piece.number]
                 weighed = weigh(place, q[target][:, _within(piece, mine.targets[target])]).T.contiguous()
                 if piece.has_weights:
-                    sums[source].index_add_(0, self._transposed[place][1], weighed)
+                    sums[source].index_add_(0, by_source[place][1], weighed)
                 else:
-                    sums[source] += ops.sum_over_lists(*self._transposed[place], weighed)
+                    sums[source] += ops.sum_over_lists(*by_source[place], weighed)
             return torch.cat(sums).T.contiguous()
 
-        sizes = [(sum(owner.target_sizes), sum(owner.source_sizes)) for owner in self._owned]
+        sizes = [(sum(owner.target_sizes), sum(owner.source_sizes)) for owner in self._division.owned]
         for owner, answered in self._exchange(MOST_COLUMNS, request, answer, sizes):
             for of_type, ids, more in zip(total, owner.sources, answered.split(owner.source_sizes)):
                 of_type.index_add_(0, ids, more)
@@ -198,7 +219,7 @@ class DividedLists(Lists):
 
         sizes = [
             (width * sum(owner.source_sizes) + sum(owner.target_sizes), width * sum(owner.target_sizes))
-            for owner in self._owned
+            for owner in self._division.owned
         ]
         for owner, answered in self._exchange(1, request, answer, sizes):
             pieces = answered.split([width * size for size in owner.target_sizes])
@@ -211,11 +232,11 @@ class DividedLists(Lists):
         for number, (_, target) in enumerate(self.ends):
             values = [function(piece).to(torch.float64) for piece in self.pieces if piece.number == number]
             own = torch.cat([_NOTHING, *values])
-            counts = [owner.target_sizes[target] for owner in self._owned]
+            counts = [owner.target_sizes[target] for owner in self._division.owned]
             send = own.repeat(self._comm.size)
             received = self._comm.all_to_all(send, [own.numel()] * self._comm.size, counts).wait().split(counts)
             whole = torch.empty(self.num_vertices[target], dtype=torch.float64, device="cpu")
-            for owner, piece in zip(self._owned, received):
+            for owner, piece in zip(self._division.owned, received):
                 whole[owner.targets[target]] = piece
             found.append(whole)
         return found
@@ -241,7 +262,7 @@ class DividedLists(Lists):
         num_asked, num_answered = sizes[comm.rank]
         for first in range(0, comm.size, at_once):
             asks = first <= comm.rank < first + at_once
-            requests = [request(owner) if asks else None for owner in self._owned]
+            requests = [request(owner) if asks else None for owner in self._division.owned]
             asked = comm.gather_numbers([int(each is not None) for each in requests])  # by asking rank, then by owner
             by_owner, to_me = asked[comm.rank], [of_rank[comm.rank] for of_rank in asked]
             send = torch.cat([_NOTHING, *(each for each in requests if each is not None)])
@@ -251,12 +272,23 @@ class DividedLists(Lists):
             answers = answer(received.view(-1, num_asked)) if any(to_me) else received
             counts = [flag * size for flag, (_, size) in zip(by_owner, sizes)]
             answered = comm.all_to_all(answers.flatten(), [flag * num_answered for flag in to_me], counts).wait()
-            for owner, flag, piece in zip(self._owned, by_owner, answered.split(counts)):
+            for owner, flag, piece in zip(self._division.owned, by_owner, answered.split(counts)):
                 if flag:
                     yield owner, piece
 
 
-def _shares(lists: Lists, spans: Sequence[Sequence[Sequence[int]]]) -> list[list[tuple[int, int]]]:
+def _by_source(piece: Piece, place: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns an entry of :attr:`_Division.by_source`. ``place`` [N] has the numbers of the sources."""
+    relation = piece.relation
+    sources = torch.empty(relation.indices.shape, dtype=place.dtype, device="cpu")
+    for to, ids in zip(sources.split(_CHUNK), relation.indices.split(_CHUNK)):
+        to.copy_(place[ids.to(torch.int64)])
+    if piece.has_weights:
+        return relation.indptr, sources
+    return transpose(relation.indptr, sources, int(place[-1]) + 1 if place.numel() else 0)
+
+
+def _shares(lists: ListSums, spans: Sequence[Sequence[Sequence[int]]]) -> list[list[tuple[int, int]]]:
     """Returns, by relation and rank, the range of targets whose lists the rank sums. Ranks that hold the same range divide it.
 
     Args:

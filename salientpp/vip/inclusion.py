@@ -38,7 +38,7 @@ from salientpp.graph.csc import Graph
 from salientpp.graph.relation import Relation
 from salientpp.graph.typed import TypedGraph
 from salientpp.ids import check_range
-from salientpp.vip.lists import Lists
+from salientpp.vip.list_sums import ListSums
 
 #: One set of seeds. Per vertex type: ``p_0`` float [N], or a function that :func:`uniform_start` or :func:`link_start` returned.
 #: Types without seeds may be missing.
@@ -77,7 +77,7 @@ def check_batch_size(batch_size: int) -> int:
 
 
 def inclusion_probability(
-    graph: Graph | Lists,
+    graph: Graph | ListSums,
     seeds: Tensor | Sequence[Tensor],
     num_neighbors: Sequence[int],
     batch_size: int,
@@ -121,13 +121,13 @@ def inclusion_probability(
                 f"seeds must be integer ids, got {seed_set.dtype} in seed set {k}; for a mask, pass mask.nonzero()"
             )
     ids = [seed_set.to(torch.int64).flatten() for seed_set in seed_sets]
-    num_vertices = graph.num_vertices[0] if isinstance(graph, Lists) else graph.num_vertices
+    num_vertices = graph.num_vertices[0] if isinstance(graph, ListSums) else graph.num_vertices
     for k, seed_set in enumerate(ids):
         check_range(seed_set, num_vertices, "seeds must be", f" of seed set {k}")
 
     def sweep(some: Sequence[Tensor]) -> Tensor:
         draws: dict[str, Any] = {"include_seeds": include_seeds, "replace": replace}
-        if isinstance(graph, Lists):
+        if isinstance(graph, ListSums):
             starts = [uniform_starts({None: seed_set}, batch_size) for seed_set in some]
             found = typed_inclusion_probabilities(graph, starts, [fanouts], expand=expand, **draws)
             return torch.stack([of_set[None] for of_set in found])
@@ -253,8 +253,8 @@ def uniform_draw_probability(degree: Tensor, fanout: int, replace: bool) -> Tens
 class TypedHops:
     """Hops over several relations: computes probabilities of draws from probabilities of expansions. It is prepared once for all seed sets."""
 
-    def __init__(self, graph: TypedGraph | Lists, fanouts: Sequence[Sequence[int]], replace: bool) -> None:
-        self.lists = Lists.of(graph)
+    def __init__(self, graph: TypedGraph | ListSums, fanouts: Sequence[Sequence[int]], replace: bool) -> None:
+        self.lists = ListSums.of(graph)
         self.num_hops = len(fanouts[0]) if fanouts else 0
         # Per piece and hop: [n], one entry per list, if draws are uniform; else [e], one per edge.
         self.chance = [
@@ -284,14 +284,14 @@ class TypedHops:
 
 
 def typed_inclusion_probability(
-    graph: TypedGraph | Lists, start: Start, fanouts: Sequence[Sequence[int]], **options: Any
+    graph: TypedGraph | ListSums, start: Start, fanouts: Sequence[Sequence[int]], **options: Any
 ) -> dict[str | None, Tensor]:
     """Computes :func:`typed_inclusion_probabilities` of one set of seeds."""
     return typed_inclusion_probabilities(graph, [start], fanouts, **options)[0]
 
 
 def typed_inclusion_probabilities(
-    graph: TypedGraph | Lists,
+    graph: TypedGraph | ListSums,
     starts: Sequence[Start],
     fanouts: Sequence[Sequence[int]],
     *,
@@ -339,7 +339,7 @@ def typed_inclusion_probabilities(
 
 
 def expansions(
-    graph: TypedGraph | Lists, start: Start, fanouts: Sequence[Sequence[int]], *, replace: bool = False
+    graph: TypedGraph | ListSums, start: Start, fanouts: Sequence[Sequence[int]], *, replace: bool = False
 ) -> dict[str | None, Tensor]:
     """Computes how often a batch is expected to expand each vertex: ``sum_{h<L} q_h``, where hop 0 are the seeds.
 
@@ -357,7 +357,7 @@ def expansions(
     return typed_inclusion_probability(graph, start, before_last, include_seeds=True, replace=replace)
 
 
-def start_of_types(graph: TypedGraph | Lists, start: Start) -> list[Tensor]:
+def start_of_types(graph: TypedGraph | ListSums, start: Start) -> list[Tensor]:
     """Returns ``p_0`` of every vertex type, float64 [N]."""
     first = []
     for name, size in zip(graph.node_types, graph.num_vertices):

@@ -27,7 +27,7 @@ from salientpp.ids import first_outside
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.vip.accesses import count_accesses, shuffled_batches
 from salientpp.vip.inclusion import inclusion_probability, typed_inclusion_probability
-from salientpp.vip.lists import Lists
+from salientpp.vip.list_sums import ListSums
 
 #: Larger than any number of parts, and small enough that α N stays finite.
 _LARGEST_ALPHA = 1e9
@@ -38,7 +38,7 @@ class Workload:
     """The batches of one part, as input of a policy.
 
     Attributes:
-        graph: N vertices; or their lists, which may be divided among ranks (:class:`~salientpp.vip.divided.DividedLists`). Then all ranks compute the
+        graph: N vertices; or their lists, which may be divided among ranks (:class:`~salientpp.vip.divided.DividedListSums`). Then all ranks compute the
             scores of their own workloads together, and :attr:`lists` gives the sums that a policy may use.
         book: the partition book, which has the owners of the vertices.
         part_id: the part whose cache is planned.
@@ -50,7 +50,7 @@ class Workload:
             must use the same array: values that are computed under another numbering are rounded differently, so nearly equal scores may change places.
     """
 
-    graph: Graph | Lists
+    graph: Graph | ListSums
     book: PartitionBook
     part_id: int
     seeds: Tensor
@@ -64,9 +64,9 @@ class Workload:
         return self.book.num_vertices
 
     @property
-    def lists(self) -> Lists:
+    def lists(self) -> ListSums:
         """Sums over the neighbour lists of ``graph``."""
-        return Lists.of(self.graph)
+        return ListSums.of(self.graph)
 
 
 def score_vip(workload: Workload) -> Tensor:
@@ -93,7 +93,7 @@ def score_degree(workload: Workload) -> Tensor:
         workload.graph, workload.seeds, [-1] * len(workload.num_neighbors), max(1, workload.batch_size)
     )
     graph = workload.graph
-    degree = _readers(graph)[0] if isinstance(graph, Lists) else graph.transpose().in_degree()
+    degree = _readers(graph)[0] if isinstance(graph, ListSums) else graph.transpose().in_degree()
     return torch.where(reach > 0, degree.to(torch.float32), torch.zeros((), device="cpu"))
 
 
@@ -109,7 +109,7 @@ def score_halo(workload: Workload) -> Tensor:
     these edges.
     """
     graph = workload.graph
-    if isinstance(graph, Lists):
+    if isinstance(graph, ListSums):
         targets = torch.zeros(workload.num_vertices, dtype=torch.float64, device="cpu")
         targets[slice(*workload.book.range_of(workload.part_id))] = 1
         return _spread(graph, targets).to(torch.float32)
@@ -158,7 +158,7 @@ def score_simulation(workload: Workload) -> Tensor:
 
     The ``simulation`` policy of SALIENT++, section 3.2.
     """
-    if isinstance(workload.graph, Lists):
+    if isinstance(workload.graph, ListSums):
         raise ValueError(
             "policy 'simulation' samples batches in one process, which needs the whole topology, and this topology is stored in parts; use policy='vip'"
         )
@@ -166,7 +166,7 @@ def score_simulation(workload: Workload) -> Tensor:
     return count_accesses(workload.graph, batches, workload.num_neighbors, replace=workload.replace).to(torch.float32)
 
 
-def _spread(lists: Lists, value: Tensor, mean: bool = False) -> Tensor:
+def _spread(lists: ListSums, value: Tensor, mean: bool = False) -> Tensor:
     """Returns, for every u, the sum of ``value`` over the vertices that list u, once per listing, float64 [N].
 
     Args:
@@ -180,7 +180,7 @@ def _spread(lists: Lists, value: Tensor, mean: bool = False) -> Tensor:
     return lists.to_sources([value], weigh)[0]
 
 
-def _readers(lists: Lists) -> list[Tensor]:
+def _readers(lists: ListSums) -> list[Tensor]:
     """Returns the number of vertices that aggregate from each vertex, once per edge: per type float64 [N]."""
     ones = [torch.ones_like(of_type) for of_type in lists.zeros()]
     return lists.to_sources(ones, lambda place, of_targets: lists.pieces[place].spread(of_targets))
@@ -271,7 +271,7 @@ class TypedWorkload:
         vip: per vertex type float32 [N], the inclusion probabilities of this workload if they are known.
     """
 
-    graph: TypedGraph | Lists
+    graph: TypedGraph | ListSums
     part_id: int
     start: Mapping[str | None, Callable[[int], Tensor]]
     fanouts: Sequence[Sequence[int]]
@@ -288,7 +288,7 @@ def _typed_vip(of: TypedWorkload, expand: str = "frontier") -> Mapping[str | Non
 def _typed_degree(workload: TypedWorkload) -> Mapping[str | None, Tensor]:
     """Scores v by the number of vertices that aggregate from v over all relations, also if v is out of reach of the seeds."""
     graph = workload.graph
-    if isinstance(graph, Lists):
+    if isinstance(graph, ListSums):
         return {type_: of_type.to(torch.float32) for type_, of_type in zip(graph.node_types, _readers(graph))}
     degree = [torch.zeros(size, dtype=torch.float32, device="cpu") for size in graph.num_vertices]
     for relation in graph.relations:

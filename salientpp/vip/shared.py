@@ -37,7 +37,7 @@ from salientpp.vip.inclusion import (
     uniform_draw_probability,
     uniform_start,
 )
-from salientpp.vip.lists import Lists
+from salientpp.vip.list_sums import ListSums
 
 #: Length of the longest neighbour list from which draws are shared. csrc/sampling/shared_draw.h has the same number.
 MOST_NEIGHBORS = 1000
@@ -47,7 +47,12 @@ _NUM_NODES = 32
 
 
 def shared_inclusion_probability(
-    graph: Graph | Lists, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, *, include_seeds: bool = False
+    graph: Graph | ListSums,
+    seeds: Tensor,
+    num_neighbors: Sequence[int],
+    batch_size: int,
+    *,
+    include_seeds: bool = False,
 ) -> Tensor:
     """Computes the vertex inclusion probabilities of batches with ``shared_draws='batch'``.
 
@@ -61,7 +66,7 @@ def shared_inclusion_probability(
         ValueError: a seed is out of range, a fanout is below -1, or ``batch_size`` < 1.
     """
     batch_size, fanouts = check_batch_size(batch_size), check_fanouts(num_neighbors)
-    lists = Lists.of(graph)
+    lists = ListSums.of(graph)
     check_range(seeds, lists.num_vertices[0], "seeds must be")
     nodes, weights = _quadrature()
     first = uniform_start(seeds, batch_size)(lists.num_vertices[0])
@@ -81,13 +86,13 @@ def shared_inclusion_probability(
     return (total if include_seeds else total - first).clamp(0.0, 1.0).to(torch.float32)
 
 
-def _log_none(lists: Lists, fanout: int, r: float, place: int, expanded: Tensor) -> Tensor:
+def _log_none(lists: ListSums, fanout: int, r: float, place: int, expanded: Tensor) -> Tensor:
     """Returns the log of the probability that a target of a piece does not draw a neighbour with the number ``r``, float64 [..., n]."""
     return torch.log1p(-(expanded * _draw_probability(lists.pieces[place].degree, fanout, r)).clamp(max=1.0))
 
 
 def block_probability(
-    graph: Graph | Lists,
+    graph: Graph | ListSums,
     seeds: Tensor,
     num_neighbors: Sequence[int],
     batch_size: int,

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from salientpp.graph.typed import TypedGraph
 from salientpp.vip.inclusion import Start, TypedHops, start_of_types
-from salientpp.vip.lists import Lists
+from salientpp.vip.list_sums import ListSums
 
 #: Smallest probability to divide by. It is reached only if a vertex is certain, and the dividend is then zero.
 _SMALLEST = 1e-12
@@ -49,7 +49,7 @@ class ExpectedSizes:
 
 
 def expected_sizes(
-    graph: TypedGraph | Lists, start: Start, fanouts: Sequence[Sequence[int]], *, replace: bool = False
+    graph: TypedGraph | ListSums, start: Start, fanouts: Sequence[Sequence[int]], *, replace: bool = False
 ) -> ExpectedSizes:
     """Computes the expected sizes of a batch and their derivatives, by the formulas of the module.
 
@@ -81,7 +81,7 @@ def expected_sizes(
     return ExpectedSizes([*graph.node_types, *graph.edge_types], mean, dict(zip(graph.node_types, by_seed)))
 
 
-def _worth(lists: Lists, fanouts: Sequence[Sequence[int]], replace: bool) -> Callable[[int], list[Tensor]]:
+def _worth(lists: ListSums, fanouts: Sequence[Sequence[int]], replace: bool) -> Callable[[int], list[Tensor]]:
     """Returns a function of a hop. Its result is per vertex type float64 [N, S]: how much each size grows when the hop finds a vertex.
 
     Each size grows by the vertex itself, and by the edges that the next hop draws.

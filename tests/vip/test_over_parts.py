@@ -13,7 +13,7 @@ from salientpp.graph.csc import Graph
 from salientpp.graph.typed import TypedGraph
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.partition_book import PartitionBook
-from salientpp.vip.divided import DividedLists
+from salientpp.vip.divided import DividedListSums
 from salientpp.vip.inclusion import (
     expansions,
     inclusion_probability,
@@ -22,7 +22,7 @@ from salientpp.vip.inclusion import (
     typed_inclusion_probability,
     uniform_starts,
 )
-from salientpp.vip.lists import Lists
+from salientpp.vip.list_sums import ListSums
 from salientpp.vip.policies import TYPED_POLICIES, TypedWorkload, Workload, score, score_types
 from salientpp.vip.shared import block_probability, shared_inclusion_probability
 from salientpp.vip.sizes import expected_sizes
@@ -81,7 +81,7 @@ OPTIONS = [
 ]
 
 
-def typed_values(graph: TypedGraph | Lists, whole: TypedGraph, rank: int) -> dict[str, torch.Tensor]:
+def typed_values(graph: TypedGraph | ListSums, whole: TypedGraph, rank: int) -> dict[str, torch.Tensor]:
     """Every value that is computed for a graph of any kind."""
     start, fanouts = start_of(whole, rank), fanouts_of(whole)
     found = {}
@@ -102,7 +102,7 @@ def named(name: str, by_type) -> dict[str, torch.Tensor]:
     return {f"{name} {type_}": of_type for type_, of_type in by_type.items()}
 
 
-def plain_values(graph: Graph | Lists, book: PartitionBook, rank: int) -> dict[str, torch.Tensor]:
+def plain_values(graph: Graph | ListSums, book: PartitionBook, rank: int) -> dict[str, torch.Tensor]:
     """Every value that is computed for one vertex type."""
     seeds = torch.arange(rank, N, 4 + rank)
     found = {
@@ -121,7 +121,7 @@ def plain_values(graph: Graph | Lists, book: PartitionBook, rank: int) -> dict[s
 def _of_rank(rank: int, name: str, num_parts: int, world: int):
     graph = GRAPHS[name]()
     offsets = offsets_of(num_parts, graph.num_vertices)
-    lists = DividedLists(Comm.create(), cut_parts(graph, offsets, parts_of(rank, world, num_parts)))
+    lists = DividedListSums(Comm.create(), cut_parts(graph, offsets, parts_of(rank, world, num_parts)))
     values = typed_values(lists, graph, rank)
     if name == "plain":
         values |= plain_values(lists, PartitionBook(torch.tensor(offsets[0])), rank)
@@ -153,7 +153,8 @@ def test_ranks_compute_what_one_process_computes(name, world, num_parts):
 def _with_ranges(rank: int, ranges: list[range], num_parts: int) -> str:
     graph = GRAPHS["types"]()
     try:
-        DividedLists(Comm.create(), cut_parts(graph, offsets_of(num_parts, graph.num_vertices), ranges[rank]))
+        held = cut_parts(graph, offsets_of(num_parts, graph.num_vertices), ranges[rank])
+        DividedListSums(Comm.create(), held).pieces  # noqa: B018 (the lists are divided now)
     except ValueError as error:
         return str(error)
     return ""
@@ -173,7 +174,7 @@ def _with_a_wrong_id(rank: int) -> str:
     if rank == 1:
         held.lists[0][0].relation.indices[5] = N
     try:
-        DividedLists(Comm.create(), held)
+        DividedListSums(Comm.create(), held).pieces  # noqa: B018
     except Exception as error:
         return str(error)
     return ""
@@ -187,6 +188,6 @@ def test_a_wrong_id_is_an_error_on_every_rank():
 
 def test_simulated_batches_need_the_whole_topology():
     graph = GRAPHS["plain"]()
-    workload = Workload(Lists.of(graph), PartitionBook(torch.tensor([0, 40, N])), 0, torch.arange(40), [3, 2], 6)
+    workload = Workload(ListSums.of(graph), PartitionBook(torch.tensor([0, 40, N])), 0, torch.arange(40), [3, 2], 6)
     with pytest.raises(ValueError, match="policy 'simulation' samples batches in one process.*use policy='vip'"):
         score("simulation", workload)

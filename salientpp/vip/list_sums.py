@@ -1,7 +1,7 @@
 """Sums over the neighbour lists of a graph: the one operation in which sweeps over the edges read the topology.
 
-All formulas of this folder that depend on edges are written with :meth:`Lists.to_sources` or :meth:`Lists.to_targets`. So they hold for a graph in the memory
-of this process (:class:`WholeLists`), and for a graph whose lists are divided among the ranks of a job (:class:`salientpp.vip.divided.DividedLists`).
+The formulas of this folder are written with :meth:`ListSums.to_sources` and :meth:`ListSums.to_targets`. So they hold for a graph in the memory of this process
+(:class:`WholeListSums`), and for a graph whose lists are divided among the ranks of a job (:class:`salientpp.vip.divided.DividedListSums`).
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Piece:
 Weigh: TypeAlias = Callable[[int, Tensor], Tensor]
 
 
-class Lists(ABC):
-    """Neighbour lists of a graph with T vertex types and R relations.
+class ListSums(ABC):
+    """Sums over the neighbour lists of a graph with T vertex types and R relations.
 
     Attributes:
         node_types, num_vertices: names and numbers of vertices of the types. A homogeneous graph has one type, named None.
@@ -78,14 +78,14 @@ class Lists(ABC):
     pieces: Sequence[Piece]
 
     @staticmethod
-    def of(graph: Graph | TypedGraph | Lists) -> Lists:
-        """Returns the lists of a graph. It shares the arrays of the graph, and a graph of one type its transpose too."""
-        if isinstance(graph, Lists):
+    def of(graph: Graph | TypedGraph | ListSums) -> ListSums:
+        """Returns the sums over the lists of a graph. They share the arrays of the graph, and a graph of one type its transpose too."""
+        if isinstance(graph, ListSums):
             return graph
         if isinstance(graph, TypedGraph):
-            return WholeLists(graph)
+            return WholeListSums(graph)
         transposed = graph.transpose()
-        return WholeLists(TypedGraph.of(graph), [(transposed.indptr, transposed.indices)])
+        return WholeListSums(TypedGraph.of(graph), [(transposed.indptr, transposed.indices)])
 
     @abstractmethod
     def to_sources(self, value: Sequence[Tensor], weigh: Weigh) -> list[Tensor]:
@@ -120,8 +120,8 @@ class Lists(ABC):
         return [torch.zeros(size, dtype=torch.float64, device="cpu") for size in self.num_vertices]
 
 
-class WholeLists(Lists):
-    """Lists of a graph in the memory of this process.
+class WholeListSums(ListSums):
+    """Sums over the lists of a graph in the memory of this process.
 
     Args:
         transposed: per relation ``indptr`` and ``indices`` of the transpose, if they are known.
