@@ -138,8 +138,8 @@ class Job:
         found = []
         for basis in self.units if self.is_of_one_type else ():
             source: Any = basis.source
-            seeds, num_neighbors = source.seeds.inputs.node, source.sampler.fanouts[0]
-            found.append(source.part.workload(source.part.part_id, seeds, num_neighbors, basis.batch_size))
+            of_part = source.part, source.part.part_id, source.sampler, source.seeds.inputs.node
+            found.append(workload_of_part(*of_part, basis.batch_size, source.exchange.comm))
         if any(each.vip is None for each in found):  # one computation serves all units
             first, seeds = found[0], [each.seeds for each in found]
             computed = inclusion_probability(first.graph, seeds, first.num_neighbors, first.batch_size)

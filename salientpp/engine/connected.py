@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.placement import Placement
@@ -33,8 +33,13 @@ class Connected:
     @property
     def is_in_order(self) -> bool:
         """True if the host holds exactly this rank's part, whose rows are already in the order in which the rank needs them."""
-        held, parts = self.exchange.placement.row_parts[self.exchange.part_id], self.exchange.placement.own_parts
-        return held == parts and len(parts) == 1
+        return self.exchange.placement.holds_own_part
+
+    @property
+    def are_in_order(self) -> bool:
+        """True if :attr:`is_in_order` holds on every rank."""
+        placement = self.exchange.placement
+        return all(replace(placement, rank=rank).holds_own_part for rank in range(placement.world_size))
 
 
 def placement_of(

@@ -113,7 +113,7 @@ def vertices_of_part(
     inputs, split = part_nodes(connected.own, connected.own_part, nodes, time, input_id)
     owner = connected.own.whole.books[inputs.input_type].owner
     seeds, part_of = vertex_seeds(sampler, inputs), partial(owner, inputs.node)
-    access = None if connected.is_in_order else partial(_access_of_part, connected, sampler, seeds)
+    access = _access(connected, sampler, seeds)
     return dataclasses.replace(seeds, access_probability=access, split=split, part_of=part_of)
 
 
@@ -137,7 +137,7 @@ def edges_of_part(
     book = connected.own.whole.books[None if stored.type_ is None else stored.type_[-1]]
     part_of = None if stored.edge_id is None else partial(book.owner, inputs.col)
     seeds = edge_seeds(sampler, inputs, negatives)
-    access = None if connected.is_in_order else partial(_access_of_part, connected, sampler, seeds)
+    access = _access(connected, sampler, seeds)
     return dataclasses.replace(seeds, access_probability=access, split=stored.split, part_of=part_of)
 
 
@@ -185,6 +185,13 @@ def _access_probability(sampler: BaseSampler, start: Start, nodes: Tensor | None
     return typed_inclusion_probability(sampler.topology.as_typed(), start(batch_size), fanouts, **draws)
 
 
+def _access(connected: Connected, sampler: NeighborSampler, seeds: Seeds) -> Callable[[int], Probability] | None:
+    """Returns the function for :attr:`Seeds.access_probability`. If the ranks compute the probabilities together, all of them get one or none does."""
+    together = isinstance(sampler.topology, PartTopology)
+    is_in_order = connected.are_in_order if together else connected.is_in_order
+    return None if is_in_order else partial(_access_of_part, connected, sampler, seeds)
+
+
 def _access_of_part(connected: Connected, sampler: NeighborSampler, seeds: Seeds, batch_size: int) -> Probability:
     """Returns the probability that a batch of this rank needs each row of its host: float [rows of the host] per vertex type."""
     assert seeds.start is not None  # the seeds of a partitioned graph always have `start`
@@ -197,6 +204,7 @@ def _access_of_part(connected: Connected, sampler: NeighborSampler, seeds: Seeds
         inputs=seeds.inputs,
         start=starts,
         batch_size=batch_size,
+        comm=connected.exchange.comm,
     )
     found = {}
     for type_, chance in drawn.items():

@@ -30,8 +30,9 @@ from salientpp.engine.epochs import Order
 from salientpp.loader.batch_sizes import EDGES, TRIAL_EPOCH, sizes_of
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.schedule import Turn
+from salientpp.sampling.seeds import list_sums_of
 from salientpp.sampling.topology import Mfg
-from salientpp.vip.sizes import expected_sizes
+from salientpp.vip.sizes import ExpectedSizes, expected_sizes
 
 #: Smallest and largest number of trial batches.
 LEAST_TRIAL, MOST_TRIAL = 128, 1024
@@ -81,8 +82,10 @@ def forecast_sizes(basis: Basis, order: Order, types: Sequence[Any], shuffled: b
     """
     turns = _some_turns(order, shuffled)
     if not turns:
-        for _ in range(2):  # other ranks draw in two steps
-            _counted(basis, [], types, 0)
+        if basis.source.rounds_topology is not None:  # the other ranks sweep once, and draw in two steps
+            _expected(basis, 1)
+            for _ in range(2):
+                _counted(basis, [], types, 0)
         return dict.fromkeys(types, Forecast(0.0, 0.0))
     by_seed = _by_seed(basis, turns, types)
     x = torch.stack([by_seed[_positions(turn)].sum(0) for turn in turns])
@@ -125,13 +128,8 @@ def _spread(size: int, number: int) -> list[int]:
 
 def _by_seed(basis: Basis, turns: Sequence[Turn], types: Sequence[Any]) -> Tensor:
     """Returns ``g``, float64 [number of seeds, number of types]."""
-    seeds, sampler = basis.source.seeds, basis.source.sampler
-    assert isinstance(sampler, NeighborSampler) and seeds.start is not None  # other loaders are refused before
-    batch_size = round(sum(_positions(turn).numel() for turn in turns) / len(turns))
-    expected = expected_sizes(
-        sampler.topology.as_typed(), seeds.start(batch_size), sampler.fanouts, replace=sampler.replace
-    )
-    inputs = seeds.inputs
+    expected = _expected(basis, round(sum(_positions(turn).numel() for turn in turns) / len(turns)))
+    inputs = basis.source.seeds.inputs
     if isinstance(inputs, EdgeSamplerInput):
         source, _, target = (None, None, None) if inputs.input_type is None else inputs.input_type
         found = expected.by_seed[source][inputs.row] + expected.by_seed[target][inputs.col]
@@ -139,6 +137,15 @@ def _by_seed(basis: Basis, turns: Sequence[Turn], types: Sequence[Any]) -> Tenso
         found = expected.by_seed[inputs.input_type][inputs.node]
     names = [EDGES if name is None and i else name for i, name in enumerate(expected.names)]
     return found[:, [names.index(type_) for type_ in types]]
+
+
+def _expected(basis: Basis, batch_size: int) -> ExpectedSizes:
+    """Returns the expected sizes of batches of this rank's seeds. If other ranks hold some of the lists, the call is collective."""
+    source = basis.source
+    seeds, sampler = source.seeds, source.sampler
+    assert isinstance(sampler, NeighborSampler) and seeds.start is not None  # other loaders are refused before
+    sums = list_sums_of(sampler, source.exchange.comm)
+    return expected_sizes(sums, seeds.start(batch_size), sampler.fanouts, replace=sampler.replace)
 
 
 def _counted(basis: Basis, turns: Sequence[Turn], types: Sequence[Any], first: int) -> Tensor:

@@ -190,6 +190,11 @@ class Placement:
         """Number of the row part that this rank's host holds."""
         return self.row_parts.index(self._parts_by_host[self.host])
 
+    @property
+    def holds_own_part(self) -> bool:
+        """True if this rank visits the seeds of one part, and its host holds exactly this part."""
+        return len(self.own_parts) == 1 and self.row_parts[self.part_id] == self.own_parts
+
     @cached_property
     def _ranks_by_part(self) -> list[range]:
         found = []

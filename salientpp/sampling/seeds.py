@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,10 +13,14 @@ from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NodeSamp
 
 from salientpp.graph.from_pyg import full_edge_type, read_edge_index
 from salientpp.ids import as_tensor, first_outside, read_ids
+from salientpp.ranks.comm import Comm
 from salientpp.sampling.neighbor_sampler import NeighborSampler
+from salientpp.sampling.part_topology import PartTopology
 from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.vip.divided import DividedListSums
 from salientpp.vip.inclusion import link_start
-from salientpp.vip.policies import TypedWorkload, score, score_types
+from salientpp.vip.list_sums import ListSums
+from salientpp.vip.policies import TypedWorkload, Workload, score, score_types
 
 
 def part_nodes(
@@ -160,6 +164,25 @@ def part_edges(part: PartitionedGraph, part_id: int, given: Any) -> PartEdges:
     return PartEdges(type_, ends, edge_id, f"{name!r} of {type_}" if part.is_hetero else name, rows)
 
 
+def list_sums_of(sampler: NeighborSampler, comm: Comm) -> ListSums:
+    """Returns the sums over the lists of a sampler's topology. If other hosts hold some of the lists, all ranks of ``comm`` must use the sums together."""
+    topology = sampler.topology
+    if isinstance(topology, PartTopology):
+        return DividedListSums(comm, topology.part)
+    return ListSums.of(topology.as_typed() if topology.graph is None else topology.graph)
+
+
+def workload_of_part(
+    part: PartitionedGraph, part_id: int, sampler: NeighborSampler, seeds: Tensor, batch_size: int, comm: Comm
+) -> Workload:
+    """Returns the workload by which policies rank the vertices for a part's batches, see :meth:`PartitionedGraph.workload`.
+
+    If the topology is stored in parts, its ``graph`` are the sums of :func:`list_sums_of`.
+    """
+    sums = None if part.topology == "whole" else list_sums_of(sampler, comm)
+    return part.workload(part_id, seeds, sampler.fanouts[0], batch_size, sampler.replace, sums)
+
+
 def scores_of_part(
     policy: Any,
     *,
@@ -169,23 +192,41 @@ def scores_of_part(
     inputs: NodeSamplerInput | EdgeSamplerInput,
     start: Mapping[str | None, Callable[[int], Tensor]],
     batch_size: int,
+    comm: Comm,
 ) -> Mapping[str | None, Tensor]:
     """Returns a policy's scores for a part's cache plan, per vertex type float [N].
 
     The loader and the analysis both plan by these scores, so that they cache the same rows.
 
+    If other hosts hold some of the lists, the call is collective. The ranks then compute their scores together, unless all know them.
+
     Args:
         inputs: the seeds of the part.
         start: by vertex type, the probability that a batch starts from each vertex.
     """
+    workload: Workload | TypedWorkload
     if sampler.is_plain and isinstance(inputs, NodeSamplerInput):
         # Neighbours that a tree may not see, because of their time or because they belong to another tree, are counted.
-        workload = part.workload(part_id, inputs.node, sampler.fanouts[0], batch_size, sampler.replace)
+        workload = workload_of_part(part, part_id, sampler, inputs.node, batch_size, comm)
+    else:
+        vip = None
+        if isinstance(inputs, NodeSamplerInput) and not sampler.topology.has_weights:
+            vip = part.vip_of(part_id, inputs.input_type, inputs.node, sampler.fanouts, batch_size, sampler.replace)
+        workload = TypedWorkload(
+            list_sums_of(sampler, comm), part_id, start, sampler.fanouts, sampler.replace, vip
+        )
+    known = policy == "vip" and workload.vip is not None
+    if isinstance(sampler.topology, PartTopology):
+        all_know = all(flag for (flag,) in comm.gather_numbers([int(known)]))
+        if known and not all_know:
+            _scores(policy, replace(workload, vip=None))  # for the ranks that need them
+    return _scores(policy, workload)
+
+
+def _scores(policy: Any, workload: Workload | TypedWorkload) -> Mapping[str | None, Tensor]:
+    if isinstance(workload, Workload):
         return {None: score(policy, workload)}
-    typed, vip = sampler.topology.as_typed(), None
-    if isinstance(inputs, NodeSamplerInput) and not sampler.topology.has_weights:
-        vip = part.vip_of(part_id, inputs.input_type, inputs.node, sampler.fanouts, batch_size, sampler.replace)
-    return score_types(policy, TypedWorkload(typed, part_id, start, sampler.fanouts, sampler.replace, vip))
+    return score_types(policy, workload)
 
 
 def edge_start(

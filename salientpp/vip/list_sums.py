@@ -80,12 +80,7 @@ class ListSums(ABC):
     @staticmethod
     def of(graph: Graph | TypedGraph | ListSums) -> ListSums:
         """Returns the sums over the lists of a graph. They share the arrays of the graph, and a graph of one type its transpose too."""
-        if isinstance(graph, ListSums):
-            return graph
-        if isinstance(graph, TypedGraph):
-            return WholeListSums(graph)
-        transposed = graph.transpose()
-        return WholeListSums(TypedGraph.of(graph), [(transposed.indptr, transposed.indices)])
+        return graph if isinstance(graph, ListSums) else WholeListSums(graph)
 
     @abstractmethod
     def to_sources(self, value: Sequence[Tensor], weigh: Weigh) -> list[Tensor]:
@@ -121,19 +116,15 @@ class ListSums(ABC):
 
 
 class WholeListSums(ListSums):
-    """Sums over the lists of a graph in the memory of this process.
+    """Sums over the lists of a graph in the memory of this process."""
 
-    Args:
-        transposed: per relation ``indptr`` and ``indices`` of the transpose, if they are known.
-    """
-
-    def __init__(self, graph: TypedGraph, transposed: Sequence[tuple[Tensor, Tensor]] | None = None) -> None:
-        self.node_types, self.num_vertices, self.edge_types = graph.node_types, graph.num_vertices, graph.edge_types
-        self.ends = tuple((relation.source, relation.target) for relation in graph.relations)
-        self.pieces = [Piece(number, relation) for number, relation in enumerate(graph.relations)]
-        self._transposed: list[tuple[Tensor, Tensor] | None] = [None] * len(self.pieces)
-        if transposed is not None:
-            self._transposed = list(transposed)
+    def __init__(self, graph: Graph | TypedGraph) -> None:
+        typed = graph if isinstance(graph, TypedGraph) else TypedGraph.of(graph)
+        self.node_types, self.num_vertices, self.edge_types = typed.node_types, typed.num_vertices, typed.edge_types
+        self.ends = tuple((relation.source, relation.target) for relation in typed.relations)
+        self.pieces = [Piece(number, relation) for number, relation in enumerate(typed.relations)]
+        self._plain = None if isinstance(graph, TypedGraph) else graph
+        self._transposed: dict[int, tuple[Tensor, Tensor]] = {}
 
     def to_sources(self, value: Sequence[Tensor], weigh: Weigh) -> list[Tensor]:
         total = self.zeros()
@@ -158,13 +149,15 @@ class WholeListSums(ListSums):
         return [function(piece) for piece in self.pieces]
 
     def _transpose(self, place: int) -> tuple[Tensor, Tensor]:
+        if self._plain is not None:
+            transposed = self._plain.transpose()
+            return transposed.indptr, transposed.indices
         # Sums over the lists of sources are several times faster than additions in the order of the edges.
-        found = self._transposed[place]
-        if found is None:
+        if place not in self._transposed:
             relation = self.pieces[place].relation
-            found = transpose(relation.indptr, relation.indices, self.num_vertices[relation.source])
-            self._transposed[place] = found
-        return found
+            num_sources = self.num_vertices[relation.source]
+            self._transposed[place] = transpose(relation.indptr, relation.indices, num_sources)
+        return self._transposed[place]
 
 
 def sum_lists(piece: Piece, indices: Tensor, value: Tensor, weighed: Tensor) -> Tensor:

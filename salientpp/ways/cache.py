@@ -170,7 +170,7 @@ def scores_of(basis: Basis, policy: Policy) -> Mapping[str | None, Tensor]:
     assert source.seeds.start is not None and source.part is not None and source.part.part_id is not None
     return scores_of_part(
         policy, part=source.part, part_id=source.part.part_id, sampler=source.sampler, inputs=source.seeds.inputs,
-        start=source.seeds.start(basis.batch_size), batch_size=basis.batch_size,
+        start=source.seeds.start(basis.batch_size), batch_size=basis.batch_size, comm=source.exchange.comm,
     )  # fmt: skip
 
 

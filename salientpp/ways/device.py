@@ -27,10 +27,12 @@ class DeviceRows(Way):
             whole = sum(row_bytes[type_] * of_type.book.size_of(of_type.part_id) for type_, of_type in tiers.items())
             fraction = min(1.0, fraction / max(1, whole))
         number = {type_: int(fraction * of_type.book.size_of(of_type.part_id)) for type_, of_type in tiers.items()}
-        if not any(number.values()):
+        wanted, chance = any(number.values()), basis.source.seeds.access_probability
+        if chance is not None and basis.source.rounds_topology is not None:  # the ranks compute it together
+            wanted = any(flag for (flag,) in basis.comm.gather_numbers([int(wanted)]))
+        if not wanted:
             return tiers
         hottest = {type_: torch.arange(of_type, device="cpu") for type_, of_type in number.items()}
-        chance = basis.source.seeds.access_probability
         if chance is not None:  # otherwise the rows are stored in this order
             for type_, of_type in chance(basis.batch_size).items():
                 if type_ in hottest:

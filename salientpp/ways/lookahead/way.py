@@ -33,6 +33,7 @@ from salientpp.processes import Task, Threads, Undone, completed
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.schedule import BatchKeys, Turn
+from salientpp.sampling.seeds import workload_of_part
 from salientpp.sampling.topology import ids_by_type
 from salientpp.store.fetch import Fetch
 from salientpp.store.tiers import NO_IDS, Kept, Places
@@ -153,12 +154,17 @@ class Lookahead(Cache):
         self, basis: Basis, scores: Mapping[str | None, Tensor], members: Mapping[str | None, Tensor]
     ) -> dict[str | None, tuple[Shape, Tensor] | None]:
         """Plans, by vertex type, what replaces a static cache of ``members``; None if nothing can be saved."""
-        source, blocks = basis.source, partial(_blocks_of, basis)
+        source = basis.source
+        self._blocks = cache(partial(_blocks_of, basis))
         num_sharing = basis.host.size if basis.ranks_by_host else 1
 
         @cache
         def tried() -> list[dict[str | None, Tensor]]:
             return [_ids_of(pieces) for pieces in basis.trial(only_vertices=True)]
+
+        if source.rounds_topology is not None:  # both are collective, and a rank with nothing to plan asks for neither
+            tried()
+            self._blocks()
 
         def plan(type_: str | None, static: Tensor) -> tuple[Shape, Tensor] | None:
             book, part_id = source.books[type_], source.exchange.part_of(type_)
@@ -168,7 +174,7 @@ class Lookahead(Cache):
                 return Trial.of([ops.code_ids(ids.get(type_, NO_IDS), *sizes) for ids in tried()], book.num_vertices)
 
             own = scores[type_], book, part_id, static.numel(), source.row_bytes[type_]
-            return plan_rows(self._window, *own, trial, blocks, num_sharing)
+            return plan_rows(self._window, *own, trial, self._blocks, num_sharing)
 
         return {type_: plan(type_, static) for type_, static in members.items()}
 
@@ -253,7 +259,7 @@ class Lookahead(Cache):
         remote = planner.prior.clone()
         remote[slice(*source.books[type_].range_of(source.exchange.part_of(type_)))] = 0
         number = num_bytes / max(1, source.row_bytes[type_])
-        spread = Spread.of(remote, _blocks_of(self._basis), Trial(number, 0))
+        spread = Spread.of(remote, self._blocks(), Trial(number, 0))
         return spread.rows(planner.shape.num_slots, planner.shape.window) / max(spread.rows(0, 0), 1e-300)
 
     def memory(self) -> Mapping[str, int]:
@@ -306,5 +312,12 @@ def _blocks_of(basis: Basis) -> Blocks | None:
     block = basis.epochs.draw_block
     if block == 1 or sampler.replace or not (sampler.is_plain and isinstance(inputs, NodeSamplerInput)):
         return None
-    workload = part.workload(part.part_id, inputs.node, sampler.fanouts[0], basis.batch_size)
-    return Blocks.of(workload, block, basis.epochs.order.batches_of_logical_rank, sampler.shared_draws is not None)
+    workload = workload_of_part(part, part.part_id, sampler, inputs.node, basis.batch_size, basis.source.exchange.comm)
+    num_batches, shared = basis.epochs.order.batches_of_logical_rank, sampler.shared_draws is not None
+    if basis.source.rounds_topology is None:
+        return Blocks.of(workload, block, num_batches, shared)
+    # All ranks sweep together if one has blocks. A rank with a single batch has none, and sweeps any block for the others.
+    if all(number <= 1 for (number,) in basis.comm.gather_numbers([num_batches])):
+        return None
+    found = Blocks.of(workload, block, max(2, num_batches), shared)
+    return found if num_batches > 1 else None
