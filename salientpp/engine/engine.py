@@ -24,7 +24,6 @@ from salientpp.engine.state import Resume
 from salientpp.engine.way import Price, Way
 from salientpp.processes import Lock, in_order
 from salientpp.sampling.schedule import Turn
-from salientpp.store.exchange import Traffic
 from salientpp.store.tiers import NO_IDS, Tiers
 
 Out = TypeVar("Out")
@@ -174,7 +173,7 @@ class Engine:
     def reset(self) -> None:
         """Resets all statistics."""
         self.producer.fetch.counts.clear()
-        self.basis.source.exchange.traffic = Traffic()
+        self.basis.source.exchange.reset_traffic()
         self.counters.reset(self.producer.stage_names)
         for way in self.ways:
             way.reset_counts()

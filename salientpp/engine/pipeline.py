@@ -12,7 +12,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -106,6 +106,7 @@ class Pipeline:
         hold: if True, deliver a batch one tick after its last stage. Its last kernels and copies then overlap with the training step of the batch
             before. No effect with ``depth=1``.
         ahead: stages before the others. With ``depth`` > 1, each takes a tick of its own, and its batches do not count as in flight for ``depth``.
+        end_tick: called at the end of every tick, when all batches have moved on. An error counts as one of the batch that moved last.
 
     Attributes:
         failure: the error because of which the pipeline refuses further work, or None.
@@ -121,6 +122,7 @@ class Pipeline:
         trace: Trace | None = None,
         hold: bool = False,
         ahead: Sequence[Stage] = (),
+        end_tick: Callable[[], None] | None = None,
     ) -> None:
         if depth < 1:
             raise ValueError(f"depth must be >= 1, got {depth}")
@@ -141,6 +143,7 @@ class Pipeline:
         self._streams = {stage.stream: self._device_module.Stream(**options) for stage in self.stages}
         self._device = device
         self._trace = trace
+        self._end_tick = end_tick
         self._has_streams = device.type != "cpu"
         self.failure: StageError | None = None
 
@@ -165,6 +168,7 @@ class Pipeline:
         if self.failure is not None:
             raise self.failure
         result = None
+        last = (0, "none")  # number of the batch that moved last, and its stage
         self._waiting[0] = None if item is None else (item, None)
         # Oldest batch first: it must leave a run before the next one enters.
         for i in reversed(range(len(self._runs))):
@@ -173,6 +177,7 @@ class Pipeline:
                 continue
             state, event = waiting
             for stage in self._runs[i]:
+                last = (state.index, stage.name)
                 state, event = self._run(stage, state, event)
             if i + 1 < len(self._runs):
                 self._waiting[i + 1] = (state, event)
@@ -182,6 +187,11 @@ class Pipeline:
                     current = self._device_module.current_stream(self._device)
                     current.wait_event(event)
                     record_stream(state, current)
+        if self._end_tick is not None:
+            try:
+                self._end_tick()
+            except BaseException as error:
+                self._fail(error, *last)
         return result
 
     def _run(self, stage: Stage, state: Any, event: Any) -> tuple[Any, Any]:
@@ -196,14 +206,17 @@ class Pipeline:
                 event = self._device_module.Event()
                 event.record(stream)
         except BaseException as error:
-            # Also after Ctrl-C: the current batch is in an undefined state, so the other batches cannot continue either.
-            self._waiting = [None] * len(self._runs)
-            self.failure = StageError.of(error, self.rank, state.index, stage.name)
-            if isinstance(error, Exception):
-                raise self.failure from error
-            raise
+            self._fail(error, state.index, stage.name)
         self.seconds[stage.name] += time.perf_counter() - started
         return following, event
+
+    def _fail(self, error: BaseException, index: int, stage: str) -> NoReturn:
+        """Raises the failure of a stage. Also after Ctrl-C: the current batch is in an undefined state, so the other batches cannot continue either."""
+        self._waiting = [None] * len(self._runs)
+        self.failure = StageError.of(error, self.rank, index, stage)
+        if isinstance(error, Exception):
+            raise self.failure from error
+        raise error
 
 
 def record_stream(state: Any, stream: Any) -> None:

@@ -146,6 +146,7 @@ class Producer:
         return Pipeline(
             stages.list(), depth=basis.depth, device=basis.device, rank=basis.comm.rank, trace=stages.trace, hold=self.fetch.own.holds,
             ahead=self._rounds,
+            end_tick=self.fetch.exchange.mail.flush,
         )  # fmt: skip
 
     # --- single batches -----------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """The ten stages from seeds to a batch, after Appendix D of Kaler et al., SALIENT++ (MLSys 2023, arXiv:2305.03152).
 
 Each stage is a function from one frozen state to the next. One stage starts slow work, and a later stage waits for it. ``sample`` waits for the sampling
-thread. The stage after each ``exchange_*`` waits for the all-to-all. ``copy_to_device`` waits for the worker thread of ``gather_host_rows``.
+thread. The stage after each ``exchange_*`` waits for the all-to-all. Counts and ids leave at the end of a tick, in one message. ``copy_to_device`` waits
+for the worker thread of ``gather_host_rows``.
 
 A batch without seeds (``sampled.batch is None``) belongs to a rank that has no batch for this tick. It requests nothing, and answers the other ranks.
 """
@@ -27,7 +28,7 @@ from salientpp.engine.epochs import Draws
 from salientpp.engine.pipeline import Stage, Trace, record_stream, tensors_in, traced
 from salientpp.engine.way import HostWork, Wanted, Way
 from salientpp.processes import Task, Undone, lazy
-from salientpp.ranks.comm import Pending
+from salientpp.ranks.mail import Letter
 from salientpp.sampling.topology import Mfg, ids_by_type
 from salientpp.store.exchange import Counts, PendingCounts, PendingRows
 from salientpp.store.fetch import Column, Fetch, Recipe, Taken
@@ -96,7 +97,7 @@ class CountsRead(InFlight):
 @dataclass(frozen=True, eq=False)
 class IdsSent(InFlight):
     counts: Counts
-    pending: Pending
+    letter: Letter | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,7 +230,7 @@ class BatchStages:
         return IdsSent(state.sampled, state.counts, self.fetch.exchange.send_ids(state.counts, ids))
 
     def localize_ids(self, state: IdsSent) -> IdsRead:
-        return IdsRead(state.sampled, state.counts, self.fetch.exchange.read_ids(state.counts, state.pending))
+        return IdsRead(state.sampled, state.counts, self.fetch.exchange.read_ids(state.counts, state.letter))
 
     def gather_host_rows(self, state: IdsRead) -> RowsTaken:
         return RowsTaken(state.sampled, state.counts, self.submit(self._work_on_host_rows, state))

@@ -19,6 +19,7 @@ class LoaderStats:
             were in the pipeline when an epoch was left count too, because their rows did cross the network. Disjoint trees
             may hold a remote row several times in one batch; it is fetched once and counted once.
         bytes_sent, bytes_received: counts, ids and rows exchanged with other ranks, in bytes.
+        control_messages, row_messages: all-to-alls that this rank started, for counts and ids together, and for rows. One rank starts none.
         seconds_by_stage: time spent in each stage by the thread that drives the pipeline.
         seconds_waiting: time that the caller spent in ``next()``.
         by_type: per vertex type (None if the graph has one type), a dict of rows by tier ('device', 'host', 'cache', 'remote') and
@@ -37,6 +38,8 @@ class LoaderStats:
     rows_remote: int
     bytes_sent: int
     bytes_received: int
+    control_messages: int
+    row_messages: int
     seconds_by_stage: dict[str, float]
     seconds_waiting: float
     by_type: dict[str | None, dict[str, int]]
@@ -69,6 +72,8 @@ class LoaderStats:
             batches=counters.batches,
             bytes_sent=traffic.bytes_sent,
             bytes_received=traffic.bytes_received,
+            control_messages=fetch.exchange.mail.messages,
+            row_messages=traffic.row_messages,
             seconds_by_stage=dict(counters.seconds_by_stage),
             seconds_waiting=counters.seconds_waiting,
             by_type=by_type,

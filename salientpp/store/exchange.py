@@ -1,12 +1,13 @@
 """Exchanges rows between ranks: each rank fetches the rows that other ranks own.
 
-A batch takes three all-to-alls, for any number of vertex types and attributes:
+Ranks exchange three things for a batch, for any number of vertex types and attributes:
 
 * **counts**: the number of rows of each type wanted from each rank;
 * **ids**: the ids of these rows;
 * **rows**: the rows themselves.
 
-One function starts each all-to-all and another finishes it, so that the pipeline can work in between.
+One function starts each exchange and another finishes it, so that the pipeline can work in between. Counts and ids are letters: those of all batches
+of a tick leave together, in one message (:mod:`salientpp.ranks.mail`). Rows are a message of their own, because they may travel between devices.
 
 The counts carry one more number: whether the sender has left the epoch. A rank that has fewer batches, or that left its loop early, goes on
 answering the others and requests nothing itself. All ranks stop together once all have left. So no rank waits for a rank that has finished.
@@ -28,6 +29,7 @@ from torch import Tensor
 from salientpp.ids import first_outside
 from salientpp.ops import bytes_of
 from salientpp.ranks.comm import Comm, Pending
+from salientpp.ranks.mail import Letter, Mail
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.ranks.placement import Placement
 from salientpp.store.buffers import BufferPool
@@ -58,12 +60,13 @@ class Message:
 class Traffic:
     """Traffic between this rank and the others: bytes of all kinds, and feature rows.
 
-    ``row_bytes_received`` counts only rows, by vertex type. ``list_bytes_sent`` and ``list_bytes_received`` count requests to draw from lists, and
-    answers.
+    ``row_messages`` counts the all-to-alls of rows; :class:`~salientpp.ranks.mail.Mail` counts its own. ``row_bytes_received`` counts only rows, by
+    vertex type. ``list_bytes_sent`` and ``list_bytes_received`` count requests to draw from lists, and answers.
     """
 
     bytes_sent: int = 0
     bytes_received: int = 0
+    row_messages: int = 0
     rows_received: int = 0
     row_bytes_received: Counter[str | None] = field(default_factory=Counter)
     list_bytes_sent: int = 0
@@ -73,7 +76,7 @@ class Traffic:
 @dataclass(frozen=True, eq=False)
 class PendingCounts:
     wanted: list[list[int]]
-    pending: Pending
+    letter: Letter
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +135,7 @@ class Exchange:
         types: vertex types whose rows may travel, then the names of the messages.
         wire_dtype: dtype of the ids and words in a request.
         buffers: pool that provides memory for arriving rows.
+        mail: carries counts and ids. The pipeline flushes it at the end of a tick.
     """
 
     def __init__(
@@ -151,6 +155,7 @@ class Exchange:
         self.placement, self.part_id = placement, placement.part_id
         self.traffic = Traffic()
         self.buffers = BufferPool()
+        self.mail = Mail(comm, empty=self.buffers.empty)
         # int32 ids halve the bytes of a request.
         narrow = all(book.num_vertices < 2**31 for book in self._books)
         self.wire_dtype = torch.int32 if narrow else torch.int64
@@ -159,16 +164,20 @@ class Exchange:
         """Returns the number of the part, in the type's book, whose rows this rank has: its own part, or the only part."""
         return self.part_id if type_ in self.types else 0
 
-    def post(self, tensor: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> Pending:
-        """Starts to exchange a tensor on the host, as :meth:`Comm.all_to_all`."""
-        pending = self.comm.all_to_all(tensor, send_counts, recv_counts)
+    def post(self, tensor: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> Letter:
+        """Posts a tensor on the host to the other ranks, see :meth:`Mail.post`."""
+        letter = self.mail.post(tensor, send_counts, recv_counts)
         row = row_bytes(tensor)
         self.traffic.bytes_sent += (sum(send_counts) - send_counts[self.comm.rank]) * row
         self.traffic.bytes_received += (sum(recv_counts) - recv_counts[self.comm.rank]) * row
-        return pending
+        return letter
+
+    def reset_traffic(self) -> None:
+        """Sets all counts of traffic and messages to zero."""
+        self.traffic, self.mail.messages = Traffic(), 0
 
     def send_counts(self, remote_counts: Mapping[str | None, Tensor], leaving: bool) -> PendingCounts:
-        """Starts to tell every rank how many rows this rank wants from it.
+        """Posts how many rows this rank wants from every rank.
 
         Args:
             remote_counts: by vertex type int64 [K], number of rows wanted from each part. Types may be missing.
@@ -180,26 +189,29 @@ class Exchange:
                 wanted[self.placement.server_of(part)][place] = count
         message = torch.tensor([[*counts, int(leaving)] for counts in wanted], device="cpu")
         ones = [1] * self.comm.size
-        pending = self.comm.all_to_all(message, ones, ones)
+        letter = self.mail.post(message, ones, ones)
         others = message[1:].nbytes  # a rank's message to itself does not travel
         self.traffic.bytes_sent += others
         self.traffic.bytes_received += others
-        return PendingCounts(wanted, pending)
+        return PendingCounts(wanted, letter)
 
     def read_counts(self, counts: PendingCounts) -> Counts:
         """Waits for the counts of the other ranks, and returns all counts."""
-        received = counts.pending.wait().tolist()
+        received = counts.letter.wait().tolist()
         return Counts(counts.wanted, [of_rank[:-1] for of_rank in received], all(of_rank[-1] for of_rank in received))
 
-    def send_ids(self, counts: Counts, remote_id: Mapping[str | None, Tensor]) -> Pending:
-        """Starts to send the wanted global ids of each type, int64, grouped by owner."""
-        if not self.types:  # no rows travel, for example because all parts are on one host
-            return Pending(self.comm, NO_IDS, None)
+    def send_ids(self, counts: Counts, remote_id: Mapping[str | None, Tensor]) -> Letter | None:
+        """Posts the wanted global ids of each type, int64, grouped by owner. None: no rows travel, for example because all parts are on one host."""
+        if not self.types:
+            return None
         by_type = [remote_id.get(type_, NO_IDS).to(self.wire_dtype) for type_ in self.types]
         ids = by_type[0] if len(by_type) == 1 else _by_rank(by_type, counts.wanted, self.wire_dtype)
-        return self._send(ids, _sums(counts.wanted), _sums(counts.asked))
+        letter = self.mail.post(ids, _sums(counts.wanted), _sums(counts.asked))
+        self.traffic.bytes_sent += ids.nbytes
+        self.traffic.bytes_received += letter.nbytes_received
+        return letter
 
-    def read_ids(self, counts: Counts, pending: Pending) -> dict[str | None, Tensor]:
+    def read_ids(self, counts: Counts, letter: Letter | None) -> dict[str | None, Tensor]:
         """Waits for the ids that the other ranks want.
 
         Returns:
@@ -209,7 +221,7 @@ class Exchange:
             RuntimeError: a rank asked for a row that this part does not own.
         """
         rows: dict[str | None, Tensor] = {}
-        arrived = pending.wait().to(torch.int64)
+        arrived = NO_IDS if letter is None else letter.wait().to(torch.int64)
         by_type = [arrived] if len(self.types) == 1 else _by_type(arrived, counts.asked, len(self.types))
         for place, (book, type_, ids) in enumerate(zip(self._books, self.types, by_type)):
             if type_ in self._words:
@@ -254,6 +266,7 @@ class Exchange:
 
     def _send(self, tensor: Tensor, send_counts: list[int], recv_counts: list[int]) -> Pending:
         pending = self.comm.all_to_all(tensor, send_counts, recv_counts, self.buffers.empty)
+        self.traffic.row_messages += self.comm.size > 1
         self.traffic.bytes_sent += tensor.nbytes
         self.traffic.bytes_received += pending.output.nbytes
         return pending

@@ -206,6 +206,32 @@ def test_a_drained_pipeline_accepts_batches_again():
     assert [result.index for result in run_through(pipeline, 4)] == [0, 1, 2, 3]
 
 
+@DEPTHS
+def test_a_tick_ends_once_after_all_batches_have_moved(depth):
+    log: list = []
+    pipeline = pipeline_of(4, depth, log, end_tick=lambda: log.append("end"))
+    ticks = 0
+    for item in [State(0), State(1), None, State(2), *[None] * 6]:
+        pipeline.tick(item)
+        ticks += 1
+        assert log[-1] == "end" and log.count("end") == ticks
+    assert len(log) == ticks + 3 * 4
+
+
+def test_an_error_at_the_end_of_a_tick_names_the_batch_that_moved_last():
+    def fail() -> None:
+        if pipeline.in_flight == 2:
+            raise OSError("no network")
+
+    pipeline = pipeline_of(3, 3, [], rank=4, end_tick=fail)
+    pipeline.tick(State(0))
+    with pytest.raises(StageError, match="^rank 4, batch 1, stage do_step0: no network$") as caught:
+        pipeline.tick(State(1))
+    assert isinstance(caught.value.__cause__, OSError) and pipeline.in_flight == 0
+    with pytest.raises(StageError, match="no network"):
+        pipeline.tick()
+
+
 def test_the_last_stage_may_return_anything():
     for value in (7, "text", torch.ones(2), [1, {"a": torch.ones(1)}]):
         pipeline = Pipeline(

@@ -1,6 +1,6 @@
 """Choice of the sums of a batch, their computation, and the bytes that they move.
 
-**Other ranks** receive requests for sums in the same three all-to-alls as requests for rows (:mod:`salientpp.store.exchange`), as three messages. :data:`SUMS`
+**Other ranks** receive requests for sums in the same exchanges as requests for rows (:mod:`salientpp.store.exchange`), as three messages. :data:`SUMS`
 has the size of each wanted sum, :data:`SOURCES` the rows that they add up, sum after sum, and :data:`WEIGHTS` the factor of each of these rows. Only the
 asking rank looks up the weights of edges. :mod:`salientpp.ways.sums.plan` chooses the sums that a batch asks for.
 
