@@ -48,6 +48,25 @@ TASKS = {
     "sample a hub": lambda key: ops.sample_neighbors(
         GRAPH.indptr, GRAPH.indices, None, torch.tensor([key % 7]), [60, 60], key
     ),
+    "draw for a hop": lambda key: ops.draw_from_lists(
+        GRAPH.indptr, GRAPH.indices, None, None, SEEDS, SEEDS, None, None, 60, key, 0, 0, 0, shared=bool(key % 2)
+    ),
+    "join a hop": lambda key: sum(
+        ops.join_drawn(
+            [SEEDS],
+            [],
+            [0],
+            [torch.full_like(SEEDS, 2)],
+            [ops.permutation(3000, key)[: 2 * len(SEEDS)]],
+            [0],
+            [0],
+            [3000],
+        ),
+        [],
+    ),
+    "induce": lambda key: ops.edges_between(
+        GRAPH.indptr, GRAPH.indices, None, SEEDS, None, None, ops.permutation(3000, key)[:500], None, 3000
+    ),
     "permute": lambda key: [ops.permutation(5000, key)],
     "look up": lambda key: ops.look_up(ops.permutation(3000, key), BOOK, 1, [HOT], [CACHED]),
     "pack": lambda key: [ops.pack_id_set(ops.permutation(3000, key)[:700].sort().values, 3000)],

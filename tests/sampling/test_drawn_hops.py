@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -122,8 +123,8 @@ def homogeneous_data(seed: int) -> Data:
 
 
 @BOTH_MAPS
-@pytest.mark.parametrize("shared, replace", [(False, False), (False, True), (True, False)])
-def test_parts_draw_the_batches_of_the_plain_sampler(shared, replace, budget):
+@pytest.mark.parametrize("draws", [{}, {"replace": True}, {"shared": True}], ids=lambda o: "".join(o) or "plain")
+def test_parts_draw_the_batches_of_the_plain_sampler(draws, budget):
     for seed, wide in itertools.product(range(12), (False, True)):
         _, graph = random_graph(seed)
         if wide:
@@ -132,7 +133,7 @@ def test_parts_draw_the_batches_of_the_plain_sampler(shared, replace, budget):
         for fanouts in ([3], [5, 3, 2], [-1], [2, -1, 1], [1, 1, 1, 1], [100, 60], [2, 0, 2], [0]):
             key = join_key(seed, len(fanouts))
             n_id, edge_index, e_id, num_nodes, num_edges = ops.sample_neighbors(
-                graph.indptr, graph.indices, graph.edge_id, seeds, fanouts, key, replace, shared=shared
+                graph.indptr, graph.indices, graph.edge_id, seeds, fanouts, key, **draws
             )
             bounds = [some_bounds(graph.num_vertices, seed)]
             got = sample_parts(
@@ -143,9 +144,8 @@ def test_parts_draw_the_batches_of_the_plain_sampler(shared, replace, budget):
                 [0],
                 [fanouts],
                 key,
-                replace=replace,
-                shared=shared,
                 budget=budget,
+                **draws,
             )
             want = ([n_id], [], [edge_index], [e_id], num_nodes.view(1, -1), num_edges.view(1, -1))
             assert as_lists_of_lists(got) == as_lists_of_lists(want), (seed, fanouts)
@@ -171,3 +171,62 @@ def test_parts_draw_batches_of_several_types(options, budget):
     ):
         seeds = {name: random_seeds(key, data[name].num_nodes, repeats=True) for name in names}
         assert_parts_draw_the_same(data, seeds, fanouts, key, budget, options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"replace": True},
+        {"shared": True},
+        {"weight_attr": "weight"},
+        {"weight_attr": "weight", "replace": True},
+        {"time_attr": "edge_time"},
+        {"time_attr": "edge_time", "last": True, "shared": True},
+        {"disjoint": True, "induced": True},
+    ],
+    ids=lambda o: "-".join(o) or "plain",
+)
+def test_parts_draw_the_same_from_hubs(options):
+    # Lists of 900 to 1,100 entries, around the longest list of shared draws, and a list of 5,000.
+    generator = torch.Generator().manual_seed(5)
+    length = torch.cat([torch.arange(900, 1101, 20), torch.tensor([5000, 0, 1])])
+    target = torch.arange(length.numel()).repeat_interleave(length)
+    size = target.numel()
+    data = Data(
+        edge_index=torch.stack([torch.randint(0, 4000, (size,), generator=generator), target]),
+        num_nodes=4000,
+        edge_time=torch.randint(0, 9, (size,), generator=generator),
+        weight=torch.rand(size, generator=generator),
+    )
+    for fanouts in ([10, 4], [49, 2], [300, 1], [-1, 1]):
+        assert_parts_draw_the_same(data, {None: torch.arange(14)}, fanouts, 3, ops.MAP_BUDGET_BYTES, options)
+
+
+@BOTH_MAPS
+@pytest.mark.parametrize("options", [{}, {"disjoint": True}, {"time_attr": "time", "induced": True}], ids=str)
+def test_parts_draw_batches_of_many_blocks(options, budget):
+    data = random_hetero(6000, seed=4, paper=900, author=700, venue=30)
+    seeds = {"paper": torch.arange(300), "author": torch.arange(100)}
+    assert_parts_draw_the_same(data, seeds, [4, 3, 2], 9, budget, options)
+
+
+def test_linked_relations_and_ids_of_eight_bytes_give_the_same_batches():
+    for linked in (False, True):
+        graph = TypedGraph.from_data(homogeneous_data(3), linked=linked)
+        (relation,) = graph.relations
+        assert (relation.links is not None) == linked
+        wide = replace(relation, indices=relation.indices.long())
+        arguments = ([torch.arange(20)], [None], [0], [[4, 3]], 11)
+        want = as_lists_of_lists(typed_sample(graph, *arguments))
+        for each in (relation, wide):
+            assert as_lists_of_lists(sample_parts([each], [[0, 17, 60]], *arguments)) == want
+
+
+@BOTH_MAPS
+@pytest.mark.parametrize("options", OPTIONS[:8], ids=str)
+def test_parts_may_have_no_edges_and_batches_no_seeds(options, budget):
+    data = Data(edge_index=torch.empty(2, 0, dtype=torch.int64), num_nodes=5, weight=torch.empty(0))
+    for seeds in (torch.arange(3), torch.empty(0, dtype=torch.int64)):
+        for fanouts in ([2, -1], []):
+            assert_parts_draw_the_same(data, {None: seeds}, fanouts, 1, budget, options)
