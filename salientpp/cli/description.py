@@ -11,7 +11,7 @@ from rich.table import Table
 
 from salientpp.cli import terminal
 from salientpp.datasets.converted.directory import read_converted
-from salientpp.store.directory.description import VertexType
+from salientpp.store.directory.description import PARTS, VertexType
 from salientpp.store.directory.manifest import parts_there
 from salientpp.store.directory.opened import PartitionedGraph
 
@@ -24,6 +24,7 @@ def describe(part: PartitionedGraph) -> list[RenderableType]:
     if there is not None:
         parts = ", ".join(map(str, sorted(there)))
         facts.append(("copy with", f"part {parts} of {part.num_parts}; the figures describe the whole directory"))
+    facts.append(("topology", "in parts" if part.topology == PARTS else "whole"))
     facts.append(("graph", f"{part.num_vertices:,} vertices, {part.num_edges:,} edges"))
     if not part.is_hetero:
         facts.append(("attributes", _columns(described.node_types[0].attributes, described.edge_types[0].attributes)))

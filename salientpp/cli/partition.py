@@ -34,6 +34,8 @@ TEXTS = {
     "--replicate-none": "replicate no type: each row is in one part only",
     "--time-attr": "attribute with the times of vertices or edges. Neighbour lists are sorted by these times, and vertex times are stored for all parts. So a "
     "rank that has only its own part can draw by time",
+    "--topology": "whole: one set of neighbour lists, which every rank opens. parts: each part stores the lists and edge attributes of its own vertices, and a "
+    "rank opens only its part's (default: whole)",
     "--store-as": "store the rows of a node attribute in fewer bytes, as in --store-as=x=int8: fp16, bf16, fp8, int8, int4, or int8/B and int4/B with a scale"
     " for every B values. May be given several times. The largest error is printed",
     "--tolerance": "how far the load of a part may exceed the mean load, as a fraction (default: 0.05)",
@@ -58,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--replicate", action="append", metavar="TYPE")
     add("--replicate-none", action="store_true")
     add("--time-attr", metavar="NAME")
+    add("--topology", choices=("whole", "parts"), default="whole")
     add("--store-as", type=format_of_attribute, action="append", metavar="[TYPE:]NAME=FORMAT")
     add("--tolerance", type=float, default=0.05)
     add_seed(parser, "seed of METIS, KaMinPar or the random assignment")
@@ -77,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_fanouts(arguments.num_neighbors)
     if arguments.replicate and arguments.replicate_none:
         raise ValueError("--replicate and --replicate-none exclude each other; leave one of them out")
-    passed = "edge_weights", "order", "refine", "seeds", "time_attr", "tolerance", "seed", "overwrite"
+    passed = "edge_weights", "order", "refine", "seeds", "time_attr", "topology", "tolerance", "seed", "overwrite"
     method: Any = method_of(arguments.method, arguments.dataset)
     with warnings_in_lines("partition"), shown_progress() as progress:
         progress.begin(f"loading {arguments.dataset}")

@@ -19,9 +19,10 @@ class PartLists:
 
     Attributes:
         relation: the lists. ``indptr`` int64 [n + 1] begins at 0, and row i is the list of target ``first_target + i``. ``indices`` are global ids of sources.
-            ``edge_id`` and ``links`` are None.
+            ``links`` is None. ``edge_id`` is None, except if the lists had to be sorted by time after they were read; it then counts from ``first_edge``.
         first_target: global id of the first target.
-        first_edge: number of the first edge among all edges of the relation. Edge ``e`` of these lists has the number ``first_edge + e``.
+        first_edge: number of the first edge among all edges of the relation. The edge at position ``e`` of ``indices`` has the number
+            ``first_edge + e``, or with ``edge_id`` the number ``first_edge + edge_id[e]``.
     """
 
     relation: Relation

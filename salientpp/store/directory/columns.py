@@ -19,9 +19,9 @@ def vertex_column(arrays: Arrays, vertices: VertexType, name: str, part_id: int)
     return arrays.open(vertices.rows_file(name, part_id), dtype)
 
 
-def edge_column(arrays: Arrays, edges: EdgeType, name: str) -> Tensor:
-    """Returns an edge attribute's rows [E, ...] for all edges, in list order."""
-    return arrays.open(edges.rows_file(name), edges.attributes[name]["dtype"])
+def edge_column(arrays: Arrays, edges: EdgeType, name: str, piece: int) -> Tensor:
+    """Returns an edge attribute's rows [e, ...] in one of its files, in list order."""
+    return arrays.open(edges.rows_file(name, piece), edges.attributes[name]["dtype"])
 
 
 def vertex_rows(
@@ -62,13 +62,14 @@ def vertex_split(arrays: Arrays, vertices: VertexType, name: str, stored: Sequen
     return _read_split(arrays, vertices, name, stored)
 
 
-def edge_split(
-    arrays: Arrays, edges: EdgeType, name: str, stored: Sequence[int], targets: VertexType, indptr: Tensor
-) -> Tensor:
-    """Returns ascending positions in the neighbour lists, int64, of the edges in a split, or in 'all', whose targets the parts ``stored`` own."""
+def edge_split(arrays: Arrays, edges: EdgeType, name: str, stored: Sequence[int], all_edges: tuple[int, int]) -> Tensor:
+    """Returns ascending positions in the neighbour lists, int64, of the edges in a split, or in 'all', whose targets the parts ``stored`` own.
+
+    Args:
+        all_edges: the first of all these edges, and the edge after the last.
+    """
     if name == "all":
-        begin, end = (int(indptr[targets.offsets[at]]) for at in (stored[0], stored[-1] + 1))
-        return torch.arange(begin, end, device="cpu")
+        return torch.arange(*all_edges, device="cpu")
     return _read_split(arrays, edges, name, stored)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -19,7 +19,11 @@ from salientpp.store.directory.files import numpy_dtype
 from salientpp.store.narrow import Narrow
 
 FORMAT = "salientpp-partitioned-graph"
-VERSIONS = (1, 2, 3)
+VERSIONS = (1, 2, 3, 4)
+
+#: Forms of the topology. WHOLE: one set of neighbour lists for all parts. PARTS: the lists, and the rows of their edges, lie in the folder of the part that
+#: owns the target.
+WHOLE, PARTS = "whole", "parts"
 
 #: Attribute -> {"dtype": torch's name, "row_shape": the shape without dimension 0}. For encoded rows, these describe the decoded rows. Their entry also has
 #: "stored_as", a record of four fields. "format" is as in :mod:`salientpp.store.narrow`. "row_bytes" are the bytes of a stored row. "largest_error" is the
@@ -119,11 +123,17 @@ class VertexType(_Type):
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeType(_Type):
-    """One relation. Its name is (source type, relation, target type), or None in a homogeneous graph."""
+    """One relation. Its name is (source type, relation, target type), or None in a homogeneous graph.
+
+    Attributes:
+        edge_offsets: K + 1 numbers; the lists of part p hold the edges ``edge_offsets[p]`` to ``edge_offsets[p + 1] - 1``. None if the lists of all parts
+            lie in one file.
+    """
 
     kind: ClassVar[str] = "edge"
     name: EdgeName
     num_edges: int
+    edge_offsets: list[int] | None = None
 
     @property
     def source(self) -> str | None:
@@ -134,15 +144,22 @@ class EdgeType(_Type):
         return None if self.name is None else self.name[2]
 
     @property
-    def indptr_file(self) -> str:
-        return f"{self.prefix}indptr.npy"
+    def pieces(self) -> list[tuple[int, int]]:
+        """The first edge of each file of ``indices``, and the edge after its last."""
+        return [(0, self.num_edges)] if self.edge_offsets is None else list(pairwise(self.edge_offsets))
 
-    @property
-    def indices_file(self) -> str:
-        return f"{self.prefix}indices.npy"
+    def indptr_file(self, piece: int) -> str:
+        return self._file("indptr", piece)
 
-    def rows_file(self, attribute: str) -> str:
-        return f"{self.prefix}edge_{attribute}.npy"
+    def indices_file(self, piece: int) -> str:
+        return self._file("indices", piece)
+
+    def rows_file(self, attribute: str, piece: int) -> str:
+        return self._file(f"edge_{attribute}", piece)
+
+    def _file(self, name: str, piece: int) -> str:
+        file = f"{self.prefix}{name}.npy"
+        return file if self.edge_offsets is None else f"{part_folder(piece)}/{file}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +168,7 @@ class Description:
 
     Attributes:
         node_types, edge_types: types in the order of their numbers.
+        topology: :data:`WHOLE` or :data:`PARTS`.
         time_attr: name of the node or edge times that lists ascend by. None: lists are in the user's order.
         num_neighbors, batch_size, seeds: the workload that order and VIP were computed for. It has fanouts per edge type, the number of seeds per
             batch, and the (type, split) of the seeds; (None, 'all') means all vertices of all types.
@@ -161,6 +179,7 @@ class Description:
     num_parts: int
     node_types: tuple[VertexType, ...]
     edge_types: tuple[EdgeType, ...]
+    topology: str = WHOLE
     time_attr: str | None = None
     num_neighbors: list[list[int]]
     batch_size: int
@@ -180,24 +199,24 @@ class Description:
             nodes, edges, time_attr = manifest["node_types"], manifest["edge_types"], manifest["time_attr"]
             num_neighbors, seeds = workload["num_neighbors"], tuple(workload["seeds"])
 
-        def placed(kind: str, number: int) -> dict[str, Any]:
-            return {} if version == 1 else {"prefix": f"{kind[0]}{number}.", "where": f"{kind}[{number}]."}
-
         return cls(
             version=version,
             num_parts=manifest["num_parts"],
             node_types=tuple(
-                VertexType(**placed("node_types", number), **{name: entry[name] for name in _FIELDS_OF_VERTICES})
+                VertexType(
+                    **placed(version, "node_types", number), **{name: entry[name] for name in _FIELDS_OF_VERTICES}
+                )
                 for number, entry in enumerate(nodes)
             ),
             edge_types=tuple(
                 EdgeType(
-                    **placed("edge_types", number),
-                    **{name: entry[name] for name in _FIELDS_OF_EDGES if name != "name"},
+                    **placed(version, "edge_types", number),
+                    **{name: entry[name] for name in _fields_of_edges(version) if name != "name"},
                     name=None if entry["name"] is None else tuple(entry["name"]),
                 )
                 for number, entry in enumerate(edges)
             ),
+            topology=manifest.get("topology", WHOLE),
             time_attr=time_attr,
             num_neighbors=num_neighbors,
             batch_size=workload["batch_size"],
@@ -232,10 +251,49 @@ class Description:
             }
         return {
             **shared,
+            **({"topology": self.topology} if self.version >= 4 else {}),
             "node_types": [{name: getattr(type_, name) for name in _FIELDS_OF_VERTICES} for type_ in self.node_types],
-            "edge_types": [{name: getattr(type_, name) for name in _FIELDS_OF_EDGES} for type_ in self.edge_types],
+            "edge_types": [
+                {name: getattr(type_, name) for name in _fields_of_edges(self.version)} for type_ in self.edge_types
+            ],
             "time_attr": self.time_attr,
             "workload": workload,
+        }
+
+    def rewritten(self, edge_offsets: Mapping[EdgeName, list[int]] | None) -> Description:
+        """Returns the description of the same graph in the other form of the topology: in parts with these ``edge_offsets``, or whole if they are None."""
+        topology = WHOLE if edge_offsets is None else PARTS
+        version = version_of(
+            topology,
+            is_typed=self.node_types[0].name is not None
+            or any(edges.splits for edges in self.edge_types)
+            or self.time_attr is not None,
+            is_narrow=any("stored_as" in entry for each in self.node_types for entry in each.attributes.values()),
+        )
+        return replace(
+            self,
+            version=version,
+            topology=topology,
+            node_types=tuple(
+                replace(vertices, **placed(version, "node_types", number))
+                for number, vertices in enumerate(self.node_types)
+            ),
+            edge_types=tuple(
+                replace(
+                    edges,
+                    **placed(version, "edge_types", number),
+                    edge_offsets=None if edge_offsets is None else edge_offsets[edges.name],
+                )
+                for number, edges in enumerate(self.edge_types)
+            ),
+        )
+
+    def dtypes_of_edges(self, name: str) -> dict[EdgeName, torch.dtype]:
+        """Returns the dtype of an attribute, for every edge type that has it."""
+        return {
+            edges.name: getattr(torch, edges.attributes[name]["dtype"])
+            for edges in self.edge_types
+            if name in edges.attributes
         }
 
     @property
@@ -254,18 +312,26 @@ class Description:
         """Vertex types with times. All times of such a type are also stored in one file."""
         return (type_ for type_ in self.node_types if self.time_attr is not None and self.time_attr in type_.attributes)
 
+    def targets_of_pieces(self, edges: EdgeType) -> list[int]:
+        """Returns the number of targets whose lists each file of ``indptr`` holds."""
+        targets = self.vertices(edges.target)
+        if edges.edge_offsets is None:
+            return [targets.num_vertices]
+        return [end - begin for begin, end in pairwise(targets.offsets)]
+
     def files(self) -> dict[str, tuple[tuple[str, ...], list[int]]]:
         """Returns, for every file, the dtypes that it may have (numpy's names) and its shape."""
         int32, int64, float32 = (_stored_dtype(name) for name in ("int32", "int64", "float32"))
         expected: dict[str, tuple[tuple[str, ...], list[int]]] = {}
         sizes = {type_.name: type_.num_vertices for type_ in self.node_types}
         for type_ in self.edge_types:
-            expected[type_.indptr_file] = (int64,), [sizes[type_.target] + 1]
-            narrow = sizes[type_.source] < 2**31
-            expected[type_.indices_file] = ((int32, int64) if narrow else (int64,)), [type_.num_edges]
-            for name, entry in type_.attributes.items():
-                dtype = _stored_dtype(entry["dtype"], f"{type_.attributes_field}[{name!r}]")
-                expected[type_.rows_file(name)] = (dtype,), [type_.num_edges, *entry["row_shape"]]
+            dtypes = (int32, int64) if sizes[type_.source] < 2**31 else (int64,)
+            for piece, ((begin, end), num_targets) in enumerate(zip(type_.pieces, self.targets_of_pieces(type_))):
+                expected[type_.indptr_file(piece)] = (int64,), [num_targets + 1]
+                expected[type_.indices_file(piece)] = dtypes, [end - begin]
+                for name, entry in type_.attributes.items():
+                    dtype = _stored_dtype(entry["dtype"], f"{type_.attributes_field}[{name!r}]")
+                    expected[type_.rows_file(name, piece)] = (dtype,), [end - begin, *entry["row_shape"]]
         for each in self.types:
             for name, counts in each.splits.items():
                 for part_id, count in enumerate(counts):
@@ -299,7 +365,46 @@ def _stored_dtype(dtype: str, whose: str = "") -> str:
 
 
 _FIELDS_OF_VERTICES = ("name", "num_vertices", "offsets", "attributes", "splits", "num_classes", "replicated")
-_FIELDS_OF_EDGES = ("name", "num_edges", "attributes", "splits")
+
+
+def _fields_of_edges(version: int) -> tuple[str, ...]:
+    return ("name", "num_edges", "attributes", "splits", *(("edge_offsets",) if version >= 4 else ()))
+
+
+def version_of(topology: str, *, is_typed: bool, is_narrow: bool) -> int:
+    """Returns the least version of the format that can hold a directory.
+
+    Args:
+        is_typed: True for several types, times that lists ascend by, or splits of edges.
+        is_narrow: True if rows of an attribute are encoded.
+    """
+    if topology == PARTS:
+        return 4
+    return 3 if is_narrow else 2 if is_typed else 1
+
+
+def placed(version: int, kind: str, number: int) -> dict[str, Any]:
+    """Returns prefix and place of the type with this number, of the kind 'node_types' or 'edge_types'."""
+    return (
+        {"prefix": "", "where": ""}
+        if version == 1
+        else {"prefix": f"{kind[0]}{number}.", "where": f"{kind}[{number}]."}
+    )
+
+
+def check_times_of_edges(dtypes: Mapping[EdgeName, torch.dtype], time_attr: str) -> None:
+    """Raises ValueError if some edges have integer times and others real times. Both kinds are compared through all times of the graph, which no part has."""
+    if len({dtype.is_floating_point for dtype in dtypes.values()}) > 1:
+        shown = ", ".join(f"{str(dtype).removeprefix('torch.')}{words_of_type(name)}" for name, dtype in dtypes.items())
+        raise ValueError(
+            f"times of edges in parts must be integers in all edge types, or floating-point numbers in all, but {time_attr!r} is {shown}; "
+            "convert the times to one dtype, or use topology='whole' and typed_graph()"
+        )
+
+
+def check_topology(topology: object) -> None:
+    if topology not in (WHOLE, PARTS):
+        raise ValueError(f"topology must be {WHOLE!r} or {PARTS!r}, got {topology!r}")
 
 
 def part_folder(part_id: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,7 +13,7 @@ from salientpp import ops
 from salientpp.ids import first_outside
 from salientpp.ranks.members import group_rank
 from salientpp.ranks.placement import Placement
-from salientpp.store.directory.description import part_folder, words_of_type
+from salientpp.store.directory.description import PARTS, EdgeType, part_folder, words_of_type
 from salientpp.store.directory.files import DatasetError, verify_file
 from salientpp.store.directory.manifest import check_is_there, parts_there, read_manifest
 from salientpp.store.directory.opened import PartitionedGraph
@@ -34,7 +34,7 @@ def load(
             a rank serves several parts as one (:mod:`salientpp.ranks.placement`). Without a process group, the process serves part 0 if it is the only
             part.
         verify: 'quick' checks the manifest, sizes, headers and sampled checksums. 'full' reads every byte, and also checks that topology, ids, seeds
-            and probabilities are valid.
+            and probabilities are valid. If the topology is stored in parts, 'quick' leaves out the folders of parts that this process does not serve.
         process_group: the ranks that serve the parts, as given to the loaders. None: the default group.
 
     Raises:
@@ -45,12 +45,6 @@ def load(
         raise ValueError(f"verify must be 'quick' or 'full', got {verify!r}")
     root = Path(root)
     manifest = read_manifest(root)
-    there = parts_there(root)
-    folders = None if there is None else {part_folder(part) for part in there}
-    for name, entry in manifest["files"].items():
-        folder, slash, _ = name.partition("/")
-        if folders is None or not slash or folder in folders:
-            verify_file(root, name, entry, full=verify == "full")
     num_parts = manifest["num_parts"]
     if part_id is not None and not 0 <= part_id < num_parts:
         raise ValueError(f"part_id must be in [0, {num_parts}), got {part_id}")
@@ -62,15 +56,24 @@ def load(
         except ValueError as error:
             raise ValueError(f"{root}: {error}") from None
         part = PartitionedGraph(root, manifest, None).joined(placement.own_offsets, placement.own_part)
-    if part.part_id is not None:
-        for stored in range(*part.offsets[part.part_id : part.part_id + 2]):
-            check_is_there(root, stored)
+    served = None if part.part_id is None else range(*part.offsets[part.part_id : part.part_id + 2])
+    there = parts_there(root)
+    checked = set(range(num_parts)) if there is None else there & set(range(num_parts))
+    if part.topology == PARTS and verify == "quick" and served is not None:
+        checked &= set(served)
+    folders = {part_folder(part_id) for part_id in checked}
+    for name, entry in manifest["files"].items():
+        folder, slash, _ = name.partition("/")
+        if not slash or folder in folders:
+            verify_file(root, name, entry, full=verify == "full")
+    for part_id in served or ():
+        check_is_there(root, part_id)
     if verify == "full":
-        _check_contents(part.whole, range(num_parts) if there is None else sorted(there & set(range(num_parts))))
+        _check_contents(part.whole, sorted(checked))
     return part
 
 
-def _check_contents(part: PartitionedGraph, part_ids: Iterable[int]) -> None:
+def _check_contents(part: PartitionedGraph, part_ids: Sequence[int]) -> None:
     """Raises DatasetError unless the arrays are valid.
 
     Each topology must be a graph, and the ids must be a permutation. Seeds must belong to their parts, and VIP values must lie in [0, 1].
@@ -87,12 +90,8 @@ def _check_contents(part: PartitionedGraph, part_ids: Iterable[int]) -> None:
 
     described = part.description
     for edges in described.edge_types:
-        try:
-            _check_lists(*part.lists[edges.name], described.vertices(edges.source).num_vertices)
-        except RuntimeError as error:
-            raise DatasetError(
-                f"{part.root} holds no graph{words_of_type(edges.name)}: {error}; copy {edges.indptr_file} and {edges.indices_file} again, or partition again"
-            ) from None
+        for piece in part_ids if described.topology == PARTS else range(1):
+            _check_piece(part, edges, piece)
         for part_id in part_ids:
             own = part.edge_split("all", part_id, edges.name)
             for split in edges.splits:
@@ -117,9 +116,25 @@ def _check_contents(part: PartitionedGraph, part_ids: Iterable[int]) -> None:
                 same = torch.equal(whole[begin:end], part.arrays.open(file))
                 expect(same, vertices.time_file(described.time_attr), f"what {file} holds")
         try:
-            part.typed_graph(described.time_attr)
+            if described.topology == PARTS:
+                for part_id in part_ids:
+                    part.part_graph(described.time_attr, part_id=part_id)
+            else:
+                part.typed_graph(described.time_attr)
         except ValueError as error:
             raise DatasetError(f"{error}; copy it again, or partition again") from None
+
+
+def _check_piece(part: PartitionedGraph, edges: EdgeType, piece: int) -> None:
+    """Raises DatasetError unless the files of one piece of a relation hold neighbour lists."""
+    indptr, indices = (edges.indptr_file(piece), edges.indices_file(piece))
+    num_sources = part.description.vertices(edges.source).num_vertices
+    try:
+        _check_lists(part.arrays.open(indptr), part.arrays.open(indices), num_sources)
+    except RuntimeError as error:
+        raise DatasetError(
+            f"{part.root} holds no graph{words_of_type(edges.name)}: {error}; copy {indptr} and {indices} again, or partition again"
+        ) from None
 
 
 def _check_lists(indptr: Tensor, indices: Tensor, num_sources: int) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from salientpp.store.directory.description import FORMAT, VERSIONS, Description, EdgeType, VertexType
+from salientpp.store.directory.description import FORMAT, PARTS, VERSIONS, Description, EdgeType, VertexType
 from salientpp.store.directory.files import DatasetError, cannot_be_read
 from salientpp.store.narrow import Narrow
 
@@ -149,6 +149,7 @@ _SCHEMAS: Mapping[int, Schema] = {
     },
     2: _VERSION_2,
     3: _VERSION_2,
+    4: {"topology": (repr(PARTS), lambda value: value == PARTS), **_VERSION_2},
 }
 
 _VERTEX_TYPE: Schema = {
@@ -175,6 +176,8 @@ _EDGE_TYPE: Schema = {
     "attributes": _ATTRIBUTES,
     "splits": _SPLITS,
 }
+
+_EDGE_TYPE_OF_PARTS: Schema = {**_EDGE_TYPE, "edge_offsets": _OFFSETS}
 
 
 def read_manifest(root: Path) -> dict[str, Any]:
@@ -243,14 +246,19 @@ def check_is_there(root: Path, part_id: int) -> None:
 
 def check_manifest(manifest: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the field, unless the parsed JSON describes a directory of this format."""
-    _check_fields(manifest, _SCHEMAS[manifest["version"]], "")
-    for kind, schema in (("node_types", _VERTEX_TYPE), ("edge_types", _EDGE_TYPE)) if manifest["version"] > 1 else ():
+    version = manifest["version"]
+    _check_fields(manifest, _SCHEMAS[version], "")
+    of_edges = _EDGE_TYPE_OF_PARTS if version >= 4 else _EDGE_TYPE
+    for kind, schema in (("node_types", _VERTEX_TYPE), ("edge_types", of_edges)) if version > 1 else ():
         for number, entry in enumerate(manifest[kind]):
             _check_fields(entry, schema, f"{kind}[{number}].")
     described = Description.of(manifest)
     _check_names(described)
     for vertices in described.node_types:
-        _check_offsets(vertices, described.num_parts)
+        _check_offsets(f"{vertices.where}offsets", vertices.offsets, "num_vertices", vertices.num_vertices, described)
+    for edges in described.edge_types:
+        if edges.edge_offsets is not None:
+            _check_offsets(f"{edges.where}edge_offsets", edges.edge_offsets, "num_edges", edges.num_edges, described)
     for type_ in described.types:
         _check_splits(type_, described.num_parts)
     _check_workload(described)
@@ -286,20 +294,21 @@ def _check_names(described: Description) -> None:
                 raise ValueError(f"{type_.where}name must join node types ({_shown(known)}), got {_shown(type_.name)}")
 
 
-def _check_offsets(vertices: VertexType, num_parts: int) -> None:
-    offsets, size = vertices.offsets, vertices.num_vertices
-    ascending = all(first <= second for first, second in pairwise(offsets))
+def _check_offsets(field: str, offsets: list[int], name: str, size: int, described: Description) -> None:
+    num_parts, ascending = described.num_parts, all(first <= second for first, second in pairwise(offsets))
     if len(offsets) != num_parts + 1 or offsets[0] != 0 or offsets[-1] != size or not ascending:
         raise ValueError(
-            f"{vertices.where}offsets must ascend from 0 to num_vertices, {size}, in num_parts + 1 = {num_parts + 1} numbers, got {_shown(offsets)}"
+            f"{field} must ascend from 0 to {name}, {size}, in num_parts + 1 = {num_parts + 1} numbers, got {_shown(offsets)}"
         )
 
 
 def _check_splits(type_: VertexType | EdgeType, num_parts: int) -> None:
     if isinstance(type_, VertexType):
         whole, most = "number of vertices of the part", [end - begin for begin, end in pairwise(type_.offsets)]
-    else:
+    elif type_.edge_offsets is None:
         whole, most = "number of edges", [type_.num_edges] * num_parts
+    else:
+        whole, most = "number of edges of the part", [end - begin for begin, end in type_.pieces]
     for name, counts in type_.splits.items():
         if len(counts) != num_parts or any(count > size for count, size in zip(counts, most)):
             raise ValueError(

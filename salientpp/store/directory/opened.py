@@ -14,12 +14,14 @@ from torch import Tensor
 
 from salientpp.graph.csc import Graph
 from salientpp.graph.from_pyg import full_edge_type
+from salientpp.graph.part import PartGraph
 from salientpp.graph.typed import TypedGraph
 from salientpp.ranks.partition_book import PartitionBook
-from salientpp.store.directory.columns import edge_column, edge_split, take, vertex_rows, vertex_split
-from salientpp.store.directory.description import Description, EdgeName, EdgeType, VertexType, words_of_type
+from salientpp.store.directory.columns import edge_split, take, vertex_rows, vertex_split
+from salientpp.store.directory.description import PARTS, Description, EdgeName, EdgeType, VertexType, words_of_type
 from salientpp.store.directory.files import Arrays
 from salientpp.store.directory.manifest import check_is_there, fingerprint
+from salientpp.store.directory.part_topology import PartEdgeRows, part_edge_rows, read_part_graph
 from salientpp.store.directory.stored_vip import StoredVip
 from salientpp.store.directory.topology import Topology
 from salientpp.store.narrow import NarrowRows
@@ -43,6 +45,7 @@ class PartitionedGraph:
         fingerprint: a checksum of all checksums, equal for equal contents.
         is_hetero: True if types have names, as in a ``HeteroData``.
         node_types, edge_types: the names of all types.
+        topology: 'whole' if every rank opens the neighbour lists of all parts, 'parts' if each part stores the lists of its own vertices.
         replicated: vertex types whose rows every part has.
         num_vertices, num_edges: totals over all types, as PyG's ``num_nodes`` and ``num_edges``.
         num_parts: K of this view.
@@ -72,7 +75,7 @@ class PartitionedGraph:
             self._topology, self._vip = whole._topology, whole._vip
         vertices, edges = self.description.node_types, self.description.edge_types
         self.node_types, self.is_hetero = tuple(type_.name for type_ in vertices), vertices[0].name is not None
-        self.edge_types = tuple(type_.name for type_ in edges)
+        self.edge_types, self.topology = tuple(type_.name for type_ in edges), self.description.topology
         self.replicated = frozenset(type_.name for type_ in vertices if type_.replicated)
         self.num_vertices = sum(type_.num_vertices for type_ in vertices)
         self.num_edges = sum(type_.num_edges for type_ in edges)
@@ -96,11 +99,7 @@ class PartitionedGraph:
             part_id: the part of the view that this process serves.
         """
         whole, offsets = self.whole, tuple(offsets)
-        inside = all(first < last for first, last in pairwise(offsets))
-        if not inside or len(offsets) < 2 or (offsets[0], offsets[-1]) != (0, whole.num_parts):
-            raise ValueError(
-                f"offsets must ascend from 0 to the {whole.num_parts} parts of {self.root}, got {list(offsets)}"
-            )
+        _check_offsets(whole, offsets)
         if offsets == whole.offsets and part_id == whole.part_id:
             return whole
         return PartitionedGraph(self.root, self.manifest, part_id, offsets, whole)
@@ -149,7 +148,10 @@ class PartitionedGraph:
 
     @property
     def lists(self) -> dict[EdgeName, tuple[Tensor, Tensor]]:
-        """Neighbour lists per edge type: ``indptr`` int64 [N of the target type + 1], ``indices`` [E] of source ids. They were validated when written."""
+        """Neighbour lists per edge type: ``indptr`` int64 [N of the target type + 1], ``indices`` [E] of source ids. They were validated when written.
+
+        Lists in parts are concatenated in the memory of the whole topology, also for :attr:`graph` and :meth:`typed_graph`. DatasetError if a part is missing.
+        """
         return self._topology.lists
 
     @property
@@ -194,11 +196,33 @@ class PartitionedGraph:
         }
 
     def edge_rows_by_type(self) -> dict[EdgeName, dict[str, Tensor]]:
-        """Returns, per edge type, attribute name -> rows [E, ...] of all edges of the type, in list order."""
+        """Returns, per edge type, attribute name -> rows [E, ...] of all edges of the type, in list order.
+
+        Rows in parts are concatenated in memory; :meth:`part_edge_rows` leaves them on disk. DatasetError if the directory is a copy without some part's rows.
+        """
         return {
-            type_.name: {name: edge_column(self.arrays, type_, name) for name in type_.attributes}
+            type_.name: {name: self._topology.column(type_, name) for name in type_.attributes}
             for type_ in self.description.edge_types
         }
+
+    def part_graph(
+        self, time_attr: str | None = None, weight_attr: str | None = None, part_id: int | None = None
+    ) -> PartGraph:
+        """Returns the neighbour lists of the vertices that a part owns, one piece per part on disk. No file of another part's edges is opened in form 'parts'.
+
+        Args:
+            time_attr, weight_attr: as for :meth:`typed_graph`.
+
+        Raises:
+            ValueError: an attribute does not exist, or is not a valid weight or time. Times of edges must all be integers, or all be floats.
+            DatasetError: a copy lacks the part, or parts whose times are needed; or lists that should ascend by time do not.
+        """
+        return read_part_graph(self._topology, self._stored(part_id), time_attr, weight_attr)
+
+    def part_edge_rows(self, part_id: int | None = None) -> dict[EdgeName, PartEdgeRows]:
+        """Returns, per edge type, the memory-mapped rows of the edges whose targets a part owns, with the number of the first edge."""
+        stored = self._stored(part_id)
+        return {type_.name: part_edge_rows(self._topology, type_, stored) for type_ in self.description.edge_types}
 
     def node_rows(self, part_id: int | None = None) -> dict[str, Tensor]:
         """Returns :meth:`rows` of a homogeneous graph."""
@@ -260,8 +284,7 @@ class PartitionedGraph:
     def edge_split(self, name: str, part_id: int | None = None, type_: EdgeName = None) -> Tensor:
         """Returns the edges of one type whose targets a part owns: those in a split of the data, or 'all'. Edges are positions in the lists, int64."""
         stored, edges = self._stored(part_id), _edges(self, type_)
-        indptr, _ = self.lists[edges.name]
-        return edge_split(self.arrays, edges, name, stored, self.description.vertices(edges.target), indptr)
+        return edge_split(self.arrays, edges, name, stored, self._topology.edges_into(edges, stored))
 
     def vip(self, part_id: int | None = None, type_: str | None = None) -> Tensor:
         """Returns float32 [N] of one type: inclusion probabilities for the workload that the directory was partitioned with. Being a seed does not count.
@@ -302,27 +325,43 @@ class PartitionedGraph:
 
     def _stored(self, part_id: int | None) -> range:
         """Returns the parts on disk that make up a part of this view. None means the part that this process serves."""
-        part_id = self.part_id if part_id is None else part_id
-        if part_id is None:
-            raise ValueError(
-                f"{self.root} has {self.num_parts} parts and this process serves none of them; to read one, name it with part_id=; to train, "
-                f"initialise torch.distributed before salientpp.load (torchrun --nproc-per-node {self.num_parts})"
-            )
-        next(iter(self.books.values())).range_of(part_id)
-        stored = range(self.offsets[part_id], self.offsets[part_id + 1])
-        for part in stored:
-            check_is_there(self.root, part)
-        return stored
+        return _parts_on_disk(self, self.part_id if part_id is None else part_id)
 
     def __repr__(self) -> str:
-        vertices: Any = {type_.name: type_.num_vertices for type_ in self.description.node_types}
-        edges: Any = {type_.name: type_.num_edges for type_ in self.description.edge_types}
-        if not self.is_hetero:
-            vertices, edges = self.num_vertices, self.num_edges
-        return (
-            f"PartitionedGraph({str(self.root)!r}, num_parts={self.num_parts}, part_id={self.part_id}, "
-            f"num_vertices={vertices}, num_edges={edges})"
+        return _shown(self)
+
+
+def _check_offsets(whole: PartitionedGraph, offsets: Sequence[int]) -> None:
+    inside = all(first < last for first, last in pairwise(offsets))
+    if not inside or len(offsets) < 2 or (offsets[0], offsets[-1]) != (0, whole.num_parts):
+        raise ValueError(
+            f"offsets must ascend from 0 to the {whole.num_parts} parts of {whole.root}, got {list(offsets)}"
         )
+
+
+def _parts_on_disk(part: PartitionedGraph, part_id: int | None) -> range:
+    if part_id is None:
+        raise ValueError(
+            f"{part.root} has {part.num_parts} parts and this process serves none of them; to read one, name it with part_id=; to train, "
+            f"initialise torch.distributed before salientpp.load (torchrun --nproc-per-node {part.num_parts})"
+        )
+    next(iter(part.books.values())).range_of(part_id)
+    stored = range(part.offsets[part_id], part.offsets[part_id + 1])
+    for on_disk in stored:
+        check_is_there(part.root, on_disk)
+    return stored
+
+
+def _shown(part: PartitionedGraph) -> str:
+    vertices: Any = {type_.name: type_.num_vertices for type_ in part.description.node_types}
+    edges: Any = {type_.name: type_.num_edges for type_ in part.description.edge_types}
+    if not part.is_hetero:
+        vertices, edges = part.num_vertices, part.num_edges
+    form = f", topology={part.topology!r}" if part.topology == PARTS else ""
+    return (
+        f"PartitionedGraph({str(part.root)!r}, num_parts={part.num_parts}, part_id={part.part_id}, "
+        f"num_vertices={vertices}, num_edges={edges}{form})"
+    )
 
 
 def _reopened(root: Path, manifest: dict[str, Any], part_id: int | None, offsets: tuple[int, ...]) -> PartitionedGraph:

@@ -29,6 +29,7 @@ class Job:
     fanouts: list[list[int]]
     batch_size: int
     time_attr: str | None
+    topology: str
     progress: Progress
 
     def task(self) -> dict[str, Any]:
@@ -45,6 +46,7 @@ class Job:
             "seeds": contents.seeds,
             "replicate": sorted(map(str, contents.replicated)),
             "time_attr": self.time_attr,
+            "topology": self.topology,
             "store_as": [
                 [type_, name, narrow.format]
                 for type_, of in contents.narrow.items()

@@ -1,4 +1,7 @@
-"""The data of a dataset directory that every rank needs whole: the topology, times and weights for sampling, and original ids."""
+"""The topology of a dataset directory, with times and weights for sampling, and the original ids of vertices.
+
+The topology is stored whole or in parts. Both forms can be read part by part, or as a whole graph.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,71 @@ from salientpp.graph.typed import TypedGraph
 from salientpp.ids import as_tensor, check_range
 from salientpp.processes import lazy
 from salientpp.store.directory.columns import edge_column, vertex_column
-from salientpp.store.directory.description import Description, EdgeName, words_of_type
+from salientpp.store.directory.description import PARTS, Description, EdgeName, EdgeType, words_of_type
 from salientpp.store.directory.files import Arrays, DatasetError
-from salientpp.store.directory.manifest import parts_there
+from salientpp.store.directory.manifest import check_is_there, parts_there
 
 
 class Topology:
     """Neighbour lists and original ids of a dataset directory. All views of a directory share this object."""
 
     def __init__(self, arrays: Arrays, description: Description) -> None:
-        self._arrays, self._description = arrays, description
+        self.arrays, self.description = arrays, description
 
     @lazy
     def lists(self) -> dict[EdgeName, tuple[Tensor, Tensor]]:
-        """Neighbour lists per edge type: ``indptr`` int64 [N of the target type + 1], ``indices`` [E] of source ids."""
-        return {
-            type_.name: (self._arrays.open(type_.indptr_file), self._arrays.open(type_.indices_file))
-            for type_ in self._description.edge_types
-        }
+        """Neighbour lists per edge type: ``indptr`` int64 [N of the target type + 1], ``indices`` [E] of source ids.
+
+        Lists that are stored in parts are concatenated in memory.
+        """
+        return {edges.name: self._whole_lists(edges) for edges in self.description.edge_types}
+
+    def _whole_lists(self, edges: EdgeType) -> tuple[Tensor, Tensor]:
+        pieces = [self._lists_in_file(edges, piece) for piece in self._files_of_all(edges)]
+        if len(pieces) == 1:
+            return pieces[0]
+        starts = [indptr[:-1] + begin for (indptr, _), (begin, _) in zip(pieces, edges.pieces)]
+        end = torch.tensor([edges.num_edges], device="cpu")
+        return torch.cat([*starts, end]), torch.cat([indices for _, indices in pieces])
+
+    def _lists_in_file(self, edges: EdgeType, piece: int) -> tuple[Tensor, Tensor]:
+        return self.arrays.open(edges.indptr_file(piece)), self.arrays.open(edges.indices_file(piece))
+
+    def _files_of_all(self, edges: EdgeType) -> range:
+        """Returns the numbers of the files with the lists of all parts. Raises DatasetError if a host's copy lacks one."""
+        pieces = range(len(edges.pieces))
+        for piece in pieces if self.description.topology == PARTS else ():
+            check_is_there(self.arrays.root, piece)
+        return pieces
+
+    def column(self, edges: EdgeType, name: str) -> Tensor:
+        """Returns an attribute's rows [E, ...] for all edges, in list order. Rows that are stored in parts are concatenated in memory."""
+        pieces = [edge_column(self.arrays, edges, name, piece) for piece in self._files_of_all(edges)]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def edges_into(self, edges: EdgeType, stored: range) -> tuple[int, int]:
+        """Returns the first edge whose target the consecutive parts ``stored`` own, and the edge after the last."""
+        first, last = stored.start, stored.stop
+        if edges.edge_offsets is not None:
+            return edges.edge_offsets[first], edges.edge_offsets[last]
+        offsets, (indptr, _) = self.description.vertices(edges.target).offsets, self.lists[edges.name]
+        return int(indptr[offsets[first]]), int(indptr[offsets[last]])
+
+    def lists_of_part(self, edges: EdgeType, part_id: int) -> tuple[Tensor, Tensor]:
+        """Returns the lists of the targets that a part on disk owns: ``indptr`` int64 [n + 1] from 0, and ``indices`` [e], memory-mapped."""
+        if edges.edge_offsets is not None:
+            return self._lists_in_file(edges, part_id)
+        indptr, indices = self.lists[edges.name]
+        first, end = self.description.vertices(edges.target).book.range_of(part_id)
+        own = indptr[first : end + 1]
+        return own - own[0], indices[int(own[0]) : int(own[-1])]
+
+    def column_of_part(self, edges: EdgeType, name: str, part_id: int) -> Tensor:
+        """Returns an attribute's rows [e, ...] for the edges of :meth:`lists_of_part`, memory-mapped."""
+        if edges.edge_offsets is not None:
+            return edge_column(self.arrays, edges, name, part_id)
+        begin, end = self.edges_into(edges, range(part_id, part_id + 1))
+        return edge_column(self.arrays, edges, name, 0)[begin:end]
 
     @lazy
     def graph(self) -> Graph:
@@ -36,19 +86,11 @@ class Topology:
 
     def typed_graph(self, time_attr: str | None, weight_attr: str | None) -> TypedGraph:
         """Returns the lists with times and weights; see :meth:`salientpp.PartitionedGraph.typed_graph`."""
-        named = self._description
-        node_time = {} if time_attr is None else self._node_times(time_attr)
+        named = self.description
+        self.check_attributes(time_attr, weight_attr)
+        node_time = {} if time_attr is None else self.node_times(time_attr)
         edge_time = {} if time_attr is None else self._edge_columns(time_attr)
-        if time_attr is not None:
-            if node_time and edge_time:
-                raise ValueError(
-                    f"time_attr={time_attr!r} is both a node-level and an edge-level attribute; give one of them another name"
-                )
-            if not node_time and not edge_time:
-                raise ValueError(f"The time attribute {time_attr!r} is neither a node-level or edge-level attribute")
         weight = {} if weight_attr is None else self._edge_columns(weight_attr)
-        if weight_attr is not None and not weight:
-            raise ValueError(f"weight_attr must name an edge attribute, but no edges have an attribute {weight_attr!r}")
         try:
             return TypedGraph.from_lists(
                 {type_.name: type_.num_vertices for type_ in named.node_types},
@@ -60,12 +102,27 @@ class Topology:
                 is_sorted=time_attr is not None and time_attr == named.time_attr,
             )
         except ValueError as error:
-            raise type(error)(f"{self._arrays.root}: {error}") from None
+            raise type(error)(f"{self.arrays.root}: {error}") from None
+
+    def check_attributes(self, time_attr: str | None, weight_attr: str | None) -> None:
+        """Raises ValueError unless ``time_attr`` names times of vertices or of edges, and ``weight_attr`` names weights of edges."""
+        of_nodes = any(time_attr in type_.attributes for type_ in self.description.node_types)
+        of_edges = any(time_attr in type_.attributes for type_ in self.description.edge_types)
+        if time_attr is not None and of_nodes and of_edges:
+            raise ValueError(
+                f"time_attr={time_attr!r} is both a node-level and an edge-level attribute; give one of them another name"
+            )
+        if time_attr is not None and not of_nodes and not of_edges:
+            raise ValueError(f"The time attribute {time_attr!r} is neither a node-level or edge-level attribute")
+        if weight_attr is not None and not any(
+            weight_attr in edges.attributes for edges in self.description.edge_types
+        ):
+            raise ValueError(f"weight_attr must name an edge attribute, but no edges have an attribute {weight_attr!r}")
 
     @lazy
     def original_ids(self) -> dict[str | None, Tensor]:
         """The user's id of every global id, int64 [N] per type."""
-        return {type_.name: self._arrays.open(type_.original_id_file) for type_ in self._description.node_types}
+        return {type_.name: self.arrays.open(type_.original_id_file) for type_ in self.description.node_types}
 
     @lazy
     def _reverse(self) -> dict[str | None, Tensor]:
@@ -88,20 +145,20 @@ class Topology:
 
     def _edge_columns(self, name: str) -> dict[EdgeName, Tensor]:
         """Returns an attribute of every edge type that has it."""
-        types = self._description.edge_types
-        return {type_.name: edge_column(self._arrays, type_, name) for type_ in types if name in type_.attributes}
+        types = self.description.edge_types
+        return {type_.name: self.column(type_, name) for type_ in types if name in type_.attributes}
 
-    def _node_times(self, time_attr: str) -> dict[str | None, Tensor]:
+    def node_times(self, time_attr: str) -> dict[str | None, Tensor]:
         """Returns the times of every type that has them, int or float [N]. They come from one file, or are concatenated from all parts."""
-        root, arrays = self._arrays.root, self._arrays
+        root, arrays = self.arrays.root, self.arrays
         there, times = parts_there(root), {}
-        for type_ in self._description.node_types:
+        for type_ in self.description.node_types:
             if time_attr not in type_.attributes:
                 continue
-            if time_attr == self._description.time_attr:
+            if time_attr == self.description.time_attr:
                 times[type_.name] = arrays.open(type_.time_file(time_attr), type_.attributes[time_attr]["dtype"])
                 continue
-            stored = range(self._description.num_parts)
+            stored = range(self.description.num_parts)
             missing = sorted(set(stored) - there) if there is not None and not type_.replicated else []
             if missing:
                 raise DatasetError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
 
@@ -26,13 +26,15 @@ def write_numbering(writer: StepWriter, vertices: VertexType, numbering: VipNumb
 def write_edges(
     writer: StepWriter,
     edges: EdgeType,
+    num_targets: list[int],
     relation: Relation,
     numberings: Mapping[str | None, Numbering],
     contents: Contents,
 ) -> None:
-    """Writes topology, attributes and splits of one edge type."""
+    """Writes topology, attributes and splits of one edge type. ``num_targets`` is the number of lists in each file of ``indptr``."""
     targets, sources = numberings[edges.target], numberings[edges.source]
     indptr, _ = relabeled_edges(relation, targets, sources)
+    sizes = [end - begin for begin, end in edges.pieces]
 
     def pieces() -> Iterator[tuple[Tensor, Tensor]]:
         """Yields the user's edge numbers in the new order, and the sources of these edges."""
@@ -40,12 +42,18 @@ def write_edges(
             yield position if relation.edge_id is None else relation.edge_id[position], source
 
     def write_lists() -> None:
-        writer.write_tensor(edges.indptr_file, indptr)
+        first = 0
+        for piece, ((begin, _), size) in enumerate(zip(edges.pieces, num_targets)):
+            writer.write_tensor(edges.indptr_file(piece), indptr[first : first + size + 1] - begin)
+            first += size
         sources_of_all = (source for _, source in pieces())
-        writer.write(edges.indices_file, relation.indices.dtype, relation.indices.shape, sources_of_all)
+        for piece, (size, own) in enumerate(zip(sizes, divided(sources_of_all, sizes))):
+            writer.write(edges.indices_file(piece), relation.indices.dtype, [size], own)
 
     def write_rows(name: str, rows: Tensor) -> None:
-        writer.write(edges.rows_file(name), rows.dtype, rows.shape, (rows[number] for number, _ in pieces()))
+        rows_of_all = (rows[number] for number, _ in pieces())
+        for piece, (size, own) in enumerate(zip(sizes, divided(rows_of_all, sizes))):
+            writer.write(edges.rows_file(name, piece), rows.dtype, [size, *rows.shape[1:]], own)
 
     def write_split(name: str, ids: Tensor) -> None:
         chosen = torch.zeros(edges.num_edges, dtype=torch.bool, device="cpu")
@@ -55,11 +63,28 @@ def write_edges(
         for part_id, (begin, end) in enumerate(pairwise(first)):
             writer.write_tensor(edges.split_file(name, part_id), position[begin:end])
 
-    writer.step(edges.indices_file, write_lists)
+    # A step is named as the file in which the whole form stores its result.
+    writer.step(f"{edges.prefix}indices.npy", write_lists)
     for name, rows in contents.edge_columns[edges.name].items():
-        writer.step(edges.rows_file(name), partial(write_rows, name, rows))
+        writer.step(f"{edges.prefix}edge_{name}.npy", partial(write_rows, name, rows))
     for name, ids in contents.edge_splits[edges.name].items():
         writer.step(f"{edges.prefix}split {name}", partial(write_split, name, ids))
+
+
+def divided(pieces: Iterable[Tensor], sizes: Iterable[int]) -> Iterator[Iterator[Tensor]]:
+    """Divides a stream of tensors along dimension 0. Yields, for every size, a stream with this number of rows; read it to its end before the next."""
+    stream, rest = iter(pieces), None
+
+    def rows(size: int) -> Iterator[Tensor]:
+        nonlocal rest
+        while size:
+            if rest is None or not rest.size(0):
+                rest = next(stream)
+            taken, rest = rest[:size], rest[size:]
+            size -= taken.size(0)
+            yield taken
+
+    return map(rows, sizes)
 
 
 def write_vertices(

@@ -37,8 +37,18 @@ from salientpp.partitioning.typed import Fanouts, assign_types, check_typed_fano
 from salientpp.partitioning.workload import assign_for
 from salientpp.progress import Progress
 from salientpp.store.directory.attributes import check_types
-from salientpp.store.directory.contents import read_contents
-from salientpp.store.directory.description import Description, EdgeType, VertexType
+from salientpp.store.directory.contents import Contents, read_contents
+from salientpp.store.directory.description import (
+    PARTS,
+    WHOLE,
+    Description,
+    EdgeType,
+    VertexType,
+    check_times_of_edges,
+    check_topology,
+    placed,
+    version_of,
+)
 from salientpp.store.directory.journal import JOURNAL, Journal, says_what_to_do
 from salientpp.store.directory.labels import num_classes_of
 from salientpp.store.directory.manifest import manifest_checksum, read_manifest
@@ -73,6 +83,7 @@ def partition(
     store_as: Mapping[Any, str] | None = None,
     tolerance: float = 0.05,
     seed: int = 0,
+    topology: str = WHOLE,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> PartitionedGraph:
@@ -101,6 +112,7 @@ def partition(
         time_attr: the name of node or edge times. Neighbour lists are sorted by it, and every part gets all node times, so that ranks sample from memory maps.
         store_as: name of a node attribute -> the format that its rows are stored in and travel in: 'fp16', 'bf16', 'fp8', 'int8', 'int4', or with blocks as
             'int4/32', see :mod:`salientpp.store.narrow`. A name selects an attribute in all types that have it, a pair (type, name) in one type.
+        topology: 'whole' stores one set of neighbour lists for all ranks. 'parts' stores lists and edge attributes with the part that owns the target.
         tolerance: how far a part may exceed the mean of each balanced quantity, as a fraction.
         seed: random seed of METIS, KaMinPar or the random assignment.
         overwrite: if True, replace an existing dataset directory (only once the new one is complete), or the work of another call that was stopped.
@@ -119,8 +131,8 @@ def partition(
         data = with_sizes(data)
         check_types(data)
     fanouts = check_typed_fanouts(num_neighbors, data.edge_types if isinstance(data, HeteroData) else [None])
-    check_num_parts(num_parts)
     batch_size = check_batch_size(batch_size)
+    _check_form(num_parts, topology)
     check_root_is_free(root, overwrite)
     with folder_beside(root) as folder:
         progress.begin("reading the topology")
@@ -128,16 +140,34 @@ def partition(
         contents = read_contents(
             data, split=split, edge_split=edge_split, seeds=seeds, replicate=replicate, time_attr=time_attr, store_as=store_as
         )  # fmt: skip
-        num_edges = sum(relation.indices.numel() for relation in contents.graph.relations)
-        num_seeds = sum(ids.numel() for ids in contents.starts.values())
-        options, why = options.decided(num_parts, num_edges, num_seeds, contents.is_hetero)
-        job = Job(contents, num_parts, options, why, fanouts, batch_size, time_attr, progress)
+        how = _decided(options, contents, num_parts)
+        job = Job(contents, num_parts, *how, fanouts, batch_size, time_attr, topology, progress)
         _write_directory(job, folder, root, overwrite)
     return PartitionedGraph(root, read_manifest(root), 0 if num_parts == 1 else None)
 
 
+def _check_form(num_parts: int, topology: str) -> None:
+    check_num_parts(num_parts)
+    check_topology(topology)
+
+
+def _decided(options: PartitionOptions, contents: Contents, num_parts: int) -> tuple[PartitionOptions, str | None]:
+    """Returns the options with 'auto' and None decided for this graph, and why vertices are not moved, if they are not."""
+    num_edges = sum(relation.indices.numel() for relation in contents.graph.relations)
+    num_seeds = sum(ids.numel() for ids in contents.starts.values())
+    return options.decided(num_parts, num_edges, num_seeds, contents.is_hetero)
+
+
+def _check_times(job: Job) -> None:
+    """Raises ValueError if the topology is to be stored in parts, and the times of edges cannot be read part by part."""
+    if job.topology == PARTS and job.time_attr is not None:
+        of_edges = {name: columns.get(job.time_attr) for name, columns in job.contents.edge_columns.items()}
+        check_times_of_edges({name: time.dtype for name, time in of_edges.items() if time is not None}, job.time_attr)
+
+
 def _write_directory(job: Job, folder: Path, root: Path, overwrite: bool) -> None:
     """Runs the unfinished steps in ``folder``, and moves it to ``root``."""
+    _check_times(job)
     journal = Journal.open(folder, "partition", job.task(), overwrite=overwrite, name=root)
     for part in folder.glob("part-*") if not journal.steps else ():  # left by a call that was abandoned
         shutil.rmtree(part)
@@ -172,7 +202,7 @@ def _write_files(job: Job, writer: StepWriter, journal: Journal) -> dict[str, An
         for vertices in described.node_types
     }
     for edges, relation in zip(described.edge_types, contents.graph.relations):
-        write_edges(writer, edges, relation, numberings, contents)
+        write_edges(writer, edges, described.targets_of_pieces(edges), relation, numberings, contents)
         releaser(relation.indices)()
     for vertices in described.node_types:
         write_vertices(writer, vertices, numberings[vertices.name], contents, job.time_attr)
@@ -248,8 +278,8 @@ def _unnamed_table(folder: Path, *shape: int) -> Tensor:
 def _described(job: Job, numberings: Mapping[str | None, VipNumbering], assigned: PartitionAssignment) -> Description:
     """Describes the directory without its files. ``numberings`` are per vertex type."""
     contents, graph, time_attr = job.contents, job.contents.graph, job.time_attr
-    version = 2 if contents.is_hetero or any(contents.edge_splits.values()) or time_attr is not None else 1
-    version = 3 if any(contents.narrow.values()) else version
+    is_typed = contents.is_hetero or any(contents.edge_splits.values()) or time_attr is not None
+    version = version_of(job.topology, is_typed=is_typed, is_narrow=any(contents.narrow.values()))
     parts = dict(zip(graph.node_types, assigned.assignment.split(list(graph.num_vertices))))
 
     def counts(splits: Mapping[str, Tensor], part: Tensor) -> dict[str, list[int]]:
@@ -258,7 +288,7 @@ def _described(job: Job, numberings: Mapping[str | None, VipNumbering], assigned
     node_types = tuple(
         VertexType(
             name=name,
-            prefix=f"n{number}." if version > 1 else "",
+            prefix=placed(version, "node_types", number)["prefix"],
             num_vertices=size,
             offsets=numberings[name].book.offsets.tolist(),
             attributes={
@@ -274,8 +304,11 @@ def _described(job: Job, numberings: Mapping[str | None, VipNumbering], assigned
     edge_types = tuple(
         EdgeType(
             name=name,
-            prefix=f"e{number}." if version > 1 else "",
+            prefix=placed(version, "edge_types", number)["prefix"],
             num_edges=relation.indices.numel(),
+            edge_offsets=_edge_offsets(relation, parts[graph.node_types[relation.target]], assigned.num_parts)
+            if job.topology == PARTS
+            else None,
             attributes={column: _describe(rows) for column, rows in contents.edge_columns[name].items()},
             splits=counts(
                 contents.edge_splits[name], _part_of_edges(relation, parts[graph.node_types[relation.target]])
@@ -290,6 +323,7 @@ def _described(job: Job, numberings: Mapping[str | None, VipNumbering], assigned
         num_parts=assigned.num_parts,
         node_types=node_types,
         edge_types=edge_types,
+        topology=job.topology,
         time_attr=time_attr,
         num_neighbors=job.fanouts,
         batch_size=job.batch_size,
@@ -297,6 +331,13 @@ def _described(job: Job, numberings: Mapping[str | None, VipNumbering], assigned
         quality={name: getattr(assigned, name) for name in ("edge_cut", "edge_cut_fraction", "balance")},
         partitioning=job.options.to_json(),
     )
+
+
+def _edge_offsets(relation: Relation, part: Tensor, num_parts: int) -> list[int]:
+    """Returns K + 1 numbers: the first edge of each part, for the parts of the targets."""
+    sizes = torch.zeros(num_parts + 1, dtype=torch.int64, device="cpu")
+    sizes.index_add_(0, part + 1, relation.indptr.diff())
+    return sizes.cumsum(0).tolist()
 
 
 def _part_of_edges(relation: Relation, part: Tensor) -> Tensor:

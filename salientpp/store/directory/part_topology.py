@@ -1,0 +1,101 @@
+"""Reads the neighbour lists of some parts of a dataset directory, and the rows of their edges. No file of another part is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from salientpp.graph.clock import Clock
+from salientpp.graph.from_pyg import words_for
+from salientpp.graph.part import PartGraph, PartLists
+from salientpp.graph.relation import EdgeReader, Relation
+from salientpp.store.directory.description import EdgeType, check_times_of_edges
+from salientpp.store.directory.topology import Topology
+from salientpp.store.rows import JoinedRows, TensorRows
+
+
+@dataclass(frozen=True, eq=False)
+class PartEdgeRows:
+    """Attributes of the edges of one type whose targets some consecutive parts own.
+
+    Attributes:
+        first_edge: number of the first edge among all edges of the type. Row i belongs to the edge ``first_edge + i``.
+        rows: attribute name -> rows [e, ...], memory-mapped.
+    """
+
+    first_edge: int
+    rows: Mapping[str, TensorRows | JoinedRows]
+
+
+def part_edge_rows(topology: Topology, edges: EdgeType, stored: range) -> PartEdgeRows:
+    """Returns the rows of the edges whose targets the consecutive parts ``stored`` own."""
+    rows: dict[str, TensorRows | JoinedRows] = {}
+    for name in edges.attributes:
+        pieces = [topology.column_of_part(edges, name, part_id) for part_id in stored]
+        rows[name] = TensorRows(pieces[0]) if len(pieces) == 1 else JoinedRows(pieces)
+    return PartEdgeRows(topology.edges_into(edges, stored)[0], rows)
+
+
+def read_part_graph(topology: Topology, stored: range, time_attr: str | None, weight_attr: str | None) -> PartGraph:
+    """Returns the lists of the consecutive parts ``stored``; see :meth:`salientpp.PartitionedGraph.part_graph`."""
+    named = topology.description
+    topology.check_attributes(time_attr, weight_attr)
+    try:
+        clock, node_time = _clock(topology, time_attr)
+        lists = tuple(
+            tuple(_lists(topology, edges, part_id, time_attr, weight_attr, clock, node_time) for part_id in stored)
+            for edges in named.edge_types
+        )
+    except ValueError as error:
+        raise type(error)(f"{topology.arrays.root}: {error}") from None
+    return PartGraph(
+        node_types=tuple(vertices.name for vertices in named.node_types),
+        num_vertices=tuple(vertices.num_vertices for vertices in named.node_types),
+        edge_types=tuple(edges.name for edges in named.edge_types),
+        lists=lists,
+        node_time=tuple(node_time.get(vertices.name) for vertices in named.node_types),
+        clock=clock,
+    )
+
+
+def _clock(topology: Topology, time_attr: str | None) -> tuple[Clock | None, dict[str | None, Tensor]]:
+    """Returns the clock of the whole graph, and the times of all vertices on it, int64 [N] per type that has times."""
+    if time_attr is None:
+        return None, {}
+    node_time = topology.node_times(time_attr)
+    if node_time:
+        clock = Clock.of(list(node_time.values()), time_attr)
+        return clock, {name: clock.read(time, time_attr) for name, time in node_time.items()}
+    # Times of one kind need no table of all times, which no part has.
+    dtypes = topology.description.dtypes_of_edges(time_attr)
+    check_times_of_edges(dtypes, time_attr)
+    return Clock(any(dtype.is_floating_point for dtype in dtypes.values())), {}
+
+
+def _lists(
+    topology: Topology,
+    edges: EdgeType,
+    part_id: int,
+    time_attr: str | None,
+    weight_attr: str | None,
+    clock: Clock | None,
+    node_time: Mapping[str | None, Tensor],
+) -> PartLists:
+    """Reads the lists of one relation and one part on disk."""
+    named = topology.description
+    names = [vertices.name for vertices in named.node_types]
+    first_target, end = named.vertices(edges.target).book.range_of(part_id)
+    words = f"{words_for(edges.name, 'the edges')} into part {part_id}"
+    is_sorted = time_attr is not None and time_attr == named.time_attr
+    reader = EdgeReader(words, named.vertices(edges.source).num_vertices, end - first_target, is_sorted, False)
+    weight, edge_time = None, None
+    if weight_attr is not None and weight_attr in edges.attributes:
+        weight = topology.column_of_part(edges, weight_attr, part_id)
+    if clock is not None and time_attr is not None and time_attr in edges.attributes:
+        edge_time = clock.read(topology.column_of_part(edges, time_attr, part_id), time_attr)
+    given = {"lists": topology.lists_of_part(edges, part_id), "weight": weight}
+    arrays = reader.read(given, node_time.get(edges.source), edge_time)
+    relation = Relation(names.index(edges.source), names.index(edges.target), *arrays)
+    return PartLists(relation, first_target, topology.edges_into(edges, range(part_id, part_id + 1))[0])
