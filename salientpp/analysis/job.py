@@ -23,6 +23,7 @@ from salientpp.engine.source import BatchSource
 from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.ranks.placement import Placement
+from salientpp.sampling.seeds import workload_of_part
 from salientpp.vip.inclusion import inclusion_probability
 from salientpp.vip.policies import Workload
 from salientpp.ways.cache import scores_of

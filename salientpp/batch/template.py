@@ -217,6 +217,6 @@ class PartitionTemplate:
         for name, store in edge_store.items():
             edge = None if mfg.edge is None else of_type(mfg.edge, name)
             first, arrived = self.first_edge.get(name, 0), getattr(mfg, "edge_rows", {}).get(name)
-            for attribute, value in self.edge_rows[name].items():
-                store[attribute] = None if edge is None else take_edge_rows(attribute, value, first, edge, arrived)
+            for attribute, held in self.edge_rows[name].items():
+                store[attribute] = None if edge is None else take_edge_rows(attribute, held, first, edge, arrived)
         return out

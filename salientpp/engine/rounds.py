@@ -20,7 +20,7 @@ from salientpp.engine.stages import Request
 from salientpp.engine.together import answer_all, by_part, by_rank
 from salientpp.engine.workers import SamplingWorkers
 from salientpp.processes import Task, Undone
-from salientpp.ranks.comm import Pending
+from salientpp.ranks.mail import Letter
 from salientpp.sampling.in_rounds import Round
 from salientpp.sampling.packets import NO_BYTES
 from salientpp.sampling.part_topology import PartTopology
@@ -42,13 +42,13 @@ class Between:
 @dataclass(frozen=True, eq=False)
 class SizesSent(Between):
     packets: Sequence[Tensor]
-    pending: Pending
+    pending: Letter
 
 
 @dataclass(frozen=True, eq=False)
 class Sent(Between):
     sizes: Sequence[int]
-    pending: Pending
+    pending: Letter
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +104,7 @@ class Rounds:
             sampling = Undone(lambda: step)
         return dataclasses.replace(state.request, sampling=sampling)
 
-    def _send_sizes(self, packets: Sequence[Tensor]) -> Pending:
+    def _send_sizes(self, packets: Sequence[Tensor]) -> Letter:
         sizes = torch.tensor([packet.numel() for packet in packets], dtype=torch.int64, device="cpu")
         return self._exchange.post(sizes, [1] * len(packets), [1] * len(packets))
 

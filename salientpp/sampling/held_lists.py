@@ -112,7 +112,8 @@ class Lists:
         lists = self.relation
         time = lists.edge_time if lists.source_time is None else lists.source_time
         count, source, position = ops.draw_from_lists(
-            lists.indptr, lists.indices, lists.edge_weight, None if of.now is None else time, place, of.ids, of.tree, of.now, hop.fanouts[self.number], hop.key, hop.hop, self.number, lists.source,
+            lists.indptr, lists.indices, lists.edge_weight, None if of.now is None else time, place, of.ids, of.tree, of.now,
+            hop.fanouts[self.number], hop.key, hop.hop, self.number, lists.source,
             replace=hop.replace, last=hop.last, shared=hop.shared,
         )  # fmt: skip
         return self._finished(place, count, source, position, with_rows) if keeps_edges else Drawn(count, source)

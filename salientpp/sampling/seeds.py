@@ -212,9 +212,7 @@ def scores_of_part(
         vip = None
         if isinstance(inputs, NodeSamplerInput) and not sampler.topology.has_weights:
             vip = part.vip_of(part_id, inputs.input_type, inputs.node, sampler.fanouts, batch_size, sampler.replace)
-        workload = TypedWorkload(
-            list_sums_of(sampler, comm), part_id, start, sampler.fanouts, sampler.replace, vip
-        )
+        workload = TypedWorkload(list_sums_of(sampler, comm), part_id, start, sampler.fanouts, sampler.replace, vip)
     known = policy == "vip" and workload.vip is not None
     if isinstance(sampler.topology, PartTopology):
         all_know = all(flag for (flag,) in comm.gather_numbers([int(known)]))

@@ -61,8 +61,8 @@ class _Division:
 
     Attributes:
         pieces: the lists of this rank.
-        by_source: per piece its transpose, where sources are numbered in the order of ``owned``. If edges have weights, these are the piece's ``indptr`` and its
-            sources.
+        by_source: per piece its transpose, where sources are numbered in the order of ``owned``. If edges have weights, these are the piece's
+            ``indptr`` and its sources.
         owned: lists of each rank.
     """
 

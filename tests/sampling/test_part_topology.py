@@ -11,7 +11,6 @@ import pytest
 import torch
 from graphs import random_hetero
 from part_graphs import cut_parts
-from tests.sampling.test_typed_sampler import FANOUTS, random_data, same, some_seeds
 from torch_geometric.data import Data, HeteroData
 
 from salientpp.graph.typed import TypedGraph
@@ -20,6 +19,7 @@ from salientpp.ranks.partition_book import PartitionBook
 from salientpp.sampling.part_topology import PartTopology
 from salientpp.sampling.stored import TypedTopology
 from salientpp.sampling.topology import DrawOptions, Mfg, Topology
+from tests.sampling.test_typed_sampler import FANOUTS, random_data, same, some_seeds
 
 FIELDS = ("node", "row", "col", "edge", "batch", "num_sampled_nodes", "num_sampled_edges")
 
