@@ -145,6 +145,11 @@ class Lists:
         return Drawn(count, source, number, first, rows)
 
 
+def nothing_drawn(size: int) -> Drawn:
+    """Returns the draws of vertices that draw nothing."""
+    return Drawn(torch.zeros(size, dtype=torch.int64, device="cpu"), NO_IDS, NO_IDS, NO_IDS)
+
+
 def merged(size: int, groups: Sequence[tuple[Tensor | None, Drawn]]) -> Drawn:
     """Puts draws from several holders in the order of the vertices.
 

@@ -22,7 +22,7 @@ from salientpp.graph.part import PartGraph
 from salientpp.ids import first_outside
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.sampling.edge_rows import EdgeRows
-from salientpp.sampling.held_lists import Drawn, HopDraw, Lists, Members, Vertices, merged
+from salientpp.sampling.held_lists import Drawn, HopDraw, Lists, Members, Vertices, merged, nothing_drawn
 from salientpp.sampling.requests import Ends, ListRequest, pack_answer, unpack_answer
 from salientpp.sampling.topology import ByType, DrawOptions, Mfg, Topology
 from salientpp.store.directory.opened import PartitionedGraph
@@ -261,10 +261,7 @@ class PartTopology(Topology):
                     if drawn.rows:
                         batch.arrived[number].append(drawn)
         sizes = [request.vertices[target].ids.numel() for _, target in self._ends]
-        return [
-            merged(size, of) if of else Drawn(torch.zeros(size, dtype=torch.int64, device="cpu"), *[NO_IDS] * 3)
-            for size, of in zip(sizes, groups)
-        ]
+        return [merged(size, of) if of else nothing_drawn(size) for size, of in zip(sizes, groups)]
 
     def _own_draws(
         self, request: ListRequest, number: int, places: _Places, batch: _Batch

@@ -205,20 +205,33 @@ def scores_of_part(
         start: by vertex type, the probability that a batch starts from each vertex.
     """
     workload: Workload | TypedWorkload
-    if sampler.is_plain and isinstance(inputs, NodeSamplerInput):
+    draws = sampler.fanouts, batch_size, sampler.replace
+    of_vertices = isinstance(inputs, NodeSamplerInput) and not sampler.topology.has_weights
+    stored = (part_id, inputs.input_type, inputs.node, *draws) if of_vertices else ()
+    if sampler.is_plain and of_vertices:
         # Neighbours that a tree may not see, because of their time or because they belong to another tree, are counted.
         workload = workload_of_part(part, part_id, sampler, inputs.node, batch_size, comm)
     else:
+<<<<<<< HEAD
         vip = None
         if isinstance(inputs, NodeSamplerInput) and not sampler.topology.has_weights:
             vip = part.vip_of(part_id, inputs.input_type, inputs.node, sampler.fanouts, batch_size, sampler.replace)
         workload = TypedWorkload(list_sums_of(sampler, comm), part_id, start, sampler.fanouts, sampler.replace, vip)
+=======
+        vip = part.vip_of(*stored) if stored else None
+        workload = TypedWorkload(list_sums_of(sampler, comm), part_id, start, sampler.fanouts, sampler.replace, vip)
+    if not isinstance(sampler.topology, PartTopology):
+        return _scores(policy, workload)
+>>>>>>> 1c2f418 (Probabilities of joined parts of a topology in parts come from the ranks' common sweep, and are kept)
     known = policy == "vip" and workload.vip is not None
-    if isinstance(sampler.topology, PartTopology):
-        all_know = all(flag for (flag,) in comm.gather_numbers([int(known)]))
-        if known and not all_know:
-            _scores(policy, replace(workload, vip=None))  # for the ranks that need them
-    return _scores(policy, workload)
+    if all(flag for (flag,) in comm.gather_numbers([int(known)])):
+        return _scores(policy, workload)
+    found = _scores(policy, replace(workload, vip=None))
+    if known:
+        return _scores(policy, workload)
+    if policy == "vip" and stored:
+        part.keep_vip(part_id, found, *stored[1:])
+    return found
 
 
 def _scores(policy: Any, workload: Workload | TypedWorkload) -> Mapping[str | None, Tensor]:

@@ -26,6 +26,7 @@ from salientpp.store.directory.stored_vip import StoredVip
 from salientpp.store.directory.topology import Topology
 from salientpp.store.narrow import NarrowRows
 from salientpp.store.rows import JoinedRows, TensorRows
+from salientpp.vip.list_sums import ListSums
 from salientpp.vip.policies import Workload
 
 
@@ -293,35 +294,33 @@ class PartitionedGraph:
         """
         return self._vip.of(_vertices(self, type_), self._stored(part_id))
 
-    def vip_of(
-        self,
-        part_id: int,
-        type_: str | None,
-        seeds: Tensor,
-        fanouts: Sequence[Sequence[int]],
-        batch_size: int,
-        replace: bool,
-    ) -> dict[str | None, Tensor] | None:
-        """Returns :meth:`vip` of every type if the arguments are exactly the stored workload, or else None. ``fanouts`` has a list per edge type."""
-        stored, named = self._stored(part_id), self.description
-        same = not replace and [list(per_hop) for per_hop in fanouts] == named.num_neighbors
-        if not same or (batch_size, type_) != (named.batch_size, named.seeds[0]):
-            return None
-        own = vertex_split(self.arrays, named.vertices(type_), named.seeds[1], stored)
-        are_same = torch.equal(seeds.sort().values, own)
-        return {name: self.vip(part_id, name) for name in self.node_types} if are_same else None
+    def vip_of(self, part_id: int, *workload: Any) -> dict[str | None, Tensor] | None:
+        """Returns :meth:`vip` of every type if these arguments of :meth:`StoredVip.is_of` are the stored workload, or else None.
+
+        If the topology is stored in parts, nothing is computed: the result is also None if the probabilities of joined parts are not in the directory.
+        """
+        return self._vip.of_workload(self._stored(part_id), *workload)
+
+    def keep_vip(self, part_id: int, vip: Mapping[str | None, Tensor], *workload: Any) -> None:
+        """Keeps probabilities of joined parts that were computed elsewhere, as :meth:`vip` does, if they are of the stored workload."""
+        if self._vip.is_of(self._stored(part_id), *workload):
+            self._vip.keep(self._stored(part_id), vip)
 
     def workload(
-        self, part_id: int, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, replace: bool = False
-    ) -> Workload:
+        self, part_id: int, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, replace: bool = False, sums: ListSums | None = None
+    ) -> Workload:  # fmt: skip
         """Returns the workload by which policies rank the vertices for a part's batches. It has the stored :meth:`vip` if that is for the same workload.
 
         The loader and the analysis both plan caches with this workload, so they cache the same rows. Only for a homogeneous graph.
+
+        Args:
+            sums: sums over the neighbour lists, instead of the whole topology.
         """
         _check_is_homogeneous(self, "vip(), books and typed_graph()")
         vip = self.vip_of(part_id, None, seeds, [num_neighbors], batch_size, replace)
         stored = None if vip is None else vip[None]
-        return Workload(self.graph, self.book, part_id, seeds, num_neighbors, batch_size, replace, stored)
+        graph = self.graph if sums is None else sums
+        return Workload(graph, self.book, part_id, seeds, num_neighbors, batch_size, replace, stored)
 
     def _stored(self, part_id: int | None) -> range:
         """Returns the parts on disk that make up a part of this view. None means the part that this process serves."""

@@ -7,8 +7,10 @@ its contents. If the checksum does not match, the file is ignored and the probab
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor
 from salientpp.files import replace_file
 from salientpp.processes import lazy
 from salientpp.store.directory.columns import vertex_split
-from salientpp.store.directory.description import Description, VertexType
+from salientpp.store.directory.description import PARTS, Description, VertexType
 from salientpp.store.directory.files import Arrays
 from salientpp.store.directory.topology import Topology
 from salientpp.vip.inclusion import inclusion_probability, typed_inclusion_probability, uniform_starts
@@ -38,8 +40,8 @@ class StoredVip:
         """
         if len(stored) == 1:
             return self._arrays.open(vertices.vip_file(stored[0]))
-        if stored not in self._joined:
-            self._joined[stored] = self._read_or_compute(stored)
+        if self.find(stored) is None:
+            self.keep(stored, self._compute(stored))
         return self._joined[stored][vertices.name]
 
     @lazy
@@ -47,23 +49,64 @@ class StoredVip:
         """Probabilities read or computed so far, by parts on disk, then by type."""
         return {}
 
-    def _read_or_compute(self, stored: range) -> dict[str | None, Tensor]:
-        folder, types = self._arrays.root / _FOLDER, self._description.node_types
-        name = f"vip-{stored.start}-{stored.stop - 1}-{self._fingerprint}"
-        stems = {type_.name: f"{name}.n{number}" for number, type_ in enumerate(types)}
-        found = {type_.name: _read(folder, stems[type_.name], type_.num_vertices) for type_ in types}
-        there = {type_: vip for type_, vip in found.items() if vip is not None}
-        if len(there) == len(types):
-            return there
-        computed = self._compute(stored)
-        for type_, vip in computed.items():
+    def is_of(
+        self,
+        stored: range,
+        type_: str | None,
+        seeds: Tensor,
+        fanouts: Sequence[Sequence[int]],
+        batch_size: int,
+        replace: bool,
+    ) -> bool:
+        """Returns True if the probabilities of these parts are those of this workload. ``fanouts`` has a list per edge type."""
+        named = self._description
+        same = not replace and [list(per_hop) for per_hop in fanouts] == named.num_neighbors
+        if not same or (batch_size, type_) != (named.batch_size, named.seeds[0]):
+            return False
+        own = vertex_split(self._arrays, named.vertices(type_), named.seeds[1], stored)
+        return torch.equal(seeds.sort().values, own)
+
+    def of_workload(self, stored: range, *workload: Any) -> dict[str | None, Tensor] | None:
+        """Returns the probabilities of every type if they are of this workload (:meth:`is_of`); see :meth:`salientpp.PartitionedGraph.vip_of`."""
+        if not self.is_of(stored, *workload):
+            return None
+        if self._description.topology == PARTS:
+            return self.find(stored)
+        return {type_.name: self.of(type_, stored) for type_ in self._description.node_types}
+
+    def find(self, stored: range) -> dict[str | None, Tensor] | None:
+        """Returns the probabilities of every type as :meth:`of`, or None if they are not in the directory."""
+        types = self._description.node_types
+        if len(stored) == 1:
+            return {type_.name: self.of(type_, stored) for type_ in types}
+        if stored not in self._joined:
+            found = {
+                type_.name: _read(self._folder, self._stem(stored, type_.name), type_.num_vertices) for type_ in types
+            }
+            there = {type_: vip for type_, vip in found.items() if vip is not None}
+            if len(there) < len(types):
+                return None
+            self._joined[stored] = there
+        return self._joined[stored]
+
+    def keep(self, stored: range, vip: Mapping[str | None, Tensor]) -> None:
+        """Keeps the probabilities of joined parts, by type float32 [N]."""
+        self._joined[stored] = dict(vip)
+        for type_, of_type in vip.items():
             try:
-                folder.mkdir(exist_ok=True)
-                path = folder / f"{stems[type_]}.{_digits(vip.numpy())}.npy"
-                replace_file(path, partial(np.save, arr=vip.numpy()))
+                self._folder.mkdir(exist_ok=True)
+                path = self._folder / f"{self._stem(stored, type_)}.{_digits(of_type.numpy())}.npy"
+                replace_file(path, partial(np.save, arr=of_type.numpy()))
             except OSError:
                 pass  # a read-only or a full disk: the next run computes it again
-        return computed
+
+    @property
+    def _folder(self) -> Path:
+        return self._arrays.root / _FOLDER
+
+    def _stem(self, stored: range, type_: str | None) -> str:
+        number = [each.name for each in self._description.node_types].index(type_)
+        return f"vip-{stored.start}-{stored.stop - 1}-{self._fingerprint}.n{number}"
 
     def _compute(self, stored: range) -> dict[str | None, Tensor]:
         named, (seed_type, split) = self._description, self._description.seeds
