@@ -212,17 +212,10 @@ def scores_of_part(
         # Neighbours that a tree may not see, because of their time or because they belong to another tree, are counted.
         workload = workload_of_part(part, part_id, sampler, inputs.node, batch_size, comm)
     else:
-<<<<<<< HEAD
-        vip = None
-        if isinstance(inputs, NodeSamplerInput) and not sampler.topology.has_weights:
-            vip = part.vip_of(part_id, inputs.input_type, inputs.node, sampler.fanouts, batch_size, sampler.replace)
-        workload = TypedWorkload(list_sums_of(sampler, comm), part_id, start, sampler.fanouts, sampler.replace, vip)
-=======
         vip = part.vip_of(*stored) if stored else None
         workload = TypedWorkload(list_sums_of(sampler, comm), part_id, start, sampler.fanouts, sampler.replace, vip)
     if not isinstance(sampler.topology, PartTopology):
         return _scores(policy, workload)
->>>>>>> 1c2f418 (Probabilities of joined parts of a topology in parts come from the ranks' common sweep, and are kept)
     known = policy == "vip" and workload.vip is not None
     if all(flag for (flag,) in comm.gather_numbers([int(known)])):
         return _scores(policy, workload)
