@@ -11,17 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from salientpp import ops
 from salientpp.graph.part import PartGraph
 from salientpp.ids import first_outside
 from salientpp.ranks.partition_book import PartitionBook
-from salientpp.sampling.edge_rows import EdgeRows
+from salientpp.sampling.growing_batch import GrowingBatch
 from salientpp.sampling.held_lists import Drawn, HopDraw, Lists, Members, Vertices, merged, nothing_drawn
 from salientpp.sampling.requests import Ends, ListRequest, pack_answer, unpack_answer
 from salientpp.sampling.topology import ByType, DrawOptions, Mfg, Topology
@@ -48,40 +46,6 @@ class CopiedLists:
 
     members: Sequence[IdSet]
     lists: Sequence[Lists]
-
-
-@dataclass(eq=False)
-class _Batch:
-    """A batch while it is drawn. Lists are by vertex type, or by relation for edges."""
-
-    n_id: list[Tensor]
-    tree: list[Tensor]
-    tree_time: Tensor | None
-    num_trees: int
-    first: list[int]
-    rows: list[list[Tensor]]
-    cols: list[list[Tensor]]
-    numbers: list[list[Tensor]]
-    num_nodes: list[list[int]]
-    num_edges: list[list[int]]
-    arrived: list[list[Drawn]]
-
-    def add(self, number: int, row: Tensor, col: Tensor, drawn: Drawn) -> None:
-        """Adds edges of a relation, as positions of their ends in ``n_id``."""
-        self.rows[number].append(row)
-        self.cols[number].append(col)
-        if drawn.number is not None:
-            self.numbers[number].append(drawn.number)
-
-    def forget_edges(self, number: int) -> None:
-        for edges in (self.rows, self.cols, self.numbers):
-            edges[number].clear()
-
-    def frontier(self, type_: int, first: int) -> Vertices:
-        """Returns the vertices of a type from position ``first`` on."""
-        ids, tree = self.n_id[type_][first:], self.tree[type_][first:] if self.tree else None
-        now = None if self.tree_time is None or tree is None else self.tree_time[tree]
-        return Vertices(ids, tree, now)
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,44 +165,18 @@ class PartTopology(Topology):
         Raises:
             RuntimeError: a seed is out of range, or ``seeds_are_held`` is wrong.
         """
-        batch = self._begun(seeds, options, seed_time)
+        batch = GrowingBatch.begin(self, self._ends, seeds, options, seed_time)
         for hop in range(len(options.fanouts[0]) if options.fanouts else 0):
             fanouts = tuple(per_hop[hop] for per_hop in options.fanouts)
             draw = HopDraw(key, hop, fanouts, options.replace, options.last and self.clock is not None, options.shared)
-            frontier = [batch.frontier(type_, first) for type_, first in enumerate(batch.first)]
-            request = ListRequest(draw, frontier, not only_vertices, (), batch.num_trees)
+            request = ListRequest(draw, batch.frontier, not only_vertices, (), batch.num_trees)
             drawn = yield from self._round(request, batch, asks=hop > 0 or not self.seeds_are_held)
-            self._join(batch, drawn)
+            batch.join(drawn)
         if options.induced and not only_vertices:
             yield from self._induce(batch, key)
-        return self._sampled(batch, options, only_vertices)
+        return batch.finished(options, only_vertices)
 
-    def _begun(self, seeds: ByType, options: DrawOptions, seed_time: ByType | None) -> _Batch:
-        """Returns a batch that holds its seeds."""
-        names, n_id = self.part.node_types, [seeds.get(name, NO_IDS) for name in self.part.node_types]
-        for ids, size in zip(n_id, self.part.num_vertices):
-            at = first_outside(ids, size)
-            if at is not None:
-                raise RuntimeError(f"seeds[{at}] must be in [0, {size}), got {int(ids[at])}")
-        first_tree, total = {}, 0
-        for name, ids in seeds.items():
-            first_tree[name], total = total, total + ids.numel()
-        tree, tree_time = [], None
-        if options.disjoint:
-            tree = [first_tree.get(name, 0) + torch.arange(ids.numel(), device="cpu") for name, ids in zip(names, n_id)]
-        if self.clock is not None:
-            tree_time = torch.empty(total, dtype=torch.int64, device="cpu")
-            for name, ids, of_type in zip(names, n_id, tree):
-                times = self.time_of_seeds(name, ids, seed_time)
-                if times is not None:
-                    tree_time[of_type] = times
-        none: list[list[Any]] = [[] for _ in self._ends]
-        return _Batch(
-            n_id, tree, tree_time, total, [0] * len(n_id), none, [[] for _ in none], [[] for _ in none],
-            [[ids.numel()] for ids in n_id], [[] for _ in none], [[] for _ in none],
-        )  # fmt: skip
-
-    def _round(self, request: ListRequest, batch: _Batch, asks: bool) -> Generator[Packets, Packets, list[Drawn]]:
+    def _round(self, request: ListRequest, batch: GrowingBatch, asks: bool) -> Generator[Packets, Packets, list[Drawn]]:
         """Draws for all vertices of a request, and returns the draws of each relation."""
         places = [self._places(type_, of_type.ids) for type_, of_type in enumerate(request.vertices)]
         asked = self._asked(request, places, batch)
@@ -264,7 +202,7 @@ class PartTopology(Topology):
         return [merged(size, of) if of else nothing_drawn(size) for size, of in zip(sizes, groups)]
 
     def _own_draws(
-        self, request: ListRequest, number: int, places: _Places, batch: _Batch
+        self, request: ListRequest, number: int, places: _Places, batch: GrowingBatch
     ) -> list[tuple[Tensor | None, Drawn]]:
         """Draws in one relation from the lists that this host holds, and from copies."""
         vertices, found = request.vertices[self._ends[number][1]], []
@@ -314,7 +252,7 @@ class PartTopology(Topology):
         if places.copied is not None and self.copied is not None and places.copied[0].numel():
             yield *places.copied, self.copied.lists[number]
 
-    def _asked(self, request: ListRequest, places: Sequence[_Places], batch: _Batch) -> dict[int, ListRequest]:
+    def _asked(self, request: ListRequest, places: Sequence[_Places], batch: GrowingBatch) -> dict[int, ListRequest]:
         """Returns the request to each part that owns lists of this batch which the host does not hold."""
         asked = {}
         for part in sorted({part for place in places for part in place.remote}):
@@ -335,64 +273,13 @@ class PartTopology(Topology):
     def _attributes(self, number: int) -> Mapping[str, RowSource]:
         return self._lists[number][0].attributes
 
-    def _join(self, batch: _Batch, drawn: Sequence[Drawn]) -> None:
-        """Adds a hop's draws to the batch: new vertices, and edges."""
-        begin, size = batch.first, [ids.numel() for ids in batch.n_id]
-        n_id, tree, rows = ops.join_drawn(
-            batch.n_id, batch.tree, begin, [of.count for of in drawn], [of.source for of in drawn],
-            [source for source, _ in self._ends], [target for _, target in self._ends], self.part.num_vertices, batch.num_trees,
-        )  # fmt: skip
-        for number, (of, row) in enumerate(zip(drawn, rows)):
-            target = self._ends[number][1]
-            frontier = torch.arange(begin[target], size[target], device="cpu")
-            batch.add(number, row, frontier.repeat_interleave(of.count, output_size=row.numel()), of)
-            batch.num_edges[number].append(row.numel())
-        batch.n_id, batch.tree, batch.first = n_id, tree, size
-        for of_type, ids, before in zip(batch.num_nodes, n_id, size):
-            of_type.append(ids.numel() - before)
-
-    def _induce(self, batch: _Batch, key: int) -> Generator[Packets, Packets, None]:
+    def _induce(self, batch: GrowingBatch, key: int) -> Generator[Packets, Packets, None]:
         """Replaces the drawn edges by all edges between the batch's vertices."""
-        vertices = [batch.frontier(type_, 0) for type_ in range(len(batch.n_id))]
+        vertices = [batch.vertices(type_) for type_ in range(len(batch.n_id))]
         members = [Members(of_type.ids, of_type.tree) for of_type in vertices]
         hop = HopDraw(key, 0, (-1,) * len(self._ends), False, False, False)
         found = yield from self._round(ListRequest(hop, vertices, True, members, batch.num_trees), batch, asks=True)
-        for number, of in enumerate(found):
-            batch.forget_edges(number)
-            targets = torch.arange(vertices[self._ends[number][1]].ids.numel(), device="cpu")
-            batch.add(number, of.source, targets.repeat_interleave(of.count, output_size=of.source.numel()), of)
-
-    def _sampled(self, batch: _Batch, options: DrawOptions, only_vertices: bool) -> Mfg:
-        """Returns the finished batch."""
-        edge_index, edges = [], []
-        for rows, cols, numbers in zip(batch.rows, batch.cols, batch.numbers):
-            both = torch.empty((2, sum(row.numel() for row in rows)), dtype=torch.int64, device="cpu")
-            if rows:
-                torch.cat(rows, out=both[0])
-                torch.cat(cols, out=both[1])
-            edge_index.append(both)
-            edges.append(torch.cat(numbers) if numbers else NO_IDS)
-        tree = batch.tree if options.disjoint else None
-        hops_known = not options.induced
-        names, types = self.part.node_types, self.edge_types
-        out: Any
-        if not self.is_hetero:
-            out = SamplerOutput(
-                batch.n_id[0], edge_index[0][0], edge_index[0][1], None if only_vertices else edges[0], None if tree is None else tree[0],
-                batch.num_nodes[0] if hops_known else None, batch.num_edges[0] if hops_known else None,
-            )  # fmt: skip
-        else:
-            out = HeteroSamplerOutput(
-                dict(zip(names, batch.n_id)),
-                {name: both[0] for name, both in zip(types, edge_index)},
-                {name: both[1] for name, both in zip(types, edge_index)},
-                dict(zip(types, edges)),
-                None if tree is None else dict(zip(names, tree)),
-                dict(zip(names, batch.num_nodes)) if hops_known else None,
-                dict(zip(types, batch.num_edges)) if hops_known else None,
-            )
-        out.edge_rows = {name: EdgeRows.of(drawn) for name, drawn in zip(types, batch.arrived) if drawn}
-        return out
+        batch.replace_edges(found)
 
     # --- for other ranks ----------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ Ends = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class ListRequest:
-    """What a rank asks the owner of lists about one batch.
+    """Request of a rank to the owner of lists, about one batch.
 
     Attributes:
         hop: the hop, for draws.

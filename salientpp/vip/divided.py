@@ -59,16 +59,11 @@ class _Owned:
 class _Division:
     """Lists that this rank sums, and those that the others sum.
 
-        Attributes:
-            pieces: the lists of this rank.
-    <<<<<<< HEAD
-            by_source: per piece its transpose, where sources are numbered in the order of ``owned``. If edges have weights, these are the piece's
-                ``indptr`` and its sources.
-    =======
-            by_source: per piece its transpose, with sources numbered in the order of ``owned``. If edges have weights: the piece's lists, with sources
-                numbered likewise.
-    >>>>>>> 1c2f418 (Probabilities of joined parts of a topology in parts come from the ranks' common sweep, and are kept)
-            owned: lists of each rank.
+    Attributes:
+        pieces: the lists of this rank.
+        by_source: per piece its transpose, with sources numbered in the order of ``owned``. If edges have weights: the piece's lists, with sources
+            numbered likewise.
+        owned: lists of each rank.
     """
 
     pieces: list[Piece]

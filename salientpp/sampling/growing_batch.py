@@ -1,0 +1,158 @@
+"""A batch that grows hop by hop, from draws that come from several holders of lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
+
+from salientpp import ops
+from salientpp.ids import first_outside
+from salientpp.sampling.edge_rows import EdgeRows
+from salientpp.sampling.held_lists import Drawn, Vertices
+from salientpp.sampling.requests import Ends
+from salientpp.sampling.topology import ByType, DrawOptions, Mfg, Topology
+from salientpp.store.tiers import NO_IDS
+
+
+@dataclass(eq=False)
+class GrowingBatch:
+    """A batch while it is drawn. The lists below have one entry per vertex type, or per relation.
+
+    Attributes:
+        topology: the names and numbers of vertices.
+        ends: source and target type of each relation.
+        num_trees: number of trees, which is the number of seeds.
+        n_id, tree: per type int64 [n], the vertices so far, and the trees that they belong to. Without trees, ``tree`` is empty.
+        tree_time: int64 [num_trees], the time of each tree's seed. None without times.
+        first: per type, where the vertices begin that the next hop expands.
+        rows, cols, numbers: per relation, positions of the edges' sources and targets in ``n_id``, and numbers of the edges; one tensor per hop.
+        num_nodes, num_edges: per type and per relation, the numbers of each hop.
+        arrived: per relation, draws that brought attributes of edges.
+    """
+
+    topology: Topology
+    ends: Sequence[Ends]
+    num_trees: int
+    n_id: list[Tensor]
+    tree: list[Tensor]
+    tree_time: Tensor | None
+    first: list[int]
+    rows: list[list[Tensor]]
+    cols: list[list[Tensor]]
+    numbers: list[list[Tensor]]
+    num_nodes: list[list[int]]
+    num_edges: list[list[int]]
+    arrived: list[list[Drawn]]
+
+    @classmethod
+    def begin(
+        cls, topology: Topology, ends: Sequence[Ends], seeds: ByType, options: DrawOptions, seed_time: ByType | None
+    ) -> GrowingBatch:
+        """Returns a batch that holds its seeds.
+
+        Raises:
+            RuntimeError: a seed is out of range.
+            ValueError: edges have times and the seeds do not.
+        """
+        names = list(topology.num_vertices)
+        n_id = [seeds.get(name, NO_IDS) for name in names]
+        for ids, size in zip(n_id, topology.num_vertices.values()):
+            at = first_outside(ids, size)
+            if at is not None:
+                raise RuntimeError(f"seeds[{at}] must be in [0, {size}), got {int(ids[at])}")
+        first_tree, total = {}, 0
+        for name, ids in seeds.items():
+            first_tree[name], total = total, total + ids.numel()
+        tree, tree_time = [], None
+        if options.disjoint:
+            tree = [first_tree.get(name, 0) + torch.arange(ids.numel(), device="cpu") for name, ids in zip(names, n_id)]
+        if topology.clock is not None:
+            tree_time = torch.empty(total, dtype=torch.int64, device="cpu")
+            for name, ids, of_type in zip(names, n_id, tree):
+                times = topology.time_of_seeds(name, ids, seed_time)
+                if times is not None:
+                    tree_time[of_type] = times
+        rows, cols, numbers, num_edges, arrived = ([[] for _ in ends] for _ in range(5))  # type: ignore[var-annotated]
+        num_nodes = [[ids.numel()] for ids in n_id]
+        return cls(
+            topology, ends, total, n_id, tree, tree_time, [0] * len(n_id), rows, cols, numbers, num_nodes, num_edges, arrived
+        )  # fmt: skip
+
+    def vertices(self, type_: int, first: int = 0) -> Vertices:
+        """Returns the vertices of a type from position ``first`` on."""
+        ids, tree = self.n_id[type_][first:], self.tree[type_][first:] if self.tree else None
+        now = None if self.tree_time is None or tree is None else self.tree_time[tree]
+        return Vertices(ids, tree, now)
+
+    @property
+    def frontier(self) -> list[Vertices]:
+        """Per type, the vertices that the next hop expands."""
+        return [self.vertices(type_, first) for type_, first in enumerate(self.first)]
+
+    def join(self, drawn: Sequence[Drawn]) -> None:
+        """Adds a hop: per relation, the draws of the frontier of its target type."""
+        begin, size = self.first, [ids.numel() for ids in self.n_id]
+        n_id, tree, rows = ops.join_drawn(
+            self.n_id, self.tree, begin, [of.count for of in drawn], [of.source for of in drawn],
+            [source for source, _ in self.ends], [target for _, target in self.ends],
+            list(self.topology.num_vertices.values()), self.num_trees,
+        )  # fmt: skip
+        for number, (of, row) in enumerate(zip(drawn, rows)):
+            self._add(number, row, begin[self.ends[number][1]], of)
+            self.num_edges[number].append(row.numel())
+        self.n_id, self.tree, self.first = n_id, tree, size
+        for of_type, ids, before in zip(self.num_nodes, n_id, size):
+            of_type.append(ids.numel() - before)
+
+    def replace_edges(self, found: Sequence[Drawn]) -> None:
+        """Replaces the edges by others: per relation, edges of all vertices of its target type, whose sources are positions in ``n_id``."""
+        for number, of in enumerate(found):
+            for edges in (self.rows, self.cols, self.numbers):
+                edges[number].clear()
+            self._add(number, of.source, 0, of)
+
+    def _add(self, number: int, row: Tensor, first: int, drawn: Drawn) -> None:
+        """Adds edges of a relation whose targets are the vertices from position ``first`` on."""
+        targets = torch.arange(first, first + drawn.count.numel(), device="cpu")
+        self.rows[number].append(row)
+        self.cols[number].append(targets.repeat_interleave(drawn.count, output_size=row.numel()))
+        if drawn.number is not None:
+            self.numbers[number].append(drawn.number)
+
+    def finished(self, options: DrawOptions, only_vertices: bool) -> Mfg:
+        """Returns the sample, with an attribute ``edge_rows``: by edge type, the attributes of edges that came with draws."""
+        edge_index, edges = [], []
+        for rows, cols, numbers in zip(self.rows, self.cols, self.numbers):
+            both = torch.empty((2, sum(row.numel() for row in rows)), dtype=torch.int64, device="cpu")
+            if rows:
+                torch.cat(rows, out=both[0])
+                torch.cat(cols, out=both[1])
+            edge_index.append(both)
+            edges.append(torch.cat(numbers) if numbers else NO_IDS)
+        tree = self.tree if options.disjoint else None
+        hops_known = not options.induced
+        names, types = list(self.topology.num_vertices), self.topology.edge_types
+        out: Any
+        if not self.topology.is_hetero:
+            out = SamplerOutput(
+                self.n_id[0], edge_index[0][0], edge_index[0][1], None if only_vertices else edges[0],
+                None if tree is None else tree[0],
+                self.num_nodes[0] if hops_known else None, self.num_edges[0] if hops_known else None,
+            )  # fmt: skip
+        else:
+            out = HeteroSamplerOutput(
+                dict(zip(names, self.n_id)),
+                {name: both[0] for name, both in zip(types, edge_index)},
+                {name: both[1] for name, both in zip(types, edge_index)},
+                dict(zip(types, edges)),
+                None if tree is None else dict(zip(names, tree)),
+                dict(zip(names, self.num_nodes)) if hops_known else None,
+                dict(zip(types, self.num_edges)) if hops_known else None,
+            )
+        out.edge_rows = {name: EdgeRows.of(drawn) for name, drawn in zip(types, self.arrived) if drawn}
+        return out
