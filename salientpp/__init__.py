@@ -22,6 +22,7 @@ if _TYPE_CHECKING:
     from salientpp.store.directory.load import load
     from salientpp.store.directory.local_copy import copy_to_disk
     from salientpp.store.directory.opened import PartitionedGraph
+    from salientpp.store.directory.rewrite import rewrite_topology
     from salientpp.store.directory.writer import partition
     from salientpp.vip.inclusion import inclusion_probability
 
@@ -45,6 +46,7 @@ _MODULES = {
     "init_process_group": "launch.rendezvous",
     "load": "store.directory.load",
     "partition": "store.directory.writer",
+    "rewrite_topology": "store.directory.rewrite",
 }
 
 __all__ = [
@@ -64,6 +66,7 @@ __all__ = [
     "init_process_group",
     "load",
     "partition",
+    "rewrite_topology",
 ]
 
 

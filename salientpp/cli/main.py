@@ -22,7 +22,7 @@ from salientpp.launch.environment import LaunchError
 from salientpp.partitioning.errors import PartitionerError, is_out_of_memory
 from salientpp.versions import check_versions
 
-SUBCOMMANDS = ("partition", "analyze", "convert", "info", "copy-to-disk", "slurm")
+SUBCOMMANDS = ("partition", "analyze", "convert", "info", "rewrite", "copy-to-disk", "slurm")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         done = f"{', '.join(map(str, written))} was written before" if written else "nothing was written"
         left = {" copy-to-disk": "the copy is not complete"}
-        goes_on = (" convert", *([] if written else [" partition"]))
+        goes_on = (" convert", *([] if written else [" partition", " rewrite"]))
         left |= dict.fromkeys(goes_on, "the same command goes on after the last finished step")
         terminal.complain(f"salientpp{command}: interrupted; {left.get(command, done)}")
         return 130

@@ -1,17 +1,20 @@
-"""Creates the folder in which a dataset directory is written until it is complete, and moves it into place."""
+"""The folder in which a dataset directory is written until it is complete: creates it, opens its journal, and moves it into place."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from salientpp.files import where_to_write
-from salientpp.store.directory.journal import JOURNAL, alone, has_steps
+from salientpp.store.directory.journal import JOURNAL, Journal, alone, has_steps
+from salientpp.store.directory.manifest import manifest_checksum
 
 
 def check_root_is_free(root: Path, overwrite: bool) -> None:
@@ -56,6 +59,24 @@ def folder_beside(root: Path) -> Iterator[Path]:
                 shutil.rmtree(folder, ignore_errors=True)
                 leave()
             raise
+
+
+def begin(folder: Path, kind: str, task: Mapping[str, Any], root: Path, overwrite: bool) -> Journal:
+    """Opens the journal of a task that writes ``root``. The caller holds the folder's lock (:func:`folder_beside`)."""
+    journal = Journal.open(folder, kind, task, overwrite=overwrite, name=root)
+    for part in folder.glob("part-*") if not journal.steps else ():  # left by a call that was abandoned
+        shutil.rmtree(part)
+    return journal
+
+
+def complete(journal: Journal, manifest: dict[str, Any], folder: Path, root: Path, overwrite: bool) -> None:
+    """Writes the manifest with the files of all steps, and moves the directory to ``root``."""
+    manifest["files"] = journal.file_entries()
+    manifest["checksum"] = manifest_checksum(manifest)
+    journal.finish(json.dumps(manifest, indent=1, sort_keys=True))
+    check_root_is_free(root, overwrite)  # checked again, because hours may have passed
+    move_into_place(folder, root)
+    (root / JOURNAL).unlink()
 
 
 def move_into_place(temporary: Path, root: Path) -> None:

@@ -12,10 +12,8 @@ The manifest is written last.
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -49,14 +47,14 @@ from salientpp.store.directory.description import (
     placed,
     version_of,
 )
-from salientpp.store.directory.journal import JOURNAL, Journal, says_what_to_do
+from salientpp.store.directory.journal import Journal, says_what_to_do
 from salientpp.store.directory.labels import num_classes_of
-from salientpp.store.directory.manifest import manifest_checksum, read_manifest
+from salientpp.store.directory.manifest import read_manifest
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.directory.step_writer import StepWriter
 from salientpp.store.directory.task import Job
 from salientpp.store.directory.type_files import write_edges, write_numbering, write_vertices
-from salientpp.store.directory.unfinished import check_root_is_free, folder_beside, move_into_place
+from salientpp.store.directory.unfinished import begin, check_root_is_free, complete, folder_beside
 from salientpp.store.narrow import Loss, Narrow
 from salientpp.vip.inclusion import check_batch_size
 
@@ -168,16 +166,8 @@ def _check_times(job: Job) -> None:
 def _write_directory(job: Job, folder: Path, root: Path, overwrite: bool) -> None:
     """Runs the unfinished steps in ``folder``, and moves it to ``root``."""
     _check_times(job)
-    journal = Journal.open(folder, "partition", job.task(), overwrite=overwrite, name=root)
-    for part in folder.glob("part-*") if not journal.steps else ():  # left by a call that was abandoned
-        shutil.rmtree(part)
-    manifest = _write_files(job, StepWriter(journal), journal)
-    manifest["files"] = journal.file_entries()
-    manifest["checksum"] = manifest_checksum(manifest)
-    journal.finish(json.dumps(manifest, indent=1, sort_keys=True))
-    check_root_is_free(root, overwrite)  # checked again, because hours may have passed
-    move_into_place(folder, root)
-    (root / JOURNAL).unlink()
+    journal = begin(folder, "partition", job.task(), root, overwrite)
+    complete(journal, _write_files(job, StepWriter(journal), journal), folder, root, overwrite)
 
 
 def _write_files(job: Job, writer: StepWriter, journal: Journal) -> dict[str, Any]:

@@ -98,6 +98,8 @@ def use(root: Path, to: Path) -> None:
         for edges in part.description.edge_types:
             for name in (*edges.splits, "all"):
                 part.edge_split(name, part_id, edges.name)
+        part.part_graph(part_id=part_id)
+        part.part_edge_rows(part_id)
     if not part.is_hetero:
         part.graph.transpose()
         assert part.num_features >= 0 and part.num_classes >= 0
@@ -157,7 +159,7 @@ def roots(tmp_path_factory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def typed_roots(tmp_path_factory) -> list[Path]:
-    """Returns directories of version 2: one with several types and every kind of data, and one with one type, times and a split of edges."""
+    """Returns directories of version 2 with several types and every kind of data, one with one type, times and a split of edges, and one of version 4."""
     folder = tmp_path_factory.mktemp("forged")
     data = random_hetero(60, paper=20, author=11, venue=3)
     data["paper"].train_mask, data["paper"].y = torch.arange(20) % 2 == 0, torch.arange(20) % 3
@@ -169,7 +171,10 @@ def typed_roots(tmp_path_factory) -> list[Path]:
     plain = random_data(60, 240, edge_attributes=True)
     plain.age = torch.arange(60)
     salientpp.partition(plain, 2, folder / "o2", [2], 8, edge_split={"train": torch.arange(9)}, time_attr="age")
-    return [folder / "h1", folder / "h2", folder / "o2"]
+    salientpp.partition(
+        data, 2, folder / "p2", [2], 8, edge_split=cites, replicate={"venue"}, time_attr="edge_time", topology="parts"
+    )
+    return [folder / "h1", folder / "h2", folder / "o2", folder / "p2"]
 
 
 def test_a_forged_manifest_of_several_types_works_or_is_refused(typed_roots, tmp_path):

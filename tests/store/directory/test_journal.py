@@ -32,7 +32,7 @@ import salientpp
 from killed import killed_at
 from steps import Told
 from salientpp.datasets import load_dataset
-from salientpp.store.directory import journal, writer
+from salientpp.store.directory import journal, unfinished, writer
 from salientpp.store.directory.step_writer import StepWriter
 
 dataset, method, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
@@ -47,7 +47,7 @@ points = [(journal.Journal, "_save", 1, False), (writer, "_assign", 1, True), (j
           (writer, "_number", 1, True), (StepWriter, "write", 2, True), (journal.os, "replace", 3, True), (journal.Journal, "note", 1, True),
           (journal.Journal, "drop", 1, True), (StepWriter, "write", 1, False), (journal.Journal, "note", 1, True), (journal.Journal, "_add", 2, False),
           (StepWriter, "write", 2, True), (journal.Journal, "note", 2, True), (journal.Journal, "finish", 1, False), (journal.Journal, "finish", 1, True),
-          (writer, "move_into_place", 1, False)]
+          (unfinished, "move_into_place", 1, False)]
 for point in points:
     killed_at(*point, lambda: run(folder / "d"))
     assert not (folder / "d").exists() and sorted(path.name for path in folder.iterdir()) == [".d.writing"]

@@ -1,0 +1,49 @@
+"""``salientpp rewrite``: writes a dataset directory again, with the other form of the topology."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from salientpp.cli import terminal
+from salientpp.cli.shared_arguments import adder
+
+HELP = "write a dataset directory again with its topology whole or in parts"
+
+
+#: Help of each argument.
+TEXTS = {
+    "root": "dataset directory that `salientpp partition` wrote; it stays unchanged",
+    "to": "dataset directory to write",
+    "--topology": "whole: one set of neighbour lists, which every rank opens. parts: each part stores the lists and edge attributes of its own vertices",
+    "--overwrite": "replace an existing dataset directory, or the unfinished work of another command",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Write a dataset directory again with the other form of its topology, without partitioning again. Parts, ids, numbers of edges and rows stay the "
+        "same. After an interruption, the same command goes on where it stopped."
+    )
+    add = adder(parser, TEXTS)
+    add("root", type=Path)
+    add("to", type=Path)
+    add("--topology", choices=("whole", "parts"), required=True)
+    add("--overwrite", action="store_true")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from salientpp.cli.description import describe
+    from salientpp.cli.progress import shown_progress
+    from salientpp.store.directory.rewrite import rewrite_topology
+
+    if arguments.to.exists() and not arguments.overwrite:
+        raise ValueError(f"{arguments.to} exists; pass --overwrite to replace it, or choose another directory")
+    with shown_progress() as progress:
+        part = rewrite_topology(
+            arguments.root, arguments.to, arguments.topology, overwrite=arguments.overwrite, progress=progress
+        )
+        arguments.written.append(arguments.to)
+        progress.begin("done")
+    terminal.show(*describe(part))
+    return 0
