@@ -13,10 +13,13 @@ from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NodeSamp
 
 from salientpp.graph.from_pyg import full_edge_type, read_edge_index
 from salientpp.ids import as_tensor, first_outside, read_ids
+from salientpp.graph.part import PartLists
 from salientpp.ranks.comm import Comm
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.part_topology import PartTopology
 from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.store.directory.part_topology import PartEdgeRows
+from salientpp.store.rows import take_rows
 from salientpp.vip.divided import DividedListSums
 from salientpp.vip.inclusion import link_start
 from salientpp.vip.list_sums import ListSums
@@ -117,14 +120,14 @@ class PartEdges:
         ends: int64 [2, M], global ids.
         edge_id: int64 [M], the numbers of these edges in the graph; None if the user gave the pairs of ids.
         split: name of the split of edges, or 'all'; None if the user gave the pairs of ids.
-        rows: the graph's edge attributes of this edge type.
+        rows: attributes of the edges of this type whose targets the rank's part owns.
     """
 
     type_: Any
     ends: Tensor
     edge_id: Tensor | None
     split: str | None
-    rows: Mapping[str, Tensor]
+    rows: PartEdgeRows
 
     def attribute(self, given: Tensor | str | None) -> Tensor | None:
         """Returns one value per edge. A string names an attribute of the stored edges; any other value is returned unchanged."""
@@ -134,9 +137,9 @@ class PartEdges:
             raise ValueError(
                 f"{given!r} names an edge attribute, which only the graph's own edges have; pass a tensor with one entry per pair"
             )
-        if given not in self.rows:
-            raise ValueError(f"the edges have the attributes {', '.join(self.rows) or 'none'}, got {given!r}")
-        return self.rows[given][self.edge_id]
+        if given not in self.rows.rows:
+            raise ValueError(f"the edges have the attributes {', '.join(self.rows.rows) or 'none'}, got {given!r}")
+        return take_rows(self.rows.rows[given], self.edge_id - self.rows.first_edge)
 
 
 def part_edges(part: PartitionedGraph, part_id: int, given: Any) -> PartEdges:
@@ -152,16 +155,24 @@ def part_edges(part: PartitionedGraph, part_id: int, given: Any) -> PartEdges:
                 f"edge_label_index of a graph with several types must be an edge type ({', '.join(map(str, part.edge_types))}), or a pair (edge type, "
                 f"name of a split or ids [2, M]), got {given!r}"
             )
-    rows = part.edge_rows_by_type()[type_]
+    rows = part.part_edge_rows(part_id)[type_]
     if which is not None and not isinstance(which, str):
         sizes = {name: book.num_vertices for name, book in part.books.items()}
         return PartEdges(type_, checked_ends(which, type_, sizes), None, None, rows)
     name = "all" if which is None else which
     edge_id = part.edge_split(name, part_id, type_)
-    indptr, indices = part.lists[type_]
-    target = torch.searchsorted(indptr, edge_id, right=True) - 1
-    ends = torch.stack([indices[edge_id].to(torch.int64), target])
+    lists = part.part_graph(part_id=part_id).lists[part.edge_types.index(type_)]
+    ends = torch.cat([_ends_of(each, edge_id) for each in lists], 1)
     return PartEdges(type_, ends, edge_id, f"{name!r} of {type_}" if part.is_hetero else name, rows)
+
+
+def _ends_of(lists: PartLists, edge_id: Tensor) -> Tensor:
+    """Returns the sources and targets, int64 [2, m], of those edges in ``edge_id`` (ascending, int64) that are in these lists."""
+    indptr, indices = lists.relation.indptr, lists.relation.indices
+    begin, end = torch.searchsorted(edge_id, torch.tensor([0, indices.numel()], device="cpu") + lists.first_edge)
+    position = edge_id[begin:end] - lists.first_edge
+    target = torch.searchsorted(indptr, position, right=True) - 1
+    return torch.stack([indices[position].to(torch.int64), target + lists.first_target])
 
 
 def list_sums_of(sampler: NeighborSampler, comm: Comm) -> ListSums:
