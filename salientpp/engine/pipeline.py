@@ -96,16 +96,18 @@ def in_stage(stage: str, index: int, trace: Trace | None) -> contextlib.Abstract
 class Pipeline:
     """Carries batches through stages, up to ``depth`` at once.
 
-    The stages are divided into ``depth`` runs of consecutive stages. A tick carries each batch through one run. Streams have high priority: their
+    The steps of a batch are divided into ``depth`` runs of consecutive steps. A tick carries each batch through one run. Streams have high priority: their
     kernels are few and short, and run before the model's.
 
     Args:
-        depth: number of batches in flight. Values above ``len(stages)`` have no further effect.
+        steps: number of stages in each step. A step without stages is a tick in which a batch only waits, for example for the network. None: one stage
+            in each.
+        depth: number of batches in flight. Values above the number of steps have no further effect.
         rank: number of the rank, for errors.
         trace: receives a span per stage and batch.
         hold: if True, deliver a batch one tick after its last stage. Its last kernels and copies then overlap with the training step of the batch
             before. No effect with ``depth=1``.
-        ahead: stages before the others. With ``depth`` > 1, each takes a tick of its own, and its batches do not count as in flight for ``depth``.
+        ahead: runs of stages before the others. With ``depth`` > 1, each takes a tick, and its batches do not count as in flight for ``depth``.
         end_tick: called at the end of every tick, when all batches have moved on. An error counts as one of the batch that moved last.
 
     Attributes:
@@ -117,23 +119,28 @@ class Pipeline:
         stages: Sequence[Stage],
         *,
         depth: int,
+        steps: Sequence[int] | None = None,
         device: torch.device,
         rank: int = 0,
         trace: Trace | None = None,
         hold: bool = False,
-        ahead: Sequence[Stage] = (),
+        ahead: Sequence[Sequence[Stage]] = (),
         end_tick: Callable[[], None] | None = None,
     ) -> None:
         if depth < 1:
             raise ValueError(f"depth must be >= 1, got {depth}")
         if not stages:
             raise ValueError("a pipeline must have at least one stage, got none")
-        self.depth = min(depth, len(stages))
+        steps = [1] * len(stages) if steps is None else steps
+        if sum(steps) != len(stages):
+            raise ValueError(f"the steps must have {len(stages)} stages together, got {sum(steps)}")
+        self.depth = min(depth, len(steps))
         self.rank = rank
-        bounds = [round(i * len(stages) / self.depth) for i in range(self.depth + 1)]
+        bounds = [sum(steps[: round(i * len(steps) / self.depth)]) for i in range(self.depth + 1)]
         runs = [list(stages[a:b]) for a, b in pairwise(bounds)]
-        self._runs = [[stage] for stage in ahead] + runs if self.depth > 1 else [[*ahead, *runs[0]]]
-        self.stages = [*ahead, *stages]
+        first = [stage for run in ahead for stage in run]
+        self._runs = [*map(list, ahead), *runs] if self.depth > 1 else [[*first, *runs[0]]]
+        self.stages = [*first, *stages]
         self.seconds = {stage.name: 0.0 for stage in self.stages}
         if hold and self.depth > 1:
             self._runs.append([])

@@ -95,8 +95,8 @@ class Producer:
         """True if batches are made in one call from rows that are all in this process."""
         return self.fetch.is_local and not any(way.needs_stages for way in self.ways)
 
-    def _make_rounds(self) -> list[Stage]:
-        """Returns the stages that draw batches in rounds, or none if this process holds every list."""
+    def _make_rounds(self) -> list[list[Stage]]:
+        """Returns the runs of stages that draw batches in rounds, or none if this process holds every list."""
         source = self.basis.source
         topology = source.rounds_topology
         if topology is None or not isinstance(source.sampler, NeighborSampler):
@@ -108,7 +108,7 @@ class Producer:
     @property
     def stage_names(self) -> list[str]:
         """Names of all stages of the pipeline, in order."""
-        return [stage.name for stage in (*self._rounds, *self.stages.list())]
+        return [stage.name for run in (*self._rounds, self.stages.list()) for stage in run]
 
     @property
     def _maker(self) -> Maker:
@@ -144,8 +144,8 @@ class Producer:
             return Direct(self.maker, is_ahead=self.basis.num_workers > 0)
         stages, basis = self.stages, self.basis
         return Pipeline(
-            stages.list(), depth=basis.depth, device=basis.device, rank=basis.comm.rank, trace=stages.trace, hold=self.fetch.own.holds,
-            ahead=self._rounds,
+            stages.list(), steps=stages.steps, depth=basis.depth, device=basis.device, rank=basis.comm.rank, trace=stages.trace,
+            hold=self.fetch.own.holds, ahead=self._rounds,
             end_tick=self.fetch.exchange.mail.flush,
         )  # fmt: skip
 

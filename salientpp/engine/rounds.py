@@ -68,12 +68,17 @@ class Rounds:
     def __init__(self, topology: PartTopology, exchange: Exchange, workers: SamplingWorkers) -> None:
         self._topology, self._exchange, self._workers = topology, exchange, workers
 
-    def list(self, number: int) -> list[Stage]:
-        """Returns the stages of ``number`` rounds, in order."""
-        steps: list[Callable[[Any], Any]] = [
-            self.ask_sizes, self.ask_lists, self.draw_for_others, self.answer_sizes, self.answer_lists, self.join_lists
+    def list(self, number: int) -> list[list[Stage]]:
+        """Returns the stages of ``number`` rounds, in order, divided into runs. In a run without stages, a batch waits for a message."""
+        runs: list[list[Callable[[Any], Any]]] = [
+            [self.ask_sizes], [], [self.ask_lists], [], [self.draw_for_others], [self.answer_sizes], [], [self.answer_lists], [],
+            [self.join_lists],
         ]  # fmt: skip
-        return [Stage(f"{step.__name__}_{round_ + 1}", step, "comm") for round_ in range(number) for step in steps]
+        return [
+            [Stage(f"{step.__name__}_{round_ + 1}", step, "comm") for step in run]
+            for round_ in range(number)
+            for run in runs
+        ]
 
     def ask_sizes(self, request: Request) -> SizesSent:
         step = request.sampling.result()

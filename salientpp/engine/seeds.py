@@ -210,7 +210,9 @@ def _access_of_part(connected: Connected, sampler: NeighborSampler, seeds: Seeds
     found = {}
     for type_, chance in drawn.items():
         begin, end = connected.held.row_books[type_].range_of(connected.exchange.part_of(type_))
-        if connected.is_in_order:  # the probabilities were computed for other ranks, and the order of these rows is stored
+        if (
+            connected.is_in_order
+        ):  # the probabilities were computed for other ranks, and the order of these rows is stored
             found[type_] = torch.arange(end - begin, 0, -1, device="cpu")
             continue
         if type_ in starts:

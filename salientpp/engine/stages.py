@@ -37,6 +37,10 @@ from salientpp.store.tiers import Places
 #: Name of the last stage. Time and errors of a user's ``transform`` count as its own.
 LAST_STAGE = "assemble"
 
+#: Number of stages in each step of a batch. At full depth, a step is a tick. A batch waits two ticks for the messages that it sends in one tick. So a tick may
+#: be as short as half a round trip of the network.
+STEPS = (1, 1, 0, 2, 0, 2, 2, 1, 0, 1)
+
 
 @dataclass(frozen=True, eq=False)
 class Sampled:
@@ -155,7 +159,7 @@ class Finished:
 
 @dataclass
 class BatchStages:
-    """The ten stages of one engine. ``submit`` runs a function in a worker thread."""
+    """The ten stages of one engine. ``submit`` runs a function in a worker thread. ``steps`` divides the stages; the same on all ranks."""
 
     fetch: Fetch
     builder: BatchBuilder
@@ -163,6 +167,7 @@ class BatchStages:
     device: torch.device
     ways: Sequence[Way] = ()
     trace: Trace | None = None
+    steps: Sequence[int] = STEPS
 
     def list(self) -> list[Stage]:
         """Returns the stages in order. :data:`LAST_STAGE` is the last."""

@@ -181,9 +181,6 @@ class Comm:
             return Pending(self, recv, work)
         work = groups.host.alltoall_base(received, sent, recv_bytes, send_bytes, dist.AllToAllOptions())
         groups.under_way.add(work)
-        # gloo's thread releases a collective a moment after `wait` has returned. If it held the last reference, it would need the
-        # interpreter to free the tensors, and would abort the process if the interpreter is exiting.
-        groups.held.append(work)
         return Pending(self, recv, work)
 
     def gather_facts(

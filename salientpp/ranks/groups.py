@@ -25,7 +25,7 @@ import torch.distributed as dist
 from salientpp.processes import forks
 from salientpp.ranks.members import default_group
 
-#: Number of the latest collectives that are kept alive after their users have released them.
+#: Number of the latest collectives that are kept alive after they have ended.
 _HELD = 4
 
 #: If this many groups are leased, garbage is collected before another is leased, because it may contain loaders.
@@ -42,6 +42,7 @@ class Groups:
         number: number of the group among all groups of the same ranks. All these ranks give it the same number.
         broken: True after a failure. The group is then kept alive forever, because destroying it would wait for collectives that other ranks never join.
         under_way: collectives of ``host`` whose end no caller has waited for.
+        held: collectives of ``host`` that ended last.
         made: True if this process has made at least one :class:`Groups`.
     """
 
@@ -71,6 +72,16 @@ class Groups:
             self.broken = True
             for group in (self.host, self.device):
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+    def end(self, work: dist.Work) -> None:
+        """Records that a collective of ``host`` has ended.
+
+        gloo's thread releases a collective a moment after `wait` has returned. If it held the last reference, it would need the interpreter to free
+        the tensors, and would abort the process if the interpreter is exiting. So the latest collectives are kept.
+        """
+        if work in self.under_way:  # otherwise another caller has waited for it
+            self.held.append(work)
+            self.under_way.discard(work)
 
     @property
     def others(self) -> list[int]:

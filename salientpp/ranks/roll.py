@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 import weakref
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -21,6 +23,10 @@ from salientpp.ranks.waiting import SLICE_SECONDS
 
 #: Amount by which the backend's timeout exceeds the timeout of the Comm.
 _GRACE = timedelta(seconds=5)
+
+#: Number of collectives of a group that are under way at once. A tick of a pipeline starts two and awaits them two ticks later, so at most six are under
+#: way. With torch's two threads they would wait for each other.
+_THREADS = 6
 
 #: If a rank could not make its group: seconds that it waits to hear which other ranks could not make it either.
 _ROLL_SECONDS = 2.0
@@ -105,7 +111,8 @@ class Roll:
             # A bare backend, and not dist.new_group, for three reasons. new_group must be called by every rank of the job. It needs a group name that
             # ranks with other groups may not find. torch's debugging wraps its groups, and does not pass the timeout on. gloo tries to connect five
             # times, each for as long as it would wait in a collective.
-            host = dist.ProcessGroupGloo(store, self.rank, len(self.ranks), max(timeout / 5, timedelta(seconds=2)))
+            options = _gloo_options(max(timeout / 5, timedelta(seconds=2)))
+            host = dist.ProcessGroupGloo(store, self.rank, len(self.ranks), options)
         except RuntimeError as error:
             missing = self._missing("after", _ROLL_SECONDS)
             raise RankFailure(f"{in_words(missing) or 'a rank'}{self.of} went away while a loader was made") from error
@@ -158,6 +165,16 @@ class Roll:
                 if count > told[rank]:
                     told[rank] += 1
                     raise ValueError(f"rank {rank}{self.of} could not make its loader: {text}")
+
+
+def _gloo_options(timeout: timedelta) -> Any:
+    """Returns the options that torch's own constructor would take, with more threads."""
+    gloo: Any = dist.ProcessGroupGloo  # torch's type stubs lack some of its functions
+    names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    options = gloo._Options()
+    options._devices = [gloo.create_device(interface=name) for name in names] or [gloo.create_default_device()]
+    options._timeout, options._threads = timeout, _THREADS
+    return options
 
 
 def go_astray(error: Exception) -> None:

@@ -59,7 +59,7 @@ def wait_for(work: dist.Work, groups: Groups, notes: FailureNotes, numbers: Sequ
     if told:
         notes.note_waiting(False)
     # After Ctrl-C the collective stays in `under_way`, until a caller waits for its end.
-    groups.under_way.discard(work)
+    groups.end(work)
 
 
 def _lost(error: Exception, groups: Groups, notes: FailureNotes, numbers: Sequence[int]) -> RankFailure:

@@ -207,6 +207,29 @@ def test_a_drained_pipeline_accepts_batches_again():
 
 
 @DEPTHS
+def test_steps_with_several_stages_and_without_stages_keep_the_depth(depth):
+    log: list = []
+    pipeline = pipeline_of(4, depth, log, steps=[1, 0, 2, 0, 1])
+    latency = min(depth, 5)
+    results = [pipeline.tick(State(i)) for i in range(20)]
+    assert [result.index for result in results[latency - 1 :]] == list(range(20 - latency + 1))
+    assert results[: latency - 1] == [None] * (latency - 1)
+    assert all(result.visited == (0, 1, 2, 3) for result in results[latency - 1 :])
+
+
+def test_a_step_without_stages_is_a_tick_in_which_a_batch_waits():
+    log: list = []
+    pipeline = pipeline_of(4, 10, log, steps=[1, 0, 2, 0, 1])
+    seen = []
+    for item in [State(0), *[None] * 4]:
+        pipeline.tick(item)
+        seen.append([number for number, _ in log])
+    assert seen == [[0], [0], [0, 1, 2], [0, 1, 2], [0, 1, 2, 3]]
+    with pytest.raises(ValueError, match="^the steps must have 4 stages together, got 3$"):
+        pipeline_of(4, 10, log, steps=[1, 2])
+
+
+@DEPTHS
 def test_a_tick_ends_once_after_all_batches_have_moved(depth):
     log: list = []
     pipeline = pipeline_of(4, depth, log, end_tick=lambda: log.append("end"))

@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import distributed
@@ -16,6 +17,7 @@ from graphs import random_data
 
 import salientpp
 from salientpp import NeighborLoader
+from salientpp.ranks import roll
 
 FANOUTS, BATCH = [3, 2], 8
 
@@ -319,3 +321,13 @@ def _be_busy(rank: int, root: str, seconds: float) -> int:
 def test_with_torchs_debugging_a_rank_may_be_busy_within_the_timeout(tmp_path, capfd):
     assert min(distributed.run(_be_busy, 2, _partition(tmp_path / "parts", 2), 6.0)) > 2
     assert "timeout" not in capfd.readouterr().err
+
+
+# --- options of gloo --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("interfaces, number", [("", 1), ("lo", 1), ("lo,lo", 2)])
+def test_a_group_uses_the_interfaces_of_the_environment(monkeypatch, interfaces, number):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", interfaces)
+    options = roll._gloo_options(timedelta(seconds=7))
+    assert (len(options._devices), options._threads, options._timeout) == (number, 6, timedelta(seconds=7))

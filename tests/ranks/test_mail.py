@@ -53,6 +53,7 @@ def _exchange(rank: int, seed: int, merges: bool) -> None:
             assert torch.equal(arrived[place], expected) and arrived[place].dtype == expected.dtype
             assert arrived[place].shape == expected.shape and posted[place].nbytes_received == expected.nbytes
         mail.flush()  # nothing is left
+        assert comm.groups is None or not comm.groups.under_way
         messages += (bool(mine) if merges else len(mine)) if comm.size > 1 else 0
         assert mail.messages == messages
 
