@@ -23,10 +23,12 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +41,9 @@ _CLONE_NEWNET = 0x40000000  # <sched.h>
 #: Bytes that may pass at once after a pause, and the longest wait of a packet before it is dropped.
 _BURST_BYTES = 256 * 1024
 _QUEUE_MILLISECONDS = 5
+
+#: Interfaces with a delay have large frames, of which the process that delays them passes more bytes in a second, and room for what is under way.
+_DELAYED = "mtu 16000 txqueuelen 4000"
 
 #: Settings as in a data centre, where a round trip is short. With the defaults, which suit the Internet, a short message behind a long one (gradients behind
 #: features) sometimes loses a packet, and TCP notices only after 200 ms. Congestion control is Linux's default, not this machine's: with BBR an exchange
@@ -72,16 +77,24 @@ class Cluster:
         num_hosts: 1 to 200.
         bytes_per_second: rate of every link in each direction; None: as fast as the machine can.
         ranks_per_host: ranks h R to h R + R - 1 are on host h, and reach each other without using the link.
+        delay: seconds that a packet takes from host to host, beside the time of its bytes. None: links without delay. Links with a delay keep
+            their first rate, and cannot be cut.
 
     Raises:
         RuntimeError: from ``__enter__``, if a tool fails; the error has the tool's message.
     """
 
-    def __init__(self, num_hosts: int, bytes_per_second: float | None = None, ranks_per_host: int = 1) -> None:
+    def __init__(
+        self,
+        num_hosts: int,
+        bytes_per_second: float | None = None,
+        ranks_per_host: int = 1,
+        delay: float | None = None,
+    ) -> None:
         if not 1 <= num_hosts <= 200:
             raise ValueError(f"num_hosts must be 1 to 200, got {num_hosts}")
         self.num_hosts, self.ranks_per_host = num_hosts, ranks_per_host
-        self._bytes_per_second = bytes_per_second
+        self._bytes_per_second, self._delay = bytes_per_second, delay
         self._holders: list[subprocess.Popen] = []
         self._namespaces: list[int] = []  # a process in each namespace: first the bridge's, then those of the hosts
         self._pools: list[ProcessPoolExecutor] = []
@@ -90,11 +103,16 @@ class Cluster:
         try:
             for _ in range(1 + self.num_hosts):
                 self._hold_namespace()
-            _run_in(self._namespaces[0], "ip link add switch type bridge; ip link set switch up")
+            if self._delay is None:
+                _run_in(self._namespaces[0], "ip link add switch type bridge; ip link set switch up")
+                for host in range(self.num_hosts):
+                    self._connect(host)
+            else:
+                self._hold_delay_line(self._delay)
             for host in range(self.num_hosts):
-                self._connect(host)
+                self._configure(host)
             if self._bytes_per_second is not None:
-                self.set_rate(self._bytes_per_second)
+                self._set_rate(self._bytes_per_second)
         except BaseException:
             self.__exit__()
             raise
@@ -115,16 +133,27 @@ class Cluster:
 
     def set_rate(self, bytes_per_second: float) -> None:
         """Sets the rate of every link, in each direction."""
+        self._check_ports()
+        self._set_rate(bytes_per_second)
+
+    def _set_rate(self, bytes_per_second: float) -> None:
         # In tc, bps means bytes per second.
         limit = f"root tbf rate {int(bytes_per_second)}bps burst {_BURST_BYTES} latency {_QUEUE_MILLISECONDS}ms"
-        _run_in(
-            self._namespaces[0], "; ".join(f"tc qdisc replace dev port{host} {limit}" for host in range(self.num_hosts))
-        )
+        ports = range(self.num_hosts) if self._delay is None else []
+        for port in ports:
+            _run_in(self._namespaces[0], f"tc qdisc replace dev port{port} {limit}")
         for namespace in self._namespaces[1:]:
             _run_in(namespace, f"tc qdisc replace dev {_INTERFACE} {limit}")
 
+    def _check_ports(self) -> None:
+        if self._delay is not None:
+            raise RuntimeError(
+                f"links with a delay ({self._delay:g} s) cannot be changed; make a cluster without a delay"
+            )
+
     def cut(self, host: int) -> None:
         """Blocks all traffic of a host. Its connections do not close, so no process is told."""
+        self._check_ports()
         _run_in(self._namespaces[0], f"ip link set port{host} down")
 
     def restore(self, host: int) -> None:
@@ -179,8 +208,19 @@ class Cluster:
     # --- making and ending --------------------------------------------------------------------------------
 
     def _hold_namespace(self) -> None:
+        self._namespaces.append(
+            self._hold("a network namespace", ["unshare", "--net", "sh", "-c", "echo made; exec cat"])
+        )
+
+    def _hold_delay_line(self, delay: float) -> None:
+        script = str(Path(__file__).with_name("delay_line.py"))
+        rate = self._bytes_per_second or 0
+        self._hold("a delay line", [sys.executable, script, str(delay), str(rate), *map(str, self._namespaces[1:])])
+
+    def _hold(self, made: str, command: list[str]) -> int:
+        """Starts a process that lives until its standard input closes. Returns its number once it has ``made`` its part of the cluster."""
         holder = subprocess.Popen(
-            ["unshare", "--net", "sh", "-c", "echo made; exec cat"],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -188,21 +228,23 @@ class Cluster:
         )
         self._holders.append(holder)
         if holder.stdout.readline() != b"made\n":
-            raise RuntimeError(f"could not make a network namespace: {holder.stderr.read().decode().strip()}")
+            raise RuntimeError(f"could not make {made}: {holder.stderr.read().decode().strip()}")
         holder.stderr.close()
-        self._namespaces.append(holder.pid)
+        return holder.pid
 
     def _connect(self, host: int) -> None:
-        switch, namespace = self._namespaces[0], self._namespaces[1 + host]
+        namespace = self._namespaces[1 + host]
         _run_in(
-            switch,
+            self._namespaces[0],
             f"ip link add port{host} type veth peer name {_INTERFACE} netns {namespace}; ip link set port{host} master switch up",
         )
+
+    def _configure(self, host: int) -> None:
         # No IPv6 address, because gloo might choose it.
         _run_in(
-            namespace,
+            self._namespaces[1 + host],
             f"ip link set lo up; ip link set {_INTERFACE} addrgenmode none; ip address add {_address(host)}/24 dev {_INTERFACE}; "
-            f"ip link set {_INTERFACE} up\n{_TUNING}",
+            f"ip link set {_INTERFACE} {'' if self._delay is None else _DELAYED} up\n{_TUNING}",
         )
 
     def _end_ranks(self) -> None:

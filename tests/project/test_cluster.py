@@ -95,6 +95,28 @@ def test_a_slow_link_changes_no_batch_and_traffic_equals_the_prediction(tmp_path
     assert [rows for _, rows in slow] == [2 * rows for rows in predicted.results[0].remote_rows_per_rank]
 
 
+def _round_trip(rank: int, repeats: int) -> float:
+    """Seconds in which a short message goes from rank 0 to rank 1 and back."""
+    token = torch.zeros(1)
+    dist.barrier()
+    started = time.monotonic()
+    for sender in [0, 1] * repeats:
+        dist.send(token, 1 - sender) if rank == sender else dist.recv(token, sender)
+    return (time.monotonic() - started) / repeats
+
+
+@pytest.mark.skipif(not Path("/dev/net/tun").exists(), reason="needs tap devices")
+def test_a_link_with_a_delay_changes_no_batch(tmp_path):
+    root, delay = _partition(tmp_path / "parts", 3), 0.01
+    with Cluster(2, bytes_per_second=50e6, delay=delay) as hosts:
+        assert min(hosts.run(_round_trip, 5, seconds=HANG)) >= 2 * delay
+        for change in (lambda: hosts.cut(1), lambda: hosts.set_rate(1e6)):
+            with pytest.raises(RuntimeError, match=r"links with a delay \(0.01 s\) cannot be changed"):
+                change()
+    with Cluster(3, bytes_per_second=50e6, delay=delay) as hosts:
+        assert hosts.run(_digests, root, seconds=HANG) == distributed.run(_digests, 3, root)
+
+
 def _until_cut(
     rank: int, root: str, hosts: Cluster, victim: int, depth: int, seconds_cut: float | None
 ) -> tuple[str, float, list]:
