@@ -12,8 +12,8 @@ from torch import Tensor
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NodeSamplerInput
 
 from salientpp.graph.from_pyg import full_edge_type, read_edge_index
-from salientpp.ids import as_tensor, first_outside, read_ids
 from salientpp.graph.part import PartLists
+from salientpp.ids import as_tensor, first_outside, read_ids
 from salientpp.ranks.comm import Comm
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.part_topology import PartTopology
