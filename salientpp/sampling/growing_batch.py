@@ -91,7 +91,7 @@ class GrowingBatch:
 
     @property
     def frontier(self) -> list[Vertices]:
-        """Per type, the vertices that the next hop expands."""
+        """The vertices that the next hop expands, by type."""
         return [self.vertices(type_, first) for type_, first in enumerate(self.first)]
 
     def join(self, drawn: Sequence[Drawn]) -> None:

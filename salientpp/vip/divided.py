@@ -62,7 +62,7 @@ class _Division:
     Attributes:
         pieces: the lists of this rank.
         by_source: per piece its transpose, with sources numbered in the order of ``owned``. If edges have weights: the piece's lists, with sources
-            numbered likewise.
+            numbered in the same way.
         owned: lists of each rank.
     """
 

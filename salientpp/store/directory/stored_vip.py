@@ -58,7 +58,7 @@ class StoredVip:
         batch_size: int,
         replace: bool,
     ) -> bool:
-        """Returns True if the probabilities of these parts are those of this workload. ``fanouts`` has a list per edge type."""
+        """Returns True if the probabilities of these parts were computed for this workload. ``fanouts`` has a list per edge type."""
         named = self._description
         same = not replace and [list(per_hop) for per_hop in fanouts] == named.num_neighbors
         if not same or (batch_size, type_) != (named.batch_size, named.seeds[0]):
