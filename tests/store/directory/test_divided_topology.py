@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from directories import BATCH_SIZE, FANOUTS, contents, edit_manifest
+from directories import BATCH_SIZE, FANOUTS, contents, edit_manifest, forge_checksums
 from graphs import random_data, random_hetero
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
@@ -147,7 +147,9 @@ def test_a_view_of_joined_parts_has_a_piece_for_each_part_on_disk(tmp_path):
                 assert isinstance(rows, JoinedRows) and rows.shape[0] == end - own.first_edge
                 assert same(take_rows(rows, torch.arange(rows.shape[0])), every[name][column][own.first_edge :])
     assert all(isinstance(rows, TensorRows) for own in parts.part_edge_rows(0).values() for rows in own.rows.values())
-    assert all(map(same, whole.vip(1, "paper"), parts.vip(1, "paper"))), "probabilities of joined parts"
+    for name in whole.edge_types:
+        assert same(whole.edge_split("all", 1, name), parts.edge_split("all", 1, name))
+    assert same(whole.vip(1, "paper"), parts.vip(1, "paper")), "probabilities of joined parts"
 
 
 _OPENED = """
@@ -236,7 +238,7 @@ def test_a_wrong_attribute_of_a_part_is_refused(tmp_path, time_attr, weight_attr
             part.part_graph(time_attr, weight_attr, part_id=0)
 
 
-def test_the_form_must_be_known_and_is_part_of_the_task(tmp_path):
+def test_the_form_must_be_known(tmp_path):
     with pytest.raises(ValueError, match="topology must be 'whole' or 'parts', got 'part'"):
         salientpp.partition(one_type(), 2, tmp_path / "d", FANOUTS, BATCH_SIZE, topology="part")
     assert list(tmp_path.iterdir()) == []
@@ -273,8 +275,6 @@ def test_an_error_names_the_invalid_field(tmp_path, change, text):
 
 
 def test_a_changed_list_is_found(tmp_path):
-    from directories import forge_checksums
-
     root = tmp_path / "d"
     salientpp.partition(one_type(), 2, root, FANOUTS, BATCH_SIZE, topology="parts")
     name = "part-00001/e0.indices.npy"
