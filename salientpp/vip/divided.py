@@ -61,8 +61,8 @@ class _Division:
 
     Attributes:
         pieces: the lists of this rank.
-        by_source: per piece its transpose, with sources numbered in the order of ``owned``. If edges have weights: the piece's lists, with sources
-            numbered in the same way.
+        by_source: per piece its transpose, with sources numbered in the order of ``owned``. If edges have weights: the piece's lists, with the
+            same numbers.
         owned: lists of each rank.
     """
 
