@@ -1,8 +1,8 @@
 """Sums over neighbour lists that the ranks of a job hold together: each rank reads only its own lists.
 
 Every rank sums for its own seeds. So K ranks sweep K different vectors at the same time. A rank sends each owner of lists the values of the targets of these
-lists. The owner sums its lists for all ranks in one pass over its edges, and returns to each rank the sums of the vertices that occur in the lists. A rank
-adds the owners' sums in the order of the ranks, so the result is the same in every run.
+lists. The owner sums its lists, and returns the sums of the vertices that occur in them. A rank adds the owners' sums in a fixed order. So the result is the
+same in every run.
 
 Ranks that hold the same lists divide them. A rank keeps some vectors of all vertices. It keeps its lists twice: as they are, and by source.
 
@@ -23,7 +23,7 @@ from salientpp.graph.relation import Relation
 from salientpp.ids import first_outside
 from salientpp.processes import lazy
 from salientpp.ranks.comm import Comm
-from salientpp.vip.list_sums import MOST_COLUMNS, ListSums, Piece, Weigh, sum_lists, transpose
+from salientpp.vip.list_sums import ListSums, Piece, Weigh, sum_lists, transpose
 
 #: Number of edges whose ids are translated at once.
 _CHUNK = 2**24
@@ -179,19 +179,19 @@ class DividedListSums(ListSums):
             return torch.cat(pieces) if any(bool(piece.any()) for piece in pieces) else None
 
         def answer(asked: Tensor) -> Tensor:
-            q = asked.split(mine.target_sizes, 1)
-            sums = [torch.zeros(size, len(asked), dtype=torch.float64, device="cpu") for size in mine.source_sizes]
+            q = asked.split(mine.target_sizes)
+            sums = [torch.zeros(size, dtype=torch.float64, device="cpu") for size in mine.source_sizes]
             for place, piece in enumerate(self.pieces):
                 source, target = self.ends[piece.number]
-                weighed = weigh(place, q[target][:, _within(piece, mine.targets[target])]).T.contiguous()
+                weighed = weigh(place, q[target][_within(piece, mine.targets[target])])
                 if piece.has_weights:
                     sums[source].index_add_(0, by_source[place][1], weighed)
                 else:
                     sums[source] += ops.sum_over_lists(*by_source[place], weighed)
-            return torch.cat(sums).T.contiguous()
+            return torch.cat(sums)
 
         sizes = [(sum(owner.target_sizes), sum(owner.source_sizes)) for owner in self._division.owned]
-        for owner, answered in self._exchange(MOST_COLUMNS, request, answer, sizes):
+        for owner, answered in self._exchange(request, answer, sizes):
             for of_type, ids, more in zip(total, owner.sources, answered.split(owner.source_sizes)):
                 of_type.index_add_(0, ids, more)
         return total
@@ -209,20 +209,20 @@ class DividedListSums(ListSums):
 
         def answer(asked: Tensor) -> Tensor:
             sums = [torch.zeros(size, width, dtype=torch.float64, device="cpu") for size in mine.target_sizes]
-            pieces = asked[0].split([*(width * size for size in mine.source_sizes), *mine.target_sizes])
+            pieces = asked.split([*(width * size for size in mine.source_sizes), *mine.target_sizes])
             values, q = pieces[: len(value)], pieces[len(value) :]
             for place, piece in enumerate(self.pieces):
                 source, target = self.ends[piece.number]
                 rows = _within(piece, mine.targets[target])
                 weighed = weigh(place, q[target][rows])
                 sums[target][rows] += sum_lists(piece, self._by_target[place], values[source].view(-1, width), weighed)
-            return torch.cat(sums).flatten().unsqueeze(0)
+            return torch.cat(sums).flatten()
 
         sizes = [
             (width * sum(owner.source_sizes) + sum(owner.target_sizes), width * sum(owner.target_sizes))
             for owner in self._division.owned
         ]
-        for owner, answered in self._exchange(1, request, answer, sizes):
+        for owner, answered in self._exchange(request, answer, sizes):
             pieces = answered.split([width * size for size in owner.target_sizes])
             for of_type, ids, more in zip(total, owner.targets, pieces):
                 of_type[ids] += more.view(-1, width)
@@ -244,38 +244,47 @@ class DividedListSums(ListSums):
 
     def _exchange(
         self,
-        at_once: int,
         request: Callable[[_Owned], Tensor | None],
         answer: Callable[[Tensor], Tensor],
         sizes: Sequence[tuple[int, int]],
     ) -> Iterator[tuple[_Owned, Tensor]]:
-        """Lets all ranks ask all owners, ``at_once`` ranks at a time, which bounds the memory of the requests.
+        """Lets every rank ask every owner.
+
+        In each of K rounds, a rank asks one owner and answers one rank. So all connections are busy, and the memory of a round is small.
 
         Args:
             request: float64 [n] that this rank asks an owner; None if all sums would be 0.
-            answer: answers requests [W, n] of W ranks with [W, m].
+            answer: answers a request [n] with [m].
             sizes: n and m for each owner.
 
         Yields:
-            Each owner that this rank asked, in the order of the ranks, and its answer, float64 [m].
+            Each owner that this rank asked, and its answer, float64 [m].
         """
         comm = self._comm
-        num_asked, num_answered = sizes[comm.rank]
-        for first in range(0, comm.size, at_once):
-            asks = first <= comm.rank < first + at_once
-            requests = [request(owner) if asks else None for owner in self._division.owned]
-            asked = comm.gather_numbers([int(each is not None) for each in requests])  # by asking rank, then by owner
-            by_owner, to_me = asked[comm.rank], [of_rank[comm.rank] for of_rank in asked]
-            send = torch.cat([_NOTHING, *(each for each in requests if each is not None)])
-            del requests
-            counts = [flag * size for flag, (size, _) in zip(by_owner, sizes)]
-            received = comm.all_to_all(send, counts, [flag * num_asked for flag in to_me]).wait()
-            answers = answer(received.view(-1, num_asked)) if any(to_me) else received
-            counts = [flag * size for flag, (_, size) in zip(by_owner, sizes)]
-            answered = comm.all_to_all(answers.flatten(), [flag * num_answered for flag in to_me], counts).wait()
-            for owner, flag, piece in zip(self._division.owned, by_owner, answered.split(counts)):
-                if flag:
-                    yield owner, piece
+        for step in range(comm.size):
+            owner, asking = (comm.rank + step) % comm.size, (comm.rank - step) % comm.size
+            asked = request(self._division.owned[owner])
+            flags = [flag for (flag,) in comm.gather_numbers([int(asked is not None)])]
+            if not any(flags):
+                continue
+            asks, answers = _at(owner, flags[comm.rank], comm.size), _at(asking, flags[asking], comm.size)
+            (num_asked, num_answered), (length, height) = sizes[comm.rank], sizes[owner]
+            send = _NOTHING if asked is None else asked
+            received = comm.all_to_all(send, [flag * length for flag in asks], [flag * num_asked for flag in answers])
+            reply = answer(received.wait()) if flags[asking] else _NOTHING
+            del asked, send, received
+            answered = comm.all_to_all(
+                reply, [flag * num_answered for flag in answers], [flag * height for flag in asks]
+            )
+            if flags[comm.rank]:
+                yield self._division.owned[owner], answered.wait()
+            else:
+                answered.wait()
+
+
+def _at(place: int, number: int, size: int) -> list[int]:
+    """Returns a list of ``size`` zeros, but with ``number`` at ``place``."""
+    return [number if other == place else 0 for other in range(size)]
 
 
 def _by_source(piece: Piece, place: Tensor) -> tuple[Tensor, Tensor]:

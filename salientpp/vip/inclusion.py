@@ -268,9 +268,9 @@ class TypedHops:
         ]
 
     def draws(self, hop: int, place: int, expanded: Tensor) -> Tensor:
-        """Returns the probability that a hop draws an edge, from the probability [..., n] that the hop expands each target of a piece.
+        """Returns the probability that a hop draws an edge, from the probability [n] that the hop expands each target of a piece.
 
-        The result is float64 [..., n], or [..., e] if the edges have weights.
+        The result is float64 [n], or [e] if the edges have weights.
         """
         return self.chance[place][hop] * self.lists.pieces[place].spread(expanded)
 

@@ -21,7 +21,7 @@ from salientpp.graph.typed import TypedGraph
 from salientpp.processes import lazy
 
 #: Number of columns that the kernel of sums takes.
-MOST_COLUMNS = 8
+_MOST_COLUMNS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,12 +52,12 @@ class Piece:
         return self.relation.edge_weight is not None
 
     def spread(self, value: Tensor) -> Tensor:
-        """Returns a value per list [..., n] in the form of :data:`Weigh`: if the edges have weights, it is repeated for each edge, [..., e]."""
-        return torch.repeat_interleave(value, self.degree, dim=-1) if self.has_weights else value
+        """Returns a value per list [n] in the form of :data:`Weigh`: if the edges have weights, it is repeated for each edge, [e]."""
+        return torch.repeat_interleave(value, self.degree) if self.has_weights else value
 
 
-#: A function of the position of a piece among the pieces, and of one value per list, float64 [..., n]. It returns float64 [..., n]; if the edges of the piece
-#: have weights, [..., e] with one value per edge. Leading indices and lists must not influence each other.
+#: A function of the position of a piece among the pieces, and of one value per list, float64 [n]. It returns float64 [n]; if the edges of the piece have
+#: weights, [e] with one value per edge. Lists must not influence each other.
 Weigh: TypeAlias = Callable[[int, Tensor], Tensor]
 
 
@@ -169,7 +169,7 @@ def sum_lists(piece: Piece, indices: Tensor, value: Tensor, weighed: Tensor) -> 
         weighed: float64 [n] or [e], a result of :data:`Weigh`.
     """
     if not piece.has_weights:
-        columns = value.split(MOST_COLUMNS, 1)
+        columns = value.split(_MOST_COLUMNS, 1)
         sums = [ops.sum_over_lists(piece.relation.indptr, indices, some.contiguous()) for some in columns]
         return weighed.unsqueeze(1) * torch.cat(sums, 1)
     degree = piece.degree

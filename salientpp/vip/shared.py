@@ -87,7 +87,7 @@ def shared_inclusion_probability(
 
 
 def _log_none(lists: ListSums, fanout: int, r: float, place: int, expanded: Tensor) -> Tensor:
-    """Returns the log of the probability that a target of a piece does not draw a neighbour with the number ``r``, float64 [..., n]."""
+    """Returns the log of the probability that a target of a piece does not draw a neighbour with the number ``r``, float64 [n]."""
     return torch.log1p(-(expanded * _draw_probability(lists.pieces[place].degree, fanout, r)).clamp(max=1.0))
 
 
