@@ -375,7 +375,7 @@ def fastest_layout(graph: LocalGraph, reductions: Mapping[str, str | None]) -> s
     for name in names:
         words = [
             words_of_product(
-                name, graph.offsets, width, rank, rows[name][rank] if name in rows else 0, graph.topology.num_edges
+                name, graph.offsets, width, rank, rows[name][rank] if name in rows else 0, graph.lists.num_edges
             )
             for rank in range(size)
         ]

@@ -21,12 +21,13 @@ from torch_geometric.data import Data
 
 from salientpp.fullgraph.exchange import Ranks, Route
 from salientpp.fullgraph.kept import Kept
+from salientpp.fullgraph.lists import OtherLists
 from salientpp.graph.csc import Graph
 from salientpp.ops import bytes_of
 from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
 from salientpp.ranks.placement import runs
 from salientpp.store.directory.opened import PartitionedGraph
-from salientpp.store.rows import take_rows
+from salientpp.store.target_lists import TargetLists
 
 #: Names of splits in a Data.
 _SPLITS = ("train", "val", "test")
@@ -51,10 +52,10 @@ class LocalGraph:
 
     Attributes:
         ranks: all ranks, their collectives and counters.
-        topology: the edges of the whole graph, with global ids.
+        lists: the neighbour lists of this rank's vertices, or for a ``Data`` those of all vertices, with the attributes of the edges.
+        others: gets the lists of other ranks' vertices.
         offsets: the first global id of each rank, and N at the end.
         node_rows: name -> rows [n, ...] of this rank's vertices.
-        edge_columns: name -> rows [E, ...] of all edges, in the order of edge ids.
         splits: name -> local numbers of this rank's vertices in the split, int64, ascending.
         n_id: int64, global ids of this rank's vertices.
         inner: int64 [r], global ids of other ranks' vertices whose input rows are kept here; most recomputed layers first.
@@ -68,11 +69,11 @@ class LocalGraph:
     """
 
     ranks: Ranks
-    topology: Graph
+    lists: TargetLists
     offsets: tuple[int, ...]
     node_rows: dict[str, Tensor]
-    edge_columns: dict[str, Tensor]
     splits: dict[str, Tensor]
+    others: OtherLists = field(init=False)
     inner: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64, device="cpu"))
     depths: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64, device="cpu"))
     is_planned: bool = False
@@ -88,9 +89,13 @@ class LocalGraph:
         self.n_id = torch.arange(begin, end, device="cpu")
         if begin == end:
             self.node_rows = {name: rows.new_ones((1, *rows.shape[1:])) for name, rows in self.node_rows.items()}
-        computed = torch.cat([self.n_id, self.inner[self.depths > 0]])
-        sources, target, self.e_id = edges_into(self.topology, computed)
-        target += self.num_own - self.n_id.numel()
+        self.others = OtherLists(self.ranks, self.lists, self.offsets)
+        self._edges = [self.lists.into(self.n_id)]
+        if self.is_planned:  # on every rank
+            self._edges.append(self.others.into(self.inner[self.depths > 0], with_rows=True))
+        sources = torch.cat([edges.source for edges in self._edges])
+        self.e_id = torch.cat([edges.e_id for edges in self._edges])
+        target = torch.cat([first + edges.target for first, edges in zip((0, self.num_own), self._edges)])
         others = sources[(sources < begin) | (sources >= end)].unique()
         self.outer = others[~torch.isin(others, self.inner)]
         self._known, self._order = torch.cat([self.inner, self.outer]).sort()
@@ -170,13 +175,15 @@ class LocalGraph:
 
     def __getattr__(self, name: str) -> Any:
         # Called only for missing attributes: rows of vertices, rows of edges, and masks of splits.
-        rows, columns, splits = (self.__dict__.get(each, {}) for each in ("node_rows", "edge_columns", "splits"))
+        rows, splits = (self.__dict__.get(each, {}) for each in ("node_rows", "splits"))
+        columns = self.__dict__["lists"].columns if "lists" in self.__dict__ else {}
         if name in rows:
             return rows[name]
         if name in columns:
             if name not in self.edge_tensors:
                 with torch.inference_mode(False):  # training needs these tensors too
-                    self.edge_tensors[name] = take_rows(columns[name], self.e_id).to(self.ranks.device)
+                    pieces = [edges.rows(name) for edges in self._edges]
+                    self.edge_tensors[name] = torch.cat(pieces).to(self.ranks.device)
             return self.edge_tensors[name]
         masks = {f"{split}_mask": numbers for split, numbers in splits.items()}
         if name in masks:
@@ -219,17 +226,6 @@ class LocalGraph:
             raise ValueError(text)
         order = depths.argsort(descending=True, stable=True)
         return replace(self, inner=inner[order], depths=depths[order], is_planned=True)
-
-
-def edges_into(graph: Graph, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns all edges into some vertices: their sources (global ids), their targets as positions in ``targets``, and their ids; int64 [e] each."""
-    first = graph.indptr[targets]
-    counts = graph.indptr[targets + 1] - first
-    target = torch.repeat_interleave(torch.arange(targets.numel(), device="cpu"), counts)
-    start = torch.repeat_interleave(first - (counts.cumsum(0) - counts), counts)
-    position = start + torch.arange(target.numel(), device="cpu")
-    e_id = position if graph.edge_id is None else graph.edge_id[position]
-    return graph.indices[position].to(torch.int64), target, e_id
 
 
 def local(
@@ -295,11 +291,11 @@ def local(
             raise ValueError(
                 f"all ranks must open the same graph, but rank 0 and rank {rank}{comm.of} have different contents of {', '.join(differing)}"
             )
-    topology, bounds, rows, columns, splits = opened
+    lists, bounds, rows, splits = opened
     rows = {name: value.to(at) for name, value in rows.items()}
     if dtype is not None and "x" in rows:
         rows["x"] = rows["x"].to(dtype)
-    return LocalGraph(ranks, topology, bounds, rows, columns, splits)
+    return LocalGraph(ranks, lists, bounds, rows, splits)
 
 
 def _checksum(*tensors: Tensor) -> int:
@@ -335,7 +331,7 @@ def _of_directory(part: PartitionedGraph, comm: Comm) -> tuple[Any, ...]:
             raise ValueError(
                 f"{part.root} must have {end - begin} rows in the part of rank {comm.rank}, got {value.size(0)}"
             )
-    return view.graph, offsets, rows, dict(view.edge_rows()), splits, {"the directory": part.fingerprint}
+    return TargetLists.of_part(view, comm.rank), offsets, rows, splits, {"the directory": part.fingerprint}
 
 
 def _of_data(data: Data, comm: Comm, offsets: Sequence[int] | None) -> tuple[Any, ...]:
@@ -366,4 +362,4 @@ def _of_data(data: Data, comm: Comm, offsets: Sequence[int] | None) -> tuple[Any
         edges = [each for each in (graph.indptr, graph.indices, graph.edge_id) if each is not None]
         names = [*rows, *columns, *(f"{split}_mask" for split in splits)]
         contents = {"the edges": _checksum(*edges), **{name: _checksum(data[name]) for name in names}}
-    return graph, bounds, rows, columns, splits, contents
+    return TargetLists.of_graph(graph, columns), bounds, rows, splits, contents

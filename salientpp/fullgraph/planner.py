@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import median
@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from salientpp.fullgraph.distribute import DistributedModel
-from salientpp.fullgraph.local import LocalGraph, edges_into
+from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.measure import Constants, calibrate
 from salientpp.fullgraph.trial import StepTimes, in_turns, step_times
-from salientpp.graph.csc import Graph
+from salientpp.store.target_lists import Edges
 
 #: Number of choices (vertices times hops) up to which a minimum cut is computed.
 _EXACT = 4000
@@ -94,7 +94,7 @@ class Problem:
         candidates: int64 [m], ascending: global ids of other ranks' vertices that may be kept.
         is_named: bool [m]: True if an edge leads from the candidate to one of this rank's own vertices.
         sources, targets: int64 [e], ends of the edges between candidates, as places in ``candidates``.
-        in_degree: int64 [m], number of all edges into each candidate.
+        in_degree: int64 [m], number of all edges into each candidate; 0 if no candidate may be recomputed.
     """
 
     costs: Costs
@@ -105,19 +105,36 @@ class Problem:
     in_degree: Tensor
 
     @classmethod
-    def of(cls, graph: Graph, begin: int, end: int, costs: Costs) -> Problem:
-        """Makes the problem of the rank with the vertices ``begin`` to ``end - 1``. Candidates are at most as many hops away as the model has hops."""
-        others = lambda ids: ids[(ids < begin) | (ids >= end)].unique()  # noqa: E731
-        named = latest = candidates = others(edges_into(graph, torch.arange(begin, end, device="cpu"))[0])
-        for _ in range(costs.num_hops - 1):
-            latest = others(edges_into(graph, latest)[0])
-            latest = latest[~torch.isin(latest, candidates)]
-            candidates = torch.cat([candidates, latest])
+    def of(
+        cls,
+        own: range,
+        named: Tensor,
+        edges_into: Callable[[Tensor], Edges],
+        costs: Costs,
+        may_recompute: bool = True,
+    ) -> Problem:
+        """Makes the problem of the rank with the vertices ``own``. Candidates are at most as many hops away as the model has hops.
+
+        Args:
+            named: ascending global ids of other ranks' vertices from which edges lead to own vertices, int64.
+            edges_into: returns the edges into vertices of other ranks. It is called once for each hop, and once for each candidate.
+            may_recompute: False: no candidate is recomputed. Then the candidates are ``named``, and no edges are read.
+        """
+        candidates = latest = named
+        found = [(named[:0], named[:0])]  # ends of edges into candidates, as global ids
+        for hop in range(costs.num_hops if may_recompute else 0):
+            edges = edges_into(latest)
+            found.append((edges.source, latest[edges.target]))
+            if hop + 1 < costs.num_hops:
+                latest = edges.source[(edges.source < own.start) | (edges.source >= own.stop)].unique()
+                latest = latest[~torch.isin(latest, candidates)]
+                candidates = torch.cat([candidates, latest])
         candidates = candidates.sort().values
-        sources, targets, _ = edges_into(graph, candidates)
+        sources, targets = (torch.cat(ends) for ends in zip(*found))
+        targets = torch.searchsorted(candidates, targets)
+        degrees = torch.bincount(targets, minlength=candidates.numel())
         is_candidate = torch.isin(sources, candidates)
         place = torch.searchsorted(candidates, sources[is_candidate])
-        degrees = graph.indptr[candidates + 1] - graph.indptr[candidates]
         # A repeated edge needs the row only once.
         pairs = torch.stack([place, targets[is_candidate]]).unique(dim=1)
         return cls(costs, candidates, torch.isin(candidates, named), pairs[0], pairs[1], degrees)
@@ -389,14 +406,15 @@ def plan_for(
     if graph.is_planned or model.layout != "halo":
         raise ValueError("plan_for needs a model with layout='halo' and without a plan; distribute it again")
     arguments = model_arguments or (graph.x, graph.edge_index)
-    begin, end = graph.offsets[graph.ranks.rank : graph.ranks.rank + 2]
     modes = {module: module.training for module in model.modules()}
     try:
         model.eval()(*arguments)
         costs = Costs([width for width, _ in model.seen], [backward for _, backward in model.seen], constants or _UNIT)
         if constants is None:
             costs = costs.timed(step_times(model, arguments), calibrate(graph))
-        problem = Problem.of(graph.topology, begin, end, costs)
+        own = range(*graph.offsets[graph.ranks.rank : graph.ranks.rank + 2])
+        may_recompute = kind in ("hybrid", "recompute")
+        problem = Problem.of(own, graph.outer, graph.others.into, costs, may_recompute)
         if kind != "hybrid":
             return Plan(problem, problem.pure(kind), graph)
         limit = inf if budget is None else budget

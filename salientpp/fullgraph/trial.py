@@ -14,16 +14,16 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
 import torch
 
 from salientpp.fullgraph.distribute import DistributedModel
-from salientpp.fullgraph.local import LocalGraph, edges_into
+from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.outputs import tensors_of
-from salientpp.graph.csc import Graph
+from salientpp.store.rows import TensorRows
 
 #: Timed repetitions after a warm-up: their minimum and maximum number, and the seconds after which none is started.
 _LEAST, _MOST, _ENOUGH = 3, 30, 5.0
@@ -50,7 +50,7 @@ def step_times(model: DistributedModel, arguments: Sequence[Any]) -> StepTimes:
     """Times steps of a model with layout='halo' and without a plan, in its current mode. Gradients of its parameters stay unchanged. Collective."""
     graph = model.graph
     half = graph.outer[::2]
-    edges_in = int((graph.topology.indptr[half + 1] - graph.topology.indptr[half]).sum())
+    edges_in = int(graph.others.degrees(half).sum())
     deeper = torch.zeros_like(half)
     deeper[:: max(1, -(-edges_in // max(1, graph.edge_index.size(1))))] = 1
     plans = [(half[:1], deeper[:1] * 0), (half, deeper * 0), (half, deeper)]
@@ -100,12 +100,17 @@ def _words_of(part: LocalGraph, words: Sequence[int]) -> int:
 
 def without_halo(graph: LocalGraph) -> LocalGraph:
     """Returns a part with as many vertices and edges as this rank's, but all edges come from the rank's own vertices. Collective."""
-    begin, number = graph.offsets[graph.ranks.rank], graph.n_id.numel()
-    sources, targets, e_id = edges_into(graph.topology, graph.n_id)
-    indptr = torch.zeros(graph.num_vertices + 1, dtype=torch.int64, device="cpu")
-    indptr[begin + 1 : begin + number + 1] = torch.bincount(targets, minlength=number)
-    topology = Graph(indptr.cumsum(0), sources % max(1, number) + begin, e_id)
-    return LocalGraph(graph.ranks, topology, graph.offsets, graph.node_rows, graph.edge_columns, {})
+    number, edges = graph.n_id.numel(), graph.lists.into(graph.n_id)
+    begin = graph.offsets[graph.ranks.rank]
+    lists = replace(
+        graph.lists,
+        indptr=torch.nn.functional.pad(torch.bincount(edges.target, minlength=number).cumsum(0), (1, 0)),
+        indices=TensorRows(edges.source % max(1, number) + begin),
+        first_target=begin,
+        edge_id=edges.row,
+        is_whole=False,
+    )
+    return LocalGraph(graph.ranks, lists, graph.offsets, graph.node_rows, {})
 
 
 def _of(alone: LocalGraph, graph: LocalGraph, argument: Any) -> Any:

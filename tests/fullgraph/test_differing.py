@@ -411,6 +411,7 @@ AGREED_ELSEWHERE = {
     "difference": "all ranks know that they differ",
     "local": "all ranks have just met",
     "_from_rank_0": "_agree has agreed",
+    "_send": "its callers have made a route",
 }
 
 

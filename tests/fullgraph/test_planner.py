@@ -19,6 +19,7 @@ from salientpp.fullgraph.distribute import DistributedModel
 from salientpp.fullgraph.planner import _UNIT, Costs, Problem
 from salientpp.fullgraph.trial import StepTimes, _of, _words_of, times_of, without_halo
 from salientpp.graph.csc import Graph
+from salientpp.store.target_lists import TargetLists
 
 CONSTANTS = Constants(edge=1e-9, vertex=1e-10, word=1e-8, exchange=1e-4)
 
@@ -226,6 +227,13 @@ def test_the_plan_with_the_fastest_steps_is_taken_on_all_ranks(slow, budget, exp
 # --- the planner --------------------------------------------------------------------------------------------
 
 
+def problem_of(graph: Graph, number: int, costs: Costs) -> Problem:
+    """Makes the problem of a rank with the first ``number`` vertices of a graph."""
+    lists = TargetLists.of_graph(graph, {})
+    sources = lists.into(torch.arange(number)).source
+    return Problem.of(range(number), sources[sources >= number].unique(), lists.into, costs)
+
+
 def small_problem(seed: int, remote: int, hops: int) -> Problem:
     """Makes a problem with few vertices of other ranks, and constants under which each plan may win."""
     draw = torch.Generator().manual_seed(seed)
@@ -237,7 +245,7 @@ def small_problem(seed: int, remote: int, hops: int) -> Problem:
         scale(-10, -8.5), scale(-11, -9), scale(-9, -7.5), exchange=0.0, kept=seed % 2 * scale(-9, -6)
     )
     widths = torch.randint(1, 9, (hops,), generator=draw).tolist()
-    return Problem.of(graph, 0, 4, Costs(widths, [False] + [True] * (hops - 1), constants))
+    return problem_of(graph, 4, Costs(widths, [False] + [True] * (hops - 1), constants))
 
 
 def every_plan(problem: Problem) -> torch.Tensor:
@@ -323,7 +331,7 @@ def test_a_plan_keeps_its_budget_and_is_no_worse_than_pure_plans(seed):
 def test_a_row_that_two_recomputed_vertices_need_is_paid_once():
     # Edges 0 <- 1, 0 <- 2, 1 <- 3, 2 <- 3: recomputing 1 and 2 needs the row of 3 once.
     graph = Graph.from_edge_index(torch.tensor([[1, 2, 3, 3], [0, 0, 1, 2]]), 4)
-    problem = Problem.of(graph, 0, 1, Costs([5, 7], [False, True], Constants(0.0, 0.0, 1.0, 0.0)))
+    problem = problem_of(graph, 1, Costs([5, 7], [False, True], Constants(0.0, 0.0, 1.0, 0.0)))
     seconds = lambda *depths: float(problem.seconds(torch.tensor(depths)))  # noqa: E731
     assert seconds(-1, -1, -1) == 2 * 5 + 2 * 14
     assert seconds(0, 0, -1) == 2 * 14
@@ -335,7 +343,7 @@ def test_a_row_that_two_recomputed_vertices_need_is_paid_once():
 def test_larger_plans_are_greedy_and_no_worse_than_the_pure_ones():
     data = data_of(4000)
     graph = Graph.from_edge_index(data.edge_index, 4000)
-    problem = Problem.of(graph, 0, 700, Costs([16, 64, 64], [False, True, True], CONSTANTS))
+    problem = problem_of(graph, 700, Costs([16, 64, 64], [False, True, True], CONSTANTS))
     assert problem.candidates.numel() * 3 > 4000
     seconds = float(problem.seconds(problem.solve()))
     assert all(seconds <= float(problem.seconds(problem.pure(kind))) for kind in ("fetch", "cache", "recompute"))

@@ -1,0 +1,114 @@
+"""Neighbour lists of the vertices that a part owns, with the attributes of their edges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from salientpp.graph.csc import Graph
+from salientpp.store.directory.description import EdgeName
+from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.store.rows import JoinedRows, RowSource, TensorRows, take_rows
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """All edges into some vertices, in the order of these vertices and of their lists.
+
+    Attributes:
+        source: int64 [e], global ids.
+        target: int64 [e], positions among the vertices.
+        e_id: int64 [e], ids of the edges.
+        row: int64 [e], rows of the edges in ``columns``.
+        columns: name -> rows of edges.
+    """
+
+    source: Tensor
+    target: Tensor
+    e_id: Tensor
+    row: Tensor
+    columns: Mapping[str, RowSource]
+
+    def rows(self, name: str) -> Tensor:
+        """Returns the rows [e, ...] of an attribute of these edges."""
+        return take_rows(self.columns[name], self.row)
+
+
+@dataclass(frozen=True, eq=False)
+class TargetLists:
+    """Neighbour lists of consecutive vertices, for edges of one type.
+
+    Attributes:
+        indptr: int64 [n + 1], from 0.
+        indices: [e], global ids of the sources.
+        columns: name -> rows of the edges.
+        num_edges: number of all edges of this type in the graph.
+        first_target: global id of the first vertex.
+        first_edge: id of the edge with the row 0 in ``columns``.
+        edge_id: int64 [e], rows of the edges in ``columns``; None: 0 to e - 1.
+        is_whole: True if every rank has the lists of all vertices.
+    """
+
+    indptr: Tensor
+    indices: RowSource
+    columns: Mapping[str, RowSource]
+    num_edges: int
+    first_target: int = 0
+    first_edge: int = 0
+    edge_id: Tensor | None = None
+    is_whole: bool = False
+
+    @classmethod
+    def of_graph(cls, graph: Graph, columns: Mapping[str, Tensor], keeps_ids: bool = True) -> TargetLists:
+        """Returns all lists of a graph.
+
+        Args:
+            columns: name -> rows [E, ...] in the order of edge ids.
+            keeps_ids: False: neither ids nor rows of edges will be read. A graph may keep its edge ids in a form that is slow to read.
+        """
+        rows = {name: TensorRows(value) for name, value in columns.items()}
+        edge_id = graph.edge_id if keeps_ids else None
+        return cls(graph.indptr, TensorRows(graph.indices), rows, graph.num_edges, edge_id=edge_id, is_whole=True)
+
+    @classmethod
+    def of_part(cls, view: PartitionedGraph, part_id: int, type_: EdgeName = None) -> TargetLists:
+        """Returns the lists of the vertices that a part owns, for edges of one type. No list of another part is read."""
+        number = view.edge_types.index(type_)
+        pieces = view.part_graph(part_id=part_id).lists[number]
+        rows = view.part_edge_rows(part_id)[type_]
+        sizes = [piece.relation.indices.numel() for piece in pieces]
+        ends = torch.tensor(sizes, device="cpu").cumsum(0).tolist()
+        starts = [piece.relation.indptr[:-1] + end - size for piece, end, size in zip(pieces, ends, sizes)]
+        indices = [piece.relation.indices for piece in pieces]
+        return cls(
+            torch.cat([*starts, torch.tensor(ends[-1:], device="cpu")]),
+            TensorRows(indices[0]) if len(indices) == 1 else JoinedRows(indices),
+            rows.rows,
+            view.description.edges(type_).num_edges,
+            pieces[0].first_target,
+            rows.first_edge,
+        )
+
+    def into(self, targets: Tensor) -> Edges:
+        """Returns all edges into some of the vertices, which are global ids int64 [m]."""
+        target, position = positions_of(self.indptr, targets - self.first_target)
+        row = position if self.edge_id is None else self.edge_id[position]
+        source = take_rows(self.indices, position).to(torch.int64)
+        return Edges(source, target, row + self.first_edge, row, self.columns)
+
+    def degrees(self, targets: Tensor) -> Tensor:
+        """Returns the numbers of edges into some of the vertices, int64 [m]."""
+        place = targets - self.first_target
+        return self.indptr[place + 1] - self.indptr[place]
+
+
+def positions_of(indptr: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns, for each entry of the lists at ``place``, which list it belongs to and its position in the array of all lists; int64 [e] each."""
+    first = indptr[place]
+    counts = indptr[place + 1] - first
+    which = torch.repeat_interleave(torch.arange(place.numel(), device="cpu"), counts)
+    start = torch.repeat_interleave(first - (counts.cumsum(0) - counts), counts)
+    return which, start + torch.arange(which.numel(), device="cpu")
