@@ -34,21 +34,24 @@ from salientpp.engine.run import Epoch
 from salientpp.engine.seeds import vertex_seeds
 from salientpp.engine.source import BatchSource, open_data, open_partition
 from salientpp.files import check_output, write_whole
-from salientpp.graph.csc import Graph, runs_of_vertices
+from salientpp.graph.csc import runs_of_vertices
 from salientpp.layerwise.layers import Network, device_of, digests_of, evaluating, network_of, try_out
 from salientpp.layerwise.normalisation import Edges, Normalisation
-from salientpp.loader.construction import connect, engine_together, facts_of, prepare_together, ways_of
+from salientpp.layerwise.uses import CacheOfUses, count_transfers_saved
+from salientpp.loader.construction import connect, engine_together, facts_of, prepare_together
 from salientpp.loader.statistics import LoaderStats
 from salientpp.loader.values import Options
 from salientpp.progress import Progress
 from salientpp.ranks.comm import DEFAULT_TIMEOUT
 from salientpp.ranks.placement import Placement
 from salientpp.sampling.neighbor_sampler import NeighborSampler
+from salientpp.sampling.part_topology import topology_of_part
 from salientpp.sampling.schedule import Schedule, Turns
 from salientpp.sampling.seeds import part_nodes
 from salientpp.store.directory.opened import PartitionedGraph
-from salientpp.vip.accesses import count_accesses
-from salientpp.vip.policies import Workload
+from salientpp.store.exchange import Exchange
+from salientpp.store.rows import TensorRows, empty_rows
+from salientpp.store.target_lists import TargetLists
 
 #: Engines' name for the rows that go through the layers.
 ROWS = (None, "x")
@@ -133,10 +136,11 @@ class Inference:
         following: rows of the part after the current layer.
         kept: rows of the part after each finished layer, if the network joins them at the end.
         uses: the result of :meth:`count_uses`; None before its first call.
+        lists: the neighbour lists of the part's vertices, with the edge attributes that layers take, named 'edge_weight' and 'edge_attr'.
 
     Attributes that are set with the first engine:
         like: empty tensors [0, ...] with the shape and dtype of each layer's rows.
-        edge_rows: 'edge_weight' and 'edge_attr' -> rows of the edge attribute [E, ...]; only those that are given.
+        num_vertices: number of vertices of the whole graph, N.
         begin: the first global id of the part.
         ranges: batches of the part, as ranges of its vertices. The ranks of a part take them in turn.
         same: name -> value that must be equal on all ranks.
@@ -157,8 +161,9 @@ class Inference:
     uses: Tensor | None = None
     network: Network = field(init=False)
     like: Sequence[Tensor] = field(init=False)
-    edge_rows: Mapping[str, Tensor] = field(init=False)
+    lists: TargetLists = field(init=False)
     normalisation: Normalisation = field(init=False)
+    num_vertices: int = field(init=False)
     begin: int = field(init=False)
     ranges: Sequence[tuple[int, int]] = field(init=False)
     placement: Placement = field(init=False)
@@ -202,13 +207,10 @@ class Inference:
         """Batches of this rank."""
         return self.ranges[self.placement.place :: self.placement.ranks_per_part]
 
-    def count_uses(self, workload: Workload) -> Tensor:
-        """Cache policy: number of transfers that caching a row saves, [N]. It is the number of this rank's batches that need the row, less one."""
+    def count_uses(self) -> Tensor:
+        """Returns the scores of the cache, :func:`count_transfers_saved`."""
         if self.uses is None:
-            batches = [(torch.arange(*one, device="cpu") + self.begin, 0) for one in self.own_ranges]
-            assert isinstance(workload.graph, Graph)  # inference takes a topology that this rank has whole
-            counts = count_accesses(workload.graph, batches, [-1])
-            self.uses = (counts - 1).clamp_(min=0).to(torch.float32)
+            self.uses = count_transfers_saved(self.lists, self.own_ranges, self.num_vertices)
         return self.uses
 
     @torch.no_grad()
@@ -229,56 +231,81 @@ class Inference:
         self.following[here] = rows.to("cpu")
         self.progress.advance()
 
-    def prepare(self, source: BatchSource) -> None:
-        """Finds the layers, their edge attributes and the batches of the part, and tries the layers out. It does not communicate."""
+    def prepare(self, source: BatchSource, held: PartitionedGraph | None) -> None:
+        """Finds the layers, their edge attributes and the batches of the part, and tries the layers out. It does not communicate.
+
+        ``held`` is the view whose part has this rank's rows; None for a ``Data``.
+        """
         batch_size = integer("vertices of a batch", 1)("batch_size", self.options["batch_size"])
         batch_edges = integer("edges into the vertices of a batch", 1)("batch_edges", self.batch_edges)
         if ROWS[1] not in source.rows[None]:
             raise ValueError(
                 "inference begins with x, but the data has none; add x to the data before it is partitioned"
             )
-        graph = source.sampler.topology.graph
         network = network_of(self.model)
-        edges = {name: self._edge_rows(name, graph) for name, key in self.names.items() if key is not None}
+        self.lists = self._lists(source, held)
+        edges = self.lists.columns
         for name in [name for name in edges if name not in network.takes]:
             raise ValueError(
                 f"{name}={self.names[name]!r} is given, but no layer of the model takes {name}; leave it out"
             )
         given = source.delivered(ROWS)
         x = torch.empty((0, *given.shape[1:]), dtype=self.dtype or given.dtype, device="cpu")
-        weight, attr = (edges[name][:0] if name in edges else None for name in ("edge_weight", "edge_attr"))
+        weight, attr = (empty_rows(edges[name], 0) if name in edges else None for name in ("edge_weight", "edge_attr"))
         with torch.no_grad():
             self.network, self.like = try_out(network, x, weight, attr, torch.device(self.options["device"]))
         if self.out is not None:
             _check_folder(self.out, source.exchange.part_id, self.like[-1].dtype)
-        self.begin, end = source.books[None].range_of(source.exchange.part_id)
+        self.num_vertices, self.begin = source.books[None].num_vertices, self.lists.first_target
         self.ranges = [
             (first, min(first + batch_size, last))
-            for run_first, last in runs_of_vertices(graph.indptr[self.begin : end + 1], batch_edges)
+            for run_first, last in runs_of_vertices(self.lists.indptr, batch_edges)
             for first in range(run_first, last, batch_size)
         ]
-        self.edge_rows, self.normalisation = edges, Normalisation(graph, edges.get("edge_weight"))
+        self.normalisation = Normalisation(self.lists, self.network.degrees("edge_weight" in edges))
         self.placement = source.exchange.placement
         digests = digests_of(self.model)
         self.same = {
             "layers": list(map(str, self.network.layers)),
             "batch_edges": batch_edges,
             **self.names,
+            "degrees": self.normalisation.kinds,
             "parameters of the model (their digest)": digests["parameters"],
             "buffers of the model (their digest; under DDP the statistics of BatchNorm differ: broadcast them from one rank)": digests["buffers"],
         }  # fmt: skip
 
-    def _edge_rows(self, name: str, graph: Graph) -> Tensor:
-        """Returns the rows [E, ...] of an edge attribute, in the order of edge ids."""
-        key = self.names[name]
-        known = self.data.edge_rows() if isinstance(self.data, PartitionedGraph) else self.data.to_dict()
-        value = known.get(str(key))
-        if not isinstance(value, Tensor) or not value.dim() or value.size(0) != graph.num_edges:
-            raise ValueError(
-                f"{name} must be the name of an edge attribute, a tensor with {graph.num_edges} rows, got {key!r}; the data has "
-                f"{', '.join(known) or 'none'}"
-            )
-        return value.detach().cpu().contiguous()
+    def meet(self, source: BatchSource) -> None:
+        """Gets the degrees of other parts' vertices. Collective."""
+        found = self.normalisation
+        if found.kinds and source.travelling:
+            exchange = Exchange(
+                source.exchange.comm, source.books, source.exchange.placement
+            )  # its traffic is no batch's
+            degrees = torch.empty((found.halo.numel(), len(found.kinds)), dtype=torch.float64, device="cpu")
+            exchange.fetch_rows(None, {ROWS[1]: TensorRows(found.own)}, found.halo, {ROWS[1]: degrees})
+            found.add_halo(degrees)
+
+    def _lists(self, source: BatchSource, held: PartitionedGraph | None) -> TargetLists:
+        """Returns :attr:`lists`. ``held`` is the view whose part has this rank's rows; None for a ``Data``."""
+        names = {name: key for name, key in self.names.items() if key is not None}
+        if held is not None:
+            lists = TargetLists.of_part(held, source.exchange.part_id)
+            known: dict[str, Any] = dict(lists.columns)
+        else:
+            lists = TargetLists.of_graph(source.sampler.topology.graph, {}, keeps_ids=bool(names))
+            known = self.data.to_dict()
+        columns = {}
+        for name, key in names.items():
+            value = known.get(str(key))
+            if isinstance(value, Tensor) and value.dim() and value.size(0) == lists.num_edges:
+                value = TensorRows(value.detach().cpu().contiguous())
+            elif held is None or value is None:
+                raise ValueError(
+                    f"{name} must be the name of an edge attribute, a tensor with {lists.num_edges} rows, got {key!r}; the data has "
+                    f"{', '.join(known) or 'none'}"
+                )
+            columns[name] = value
+        return dataclasses.replace(lists, columns=columns)
 
 
 class LayerRun:
@@ -287,7 +314,7 @@ class LayerRun:
     def __init__(self, call: Inference, sampler: NeighborSampler | None) -> None:
         self._call = call
         options = Options(
-            policy=call.count_uses, seed=0, dtype=None if call.stats else call.dtype, columns=call.rows or (ROWS[1],),
+            seed=0, dtype=None if call.stats else call.dtype, columns=call.rows or (ROWS[1],),
             **{name: value for name, value in call.options.items() if name not in ("batch_size", "num_workers")},
         )  # fmt: skip
         words = "a torch_geometric.data.Data, or the result of salientpp.load"
@@ -305,22 +332,26 @@ class LayerRun:
             self._comm, source, Epochs(0, source.exchange.placement, order), self._device, call.options["batch_size"], depth=options.depth,
             num_workers=call.options["num_workers"], dtype=options.dtype,
         )  # fmt: skip
-        self.engine = engine_together(basis, ways_of(options, everyone), "run a layer")
+        if not call.stats:
+            self._reporting(partial(call.meet, source))
+        fills_cache = any(facts.fills_cache for facts in everyone)
+        ways = [CacheOfUses(options.replication_factor, call.count_uses)] if fills_cache else []
+        self.engine = engine_together(basis, ways, "run a layer")
 
     # --- construction, together with the other ranks --------------------------------------------------------
 
     def _prepare(self, options: Options, sampler: NeighborSampler | None) -> Prepared:
         options, call = options.checked(self._device), self._call
         integer("threads", 0)("num_workers", call.options["num_workers"])
-        source = self._open(sampler, options)
+        source, held = self._open(sampler, options)
         if not call.stats:
-            call.prepare(source)
+            call.prepare(source, held)
         like = call.like[call.number]
         size = call.ranges[-1][1] if call.ranges else 0
         call.following = torch.empty((size, *like.shape[1:]), dtype=like.dtype, device="cpu")
         source = dataclasses.replace(
             source,
-            template=PartitionTemplate({None: call.edge_rows}),
+            template=PartitionTemplate({None: call.lists.columns}, {None: call.lists.first_edge}),
             rows={None: {ROWS[1]: source.rows_of(ROWS)}},
             exchanged=[ROWS],
             seed_columns=[],
@@ -330,18 +361,29 @@ class LayerRun:
         facts = facts_of(source, seeds, options, {"batch_size": call.options["batch_size"]}, ())
         return Prepared(source, dataclasses.replace(facts, same={**facts.same, **call.same}), options)
 
-    def _open(self, sampler: NeighborSampler | None, options: Options) -> BatchSource:
-        """Opens the data that batches are drawn from. Every vertex of the part is a seed."""
+    def _open(self, sampler: NeighborSampler | None, options: Options) -> tuple[BatchSource, PartitionedGraph | None]:
+        """Opens the data that batches are drawn from, and the view of it whose part has this rank's rows. Every vertex of the part is a seed."""
         data = self._call.data
         if sampler is not None:
             nodes = torch.arange(data.num_nodes, device="cpu")
             seeds = vertex_seeds(sampler, NodeSamplerInput(None, nodes, None, None))
-            return open_data(data, self._comm, sampler, seeds, columns=options.columns)
+            return open_data(data, self._comm, sampler, seeds, columns=options.columns), None
         connected = connect_part(data, self._comm, placement_of(data, self._comm))
-        sampler = NeighborSampler(data.graph, [-1])
+        held = connected.held
+        sampler = NeighborSampler(held.graph if held.topology == "whole" else topology_of_part(held, None, None), [-1])
         inputs, _ = part_nodes(connected.own, connected.own_part, "all", None, None)
         seeds = vertex_seeds(sampler, inputs)
-        return open_partition(connected, sampler, seeds, columns=options.columns, custom_cls=None)
+        return open_partition(connected, sampler, seeds, columns=options.columns, custom_cls=None), held
+
+    def _reporting(self, action: Callable[[], None]) -> None:
+        """Calls a collective action. An error on this rank is reported to the others."""
+        try:
+            action()
+        except BaseException as error:
+            self._comm.report_failure(
+                f"rank {self._comm.rank}{self._comm.of} could not run a layer: {type(error).__name__}: {error}"
+            )
+            raise
 
     # --- the layer ------------------------------------------------------------------------------------------
 

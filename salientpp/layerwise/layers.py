@@ -20,11 +20,12 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from salientpp.graph.csc import Graph
 from salientpp.graph.quantiles import corrected
-from salientpp.layerwise.normalisation import Edges, Normalisation
+from salientpp.layerwise.normalisation import Edges, Kind, Normalisation, kinds_of
 from salientpp.nn.layers import LAYERS
 from salientpp.ops import bytes_of
 from salientpp.sampling.stored import GraphTopology
 from salientpp.sampling.topology import DrawOptions
+from salientpp.store.target_lists import TargetLists
 
 #: Function of rows [n, ...] that treats each row separately.
 RowFunction = Callable[[Tensor], Tensor]
@@ -111,6 +112,10 @@ class Network:
     @property
     def takes(self) -> frozenset[str]:
         return frozenset().union(*(layer.takes for layer in self.layers))
+
+    def degrees(self, has_weights: bool) -> list[Kind]:
+        """Returns the ways in which the layers count degrees. ``has_weights``: edges have weights."""
+        return kinds_of((layer.conv for layer in self.layers), has_weights)
 
 
 def network_of(model: Any) -> Network:
@@ -263,7 +268,7 @@ def try_out(
         The network, with ``pairs`` set for the layers that support it; and, for each layer, an empty tensor [0, ...] with the shape and dtype of its rows.
         The last tensor is the result of ``join``.
     """
-    trial = _Trial.of(weight, attr, device)
+    trial = _Trial.of(weight, attr, device, network.degrees(weight is not None))
     first = present = _random_rows(_TRIAL_VERTICES, x, trial.generator).to(device)
     given: list[Tensor] = []
     layers: list[Layer] = []
@@ -310,7 +315,7 @@ class _Trial:
     generator: torch.Generator
 
     @classmethod
-    def of(cls, weight: Tensor | None, attr: Tensor | None, device: torch.device) -> _Trial:
+    def of(cls, weight: Tensor | None, attr: Tensor | None, device: torch.device, kinds: Sequence[Kind]) -> _Trial:
         generator = torch.Generator().manual_seed(0)
         edge_index = torch.randint(_TRIAL_VERTICES, (2, _TRIAL_EDGES), generator=generator, device="cpu")
         edge_index[:, :4] = edge_index[:1, :4]
@@ -336,7 +341,8 @@ class _Trial:
                 None if edges.attr is None else edges.attr[edge],
             )
             batches.append((seeds.to(device), batch))
-        normalisation = Normalisation(graph, None if edges.weight is None else edges.weight.cpu())
+        lists = TargetLists.of_graph(graph, {} if edges.weight is None else {"edge_weight": edges.weight.cpu()})
+        normalisation = Normalisation(lists, kinds)
         return cls(edges, normalisation, batches, generator)
 
     def in_batches(self, layer: Layer, present: Tensor) -> Tensor:

@@ -1,24 +1,25 @@
 """Edge weights for layers that divide by degrees, in batches that lack most edges of the graph.
 
 ``GCNConv`` and similar layers weight an edge u → v with w / sqrt(d(u) d(v)). Here d is the sum of the weights of all edges into a vertex, including added
-self-loops. The whole topology is on every rank, so the degrees are computed once, in this module.
+self-loops. A rank sums up the degrees of its part's vertices, once. Degrees of other vertices come from their owners.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.nn import GCNConv, LGConv, TAGConv
 from torch_geometric.utils import add_remaining_self_loops
 
-from salientpp.graph.csc import Graph, runs_of_vertices
-from salientpp.store.rows import take_rows
+from salientpp.graph.csc import runs_of_vertices
+from salientpp.store.target_lists import Edges as EdgesInto
+from salientpp.store.target_lists import TargetLists
 
 #: Layers that normalise in ``forward``, with PyG's ``gcn_norm``, unless their ``normalize`` is False.
 _NORMALISING = (GCNConv, LGConv, TAGConv)
@@ -44,57 +45,109 @@ class Edges:
     attr: Tensor | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Normalisation:
-    """Degrees of a graph, as normalising layers count them."""
+class Kind(NamedTuple):
+    """A way to count degrees.
 
-    graph: Graph
-    edge_weight: Tensor | None = None  # [E] by edge id
-    _known: dict[Any, Tensor] = field(default_factory=dict)
+    Attributes:
+        adds_loops: every vertex without a self-loop gets one.
+        loop: weight of these loops.
+    """
+
+    adds_loops: bool
+    loop: float
+
+
+def kinds_of(convs: Iterable[Callable[..., Tensor]], has_weights: bool) -> list[Kind]:
+    """Returns the ways in which some layers count degrees, each once. ``has_weights``: edges have weights."""
+    kinds = [_kind_of(conv, has_weights) for conv in convs if _normalises(conv)]
+    return list(dict.fromkeys(kinds))
+
+
+def _normalises(conv: Callable[..., Tensor]) -> bool:
+    return isinstance(conv, _NORMALISING) and bool(conv.normalize)
+
+
+def _kind_of(conv: Any, has_weights: bool) -> Kind:
+    # PyG uses `improved` for the weight of a loop only if edges have weights.
+    return Kind(
+        bool(getattr(conv, "add_self_loops", False)), 2.0 if getattr(conv, "improved", False) and has_weights else 1.0
+    )
+
+
+class Normalisation:
+    """Degrees of vertices, as normalising layers count them.
+
+    Args:
+        lists: the neighbour lists of the vertices that layers compute. Their columns may have the weights of the edges, named 'edge_weight'.
+        kinds: ways to count degrees, from :func:`kinds_of`.
+
+    Attributes:
+        kinds: see above.
+        halo: int64 [h], ascending: the other vertices that edges come from.
+        own: float64 [n, len(kinds)], 1 / sqrt(degree) of the vertices with lists; 0 for a degree of 0.
+    """
+
+    def __init__(self, lists: TargetLists, kinds: Sequence[Kind]) -> None:
+        self.kinds, self._lists = list(kinds), lists
+        num_targets = lists.indptr.numel() - 1
+        self.own = torch.zeros((num_targets, len(kinds)), dtype=torch.float64, device="cpu")
+        halo = [torch.empty(0, dtype=torch.int64, device="cpu")]
+        for first, last in runs_of_vertices(lists.indptr, _CHUNK_EDGES) if kinds else ():
+            targets = torch.arange(first, last, device="cpu") + lists.first_target
+            edges = lists.into(targets)
+            outside = (edges.source < lists.first_target) | (edges.source >= lists.first_target + num_targets)
+            halo = [torch.cat([*halo, edges.source[outside]]).unique()]
+            for number, kind in enumerate(kinds):
+                self.own[first:last, number] = _degrees(edges, targets, kind)
+        self.halo = halo[0]
+        root = self.own.pow_(-0.5)
+        root.masked_fill_(root == float("inf"), 0)
+        self._root = root
+        self._on_device: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def add_halo(self, rows: Tensor) -> None:
+        """Sets the rows of ``halo``, float64 [h, len(kinds)], which are in ``own`` on the ranks that own these vertices."""
+        self._root = torch.cat([self.own, rows])
 
     def applied(
         self, conv: Callable[..., Tensor], edges: Edges, dtype: torch.dtype
     ) -> tuple[Callable[..., Tensor], Edges]:
         """Returns a layer and edges for it. On rows of ``dtype`` they give the targets the same rows as ``conv`` on the whole graph. ``conv`` is unchanged."""
-        if not isinstance(conv, _NORMALISING) or not conv.normalize:
+        if not _normalises(conv):
             return conv, edges
-        adds_loops = bool(getattr(conv, "add_self_loops", False))
-        # PyG uses `improved` for the weight of a loop only if edges have weights.
-        loop = 2.0 if getattr(conv, "improved", False) and edges.weight is not None else 1.0
+        kind = _kind_of(conv, edges.weight is not None)
         if edges.weight is None:
             weight = torch.ones(edges.edge_index.size(1), dtype=dtype, device=edges.edge_index.device)
         else:
             weight = edges.weight if edges.weight.is_floating_point() else edges.weight.to(dtype)
         edge_index = edges.edge_index
-        if adds_loops:
-            edge_index, weight = add_remaining_self_loops(edge_index, weight, loop, edges.num_targets)
-        factor = self._inverse_roots(adds_loops, loop, edges.n_id.device)[edges.n_id].to(weight.dtype)
+        if kind.adds_loops:
+            edge_index, weight = add_remaining_self_loops(edge_index, weight, kind.loop, edges.num_targets)
+        factor = self._inverse_roots(edges.n_id, kind).to(weight.dtype)
         weight = factor[edge_index[0]] * weight * factor[edge_index[1]]
-        plain = copy.copy(conv)  # shares the parameters
+        plain: Any = copy.copy(conv)  # shares the parameters
         plain.normalize = False
         return plain, dataclasses.replace(edges, edge_index=edge_index, weight=weight)
 
-    def _inverse_roots(self, adds_loops: bool, loop: float, device: torch.device) -> Tensor:
-        """Returns 1 / sqrt(degree), float64 [N], on ``device``; 0 for a degree of 0."""
-        key = adds_loops, loop, device
-        if key in self._known:
-            return self._known[key]
-        graph = self.graph
-        degree = torch.zeros(graph.num_vertices, dtype=torch.float64, device="cpu")
-        for first, last in runs_of_vertices(graph.indptr, _CHUNK_EDGES):
-            begin, end = int(graph.indptr[first]), int(graph.indptr[last])
-            targets = torch.arange(last - first, device="cpu")
-            target = torch.repeat_interleave(targets, graph.indptr[first : last + 1].diff())
-            edge_index = torch.stack([graph.indices[begin:end].to(torch.int64) - first, target])
-            if self.edge_weight is None:
-                weight = torch.ones(end - begin, dtype=torch.float64, device="cpu")
-            elif graph.edge_id is None:
-                weight = self.edge_weight[begin:end].to(torch.float64)
-            else:
-                weight = take_rows(self.edge_weight, graph.edge_id[begin:end]).to(torch.float64)
-            if adds_loops:
-                edge_index, weight = add_remaining_self_loops(edge_index, weight, loop, last - first)
-            degree[first:last].index_add_(0, edge_index[1], weight)
-        root = degree.pow_(-0.5)
-        self._known[key] = root.masked_fill_(root == float("inf"), 0).to(device)
-        return self._known[key]
+    def _inverse_roots(self, n_id: Tensor, kind: Kind) -> Tensor:
+        """Returns 1 / sqrt(degree) of some vertices, float64 [n]; 0 for a degree of 0."""
+        if n_id.device not in self._on_device:
+            self._on_device[n_id.device] = self._root.to(n_id.device), self.halo.to(n_id.device)
+        root, halo = self._on_device[n_id.device]
+        place, num_own = n_id - self._lists.first_target, self.own.size(0)
+        if halo.numel():
+            is_own = (place >= 0) & (place < num_own)
+            place = torch.where(is_own, place, torch.searchsorted(halo, n_id) + num_own)
+        return root[place, self.kinds.index(kind)]
+
+
+def _degrees(edges: EdgesInto, targets: Tensor, kind: Kind) -> Tensor:
+    """Returns the sums of the weights of all edges into consecutive ``targets``, float64 [n]."""
+    edge_index = torch.stack([edges.source - targets[0], edges.target])
+    if "edge_weight" in edges.columns:
+        weight = edges.rows("edge_weight").to(torch.float64)
+    else:
+        weight = torch.ones(edges.target.numel(), dtype=torch.float64, device="cpu")
+    if kind.adds_loops:
+        edge_index, weight = add_remaining_self_loops(edge_index, weight, kind.loop, targets.numel())
+    return torch.zeros(targets.numel(), dtype=torch.float64, device="cpu").index_add_(0, edge_index[1], weight)

@@ -45,7 +45,7 @@ class Cache(Way):
             return tiers
         members, scores = dict.fromkeys(source.travelling, NO_IDS), None
         if self._factor > 0:
-            scores = _scores_beside(scores_of(basis, self._policy), tiers)
+            scores = _scores_beside(self.scores(basis), tiers)
             members = self._members(basis, scores)
         home = {
             type_: {name: tiers[type_].home.rows[name] for of_type, name in source.exchanged if of_type == type_}
@@ -62,6 +62,10 @@ class Cache(Way):
         if basis.zero_copy:
             self.cache = self.cache.pinned()
         return with_copies(basis, tiers, self.cache, self._stays)
+
+    def scores(self, basis: Basis) -> Mapping[str | None, Tensor]:
+        """Returns the score of a cached row of each vertex, per vertex type float [N]."""
+        return scores_of(basis, self._policy)
 
     def _stays(self, type_: str | None) -> bool:
         """Returns True if the cached rows of a type never change."""
