@@ -48,7 +48,7 @@ class MemoryGraph:
     offsets: Sequence[int]
     part_id: int | None = None
 
-    is_hetero = False
+    is_hetero, topology = False, "whole"
     replicated: ClassVar[frozenset[str | None]] = frozenset()
 
     @property

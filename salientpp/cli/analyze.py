@@ -50,7 +50,7 @@ HELP = "count the rows that batches fetch, and what a cache would save"
 
 #: Help of each argument.
 TEXTS = {
-    "dataset": f"a dataset directory, or {DATASETS}",
+    "dataset": f"a dataset directory, or {DATASETS}. The command needs the memory of the whole topology, also if the directory stores it in parts",
     "--parts": "number of machines (default: parts of the dataset directory)",
     "--num-neighbors": "neighbours per hop, -1 for all; a list that begins with -1 needs an equals sign: --num-neighbors=-1,10. May be given several times "
     "(default: those of the dataset directory, or 15,10,5)",

@@ -188,10 +188,12 @@ def workload_of_part(
 ) -> Workload:
     """Returns the workload by which policies rank the vertices for a part's batches, see :meth:`PartitionedGraph.workload`.
 
-    If the topology is stored in parts, its ``graph`` are the sums of :func:`list_sums_of`.
+    If other hosts hold some of the lists, its ``graph`` are the sums of :func:`list_sums_of`.
     """
-    sums = None if part.topology == "whole" else list_sums_of(sampler, comm)
-    return part.workload(part_id, seeds, sampler.fanouts[0], batch_size, sampler.replace, sums)
+    arguments = part_id, seeds, sampler.fanouts[0], batch_size, sampler.replace
+    if not isinstance(sampler.topology, PartTopology):
+        return part.workload(*arguments)
+    return part.workload(*arguments, list_sums_of(sampler, comm))
 
 
 def scores_of_part(
