@@ -1,0 +1,86 @@
+"""Laws of seeds that are edges, over a topology in parts: both forms give the same batches, and no list of another part is read."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import distributed
+import pytest
+import torch
+from graphs import random_data, random_hetero
+from torch import Tensor
+from two_forms import in_both_forms, own_copy
+
+import salientpp
+from salientpp import LinkNeighborLoader
+
+PARTS = 4
+WRITES = ("author", "writes", "paper")
+NEGATIVES = {"none": {}, "binary": {"neg_sampling": "binary"}, "triplet": {"neg_sampling": "triplet"}}
+
+
+def digests(loader: Any) -> list[str]:
+    """Returns a digest of each batch: names, dtypes, shapes and values of all tensors."""
+    found = []
+    for batch in loader:
+        words = hashlib.sha256()
+        for store in batch.stores:
+            for name, value in sorted(store.items()):
+                if isinstance(value, Tensor):
+                    words.update(f"{store._key} {name} {value.dtype} {list(value.shape)} ".encode())
+                    words.update(value.contiguous().numpy().tobytes())
+        found.append(words.hexdigest())
+    return found
+
+
+def plain_batches(rank: int, root: str, is_copy: bool) -> dict[str, list[str]]:
+    part, found = own_copy(root, PARTS) if is_copy else salientpp.load(root), {}
+    pairs = torch.arange(40).view(2, 20)
+    for seeds in ("train", "all", pairs):
+        for name, options in NEGATIVES.items():
+            label = "label" if name == "none" and isinstance(seeds, str) else None
+            loader = LinkNeighborLoader(
+                part, [4, 3], seeds, edge_label=label, batch_size=16, shuffle=True, seed=3, uneven="exact", **options
+            )
+            found[f"{seeds} {name}"] = digests(loader)
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_both_forms_give_the_same_batches_of_links(tmp_path, world_size):
+    data = random_data(200, 1200, directed=True, edge_attributes=True)
+    data.label = torch.arange(data.num_edges) % 5
+    split = {"train": torch.arange(0, data.num_edges, 3)}
+    whole, parts = in_both_forms(tmp_path, data, PARTS, edge_split=split)
+    expected = distributed.run(plain_batches, world_size, whole, False)
+    assert all(batches for rank in expected for batches in rank.values())
+    for is_copy in (False, True):
+        assert distributed.run(plain_batches, world_size, parts, is_copy) == expected
+
+
+def typed_batches(rank: int, root: str, is_copy: bool) -> dict[str, list[str]]:
+    part, found = own_copy(root, PARTS) if is_copy else salientpp.load(root), {}
+    for name, options in (
+        ("plain", {"edge_label": "label"}),
+        ("times", {"time_attr": "edge_time", "edge_label_time": "edge_time"}),
+        ("weights", {"weight_attr": "weight"}),
+    ):
+        loader = LinkNeighborLoader(
+            part, [4, 3], (WRITES, "train"), batch_size=8, shuffle=True, seed=3, uneven="exact", **options
+        )
+        found[name] = digests(loader)
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_both_forms_give_the_same_batches_of_links_between_types(tmp_path, world_size):
+    data = random_hetero()
+    data["paper"].train_mask = torch.arange(60) % 3 == 0
+    data[WRITES].label = torch.arange(data[WRITES].num_edges)
+    split = {WRITES: {"train": torch.arange(0, data[WRITES].num_edges, 3)}}
+    options = {"seeds": ("paper", "train"), "edge_split": split, "replicate": ("author",), "time_attr": "edge_time"}
+    whole, parts = in_both_forms(tmp_path, data, PARTS, **options)
+    expected = distributed.run(typed_batches, world_size, whole, False)
+    for is_copy in (False, True):
+        assert distributed.run(typed_batches, world_size, parts, is_copy) == expected
