@@ -23,6 +23,7 @@ from salientpp.engine.source import by_type
 from salientpp.engine.state import Resume
 from salientpp.engine.way import Price, Way
 from salientpp.processes import Lock, in_order
+from salientpp.sampling.held_lists import Reads
 from salientpp.sampling.schedule import Turn
 from salientpp.store.tiers import NO_IDS, Tiers
 
@@ -173,6 +174,7 @@ class Engine:
     def reset(self) -> None:
         """Resets all statistics."""
         self.producer.fetch.counts.clear()
+        self.producer.workers.reads = Reads()
         self.basis.source.exchange.reset_traffic()
         self.counters.reset(self.producer.stage_names)
         for way in self.ways:

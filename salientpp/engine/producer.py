@@ -127,7 +127,8 @@ class Producer:
         pieces = self.basis.epochs.pieces(epoch, turn)
         if by_hand is not None:  # the user's code runs in the user's thread
             return Request(turn.tick, Undone(lambda: Made(turn.tick, by_hand(*pieces[0]))))
-        request = self.workers.request_rounds if self._rounds else self.workers.request
+        in_rounds = self.basis.source.rounds_topology is not None
+        request = self.workers.request_rounds if in_rounds else self.workers.request
         sampling = request(turn.tick, pieces, self._maker)
         return Request(turn.tick, sampling, self.basis.epochs.draws(epoch))
 

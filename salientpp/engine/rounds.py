@@ -85,6 +85,7 @@ class Rounds:
         packets = (
             by_rank(self._exchange, step.asks) if isinstance(step, Round) else [NO_BYTES] * self._exchange.comm.size
         )
+        self._exchange.traffic.list_rounds += any(packet.numel() for packet in packets)
         return SizesSent(request, step, packets, self._send_sizes(packets))
 
     def ask_lists(self, state: SizesSent) -> Sent:

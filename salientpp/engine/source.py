@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +21,7 @@ from salientpp.ranks.comm import Comm
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.ranks.placement import Placement
 from salientpp.sampling.edge_rows import joined_rows
+from salientpp.sampling.held_lists import Reads
 from salientpp.sampling.in_rounds import drawing_of, in_step
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.part_topology import Drawing, PartTopology
@@ -131,6 +133,7 @@ class BatchSource:
         inputs = self.seeds.inputs
         joined: Any = disjoint_union(mfgs, inputs.input_type, of_edges=isinstance(inputs, EdgeSamplerInput))
         joined.edge_rows = joined_rows([mfg.edge_rows for mfg in mfgs])
+        joined.reads = reduce(Reads.plus, (mfg.reads for mfg in mfgs))
         return joined
 
     @property

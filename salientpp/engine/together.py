@@ -76,20 +76,20 @@ def _one_round(
     """Sends the requests of all rounds, answers those of other ranks, and returns the answers to each round, and whether any rank goes on."""
     parts = sorted({part for step in rounds for part in step.asks})
     asks = {part: pack([step.asks[part] for step in rounds if part in step.asks]) for part in parts}
-    asked, flags = _exchange(exchange, by_rank(exchange, asks), goes_on)
+    asked, flags = exchange_packets(exchange, by_rank(exchange, asks), goes_on)
     packets = [unpack(packet) if packet.numel() else [] for packet in asked]
     answered = [pack(answer_all(topology, of_rank)) if of_rank else packet for of_rank, packet in zip(packets, asked)]
-    arrived, _ = _exchange(exchange, answered, goes_on)
+    arrived, _ = exchange_packets(exchange, answered, goes_on)
     of_part = {part: iter(unpack(packet)) for part, packet in by_part(exchange, asks, arrived).items()}
     return [{part: next(of_part[part]) for part in sorted(step.asks)} for step in rounds], any(flags)
 
 
-def _exchange(exchange: Exchange, packets: list[Tensor], flag: bool) -> tuple[list[Tensor], list[int]]:
+def exchange_packets(exchange: Exchange, packets: Sequence[Tensor], flag: bool) -> tuple[list[Tensor], list[int]]:
     """Sends a packet and a flag to each rank, and returns those that arrive."""
     comm = exchange.comm
     sizes = torch.tensor([[packet.numel(), int(flag)] for packet in packets], dtype=torch.int64, device="cpu")
     heads = comm.all_to_all(sizes, [1] * comm.size, [1] * comm.size).wait().tolist()
     numbers = [number for number, _ in heads]
     sent = [packet.numel() for packet in packets]
-    arrived = comm.all_to_all(torch.cat(packets), sent, numbers).wait()
+    arrived = comm.all_to_all(torch.cat(list(packets)), sent, numbers).wait()
     return list(arrived.split(numbers)), [of_rank for _, of_rank in heads]

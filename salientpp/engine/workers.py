@@ -15,7 +15,8 @@ from torch import Tensor
 
 from salientpp.engine.pipeline import Trace, traced
 from salientpp.engine.source import BatchSource
-from salientpp.processes import Task, Threads, Undone, after_fork
+from salientpp.processes import Lock, Task, Threads, Undone, after_fork
+from salientpp.sampling.held_lists import Reads
 from salientpp.sampling.in_rounds import Round
 from salientpp.sampling.schedule import BatchKeys
 from salientpp.sampling.topology import Mfg
@@ -35,12 +36,17 @@ class SamplingWorkers:
     Args:
         number: number of threads. 0: the caller's thread samples.
         transform: the user's ``transform_sampler_output``; it may be set later.
+
+    Attributes:
+        reads: lists that were read for the batches of :meth:`request_rounds`, since they were last reset.
     """
 
     def __init__(self, number: int, source: BatchSource, transform: Callable[[Any], Any] | None) -> None:
         self._threads = Threads(number, "salientpp-sample") if number else None
         self._source, self.transform = source, transform
         self._initialiser: _OncePerThread | None = None
+        self._lock = Lock()
+        self.reads = Reads()
 
     def initialise(self, function: Callable[[int], None], anew: bool) -> None:
         """Arranges that every thread calls ``worker_init_fn`` before it next samples. A later call changes nothing unless ``anew`` is True."""
@@ -78,7 +84,12 @@ class SamplingWorkers:
     def _until_round(self, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], maker: Maker) -> Any:
         num_seeds = sum(positions.numel() for positions, _ in pieces)
         drawing = self._source.drawing_joined(pieces)
-        return Round.begin(drawing, lambda mfg: self.prepare(index, mfg, num_seeds, maker))
+        return Round.begin(drawing, lambda mfg: self._prepare_drawn(index, mfg, num_seeds, maker))
+
+    def _prepare_drawn(self, index: int, mfg: Any, num_seeds: int, maker: Maker) -> Any:
+        with self._lock:
+            self.reads = self.reads.plus(mfg.reads)
+        return self.prepare(index, mfg, num_seeds, maker)
 
     def prepare(self, index: int, mfg: Any, num_seeds: int, maker: Maker) -> Any:
         """Makes the result of a request from a sampled batch."""

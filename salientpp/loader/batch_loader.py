@@ -126,6 +126,11 @@ class BatchLoader(PaddedLoader):
         share = options.checked_share(partitioned, self._orders_itself, draws_seed)
         if not partitioned:
             options.check_for_object()
+        elif options.topology_cache and self.data.topology == "whole":
+            raise ValueError(
+                f"topology_cache={options.topology_cache} copies lists of other parts, but every rank has the whole topology of {self.data.root}; leave it "
+                "out, or partition with topology='parts'"
+            )
         if options.partial_aggregation is not None:
             check_partial(self.data, source, options.partial_aggregation, options.partial_weight)
         if options.join_logical_ranks and self._has_hooks:

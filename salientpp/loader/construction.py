@@ -23,6 +23,7 @@ from salientpp.ways.cache import Cache, GivenCache
 from salientpp.ways.device import DeviceRows
 from salientpp.ways.lookahead.way import Lookahead
 from salientpp.ways.sums.way import SumsOfRows
+from salientpp.ways.topology_cache import TopologyCache
 
 
 def connect(data: Any, kinds: tuple[type, ...], kinds_in_words: str, options: Options) -> tuple[Comm, torch.device]:
@@ -91,6 +92,8 @@ def engine_together(basis: Basis, ways: Sequence[Way], action: str) -> Engine:
 def ways_of(options: Options, everyone: Sequence[Facts]) -> list[Way]:
     """Returns the ways that these options ask for, in the order in which they act."""
     ways: list[Way] = []
+    if options.topology_cache:
+        ways.append(TopologyCache(options.topology_cache))
     if options.device_rows:
         ways.append(DeviceRows(options.device_rows))
     if options.cache is not None:

@@ -58,6 +58,13 @@ def _check_dtype(name: str, value: Any) -> torch.dtype | None:
     return value
 
 
+def _check_bytes(name: str, value: Any) -> int:
+    number = as_amount(value) if isinstance(value, str) else as_integer(value)
+    if not isinstance(number, int) or number < 0:
+        raise ValueError(f"{name} must be a number of bytes >= 0 per host, such as 2_000_000 or '2GiB', got {value!r}")
+    return number
+
+
 def _one_of(expected: str, *words: str) -> Check:
     """Returns a check that accepts None and these words; ``expected`` describes them in the error."""
 
@@ -128,6 +135,18 @@ class Memory(TypedDict, total=False):
             default=None,
             check=_check_cache,
             help="The `cache` of another loader, which this loader then shares. `replication_factor` adds rows that the given cache lacks",
+        ),
+    ]
+
+    topology_cache: Annotated[
+        int | str,
+        Option(
+            default=0,
+            check=_check_bytes,
+            agree="yes",
+            help="On a partitioned graph whose topology is stored in parts: [bytes](#amounts-of-memory) per host for copies of neighbour lists of other parts, "
+            "those that batches are most likely to read. Batches stay the same, and ranks ask each other for fewer lists. The ranks of a host share the "
+            "copies. No effect if one host serves all parts",
         ),
     ]
 

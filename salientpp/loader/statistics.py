@@ -29,6 +29,11 @@ class LoaderStats:
             and 'cache'.
         padded_batches: batches that were padded (``pad``).
         padding_overflows: padded batches that were larger than the largest size chosen in advance. They got a larger size.
+        expansions_own, expansions_copied, expansions_remote: with a topology in parts, vertices whose neighbour lists were read for this rank's batches.
+            The lists were of the host's own parts, copies (``topology_cache``), or of other ranks. A vertex counts once in each hop and tree that expands it.
+        list_bytes_sent, list_bytes_received: bytes of requests for draws from lists and of answers, in both directions. ``bytes_sent`` and
+            ``bytes_received`` include them.
+        list_rounds: rounds of batches in which this rank requested lists of other ranks.
     """
 
     batches: int
@@ -47,6 +52,12 @@ class LoaderStats:
     rows_partial_host: int = 0
     padded_batches: int = 0
     padding_overflows: int = 0
+    expansions_own: int = 0
+    expansions_copied: int = 0
+    expansions_remote: int = 0
+    list_bytes_sent: int = 0
+    list_bytes_received: int = 0
+    list_rounds: int = 0
 
     @property
     def rows(self) -> int:
@@ -77,6 +88,10 @@ class LoaderStats:
             seconds_by_stage=dict(counters.seconds_by_stage),
             seconds_waiting=counters.seconds_waiting,
             by_type=by_type,
+            **{f"expansions_{place}": number for place, number in engine.producer.workers.reads._asdict().items()},
+            list_bytes_sent=traffic.list_bytes_sent,
+            list_bytes_received=traffic.list_bytes_received,
+            list_rounds=traffic.list_rounds,
             rows_partial=of_ways.get("rows_partial", 0),
             rows_partial_host=of_ways.get("rows_partial_host", 0),
             **rows,

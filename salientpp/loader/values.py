@@ -133,6 +133,10 @@ class Options(Values):
             raise ValueError(
                 f"{name}= applies only to a partitioned graph, whose ranks share an epoch's batches; leave it out"
             )
+        if self.topology_cache:
+            raise ValueError(
+                "topology_cache applies only to a partitioned graph whose topology is stored in parts; an object in memory has all its lists here; leave it out"
+            )
         if self.send_as is not None:
             raise ValueError(
                 "send_as applies only to a partitioned graph, whose rows travel between ranks; rows of an object in memory do not travel; leave it out"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 from salientpp import ops
 from salientpp.ids import first_outside
 from salientpp.sampling.edge_rows import EdgeRows
-from salientpp.sampling.held_lists import Drawn, Vertices
+from salientpp.sampling.held_lists import Drawn, Reads, Vertices
 from salientpp.sampling.requests import Ends
 from salientpp.sampling.topology import ByType, DrawOptions, Mfg, Topology
 from salientpp.store.tiers import NO_IDS
@@ -33,6 +33,7 @@ class GrowingBatch:
         rows, cols, numbers: per relation, positions of the edges' sources and targets in ``n_id``, and numbers of the edges; one tensor per hop.
         num_nodes, num_edges: per type and per relation, the numbers of each hop.
         arrived: per relation, draws that brought attributes of edges.
+        reads: the places of the lists that were read.
     """
 
     topology: Topology
@@ -48,6 +49,7 @@ class GrowingBatch:
     num_nodes: list[list[int]]
     num_edges: list[list[int]]
     arrived: list[list[Drawn]]
+    reads: Reads = field(default_factory=Reads)
 
     @classmethod
     def begin(
@@ -125,7 +127,7 @@ class GrowingBatch:
             self.numbers[number].append(drawn.number)
 
     def finished(self, options: DrawOptions, only_vertices: bool) -> Mfg:
-        """Returns the sample, with an attribute ``edge_rows``: by edge type, the attributes of edges that came with draws."""
+        """Returns the sample, with two attributes more: ``reads``, and ``edge_rows``, by edge type the attributes of edges that came with draws."""
         edge_index, edges = [], []
         for rows, cols, numbers in zip(self.rows, self.cols, self.numbers):
             both = torch.empty((2, sum(row.numel() for row in rows)), dtype=torch.int64, device="cpu")
@@ -154,5 +156,6 @@ class GrowingBatch:
                 dict(zip(names, self.num_nodes)) if hops_known else None,
                 dict(zip(types, self.num_edges)) if hops_known else None,
             )
+        out.reads = self.reads
         out.edge_rows = {name: EdgeRows.of(drawn) for name, drawn in zip(types, self.arrived) if drawn}
         return out

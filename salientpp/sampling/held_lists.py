@@ -33,6 +33,17 @@ class HopDraw(NamedTuple):
     shared: bool
 
 
+class Reads(NamedTuple):
+    """Numbers of vertices whose lists were read for a batch of this rank, by the place of the lists: own part, copies, other ranks."""
+
+    own: int = 0
+    copied: int = 0
+    remote: int = 0
+
+    def plus(self, more: Reads) -> Reads:
+        return Reads(*map(sum, zip(self, more)))
+
+
 @dataclass(frozen=True, eq=False)
 class Vertices:
     """Vertices of one type, int64 [m], whose lists are read.
@@ -82,6 +93,25 @@ class Drawn:
     rows: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+#: The arrays of a :class:`~salientpp.graph.relation.Relation` with one entry per edge, as far as the lists of a part have them.
+COLUMNS = ("indices", "edge_id", "edge_weight", "edge_time", "source_time")
+
+
+@dataclass(frozen=True, eq=False)
+class WholeLists:
+    """The lists of m vertices of one relation, list after list.
+
+    Attributes:
+        first: int64 [m], number of the first edge of each list.
+        columns: values [e] of the edges, for names in :data:`COLUMNS`. ``edge_id`` is the number of an edge minus that of the first edge of its list.
+        rows: attribute name -> rows [e, ...] in the order of the edges' numbers.
+    """
+
+    first: Tensor
+    columns: Mapping[str, Tensor]
+    rows: Mapping[str, Tensor]
+
+
 @dataclass(frozen=True, eq=False)
 class Lists:
     """Lists of one relation in one set of arrays.
@@ -101,6 +131,12 @@ class Lists:
     firsts: Tensor | None = None
     attributes: Mapping[str, RowSource] = field(default_factory=dict)
     first_row: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays and of the attributes in memory."""
+        rows = sum(getattr(rows, "nbytes", 0) for rows in self.attributes.values())
+        return self.relation.nbytes + rows + (0 if self.firsts is None else self.firsts.nbytes)
 
     def draw(self, place: Tensor, of: Vertices, hop: HopDraw, keeps_edges: bool, with_rows: bool) -> Drawn:
         """Draws from the lists at ``place``, int64 [m], for these vertices.
@@ -130,6 +166,20 @@ class Lists:
             members.ids, members.tree, num_sources, num_trees,
         )  # fmt: skip
         return self._finished(place, count, row, position, with_rows)
+
+    def whole(self, place: Tensor) -> WholeLists:
+        """Returns the lists at ``place``, int64 [m], with everything that draws from them need."""
+        lists, begin = self.relation, self.relation.indptr[place]
+        count = lists.indptr[place + 1] - begin
+        position = (begin - (count.cumsum(0) - count)).repeat_interleave(count)
+        position += torch.arange(position.numel(), device="cpu")
+        columns = {name: array[position] for name in COLUMNS if (array := getattr(lists, name)) is not None}
+        # The lists of a part number their edges consecutively, so an attribute's rows of one list are consecutive too.
+        columns["edge_id"] = columns.get("edge_id", position) - begin.repeat_interleave(count)
+        rows = {
+            name: take_rows(rows, position + self.first_edge - self.first_row) for name, rows in self.attributes.items()
+        }
+        return WholeLists(begin + self.first_edge, columns, rows)
 
     def _finished(self, place: Tensor, count: Tensor, source: Tensor, position: Tensor, with_rows: bool) -> Drawn:
         lists = self.relation

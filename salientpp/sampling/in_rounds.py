@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NodeSamplerInput
 from torch_geometric.sampler.neighbor_sampler import node_sample
 
+from salientpp.sampling.held_lists import Reads
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.packets import NO_BYTES, pack, unpack
 from salientpp.sampling.part_topology import Drawing, Packets, PartTopology
@@ -63,9 +64,9 @@ def drawing_of(
             seeds.seed, seeds.time, key if draw_key is None else draw_key, of_edges, only_vertices
         )
     out = yield from topology.drawing(*arguments, only_vertices=only_vertices)
-    edge_rows = getattr(out, "edge_rows", {})
+    edge_rows, reads = getattr(out, "edge_rows", {}), getattr(out, "reads", Reads())
     found = sampler.finished(around(lambda seed, time: out), only_vertices)
-    found.edge_rows = edge_rows  # the sample may be another object now
+    found.edge_rows, found.reads = edge_rows, reads  # the sample may be another object now
     return found
 
 

@@ -20,7 +20,17 @@ from salientpp.graph.part import PartGraph
 from salientpp.ids import first_outside
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.sampling.growing_batch import GrowingBatch
-from salientpp.sampling.held_lists import Drawn, HopDraw, Lists, Members, Vertices, merged, nothing_drawn
+from salientpp.sampling.held_lists import (
+    Drawn,
+    HopDraw,
+    Lists,
+    Members,
+    Reads,
+    Vertices,
+    WholeLists,
+    merged,
+    nothing_drawn,
+)
 from salientpp.sampling.requests import Ends, ListRequest, pack_answer, unpack_answer
 from salientpp.sampling.topology import ByType, DrawOptions, Mfg, Topology
 from salientpp.store.directory.opened import PartitionedGraph
@@ -47,6 +57,12 @@ class CopiedLists:
     members: Sequence[IdSet]
     lists: Sequence[Lists]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the copies, with their index."""
+        of_lists = (lists.nbytes for lists in self.lists)
+        return sum(of_lists) + sum(own.ids.nbytes + own.words.nbytes for own in self.members)
+
 
 @dataclass(frozen=True, eq=False)
 class _Places:
@@ -62,6 +78,11 @@ class _Places:
     home: tuple[Tensor | None, Tensor]
     copied: tuple[Tensor, Tensor] | None = None
     remote: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @property
+    def reads(self) -> Reads:
+        home, copied = self.home[1].numel(), 0 if self.copied is None else self.copied[1].numel()
+        return Reads(home, copied, self.size - home - copied)
 
 
 class PartTopology(Topology):
@@ -91,8 +112,8 @@ class PartTopology(Topology):
         self.edge_types = graph.edge_types
         self.node_time = {name: time for name, time in zip(graph.node_types, graph.node_time) if time is not None}
         self.clock = graph.clock
-        self._books = [books[name] for name in graph.node_types]
-        self._ends: list[Ends] = [(pieces[0].relation.source, pieces[0].relation.target) for pieces in graph.lists]
+        self.books = [books[name] for name in graph.node_types]
+        self.ends: list[Ends] = [(pieces[0].relation.source, pieces[0].relation.target) for pieces in graph.lists]
         self._lists = [
             [Lists(piece.relation, number, piece.first_edge) for piece in pieces]
             for number, pieces in enumerate(graph.lists)
@@ -108,12 +129,12 @@ class PartTopology(Topology):
     @property
     def is_shared(self) -> bool:
         """True if other hosts hold some of the lists."""
-        return any(book.num_parts > 1 for book in self._books)
+        return any(book.num_parts > 1 for book in self.books)
 
     @property
     def nbytes(self) -> int:
-        copies = () if self.copied is None else self.copied.lists
-        return self.part.nbytes + sum(lists.relation.nbytes for lists in copies)
+        """Bytes of the lists of this host's part, without copies."""
+        return self.part.nbytes
 
     def arrays(self) -> list[Tensor]:
         return [
@@ -165,7 +186,7 @@ class PartTopology(Topology):
         Raises:
             RuntimeError: a seed is out of range, or ``seeds_are_held`` is wrong.
         """
-        batch = GrowingBatch.begin(self, self._ends, seeds, options, seed_time)
+        batch = GrowingBatch.begin(self, self.ends, seeds, options, seed_time)
         for hop in range(len(options.fanouts[0]) if options.fanouts else 0):
             fanouts = tuple(per_hop[hop] for per_hop in options.fanouts)
             draw = HopDraw(key, hop, fanouts, options.replace, options.last and self.clock is not None, options.shared)
@@ -184,28 +205,28 @@ class PartTopology(Topology):
             raise RuntimeError(
                 f"a batch starts from a vertex of part {next(iter(asked))}, but this host holds part {self.part_id}; give each rank seeds of its own part"
             )
-        groups: list[list[tuple[Tensor | None, Drawn]]] = [[] for _ in self._ends]
-        for number in request.relations(self._ends):
-            groups[number] = self._own_draws(request, number, places[self._ends[number][1]], batch)
+        for type_ in {self.ends[number][1] for number in request.relations(self.ends)}:
+            batch.reads = batch.reads.plus(places[type_].reads)
+        groups: list[list[tuple[Tensor | None, Drawn]]] = [[] for _ in self.ends]
+        for number in request.relations(self.ends):
+            groups[number] = self._own_draws(request, number, places[self.ends[number][1]], batch)
         if asks:
             answers = yield {part: own.packed() for part, own in asked.items()}
             for part, own in asked.items():
-                numbers = own.relations(self._ends)
-                of_part = unpack_answer(
-                    answers[part], [self._attributes(number) for number in numbers], own.keeps_edges
-                )
+                numbers = own.relations(self.ends)
+                of_part = unpack_answer(answers[part], [self.attributes(number) for number in numbers], own.keeps_edges)
                 for number, drawn in zip(numbers, of_part):
-                    groups[number].append((places[self._ends[number][1]].remote[part][0], drawn))
+                    groups[number].append((places[self.ends[number][1]].remote[part][0], drawn))
                     if drawn.rows:
                         batch.arrived[number].append(drawn)
-        sizes = [request.vertices[target].ids.numel() for _, target in self._ends]
+        sizes = [request.vertices[target].ids.numel() for _, target in self.ends]
         return [merged(size, of) if of else nothing_drawn(size) for size, of in zip(sizes, groups)]
 
     def _own_draws(
         self, request: ListRequest, number: int, places: _Places, batch: GrowingBatch
     ) -> list[tuple[Tensor | None, Drawn]]:
         """Draws in one relation from the lists that this host holds, and from copies."""
-        vertices, found = request.vertices[self._ends[number][1]], []
+        vertices, found = request.vertices[self.ends[number][1]], []
         for position, place, lists in self._held(number, places):
             of = vertices if position is None else vertices.at(position)
             drawn = self._read(request, lists, place, of, with_rows=lists.firsts is not None)
@@ -224,7 +245,7 @@ class PartTopology(Topology):
 
     def _places(self, type_: int, ids: Tensor) -> _Places:
         """Returns the holders of the lists of these vertices."""
-        book = self._books[type_]
+        book = self.books[type_]
         if book.num_parts == 1:
             return _Places(ids.numel(), (None, ids))
         sets = [] if self.copied is None else [self.copied.members[type_].words]
@@ -262,22 +283,23 @@ class PartTopology(Topology):
                 vertices.append(replace(of_type.at(position), ids=ids))
             own = replace(request, vertices=vertices)
             if request.members:
-                sources = {self._ends[number][0] for number in own.relations(self._ends)}
+                sources = {self.ends[number][0] for number in own.relations(self.ends)}
                 none = Members(NO_IDS, NO_IDS if batch.tree else None)
                 members = [of if type_ in sources else none for type_, of in enumerate(request.members)]
                 own = replace(own, members=members)
-            if own.relations(self._ends):
+            if own.relations(self.ends):
                 asked[part] = own
         return asked
 
-    def _attributes(self, number: int) -> Mapping[str, RowSource]:
+    def attributes(self, number: int) -> Mapping[str, RowSource]:
+        """Returns the attributes of a relation's edges that this host holds."""
         return self._lists[number][0].attributes
 
     def _induce(self, batch: GrowingBatch, key: int) -> Generator[Packets, Packets, None]:
         """Replaces the drawn edges by all edges between the batch's vertices."""
         vertices = [batch.vertices(type_) for type_ in range(len(batch.n_id))]
         members = [Members(of_type.ids, of_type.tree) for of_type in vertices]
-        hop = HopDraw(key, 0, (-1,) * len(self._ends), False, False, False)
+        hop = HopDraw(key, 0, (-1,) * len(self.ends), False, False, False)
         found = yield from self._round(ListRequest(hop, vertices, True, members, batch.num_trees), batch, asks=True)
         batch.replace_edges(found)
 
@@ -289,9 +311,9 @@ class PartTopology(Topology):
         Raises:
             RuntimeError: a vertex is not of this host's part.
         """
-        request = ListRequest.unpacked(packet, len(self._books))
+        request = ListRequest.unpacked(packet, len(self.books))
         vertices, places = [], []
-        for name, book, of_type in zip(self.part.node_types, self._books, request.vertices):
+        for name, book, of_type in zip(self.part.node_types, self.books, request.vertices):
             begin, end = book.range_of(self.part_id)
             at = first_outside(of_type.ids, end - begin)
             if at is not None:
@@ -304,8 +326,8 @@ class PartTopology(Topology):
             places.append(_Places(of_type.ids.numel(), (None, of_type.ids)))
         request = replace(request, vertices=vertices)
         answer = []
-        for number in request.relations(self._ends):
-            target = self._ends[number][1]
+        for number in request.relations(self.ends):
+            target = self.ends[number][1]
             groups = [
                 (
                     at,
@@ -329,3 +351,18 @@ def topology_of_part(part: PartitionedGraph, time_attr: str | None, weight_attr:
     assert part.part_id is not None  # the view was made with a part
     graph, rows = part.part_graph(time_attr, weight_attr), part.part_edge_rows()
     return PartTopology(graph, part.books, part.part_id, [rows[name] for name in graph.edge_types])
+
+
+def whole_lists(topology: PartTopology, type_: int, row: Tensor) -> dict[int, list[WholeLists]]:
+    """Returns the lists of some vertices of this host's part, by relation into their type, in one or several pieces.
+
+    Args:
+        type_: position of their type.
+        row: int64 [m], ascending numbers of the vertices in the part.
+    """
+    places = _Places(row.numel(), (None, row))
+    return {
+        number: [lists.whole(place) for _, place, lists in topology._held(number, places)]
+        for number, (_, target) in enumerate(topology.ends)
+        if target == type_
+    }

@@ -61,7 +61,8 @@ class Traffic:
     """Traffic between this rank and the others: bytes of all kinds, and feature rows.
 
     ``row_messages`` counts the all-to-alls of rows; :class:`~salientpp.ranks.mail.Mail` counts its own. ``row_bytes_received`` counts only rows, by
-    vertex type. ``list_bytes_sent`` and ``list_bytes_received`` count requests to draw from lists, and answers.
+    vertex type. ``list_bytes_sent`` and ``list_bytes_received`` count requests to draw from lists, and answers. ``list_rounds`` counts the rounds of
+    batches in which this rank requested lists.
     """
 
     bytes_sent: int = 0
@@ -71,6 +72,7 @@ class Traffic:
     row_bytes_received: Counter[str | None] = field(default_factory=Counter)
     list_bytes_sent: int = 0
     list_bytes_received: int = 0
+    list_rounds: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,7 +77,8 @@ class Cache(Way):
         """Returns the ids to cache, by vertex type, ascending int64."""
         source = basis.source
         if basis.ranks_by_host:
-            scores = _pooled(basis.host, self._policy, {type_: scores[type_] for type_ in source.travelling})
+            add = partial(add_scores, self._policy)
+            scores = pooled(basis.host, {type_: scores[type_] for type_ in source.travelling}, add)
         books, alpha = {type_: source.books[type_] for type_ in source.travelling}, self._factor
         if isinstance(alpha, int):
             whole = cache_bytes(1.0, books, source.row_bytes)
@@ -122,13 +125,19 @@ class GivenCache(Way):
         return with_copies(basis, tiers, self.cache)
 
 
-def _pooled(host: Comm, policy: Policy, scores: Mapping[str | None, Tensor]) -> dict[str | None, Tensor]:
-    """Adds up the scores of a host's ranks, to plan the host's cache: per vertex type float64 [N] in shared memory. Collective among these ranks."""
+def pooled(
+    host: Comm, scores: Mapping[str | None, Tensor], add: Callable[[Tensor, Tensor], Any]
+) -> dict[str | None, Tensor]:
+    """Adds up the scores of a host's ranks, to plan the host's cache: per vertex type float64 [N] in shared memory. Collective among these ranks.
+
+    Args:
+        add: function of the pool, which begins as zeros, and of one rank's scores. It adds in place.
+    """
     pool = dict(zip(scores, shared_tensors(host, [(tuple(of.shape), torch.float64) for of in scores.values()])))
     for rank in range(host.size):  # in rank order, so that rounding is equal on every host and in every run
         if rank == host.rank:
             for type_, of_type in scores.items():
-                add_scores(policy, pool[type_], of_type)
+                add(pool[type_], of_type)
         host.gather_numbers([0])
     return pool
 

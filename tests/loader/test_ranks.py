@@ -735,7 +735,7 @@ _DIFFERENT = {
 _APART = {
     "data", "input_time", "temporal_strategy", "weight_attr", "neighbor_sampler", "process_group", "dataset", "collate_fn",
     "sampler", "batch_sampler", "multiprocessing_context", "cache", "device", "input_id", "custom_cls", "share", "ways",
-    "sample_on",
+    "sample_on", "topology_cache",
 }  # fmt: skip
 
 

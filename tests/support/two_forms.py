@@ -36,5 +36,7 @@ def own_copy(root: str, num_parts: int) -> salientpp.PartitionedGraph:
     to = Path(root).parent / f"copies of rank {rank} of {size}"
     copy = salientpp.copy_to_disk(root, to, parts=range(*bounds[rank : rank + 2]))
     folders = {path.parent for path in copy.rglob("*indices.npy")}
-    assert len(folders) == bounds[rank + 1] - bounds[rank], f"expected the lists of the rank's parts only, got {folders}"
+    assert len(folders) == bounds[rank + 1] - bounds[rank], (
+        f"expected the lists of the rank's parts only, got {folders}"
+    )
     return salientpp.load(copy)
