@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from graphs import random_hetero
+from odd_samples import FANOUTS, random_data, same, some_seeds
 from part_graphs import cut_parts
 from torch_geometric.data import Data, HeteroData
 
@@ -19,7 +20,6 @@ from salientpp.ranks.partition_book import PartitionBook
 from salientpp.sampling.part_topology import PartTopology
 from salientpp.sampling.stored import TypedTopology
 from salientpp.sampling.topology import DrawOptions, Mfg, Topology
-from tests.sampling.test_typed_sampler import FANOUTS, random_data, same, some_seeds
 
 FIELDS = ("node", "row", "col", "edge", "batch", "num_sampled_nodes", "num_sampled_edges")
 
