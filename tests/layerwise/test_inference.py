@@ -562,7 +562,8 @@ MISTAKES = {
     "buffers": ("ValueError: all ranks must have the same buffers of the model .*broadcast",) * 2,
     "argument": ("ValueError: all ranks must have the same batch_size, got 50 on rank 0 and 40 on rank 1",) * 2,
     "layer": (
-        r"StageError: rank 0, batch \d, stage \w+: rank 1, batch 1, stage assemble: the user's own",
+        # Rank 0 may have all rows that its batches need before rank 1 fails.
+        r"(StageError: rank 0, batch \d, stage \w+|RankFailure): rank 1, batch 1, stage assemble: the user's own",
         "StageError: rank 1, batch 1, stage assemble: the user's own",
     ),
     "file": ("RuntimeError: rank 1 could not end layer 2: OSError: .*part-00001.npy cannot be written", "OSError: "),
