@@ -72,6 +72,8 @@ TEXTS = {
     "--lookahead": "also count the rows fetched if ranks know their next W batches: a number or auto. Without this option, the rows for auto are only forecast",
     "--shared-draws": "batch: the vertices of a batch agree on which neighbours to draw",
     "--partial-aggregation": "also count the rows and sums fetched if owners sum up the rows of last-hop neighbours",
+    "--topology-cache": "also count the requests for neighbour lists of a topology in parts, if each host copies lists of this size: "
+    "--topology-cache=0,1MB,2GiB. Needs a dataset directory, of either form",
     "--draw-block": "number of consecutive batches of a machine that share their random draws (default: 1)",
     "--link": "batches start from edges; with several edge types name one: --link=author,writes,paper",
     "--neg-sampling": "negative examples for --link: binary or triplet, and optionally an amount",
@@ -119,6 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_ahead("--partial-aggregation", action="store_true", default=None)
     add_ahead("--draw-block", type=int, metavar="B")
     add("--send-as", type=format_of_attribute, action="append", metavar="[TYPE:]x=FORMAT")
+    add("--topology-cache", type=_sizes, metavar="BYTES,BYTES,...")
     ways = parser.add_argument_group(
         "sampling, on a dataset directory",
         "Like the loader arguments of these names. With one of them, or with several vertex types, rows are counted per type, for the "
@@ -279,7 +282,8 @@ def _ways(arguments: argparse.Namespace) -> Ways:
     from salientpp.analysis.caches import check_policies
 
     ways = Ways(
-        arguments.policies, arguments.replication_factors, arguments.lookahead, bool(arguments.partial_aggregation), dict(arguments.send_as or ()) or None
+        arguments.policies, arguments.replication_factors, arguments.lookahead, bool(arguments.partial_aggregation), dict(arguments.send_as or ()) or None,
+        arguments.topology_cache or (),
     )  # fmt: skip
     check_policies(ways.policies, arguments.predict_only, False)
     return ways.checked(arguments.predict_only)
@@ -323,6 +327,10 @@ def _given(arguments: argparse.Namespace, names: Sequence[str]) -> list[str]:
     values = {name: getattr(arguments, name) for name in names}
     # 0 counts as given, although it equals False.
     return [f"--{name.replace('_', '-')}" for name, value in values.items() if value is not None and value is not False]
+
+
+def _sizes(text: str) -> list[int | str]:
+    return [int(word) if word.isdecimal() else word for word in text.split(",")]
 
 
 def _lookahead(text: str) -> int | str:

@@ -150,6 +150,14 @@ def integer(meaning: str, least: int, most: int = 2**63 - 1, none: bool = False)
     return check
 
 
+def num_bytes(name: str, value: Any) -> int:
+    """Returns a number of bytes that is given as an integer or as text; see :func:`salientpp.arguments.as_amount`."""
+    number = as_amount(value) if isinstance(value, str) else as_integer(value)
+    if not isinstance(number, int) or number < 0:
+        raise ValueError(f"{name} must be a number of bytes >= 0 per host, such as 2_000_000 or '2GiB', got {value!r}")
+    return number
+
+
 def amount(whole: str) -> Check:
     """Returns a check for amounts of memory; see :func:`salientpp.arguments.as_amount`. ``whole``: the error's name for the amount that fractions refer to."""
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from salientpp.arguments import as_amount, as_integer, as_real
-from salientpp.engine.option import Check, Option, amount, declared_in, flag, integer
+from salientpp.engine.option import Check, Option, amount, declared_in, flag, integer, num_bytes
 from salientpp.engine.way import Way
 from salientpp.loader.pyg_arguments import TorchArguments
 from salientpp.ranks.comm import DEFAULT_TIMEOUT
@@ -56,13 +56,6 @@ def _check_dtype(name: str, value: Any) -> torch.dtype | None:
     if value is not None and not isinstance(value, torch.dtype):
         raise ValueError(f"{name} must be a torch.dtype (dtype of delivered x) or None, got {value!r}")
     return value
-
-
-def _check_bytes(name: str, value: Any) -> int:
-    number = as_amount(value) if isinstance(value, str) else as_integer(value)
-    if not isinstance(number, int) or number < 0:
-        raise ValueError(f"{name} must be a number of bytes >= 0 per host, such as 2_000_000 or '2GiB', got {value!r}")
-    return number
 
 
 def _one_of(expected: str, *words: str) -> Check:
@@ -142,7 +135,7 @@ class Memory(TypedDict, total=False):
         int | str,
         Option(
             default=0,
-            check=_check_bytes,
+            check=num_bytes,
             agree="yes",
             help="On a partitioned graph whose topology is stored in parts: [bytes](#amounts-of-memory) per host for copies of neighbour lists of other parts, "
             "those that batches are most likely to read. Batches stay the same, and ranks ask each other for fewer lists. The ranks of a host share the "
