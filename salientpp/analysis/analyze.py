@@ -109,10 +109,7 @@ def analyze(
     ways = (ways or Ways()).checked(predict_only)
     is_typed = not several[0].is_plain or (isinstance(data, PartitionedGraph) and data.is_hetero)
     policies = check_policies(ways.policies, predict_only, is_typed)
-    if ways.topology_cache and not isinstance(data, PartitionedGraph):
-        raise ValueError(
-            "topology_cache: requests for neighbour lists are counted only on a dataset directory; write one with salientpp.partition first"
-        )
+    _check_data(data, ways)
     options = PartitionOptions(method, edge_weights, refine=refine, seed=several[0].seed)
     graph, row_bytes = open_graph(data, parts, several[0], ways.send_as)
     num_parts: Any = graph.num_parts if isinstance(graph, PartitionedGraph) else parts
@@ -152,6 +149,13 @@ def analyze(
         steps_per_epoch=steps,
         **{name: tuple(chain.from_iterable(each.get(name, ()) for each in found)) for name in counted},
     )
+
+
+def _check_data(data: Data | PartitionedGraph, ways: Ways) -> None:
+    if ways.topology_cache and not isinstance(data, PartitionedGraph):
+        raise ValueError(
+            "topology_cache: requests for neighbour lists are counted only on a dataset directory; write one with salientpp.partition first"
+        )
 
 
 def _check(job: Job, ways: Ways) -> None:

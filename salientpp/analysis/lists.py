@@ -32,8 +32,9 @@ from salientpp.sampling.copied_lists import (
     formats_of,
     pack_lists,
 )
+from salientpp.sampling.held_lists import Reads
 from salientpp.sampling.in_rounds import answer_joined
-from salientpp.sampling.part_topology import Packets, PartTopology, Reads, topology_of_part
+from salientpp.sampling.part_topology import Packets, PartTopology, topology_of_part
 from salientpp.sampling.schedule import Turn
 from salientpp.sampling.seeds import list_sums_of
 from salientpp.store.exchange import FILL_CHUNK_BYTES
