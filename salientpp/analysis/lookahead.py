@@ -1,7 +1,7 @@
 """Counts the rows that ranks fetch if they know their next batches.
 
 The planner (:mod:`salientpp.ways.lookahead.planner`) is the planner of loaders with ``lookahead=``. The first epoch begins with the rows of the static
-cache, and later epochs begin with the rows that the epoch before left in the cache.
+cache, and later epochs begin with the rows that the epoch before left in the cache. Over a topology in parts, a window ends with its epoch.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class Lookahead:
     def __init__(self, job: Job, number: int, alphas: Sequence[float], lookahead: Window, epochs: int) -> None:
         self._engine, workload, self._epochs = job.engines[number], job.workloads[number], epochs
         self._num_batches = self._engine.basis.epochs.order.num_batches
+        self._ends_with_epoch = job.part.topology == "parts"
         book, part_id = workload.book, workload.part_id
         scores = score("vip", workload).to(torch.float32)
         self._remote = scores.clone()
@@ -114,7 +115,7 @@ class Lookahead:
             self._plan_next()
 
     def finish(self) -> None:
-        """Plans the last batches, whose windows reach into the next epochs, and releases the plans."""
+        """Plans the last batches, whose windows may reach into the next epochs, and releases the plans."""
         while self._first < self._epochs * self._num_batches:
             self._plan_next()
         self._planners, self._later = [], iter(())
@@ -122,10 +123,15 @@ class Lookahead:
     def _plan_next(self) -> None:
         epoch, ids = self._first // self._num_batches, ops.ids_of_list(self._list(self._first), self._remote.numel())
         for planner, known in self._planners:
-            moves = planner.plan(ids, lambda own=planner: self._list(own.known))  # type: ignore[misc]  # known type
+            moves = planner.plan(ids, lambda own=planner: self._known(own.known))  # type: ignore[misc]  # known type
             known.rows[epoch] += moves.fetched_place.numel()
         self._lists.popleft()
         self._first += 1
+
+    def _known(self, number: int) -> Tensor | None:
+        """Returns the list of a batch, or None if a loader does not know it yet."""
+        is_later = number // self._num_batches != self._first // self._num_batches
+        return None if self._ends_with_epoch and is_later else self._list(number)
 
     def _list(self, number: int) -> Tensor:
         while self._first + len(self._lists) <= number:

@@ -195,7 +195,9 @@ class Engine:
         # Plus the batch that the caller holds.
         held = 1 + (0 if isinstance(pipeline, Direct) else pipeline.num_past("copy_to_device"))
         graph = getattr(self.basis.source.sampler, "nbytes", 0)
-        return {**memory, "graph": graph, "batches": max(fetch.own.bytes_under_way(held), held * bytes_of_batch)}
+        waiting = self.producer.waits * self.producer.stages.bytes_of_waiting
+        batches = max(fetch.own.bytes_under_way(held), held * bytes_of_batch) + waiting
+        return {**memory, "graph": graph, "batches": batches}
 
     def trace_to(self, path: str | Path) -> Callable[[], None]:
         """Records spans of the epochs that begin from now on. Calling the result stops recording and writes a Chrome trace to ``path``."""

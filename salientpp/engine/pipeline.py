@@ -108,6 +108,7 @@ class Pipeline:
         hold: if True, deliver a batch one tick after its last stage. Its last kernels and copies then overlap with the training step of the batch
             before. No effect with ``depth=1``.
         ahead: runs of stages before the others. With ``depth`` > 1, each takes a tick, and its batches do not count as in flight for ``depth``.
+        waits: number of batches that wait between the runs in ``ahead`` and the others. When a batch goes on, as many later batches have passed ``ahead``.
         end_tick: called at the end of every tick, when all batches have moved on. An error counts as one of the batch that moved last.
 
     Attributes:
@@ -125,6 +126,7 @@ class Pipeline:
         trace: Trace | None = None,
         hold: bool = False,
         ahead: Sequence[Sequence[Stage]] = (),
+        waits: int = 0,
         end_tick: Callable[[], None] | None = None,
     ) -> None:
         if depth < 1:
@@ -139,7 +141,10 @@ class Pipeline:
         bounds = [sum(steps[: round(i * len(steps) / self.depth)]) for i in range(self.depth + 1)]
         runs = [list(stages[a:b]) for a, b in pairwise(bounds)]
         first = [stage for run in ahead for stage in run]
-        self._runs = [*map(list, ahead), *runs] if self.depth > 1 else [[*first, *runs[0]]]
+        if self.depth > 1:
+            self._runs = [*map(list, ahead), *([] for _ in range(waits)), *runs]
+        else:
+            self._runs = [first, *([] for _ in range(waits)), *runs] if waits else [[*first, *runs[0]]]
         self.stages = [*first, *stages]
         self.seconds = {stage.name: 0.0 for stage in self.stages}
         if hold and self.depth > 1:
@@ -162,6 +167,12 @@ class Pipeline:
     def in_flight(self) -> int:
         """Number of batches that have entered and have not been delivered."""
         return sum(state is not None for state in self._waiting)
+
+    def replace(self, function: Callable[[Any], Any]) -> None:
+        """Replaces the state of every batch in flight by ``function(state)``, between two ticks."""
+        for i, waiting in enumerate(self._waiting):
+            if waiting is not None:
+                self._waiting[i] = function(waiting[0]), waiting[1]
 
     def tick(self, item: Any = None) -> Any:
         """Moves every batch one step on, and takes in ``item`` (None: no new batch).

@@ -83,7 +83,7 @@ class Producer:
         self.workers = SamplingWorkers(basis.num_workers, source, basis.transform_sampler_output)
         for way in self.ways:
             way.attach(basis, self.fetch, self.workers)
-        self._rounds = self._make_rounds()
+        self._rounds, self.waits = self._make_rounds(), self._agree_on_waits()
         self._driver = Threads(1, "salientpp-drive")
         self._forks = forks()
 
@@ -105,10 +105,23 @@ class Producer:
         number = topology.num_rounds(len(source.sampler.fanouts[0]), induced)
         return Rounds(topology, source.exchange, self.workers).list(number)
 
+    def _agree_on_waits(self) -> int:
+        """Returns the number of ticks that drawn batches wait. It is the same on all ranks, because the ranks move through the stages together."""
+        if self.basis.source.rounds_topology is None:
+            return 0
+        own = max((way.waits for way in self.ways), default=0)
+        return max(waits for (waits,) in self.basis.comm.gather_numbers([own]))
+
+    @property
+    def _drawing(self) -> list[list[Stage]]:
+        """The runs of stages before the ten."""
+        wait = [[Stage("begin_to_wait", self.stages.begin_to_wait, "host")]] if self.waits else []
+        return [*self._rounds, *wait]
+
     @property
     def stage_names(self) -> list[str]:
         """Names of all stages of the pipeline, in order."""
-        return [stage.name for run in (*self._rounds, self.stages.list()) for stage in run]
+        return [stage.name for run in (*self._drawing, self.stages.list()) for stage in run]
 
     @property
     def _maker(self) -> Maker:
@@ -146,7 +159,7 @@ class Producer:
         stages, basis = self.stages, self.basis
         return Pipeline(
             stages.list(), steps=stages.steps, depth=basis.depth, device=basis.device, rank=basis.comm.rank, trace=stages.trace,
-            hold=self.fetch.own.holds, ahead=self._rounds,
+            hold=self.fetch.own.holds, ahead=self._drawing, waits=self.waits,
             end_tick=self.fetch.exchange.mail.flush,
         )  # fmt: skip
 

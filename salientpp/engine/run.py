@@ -24,7 +24,7 @@ from typing import Any, ClassVar, NoReturn
 from torch_geometric.data import Data
 from typing_extensions import Self
 
-from salientpp.engine.pipeline import StageError, traced
+from salientpp.engine.pipeline import Pipeline, StageError, traced
 from salientpp.engine.producer import ByHand, Producer
 from salientpp.engine.stages import LAST_STAGE, Finished, Request
 from salientpp.engine.state import Disagreement, Point, Reached, Resume, first_point
@@ -285,11 +285,20 @@ class Run:
             for request in self._ahead:
                 request.sampling.cancel()
             self._ahead.clear()
+            if isinstance(self._pipeline, Pipeline):
+                self._pipeline.replace(self._without_batch)
             if self._is_over():
                 self._let_go()
                 return
             self._answering = threading.Thread(target=self._answer_in_background, name="salientpp-answer", daemon=False)
             self._answering.start()
+
+    def _without_batch(self, state: Any) -> Any:
+        """Returns the state of a batch in flight after this rank has left: without a batch, if its rows were not asked for yet."""
+        if not isinstance(state, Request):
+            return state
+        state.sampling.cancel()
+        return self._producer.idle_request(state.index, True)
 
     @property
     def is_under_way(self) -> bool:

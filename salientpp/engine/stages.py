@@ -159,7 +159,13 @@ class Finished:
 
 @dataclass
 class BatchStages:
-    """The ten stages of one engine. ``submit`` runs a function in a worker thread. ``steps`` divides the stages; the same on all ranks."""
+    """The ten stages of one engine.
+
+    Attributes:
+        submit: runs a function in a worker thread.
+        steps: division of the stages; the same on all ranks.
+        bytes_of_waiting: bytes of the largest batch that has begun to wait.
+    """
 
     fetch: Fetch
     builder: BatchBuilder
@@ -168,6 +174,7 @@ class BatchStages:
     ways: Sequence[Way] = ()
     trace: Trace | None = None
     steps: Sequence[int] = STEPS
+    bytes_of_waiting: int = 0
 
     def list(self) -> list[Stage]:
         """Returns the stages in order. :data:`LAST_STAGE` is the last."""
@@ -208,6 +215,17 @@ class BatchStages:
         plan = fetch.plan(places) if self._finder is None else {}
         batch = fetch.own.pin(batch)
         return Sampled(index, places, False, batch, plan, mfg, contents, notes, asks)
+
+    def begin_to_wait(self, request: Request) -> Request:
+        """Takes a batch that was drawn in rounds, and tells the ways. The batch then waits, so that the ways know the batches that follow another."""
+        with self._default_stream():
+            sampled = request.sampling.result()
+        if request.draws is not None:
+            for way in self.ways:
+                way.on_waiting(request.draws, request.index, sampled.places)
+            held = {part.data_ptr(): part.nbytes for part in tensors_in([sampled.batch, sampled.mfg, sampled.places])}
+            self.bytes_of_waiting = max(self.bytes_of_waiting, sum(held.values()))
+        return dataclasses.replace(request, sampling=Undone(lambda: sampled))
 
     def sample(self, request: Request) -> Sampled:
         with self._default_stream():  # without sampling threads, the batch is drawn here

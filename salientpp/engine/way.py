@@ -80,12 +80,15 @@ class Way:
         messages: kinds of requests that ranks send each other besides requests for rows.
         needs_stages: True if batches must go through the ten stages even if one process could make them in one call.
         finds_late: True if :meth:`find` decides where rows come from when a batch enters the pipeline. Only one way of an engine may do so.
+        waits: number of ticks that a batch waits between its draw and its entry into the ten stages, if batches are drawn in rounds. The engine reads it after
+            :meth:`attach`, and takes the largest number of all ways and ranks.
     """
 
     name: ClassVar[str] = ""
     messages: Sequence[Message] = ()
     needs_stages = False
     finds_late = False
+    waits = 0
 
     def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
         """Returns the tiers, including those that this way adds. Collective: every rank calls it."""
@@ -104,6 +107,9 @@ class Way:
     def wanted(self, note: Any) -> Mapping[str | None, Wanted]:
         """Returns this rank's requests to the others, by message."""
         return {}
+
+    def on_waiting(self, draws: Draws, tick: int, places: PlacesByType) -> None:
+        """Notes that a batch was drawn and begins to wait. It is called in the order of the batches, and only if batches wait."""
 
     def find(self, draws: Draws, tick: int, places: PlacesByType) -> Task | Future:
         """Starts to decide where the rows of a batch come from, in the order of the batches. Returns a future of the new places."""

@@ -136,7 +136,7 @@ def facts_of(
             **settings,
             "shared_draws": None,
             **{name: bool(value) if name == "replace" else value for name, value in draws.items()},
-            **options.facts(of_host=bool(ranks_by_host)),
+            **options.facts(of_host=bool(ranks_by_host) or source.rounds_topology is not None),
             "columns": [
                 [
                     *(word for word in column if word is not None),

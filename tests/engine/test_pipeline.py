@@ -138,6 +138,31 @@ def test_the_largest_number_of_batches_in_flight_is_the_depth(depth, num_stages)
     assert most == max(1, effective - 1)
 
 
+@DEPTHS
+@pytest.mark.parametrize("waits", [0, 1, 5])
+def test_as_many_later_batches_as_wait_have_passed_the_stages_ahead(depth, waits):
+    log: list = []
+    ahead = [[stage(20, log)], [], [stage(21, log)]]
+    pipeline = pipeline_of(10, depth, log, ahead=ahead, waits=waits)
+    assert run_through(pipeline, 20) == [State(i, (20, 21, *range(10))) for i in range(20)]
+    for index in range(20):
+        begun = log.index((0, index))
+        drawn = sum(number == 21 for number, _ in log[:begun])
+        assert drawn == min(20, index + 1 + waits)
+
+
+@DEPTHS
+def test_states_between_two_ticks_can_be_replaced(depth):
+    pipeline = pipeline_of(10, depth, [], ahead=[[stage(20, [])]], waits=4)
+    results = [pipeline.tick(State(i)) for i in range(7)]
+    pipeline.replace(lambda state: State(state.index + 100, state.visited))
+    delivered = sum(result is not None for result in results)
+    while pipeline.in_flight:
+        results.append(pipeline.tick())
+    expected = [State(i if i < delivered else i + 100, (20, *range(10))) for i in range(7)]
+    assert [result for result in results if result is not None] == expected
+
+
 def test_a_tick_moves_the_oldest_batch_first():
     log = []
     pipeline = pipeline_of(3, 3, log)

@@ -43,11 +43,11 @@ class Found:
     remote_rows: tuple[int, int]
 
 
-def directory(folder: Path, num_parts: int) -> str:
+def directory(folder: Path, num_parts: int, topology: str = "whole") -> str:
     """Makes a graph with real features whose batches need rows of other parts."""
     data = random_data(1500, 9000, seed=2)
     data.x = torch.rand(1500, WIDTH, generator=torch.Generator().manual_seed(1))
-    salientpp.partition(data, num_parts, folder, FANOUTS, BATCH, refine=False)
+    salientpp.partition(data, num_parts, folder, FANOUTS, BATCH, refine=False, topology=topology)
     return str(folder)
 
 

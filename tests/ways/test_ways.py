@@ -116,6 +116,33 @@ def test_the_price_of_a_pair_equals_the_count(of_pairs, number):
             assert abs(expected - counted) <= max(WayLaws.band * counted, 100), (expected, counted)
 
 
+# --- over a topology in parts -------------------------------------------------------------------------------
+
+OVER_PARTS = [*((name,) for name in WAYS), *PAIRS]
+
+
+@pytest.fixture(scope="module", params=(2, 4), ids=lambda number: f"{number} ranks")
+def over_parts(request, tmp_path_factory):
+    """Observations of each rank about each way and each pair, if the topology is stored in parts."""
+    root = directory(tmp_path_factory.mktemp("divided") / "parts", request.param, "parts")
+    several = [{key: value for name in names for key, value in WAYS[name].items()} for names in OVER_PARTS]
+    return distributed.run(compare, request.param, root, several)
+
+
+@pytest.mark.parametrize("number", range(len(OVER_PARTS)), ids=map("-".join, OVER_PARTS))
+def test_batches_over_parts_equal_those_without_the_ways(over_parts, number):
+    for of_rank in over_parts:
+        found = of_rank[number]
+        assert found.wrong == [] and found.remote_rows[0] <= found.remote_rows[1]
+
+
+@pytest.mark.parametrize("number", range(len(OVER_PARTS)), ids=map("-".join, OVER_PARTS))
+def test_the_price_over_parts_equals_the_count(over_parts, number):
+    for of_rank in over_parts:
+        for expected, counted in (of_rank[number].fetched, of_rank[number].copied):
+            assert abs(expected - counted) <= max(WayLaws.band * counted, 100), (expected, counted)
+
+
 def test_only_lookahead_and_sums_exclude_each_other():
     assert [pair for pair in combinations(WAYS, 2) if excluded(*pair)] == [("lookahead", "sums")]
 

@@ -41,6 +41,11 @@ def group_of(window: int) -> int:
     return max(1, -(-window // 8))
 
 
+def reach_of(window: int) -> int:
+    """Returns the number of batches after the entering one that a planner with this window reads."""
+    return window + group_of(window) - 1
+
+
 @dataclass(frozen=True)
 class Shape:
     """Division of a budget of bytes.

@@ -1,6 +1,7 @@
 """Lookahead cache: how a rank learns which remote rows its next batches need, and when it decides which to keep.
 
-Batches that come W later are drawn in the sampling threads, for their ids alone (:class:`Scouts`). The decision which rows to keep
+Batches that come W later are drawn in the sampling threads, for their ids alone (:class:`Scouts`). Over a topology in parts, drawn batches wait instead
+(:mod:`salientpp.ways.lookahead.waiting`). The decision which rows to keep
 (:mod:`salientpp.ways.lookahead.planner`) begins in stage ``sample`` and is awaited in the next stage. If there are sampling threads, it runs in a thread
 of its own. Requests that have not entered the pipeline may be cancelled. A batch that has entered is always put together, also when the epoch is left, so
 no decision has to be undone.
@@ -41,7 +42,8 @@ from salientpp.vip.policies import Policy
 from salientpp.ways.cache import Cache
 from salientpp.ways.lookahead.forecast import Blocks, Spread, Trial
 from salientpp.ways.lookahead.planner import Moves, Planner
-from salientpp.ways.lookahead.shape import Shape, Window, group_of, plan_rows
+from salientpp.ways.lookahead.shape import Shape, Window, group_of, plan_rows, reach_of
+from salientpp.ways.lookahead.waiting import Waiting
 
 #: Coded list of the remote ids that a batch needs, by vertex type.
 Lists = Mapping[str | None, Tensor]
@@ -183,13 +185,17 @@ class Lookahead(Cache):
             return
         self._basis = basis
         self._lists: dict[str | None, deque[Tensor]] = {type_: deque() for type_ in self.planners}
-        # With long windows several lists are requested at once.
-        group = max(group_of(planner.shape.window) for planner in self.planners.values())
-        self._scouts = Scouts(
-            basis.epochs.turns,
-            lambda draws, turn: workers.scout(self._scout, basis, fetch, basis.epochs.pieces(draws.epoch, turn)),
-            (basis.most_ahead if basis.num_workers else 0) + group - 1,
-        )
+        windows = [planner.shape.window for planner in self.planners.values()]
+        if basis.source.rounds_topology is not None:
+            self._ahead: Scouts | Waiting = Waiting()
+            self.waits = max(map(reach_of, windows))
+        else:
+            self._ahead = Scouts(
+                basis.epochs.turns,
+                lambda draws, turn: workers.scout(self._scout, basis, fetch, basis.epochs.pieces(draws.epoch, turn)),
+                # With long windows several lists are requested at once.
+                (basis.most_ahead if basis.num_workers else 0) + max(map(group_of, windows)) - 1,
+            )
         self._submit: Callable[..., Any] = Threads(1, "salientpp-decide").submit if basis.num_workers else completed
         fetch.moving = {type_: self.cache.by_type[type_].rows for type_ in self.planners}
 
@@ -206,14 +212,22 @@ class Lookahead(Cache):
 
     def begin_epoch(self) -> None:
         """Empties the cache if batches of an earlier epoch were lost on their way, because the rows planned for its slots were lost too."""
+        if not self.planners:
+            return
         if self.under_way:
             self.under_way = 0
             if self._decision is not None:
                 with contextlib.suppress(BaseException):  # the batch's consumer has received the error, or has gone
                     self._decision.result()
-            self._scouts.forget()
+            self._ahead.forget()
             for planner in self.planners.values():
                 planner.forget_rows()
+        if isinstance(self._ahead, Waiting):
+            self._ahead.forget()
+
+    def on_waiting(self, draws: Draws, tick: int, places: PlacesByType) -> None:
+        if self.planners and isinstance(self._ahead, Waiting):
+            self._ahead.add(draws, tick, places)
 
     def find(self, draws: Draws, tick: int, places: PlacesByType) -> Task | Future:
         self.under_way += 1
@@ -221,7 +235,7 @@ class Lookahead(Cache):
         return decision
 
     def _decide(self, draws: Draws, tick: int, places: PlacesByType) -> dict[str | None, Places]:
-        if not self._scouts.enter(draws, tick):
+        if not self._ahead.enter(draws, tick):
             for type_, planner in self.planners.items():
                 planner.forget_window()
                 self._lists[type_].clear()
@@ -233,8 +247,12 @@ class Lookahead(Cache):
 
     def _upcoming(self, type_: str | None) -> Tensor | None:
         """Returns the next list of a type. The other types' lists are kept until these types ask, because their windows may be shorter."""
+        if isinstance(self._ahead, Waiting):
+            planner, book = self.planners[type_], self._basis.source.books[type_]
+            ids = self._ahead.after(planner.known - planner.batch, reach_of(planner.shape.window), type_)
+            return None if ids is None else ops.code_ids(ids, book.num_vertices)
         if not self._lists[type_]:
-            found = self._scouts.next()
+            found = self._ahead.next()
             if found is None:
                 return None
             for other, waiting in self._lists.items():
@@ -250,8 +268,9 @@ class Lookahead(Cache):
         for type_ in self.planners:
             fetched[type_] = price.fetched[type_] * self._fetched_share(type_, price.fetched[type_])
             copied[type_] += price.fetched[type_] - fetched[type_]
-        # Every batch is drawn twice: first for its ids only.
-        return Price(fetched, copied, price.seconds * (2 if self.planners else 1))
+        # With scouts, every batch is drawn twice: first for its ids only.
+        draws = 2 if self.planners and isinstance(self._ahead, Scouts) else 1
+        return Price(fetched, copied, price.seconds * draws)
 
     def _fetched_share(self, type_: str | None, num_bytes: float) -> float:
         """Forecasts the fraction of remote rows that is fetched; ``num_bytes`` are the bytes of a batch's remote rows."""

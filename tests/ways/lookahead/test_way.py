@@ -32,15 +32,15 @@ def ahead_of(loader: NeighborLoader) -> Lookahead | None:
     return way if way is not None and way.planners else None
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory) -> str:
-    """Makes two parts. The row of a vertex is its old id, wide enough that rows take more bytes than ids."""
+@pytest.fixture(scope="module", params=["whole", "parts"])
+def root(request, tmp_path_factory) -> str:
+    """Makes two parts, with each form of the topology. The row of a vertex is its old id, wide enough that rows take more bytes than ids."""
     data = random_data(600, 3600)
     data.x = torch.arange(600, dtype=torch.float32).unsqueeze(1) * torch.ones(64)
     data.train_mask = torch.arange(600) % 3 != 0
     root = tmp_path_factory.mktemp("ahead") / "two"
-    salientpp.partition(data, 2, root, FANOUTS, BATCH)
-    salientpp.partition(data, 3, root.with_name("three"), FANOUTS, BATCH)
+    for num_parts, name in ((2, "two"), (3, "three")):
+        salientpp.partition(data, num_parts, root.with_name(name), FANOUTS, BATCH, topology=request.param)
     return str(root)
 
 

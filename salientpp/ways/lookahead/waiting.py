@@ -1,0 +1,47 @@
+"""The batches that were drawn in rounds and wait until their rows are fetched.
+
+Over a topology in parts, a batch cannot be drawn before its turn without the other ranks. So every batch is drawn once, early enough, and waits
+(:attr:`salientpp.engine.way.Way.waits`). The rows that it needs are then known to the batches before it. The windows end with the epoch, because the batches of
+the next epoch are not drawn yet.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from torch import Tensor
+
+from salientpp.engine.epochs import Draws
+from salientpp.engine.way import PlacesByType
+
+
+class Waiting:
+    """Drawn batches of one epoch, in order. One thread adds batches, while another may ask for them."""
+
+    def __init__(self) -> None:
+        self._batches: deque[tuple[Draws, int, PlacesByType]] = deque()
+        self._tick = 0  # of the batch that entered last
+        self._follows = False
+
+    def add(self, draws: Draws, tick: int, places: PlacesByType) -> None:
+        self._batches.append((draws, tick, places))
+
+    def enter(self, draws: Draws, tick: int) -> bool:
+        """Records that a batch enters. Returns True if it directly follows the batch before it, so that the known batches follow this one."""
+        follows = self._follows
+        while self._batches.popleft()[:2] != (draws, tick):
+            follows = False  # a batch was given up, because the rank left the epoch
+        self._tick, self._follows = tick, True
+        return follows
+
+    def forget(self) -> None:
+        """Discards all batches."""
+        self._batches.clear()
+        self._follows = False
+
+    def after(self, number: int, reach: int, type_: str | None) -> Tensor | None:
+        """Returns the remote ids of the ``number``-th batch after the one that entered last. None if the epoch has no such batch within ``reach`` ticks."""
+        if number > len(self._batches):
+            return None
+        _, tick, places = self._batches[number - 1]
+        return places[type_].remote_id if tick <= self._tick + reach else None
