@@ -48,13 +48,14 @@ void copy_out(const T* from, int64_t size, int64_t* to) {
 // overwritten later. A loop of exact length would end at a random point, which causes branch mispredictions.
 constexpr int64_t kWide = 8;
 
-// Writes i count[i] times, for each i of [0, size), up to `end` exactly.
-inline void repeat_places(const int32_t* count, int64_t size, int64_t* out, int64_t* end) {
+// Writes first + i count[i] times, for each i of [0, size), up to `end` exactly.
+template <class Count>
+void repeat_places(const Count* count, int64_t size, int64_t* out, int64_t* end, int64_t first = 0) {
   for (int64_t i = 0; i < size; ++i) {
     if (count[i] + kWide > end - out) [[unlikely]] {
-      std::fill(out, out + count[i], i);
+      std::fill(out, out + count[i], first + i);
     } else {
-      for (int64_t k = 0; k < count[i]; k += kWide) std::fill_n(out + k, kWide, i);
+      for (int64_t k = 0; k < count[i]; k += kWide) std::fill_n(out + k, kWide, first + i);
     }
     out += count[i];
   }

@@ -118,17 +118,37 @@ DrawnEdges checked_edges(const Tensor& count, const Tensor& source, int64_t sour
           source.numel()};
 }
 
+// Returns room for the edges of a relation, int64 [2, e], after the edges that `before` holds.
+Tensor with_earlier_edges(const Tensor* before, int64_t num_drawn, size_t at) {
+  int64_t size = 0;
+  if (before != nullptr) {
+    check_defined(*before, "edge_index");
+    check(before->scalar_type() == ScalarType::Long, "edge_index must have dtype int64, got ", before->scalar_type());
+    check(before->dim() == 2 && before->size(0) == 2, "edge_index[", at, "] must have shape [2, e]");
+    check(before->is_contiguous(), "edge_index must be contiguous");
+    size = before->size(1);
+  }
+  const Tensor edges = new_large_tensor<2>({2, size + num_drawn}, ScalarType::Long);
+  if (size > 0) {
+    std::copy_n(int64_data(*before), size, mutable_int64_data(edges));
+    std::copy_n(int64_data(*before) + size, size, mutable_int64_data(edges) + size + num_drawn);
+  }
+  return edges;
+}
+
 std::tuple<std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>> join_drawn(
     const std::vector<Tensor>& n_id, const std::vector<Tensor>& tree, const std::vector<int64_t>& first,
     const std::vector<Tensor>& count, const std::vector<Tensor>& source, const std::vector<int64_t>& source_type,
     const std::vector<int64_t>& target_type, const std::vector<int64_t>& num_vertices, int64_t num_trees,
-    int64_t map_budget_bytes) {
+    int64_t map_budget_bytes, const std::vector<Tensor>& edge_index) {
   const size_t num_types = n_id.size(), num_relations = count.size();
   const bool has_trees = !tree.empty();
   check(first.size() == num_types && num_vertices.size() == num_types && (!has_trees || tree.size() == num_types),
         "first, num_vertices and, with trees, tree must have one entry per vertex type, ", num_types);
   check(source.size() == num_relations && source_type.size() == num_relations && target_type.size() == num_relations,
         "source, source_type and target_type must have one entry per relation, ", num_relations);
+  check(edge_index.empty() || edge_index.size() == num_relations,
+        "edge_index must be empty or have one entry per relation, ", num_relations, ", got ", edge_index.size());
   check_num_trees(num_trees);
   JoinScratch& s = thread_scratch();
   // Loaders of several graphs may take turns, so the memory of the other types stays.
@@ -153,19 +173,23 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>> join_d
     type.map_kind = map_kind_of(has_trees, num_vertices[t], fit, most);
     fill_map(type, num_trees);
   }
-  std::vector<Tensor> out_n_id, out_tree, row;
+  std::vector<Tensor> out_n_id, out_tree, out_edges;
   for (size_t r = 0; r < num_relations; ++r) {
     const int64_t begin = first[drawn[r].target_type], end = frontier_end[drawn[r].target_type];
     check(count[r].numel() == end - begin, "count[", r, "] must have one entry per vertex of the frontier, expected ",
           end - begin, ", got ", count[r].numel());
-    row.push_back(new_table(drawn[r].size, ScalarType::Long));
-    if (drawn[r].size > 0) join_relation(s, drawn[r], begin, end, mutable_int64_data(row[r]));
+    out_edges.push_back(with_earlier_edges(edge_index.empty() ? nullptr : &edge_index[r], drawn[r].size, r));
+    if (drawn[r].size == 0) continue;
+    int64_t* row_end = mutable_int64_data(out_edges[r]) + out_edges[r].size(1);
+    int64_t* col_end = row_end + out_edges[r].size(1);
+    join_relation(s, drawn[r], begin, end, row_end - drawn[r].size);
+    repeat_places(drawn[r].count, end - begin, col_end - drawn[r].size, col_end, begin);
   }
   for (size_t t = 0; t < num_types; ++t) {
     out_n_id.push_back(copy_of(s.types[t].n_id));
     if (has_trees) out_tree.push_back(copy_of(s.types[t].tree));
   }
-  return {out_n_id, out_tree, row};
+  return {out_n_id, out_tree, out_edges};
 }
 
 // Finds the edges whose source is in the map, and the number of them in each list.

@@ -41,6 +41,8 @@ from salientpp.ops.sampling import (
     edges_between,
     join_drawn,
     join_key,
+    merge_lists,
+    pack_integers,
     permutation,
     sample_neighbors,
     sample_typed_neighbors,

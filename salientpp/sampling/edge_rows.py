@@ -31,7 +31,7 @@ class EdgeRows:
     @classmethod
     def of(cls, pieces: Sequence[Drawn | EdgeRows]) -> EdgeRows:
         """Joins pieces, which may have edges in common."""
-        numbers = torch.cat([piece.number for piece in pieces if piece.number is not None])
+        numbers = torch.cat([piece.number for piece in pieces])
         number, place = torch.unique(numbers, return_inverse=True)
         first = torch.empty_like(number)
         first[place] = torch.arange(place.numel(), device="cpu")

@@ -13,7 +13,7 @@ from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 from salientpp import ops
 from salientpp.ids import first_outside
 from salientpp.sampling.edge_rows import EdgeRows
-from salientpp.sampling.held_lists import Drawn, Reads, Vertices
+from salientpp.sampling.held_lists import Drawn, Group, Reads, Vertices, merged_numbers, merged_sources
 from salientpp.sampling.requests import Ends
 from salientpp.sampling.topology import ByType, DrawOptions, Mfg, Topology
 from salientpp.store.tiers import NO_IDS
@@ -30,7 +30,8 @@ class GrowingBatch:
         n_id, tree: per type int64 [n], the vertices so far, and the trees that they belong to. Without trees, ``tree`` is empty.
         tree_time: int64 [num_trees], the time of each tree's seed. None without times.
         first: per type, where the vertices begin that the next hop expands.
-        rows, cols, numbers: per relation, positions of the edges' sources and targets in ``n_id``, and numbers of the edges; one tensor per hop.
+        edge_index: per relation int64 [2, e], positions of the edges' sources and targets in ``n_id``.
+        groups: per relation, the draws of all hops, with the positions of their vertices in ``n_id``.
         num_nodes, num_edges: per type and per relation, the numbers of each hop.
         arrived: per relation, draws that brought attributes of edges.
         reads: the places of the lists that were read.
@@ -43,9 +44,8 @@ class GrowingBatch:
     tree: list[Tensor]
     tree_time: Tensor | None
     first: list[int]
-    rows: list[list[Tensor]]
-    cols: list[list[Tensor]]
-    numbers: list[list[Tensor]]
+    edge_index: list[Tensor]
+    groups: list[list[Group]]
     num_nodes: list[list[int]]
     num_edges: list[list[int]]
     arrived: list[list[Drawn]]
@@ -79,10 +79,11 @@ class GrowingBatch:
                 times = topology.time_of_seeds(name, ids, seed_time)
                 if times is not None:
                     tree_time[of_type] = times
-        rows, cols, numbers, num_edges, arrived = ([[] for _ in ends] for _ in range(5))  # type: ignore[var-annotated]
+        groups, num_edges, arrived = ([[] for _ in ends] for _ in range(3))  # type: ignore[var-annotated]
+        edge_index = [NO_IDS.new_empty((2, 0)) for _ in ends]
         num_nodes = [[ids.numel()] for ids in n_id]
         return cls(
-            topology, ends, total, n_id, tree, tree_time, [0] * len(n_id), rows, cols, numbers, num_nodes, num_edges, arrived
+            topology, ends, total, n_id, tree, tree_time, [0] * len(n_id), edge_index, groups, num_nodes, num_edges, arrived
         )  # fmt: skip
 
     def vertices(self, type_: int, first: int = 0) -> Vertices:
@@ -96,46 +97,38 @@ class GrowingBatch:
         """The vertices that the next hop expands, by type."""
         return [self.vertices(type_, first) for type_, first in enumerate(self.first)]
 
-    def join(self, drawn: Sequence[Drawn]) -> None:
+    def join(self, drawn: Sequence[Sequence[Group]]) -> None:
         """Adds a hop: per relation, the draws of the frontier of its target type."""
         begin, size = self.first, [ids.numel() for ids in self.n_id]
-        n_id, tree, rows = ops.join_drawn(
-            self.n_id, self.tree, begin, [of.count for of in drawn], [of.source for of in drawn],
+        lists = [merged_sources(size[target] - begin[target], of) for of, (_, target) in zip(drawn, self.ends)]
+        self.n_id, self.tree, self.edge_index = ops.join_drawn(
+            self.n_id, self.tree, begin, [count for count, _ in lists], [source for _, source in lists],
             [source for source, _ in self.ends], [target for _, target in self.ends],
-            list(self.topology.num_vertices.values()), self.num_trees,
+            list(self.topology.num_vertices.values()), self.num_trees, edge_index=self.edge_index,
         )  # fmt: skip
-        for number, (of, row) in enumerate(zip(drawn, rows)):
-            self._add(number, row, begin[self.ends[number][1]], of)
-            self.num_edges[number].append(row.numel())
-        self.n_id, self.tree, self.first = n_id, tree, size
-        for of_type, ids, before in zip(self.num_nodes, n_id, size):
+        self.first = size
+        for number, (of, (_, source)) in enumerate(zip(drawn, lists)):
+            self.num_edges[number].append(source.numel())
+            target = self.ends[number][1]
+            self.groups[number] += [(_moved(position, begin[target], size[target]), group) for position, group in of]
+        for of_type, ids, before in zip(self.num_nodes, self.n_id, size):
             of_type.append(ids.numel() - before)
 
-    def replace_edges(self, found: Sequence[Drawn]) -> None:
+    def replace_edges(self, found: Sequence[Sequence[Group]]) -> None:
         """Replaces the edges by others: per relation, edges of all vertices of its target type, whose sources are positions in ``n_id``."""
-        for number, of in enumerate(found):
-            for edges in (self.rows, self.cols, self.numbers):
-                edges[number].clear()
-            self._add(number, of.source, 0, of)
-
-    def _add(self, number: int, row: Tensor, first: int, drawn: Drawn) -> None:
-        """Adds edges of a relation whose targets are the vertices from position ``first`` on."""
-        targets = torch.arange(first, first + drawn.count.numel(), device="cpu")
-        self.rows[number].append(row)
-        self.cols[number].append(targets.repeat_interleave(drawn.count, output_size=row.numel()))
-        if drawn.number is not None:
-            self.numbers[number].append(drawn.number)
+        self.first = [ids.numel() for ids in self.n_id]
+        self.groups = [list(of) for of in found]
+        for number, (of, (_, target)) in enumerate(zip(found, self.ends)):
+            count, source = merged_sources(self.first[target], of)
+            self.edge_index[number] = torch.stack(
+                [source, torch.arange(count.numel(), device="cpu").repeat_interleave(count)]
+            )
 
     def finished(self, options: DrawOptions, only_vertices: bool) -> Mfg:
         """Returns the sample, with two attributes more: ``reads``, and ``edge_rows``, by edge type the attributes of edges that came with draws."""
-        edge_index, edges = [], []
-        for rows, cols, numbers in zip(self.rows, self.cols, self.numbers):
-            both = torch.empty((2, sum(row.numel() for row in rows)), dtype=torch.int64, device="cpu")
-            if rows:
-                torch.cat(rows, out=both[0])
-                torch.cat(cols, out=both[1])
-            edge_index.append(both)
-            edges.append(torch.cat(numbers) if numbers else NO_IDS)
+        edge_index, edges = self.edge_index, [NO_IDS] * len(self.ends)
+        if not only_vertices:
+            edges = [merged_numbers(self.first[target], of) for of, (_, target) in zip(self.groups, self.ends)]
         tree = self.tree if options.disjoint else None
         hops_known = not options.induced
         names, types = list(self.topology.num_vertices), self.topology.edge_types
@@ -159,3 +152,10 @@ class GrowingBatch:
         out.reads = self.reads
         out.edge_rows = {name: EdgeRows.of(drawn) for name, drawn in zip(types, self.arrived) if drawn}
         return out
+
+
+def _moved(position: Tensor | None, begin: int, end: int) -> Tensor | None:
+    """Returns positions among the vertices from ``begin`` on as positions among all. ``end`` is the number of all."""
+    if begin == 0:
+        return position
+    return torch.arange(begin, end, device="cpu") if position is None else position + begin

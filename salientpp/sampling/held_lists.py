@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -80,17 +81,29 @@ class Drawn:
 
     Attributes:
         count: int64 [m], edges of each list.
-        source: int64 [e], global ids of the sources; for edges between members, their positions among the members.
-        number: int64 [e], numbers of the edges in the whole graph. None: not wanted.
+        source: global ids of the sources, [e]; for edges between members, their positions among the members. They and ``offset`` are uint8, uint16, int32
+            or int64.
+        offset: [e], numbers of the edges in the whole graph, minus the ``base`` of their list. None: not wanted.
+        base: int64 [m], or [1] if all lists have the same base. None only without ``offset``.
         first: int64 [m], number of the first edge of each whole list. None: not wanted.
         rows: attribute name -> rows [e, ...] of the edges, as far as the drawing rank does not hold them.
     """
 
     count: Tensor
     source: Tensor
-    number: Tensor | None = None
+    offset: Tensor | None = None
+    base: Tensor | None = None
     first: Tensor | None = None
     rows: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def number(self) -> Tensor:
+        """int64 [e], numbers of the edges in the whole graph. It is computed when it is read."""
+        return merged_numbers(self.count.numel(), [(None, self)])
+
+
+#: Draws of one holder of lists: the positions int64 [m] of its vertices among those of the batch, and its draws. None: vertex i has position i.
+Group = tuple[Tensor | None, Drawn]
 
 
 #: The arrays of a :class:`~salientpp.graph.relation.Relation` with one entry per edge, as far as the lists of a part have them.
@@ -143,7 +156,7 @@ class Lists:
 
         Args:
             keeps_edges: False: only ``count`` and ``source`` are wanted.
-            with_rows: add the attributes of the edges.
+            with_rows: add the attributes of the edges, and ``first``.
         """
         lists = self.relation
         time = lists.edge_time if lists.source_time is None else lists.source_time
@@ -152,7 +165,7 @@ class Lists:
             hop.fanouts[self.number], hop.key, hop.hop, self.number, lists.source,
             replace=hop.replace, last=hop.last, shared=hop.shared,
         )  # fmt: skip
-        return self._finished(place, count, source, position, with_rows) if keeps_edges else Drawn(count, source)
+        return self._numbered(place, Drawn(count, source, position), with_rows) if keeps_edges else Drawn(count, source)
 
     def edges_between(
         self, place: Tensor, of: Vertices, members: Members, num_sources: int, num_trees: int, with_rows: bool
@@ -165,7 +178,7 @@ class Lists:
             lists.indptr, lists.indices, time if timed else None, place, of.tree, of.now if timed else None,
             members.ids, members.tree, num_sources, num_trees,
         )  # fmt: skip
-        return self._finished(place, count, row, position, with_rows)
+        return self._numbered(place, Drawn(count, row, position), with_rows)
 
     def whole(self, place: Tensor) -> WholeLists:
         """Returns the lists at ``place``, int64 [m], with everything that draws from them need."""
@@ -181,68 +194,66 @@ class Lists:
         }
         return WholeLists(begin + self.first_edge, columns, rows)
 
-    def _finished(self, place: Tensor, count: Tensor, source: Tensor, position: Tensor, with_rows: bool) -> Drawn:
-        lists = self.relation
-        stored = position if lists.edge_id is None else lists.edge_id[position].to(torch.int64)
-        begin = lists.indptr[place]
+    @cached_property
+    def _base(self) -> Tensor:
+        return torch.tensor([self.first_edge], dtype=torch.int64, device="cpu")
+
+    def _numbered(self, place: Tensor, drawn: Drawn, with_rows: bool) -> Drawn:
+        """Returns draws whose ``offset`` holds positions, with the numbers of the edges."""
+        position, ids = drawn.offset, self.relation.edge_id
+        assert position is not None  # as the caller made it
+        stored = position if ids is None else ids[position].to(torch.int64)
+        if self.firsts is None and not with_rows:
+            return replace(drawn, offset=stored, base=self._base)
+        begin = self.relation.indptr[place]
         if self.firsts is None:
-            first, number = begin + self.first_edge, stored + self.first_edge
-            row = number - self.first_row
+            base, first, shift = self._base, begin + self.first_edge, self.first_edge - self.first_row
         else:
-            first, row = self.firsts[place], stored
-            number = stored + (first - begin).repeat_interleave(count, output_size=stored.numel())
+            first, shift = self.firsts[place], 0
+            base = first - begin
+        row = stored + shift if with_rows and self.attributes and shift else stored
         rows = {name: take_rows(rows, row) for name, rows in self.attributes.items()} if with_rows else {}
-        return Drawn(count, source, number, first, rows)
+        return Drawn(drawn.count, drawn.source, stored, base, first, rows)
 
 
-def nothing_drawn(size: int) -> Drawn:
-    """Returns the draws of vertices that draw nothing."""
-    return Drawn(torch.zeros(size, dtype=torch.int64, device="cpu"), NO_IDS, NO_IDS, NO_IDS)
+def merged_sources(size: int, groups: Sequence[Group]) -> tuple[Tensor, Tensor]:
+    """Puts the draws of some holders in the order of ``size`` vertices. Returns the count of each list and the sources, int64."""
+    if len(groups) == 1 and groups[0][0] is None and groups[0][1].source.dtype == torch.int64:
+        return groups[0][1].count, groups[0][1].source
+    return _merged(size, groups, [drawn.source for _, drawn in groups])
 
 
-def merged(size: int, groups: Sequence[tuple[Tensor | None, Drawn]]) -> Drawn:
-    """Puts draws from several holders in the order of the vertices.
+def merged_numbers(size: int, groups: Sequence[Group]) -> Tensor:
+    """Returns the numbers of the edges in the same order, int64 [e]. All draws have ``offset``."""
+    return _merged(size, groups, [_given(of.offset) for _, of in groups], [_given(of.base) for _, of in groups])[1]
 
-    Args:
-        size: number of vertices.
-        groups: positions of the vertices int64 [m], and their draws. None: all vertices in order, as the only group.
 
-    Returns:
-        The draws. They have ``number``, ``first`` and ``rows`` only if all groups have them.
-    """
+def merged(size: int, groups: Sequence[Group]) -> Drawn:
+    """Puts all draws with their attributes in the same order. The draws hold the same fields, and attributes of the same names."""
     if len(groups) == 1 and groups[0][0] is None:
         return groups[0][1]
-    count = torch.zeros(size, dtype=torch.int64, device="cpu")
+    count, source = merged_sources(size, groups)
+    if not groups or groups[0][1].offset is None:
+        return Drawn(count, source)
+    first = torch.zeros(size, dtype=torch.int64, device="cpu")
     for position, drawn in groups:
-        count[position] = drawn.count
-    start = count.cumsum(0) - count
-    places = []
-    for position, drawn in groups:
-        before = start[position] - (drawn.count.cumsum(0) - drawn.count)
-        at = before.repeat_interleave(drawn.count, output_size=drawn.source.numel())
-        places.append(at.add_(torch.arange(at.numel(), device="cpu")))
-    draws = [drawn for _, drawn in groups]
-    source = _put_together([drawn.source for drawn in draws], places)
-    assert source is not None  # all draws have sources
-    names = draws[0].rows if all(drawn.rows.keys() == draws[0].rows.keys() for drawn in draws) else ()
-    rows = {name: _put_together([drawn.rows[name] for drawn in draws], places) for name in names}
-    positions = [NO_IDS if position is None else position for position, _ in groups]
-    return Drawn(
-        count,
-        source,
-        _put_together([drawn.number for drawn in draws], places),
-        _put_together([drawn.first for drawn in draws], positions, size),
-        {name: of_edges for name, of_edges in rows.items() if of_edges is not None},
-    )
+        first[slice(None) if position is None else position] = _given(drawn.first)
+    edges = torch.arange(source.numel(), device="cpu").split([drawn.source.numel() for _, drawn in groups])
+    names = groups[0][1].rows
+    order = _merged(size, groups, edges)[1] if names else NO_IDS
+    rows = {name: torch.cat([drawn.rows[name] for _, drawn in groups])[order] for name in names}
+    return Drawn(count, source, merged_numbers(size, groups), first.new_zeros(1), first, rows)
 
 
-def _put_together(pieces: Sequence[Tensor | None], places: Sequence[Tensor], size: int | None = None) -> Tensor | None:
-    """Returns one tensor with the rows of each piece at its places; None if a piece is missing. ``size`` None: the number of all rows."""
-    there = [piece for piece in pieces if piece is not None]
-    if len(there) < len(pieces):
-        return None
-    number = sum(piece.size(0) for piece in there) if size is None else size
-    out = there[0].new_zeros((number, *there[0].shape[1:]))
-    for piece, place in zip(there, places):
-        out[place] = piece
-    return out
+def _merged(
+    size: int, groups: Sequence[Group], value: Sequence[Tensor], base: Sequence[Tensor] = ()
+) -> tuple[Tensor, Tensor]:
+    if not groups:
+        return torch.zeros(size, dtype=torch.int64, device="cpu"), NO_IDS
+    position, count = [position for position, _ in groups], [drawn.count for _, drawn in groups]
+    return ops.merge_lists(size, position, count, value, base)
+
+
+def _given(column: Tensor | None) -> Tensor:
+    assert column is not None  # the callers ask only for columns that were drawn
+    return column

@@ -22,6 +22,7 @@ from salientpp.ranks.partition_book import PartitionBook
 from salientpp.sampling.growing_batch import GrowingBatch
 from salientpp.sampling.held_lists import (
     Drawn,
+    Group,
     HopDraw,
     Lists,
     Members,
@@ -29,7 +30,6 @@ from salientpp.sampling.held_lists import (
     Vertices,
     WholeLists,
     merged,
-    nothing_drawn,
 )
 from salientpp.sampling.requests import Ends, ListRequest, pack_answer, unpack_answer
 from salientpp.sampling.topology import ByType, DrawOptions, Mfg, Topology
@@ -197,8 +197,10 @@ class PartTopology(Topology):
             yield from self._induce(batch, key)
         return batch.finished(options, only_vertices)
 
-    def _round(self, request: ListRequest, batch: GrowingBatch, asks: bool) -> Generator[Packets, Packets, list[Drawn]]:
-        """Draws for all vertices of a request, and returns the draws of each relation."""
+    def _round(
+        self, request: ListRequest, batch: GrowingBatch, asks: bool
+    ) -> Generator[Packets, Packets, list[list[Group]]]:
+        """Draws for all vertices of a request, and returns the draws of each relation, by holder."""
         places = [self._places(type_, of_type.ids) for type_, of_type in enumerate(request.vertices)]
         asked = self._asked(request, places, batch)
         if asked and not asks:
@@ -207,7 +209,7 @@ class PartTopology(Topology):
             )
         for type_ in {self.ends[number][1] for number in request.relations(self.ends)}:
             batch.reads = batch.reads.plus(places[type_].reads)
-        groups: list[list[tuple[Tensor | None, Drawn]]] = [[] for _ in self.ends]
+        groups: list[list[Group]] = [[] for _ in self.ends]
         for number in request.relations(self.ends):
             groups[number] = self._own_draws(request, number, places[self.ends[number][1]], batch)
         if asks:
@@ -219,12 +221,9 @@ class PartTopology(Topology):
                     groups[number].append((places[self.ends[number][1]].remote[part][0], drawn))
                     if drawn.rows:
                         batch.arrived[number].append(drawn)
-        sizes = [request.vertices[target].ids.numel() for _, target in self.ends]
-        return [merged(size, of) if of else nothing_drawn(size) for size, of in zip(sizes, groups)]
+        return groups
 
-    def _own_draws(
-        self, request: ListRequest, number: int, places: _Places, batch: GrowingBatch
-    ) -> list[tuple[Tensor | None, Drawn]]:
+    def _own_draws(self, request: ListRequest, number: int, places: _Places, batch: GrowingBatch) -> list[Group]:
         """Draws in one relation from the lists that this host holds, and from copies."""
         vertices, found = request.vertices[self.ends[number][1]], []
         for position, place, lists in self._held(number, places):

@@ -59,7 +59,7 @@ class ListRequest:
 
     @classmethod
     def unpacked(cls, packet: Tensor, num_types: int) -> ListRequest:
-        sections = iter(unpack(packet))
+        sections = (section.to(torch.int64) for section in unpack(packet))
         key, number, replace, last, shared, keeps_edges, of_members, num_trees, trees, times, *fanouts = next(
             sections
         ).tolist()
@@ -76,14 +76,15 @@ class ListRequest:
 def pack_answer(answer: Sequence[Drawn], keeps_edges: bool) -> Tensor:
     """Returns the packet that answers a request, with the draws of each relation that it is about."""
     sections: list[Tensor] = []
+    lists: dict[int, tuple[Tensor, Tensor]] = {}
     for drawn in answer:
         sections += [drawn.count, drawn.source]
         if keeps_edges:
-            assert drawn.number is not None and drawn.first is not None  # as asked for
-            first = drawn.first.repeat_interleave(drawn.count, output_size=drawn.number.numel())
+            assert drawn.offset is not None and drawn.base is not None and drawn.first is not None  # as asked for
             # An edge's number minus that of its list's first edge is a small number.
-            sections += [drawn.first, drawn.number - first, *(bytes_of(rows) for rows in drawn.rows.values())]
-    return pack(sections)
+            lists[len(sections) + 1] = drawn.count, drawn.first - drawn.base
+            sections += [drawn.first, drawn.offset, *(bytes_of(rows) for rows in drawn.rows.values())]
+    return pack(sections, lists)
 
 
 def unpack_answer(packet: Tensor, attributes: Sequence[Mapping[str, RowSource]], keeps_edges: bool) -> list[Drawn]:
@@ -94,14 +95,13 @@ def unpack_answer(packet: Tensor, attributes: Sequence[Mapping[str, RowSource]],
     """
     sections, answer = iter(unpack(packet)), []
     for of_relation in attributes:
-        count, source = next(sections), next(sections)
+        count, source = next(sections).to(torch.int64), next(sections)
         if not keeps_edges:
             answer.append(Drawn(count, source))
             continue
-        first, offset = next(sections), next(sections)
-        number = offset + first.repeat_interleave(count, output_size=offset.numel())
-        rows = {name: _as_rows(next(sections), like, number.numel()) for name, like in of_relation.items()}
-        answer.append(Drawn(count, source, number, first, rows))
+        first, offset = next(sections).to(torch.int64), next(sections)
+        rows = {name: _as_rows(next(sections), like, offset.numel()) for name, like in of_relation.items()}
+        answer.append(Drawn(count, source, offset, first, first, rows))
     return answer
 
 

@@ -134,11 +134,12 @@ def test_joined_hops_equal_the_slow_reference(sizes, trees, budget):
         count[2].zero_()
         source = [some[s][draw(40, int(number.sum()))] for s, number in zip(source_type, count)]
         arguments = (n_id, tree, first, count, source, source_type, target_type)
-        want = reference.join_drawn(
-            *[[each.tolist() if isinstance(each, Tensor) else each for each in of] for of in arguments]
-        )
-        got = ops.join_drawn(*arguments, sizes, 5, budget)
-        assert flat(got) == list(want)
+        for earlier in ([], [draw(9, 2 * size).view(2, size) for size in (0, 1, 7, 3)]):
+            want = reference.join_drawn(
+                *[[each.tolist() if isinstance(each, Tensor) else each for each in of] for of in (*arguments, earlier)]
+            )
+            got = ops.join_drawn(*arguments, sizes, 5, budget, edge_index=earlier)
+            assert flat(got) == list(want)
 
 
 @BOTH_MAPS
@@ -147,8 +148,9 @@ def test_a_join_of_many_edges_gives_each_vertex_one_place(budget):
     source = torch.randint(20_000, (50_000,), generator=generator)
     count = torch.full((10_000,), 5)
     n_id = torch.randperm(20_000, generator=generator)[:10_000]
-    (joined,), _, (row,) = ops.join_drawn([n_id], [], [0], [count], [source], [0], [0], [20_000], 0, budget)
+    (joined,), _, ((row, col),) = ops.join_drawn([n_id], [], [0], [count], [source], [0], [0], [20_000], 0, budget)
     assert torch.equal(joined[:10_000], n_id) and torch.equal(joined[row], source)
+    assert torch.equal(col, torch.arange(10_000).repeat_interleave(5))
     assert joined.unique().numel() == joined.numel()
     new = row[row >= 10_000]
     assert torch.equal(new.cummax(0).values.unique(), torch.arange(10_000, joined.numel()))
@@ -273,6 +275,10 @@ def test_draw_from_lists_refuses_bad_arguments(change, text):
         (dict(target_type=[-1]), r"source_type and target_type must be in \[0, 2\)"),
         (dict(num_trees=-1), r"num_trees must be in \[0, 2\^31\), got -1"),
         (dict(num_trees=2**31), r"num_trees must be in \[0, 2\^31\), got 2147483648"),
+        (dict(edge_index=[NONE.view(2, 0)] * 2), "edge_index must be empty or have one entry per relation, 1, got 2"),
+        (dict(edge_index=[long(1, 2)]), r"edge_index\[0\] must have shape \[2, e\]"),
+        (dict(edge_index=[torch.ones(2, 1)]), "edge_index must have dtype int64, got Float"),
+        (dict(edge_index=[long(1, 2, 3, 4).view(2, 2).t()]), "edge_index must be contiguous"),
     ],
 )  # fmt: skip
 def test_join_drawn_refuses_bad_arguments(change, text, trees, budget):

@@ -64,6 +64,9 @@ TASKS = {
         ),
         [],
     ),
+    "merge": lambda key: ops.merge_lists(
+        3000, [ops.permutation(3000, key)], [torch.full((3000,), 2)], [ops.permutation(6000, key)]
+    ),
     "induce": lambda key: ops.edges_between(
         GRAPH.indptr, GRAPH.indices, None, SEEDS, None, None, ops.permutation(3000, key)[:500], None, 3000
     ),

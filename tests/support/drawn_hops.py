@@ -124,12 +124,12 @@ def sample_parts(
             num_edges[r].append(edge.numel())
         before = [ids.numel() for ids in n_id]
         ends = [r.source for r in relations], [r.target for r in relations]
-        n_id, tree, row = ops.join_drawn(n_id, tree, first, counts, sources, *ends, num_vertices, num_trees, budget)
+        n_id, tree, joined = ops.join_drawn(n_id, tree, first, counts, sources, *ends, num_vertices, num_trees, budget)
         first = before
         for t in range(num_types):
             num_nodes[t].append(n_id[t].numel() - before[t])
         for r in range(len(relations)):
-            rows[r].append(row[r])
+            rows[r].append(joined[r][0])
     if induced:
         for r, relation in enumerate(relations):
             s, target = relation.source, relation.target

@@ -19,6 +19,7 @@ def ints(*values: int) -> torch.Tensor:
 NONE = long()
 # Vertex 0 draws from 1 and 2, vertex 1 from 0, vertex 2 from nothing.
 INDPTR, INDICES = long(0, 2, 3, 3), ints(1, 2, 0)
+EDGES = torch.tensor([[2, 0, 1], [0, 0, 2]])
 OUT_INDPTR, OUT_INDICES = ops.transpose_csc(INDPTR, INDICES)
 # Target 0 has the source 2, target 1 has 0 and 1.
 LISTED = long(0, 1, 3), ints(2, 0, 1)
@@ -286,8 +287,20 @@ CASES = {
         lambda: (BIG.indptr, BIG.indices, None, None, torch.arange(80), torch.arange(80), None, None, 3, 7, 0, 0, 0),
     ],
     "join_drawn": [
-        lambda: ([long(2, 0, 2)], [], [0], [long(1, 0, 2)], [long(2, 1, 0)], [0], [0], [3], 0),
-        lambda: ([long(2, 0, 2)], [], [1], [long(0, 2)], [long(1, 1)], [0], [0], [3], 0, 0),
+        lambda: (
+            [long(2, 0, 2)],
+            [],
+            [0],
+            [long(1, 0, 2)],
+            [long(2, 1, 0)],
+            [0],
+            [0],
+            [3],
+            0,
+            ops.MAP_BUDGET_BYTES,
+            [],
+        ),
+        lambda: ([long(2, 0, 2)], [], [1], [long(0, 2)], [long(1, 1)], [0], [0], [3], 0, 0, [EDGES]),
         lambda: (
             [long(2, 0), NONE],
             [long(1, 0), NONE],
@@ -298,8 +311,19 @@ CASES = {
             [0, 1],
             [3, 6],
             2,
+            ops.MAP_BUDGET_BYTES,
+            [EDGES, EDGES[:, :0]],
         ),
-        lambda: ([long(2, 0)], [], [0], [], [], [], [], [3], 0),
+        lambda: ([long(2, 0)], [], [0], [], [], [], [], [3], 0, ops.MAP_BUDGET_BYTES, []),
+    ],
+    "merge_lists": [
+        lambda: (3, [long(2, 0)], [long(2, 1)], [ints(5, 4, 9)], [long(10, 20)]),
+        lambda: (4, [long(3), None], [long(2), long(1, 0)], [long(5, 4), torch.tensor([9], dtype=torch.uint8)], []),
+        lambda: (2, [None], [long(1, 1)], [torch.tensor([9, 300], dtype=torch.uint16)], [long(7)]),
+    ],
+    "pack_integers": [
+        lambda: ([long(2, 300), torch.tensor([9], dtype=torch.uint8), NONE], [None] * 3, [None] * 3),
+        lambda: ([long(5, 6, 9)], [long(2, 0, 1)], [long(5, 0, -(2**40))]),
     ],
     "edges_between": [
         lambda: (INDPTR, INDICES, None, long(0, 1, 0), None, None, long(2, 0, 2), None, 3, 0),

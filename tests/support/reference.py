@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+import struct
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -428,19 +429,62 @@ def join_drawn(
     source: Sequence[Sequence[int]],
     source_type: Sequence[int],
     target_type: Sequence[int],
-) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+    edge_index: Sequence[tuple[list[int], list[int]]] = (),
+) -> tuple[list[list[int]], list[list[int]], list[list[list[int]]]]:
     """The outputs of ``ops.join_drawn`` as lists."""
     found = [[(tree[t][i] if tree else 0, v) for i, v in enumerate(ids)] for t, ids in enumerate(n_id)]
-    rows = []
-    for per_target, sources, s, t in zip(count, source, source_type, target_type):
+    edges = []
+    before = edge_index or [([], [])] * len(count)
+    for per_target, sources, s, t, (row, col) in zip(count, source, source_type, target_type, before):
         trees = [
             tree[t][first[t] + i] if tree else 0 for i, number in enumerate(per_target) for _ in range(int(number))
         ]
         for vertex in zip(trees, sources):
             if vertex not in found[s]:
                 found[s].append(vertex)
-        rows.append([found[s].index(vertex) for vertex in zip(trees, sources)])
-    return [[v for _, v in of] for of in found], [[k for k, _ in of] for of in found] if tree else [], rows
+        targets = [first[t] + i for i, number in enumerate(per_target) for _ in range(int(number))]
+        edges.append([[*row, *(found[s].index(vertex) for vertex in zip(trees, sources))], [*col, *targets]])
+    return [[v for _, v in of] for of in found], [[k for k, _ in of] for of in found] if tree else [], edges
+
+
+def merge_lists(
+    size: int,
+    position: Sequence[Sequence[int] | None],
+    count: Sequence[Sequence[int]],
+    value: Sequence[Sequence[int]],
+    base: Sequence[Sequence[int]] = (),
+) -> tuple[list[int], list[int]]:
+    """The outputs of ``ops.merge_lists`` as lists."""
+    lists: list[list[int]] = [[] for _ in range(size)]
+    for group, (counts, values) in enumerate(zip(count, value)):
+        remaining = iter(values)
+        for number, length in enumerate(counts):
+            place = number if position[group] is None else position[group][number]
+            added = base[group][number % len(base[group])] if base else 0
+            lists[place] = [next(remaining) + added for _ in range(length)]
+    return [len(entries) for entries in lists], [entry for entries in lists for entry in entries]
+
+
+def pack_integers(
+    section: Sequence[Sequence[int] | bytes],
+    count: Sequence[Sequence[int] | None],
+    base: Sequence[Sequence[int] | None],
+) -> bytes:
+    """The output of ``ops.pack_integers``."""
+    header, body = [len(section)], b""
+    for values, lengths, less in zip(section, count, base):
+        code = 4
+        data = values
+        if not isinstance(values, bytes):
+            if lengths is not None:
+                repeated = [number for number, length in zip(less, lengths) for _ in range(length)]
+                values = [value - number for value, number in zip(values, repeated)]
+            bounds = [(0, 2**8), (0, 2**16), (-(2**31), 2**31), (-(2**63), 2**63)]
+            code = next(c for c, (least, end) in enumerate(bounds) if all(least <= value < end for value in values))
+            data = struct.pack(f"<{len(values)}{'BHiq'[code]}", *values)
+        header.append(len(values) * 5 + code)
+        body += data + bytes(-len(data) % 8)
+    return struct.pack(f"<{len(header)}q", *header) + body
 
 
 def edges_between(
