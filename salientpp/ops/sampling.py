@@ -266,43 +266,6 @@ def join_drawn(
     )
 
 
-def merge_lists(
-    size: int,
-    position: Sequence[Tensor | None],
-    count: Sequence[Tensor],
-    value: Sequence[Tensor],
-    base: Sequence[Tensor] = (),
-) -> tuple[Tensor, Tensor]:
-    """Puts lists that come in one or more groups into one order. All sequences have one entry per group.
-
-    Args:
-        size: number of lists in the result.
-        position: int64 [m], the places of the group's lists in the result. No two lists have the same place. None: 0, 1, ..., m - 1.
-        count: int64 [m], the number of entries of each list.
-        value: uint8, uint16, int32 or int64 [e], the entries, list by list.
-        base: int64 [m] or [1], a number that is added to each entry of a list. Empty: nothing is added.
-
-    Returns:
-        ``count`` int64 [size], and the entries int64, list by list. A list that no group has is empty.
-    """
-    return operators.merge_lists(size, position, count, value, base)
-
-
-def pack_integers(section: Sequence[Tensor], count: Sequence[Tensor | None], base: Sequence[Tensor | None]) -> Tensor:
-    """Packs tensors into one tensor of bytes, and integers in the narrowest dtype that holds all of their section.
-
-    Args:
-        section: int64 [n], integers, or uint8 [n], other bytes. At least one.
-        count, base: int64 [m] for each section, or None. With them, the section holds m lists of these lengths, and the packet gets the integers minus
-            the base of their list.
-
-    Returns:
-        uint8 [bytes]. It begins with int64 words: the number of sections, and for each section ``5 * n + code``. Codes 0 to 3 mean uint8, uint16, int32
-        and int64, and code 4 means bytes. The sections follow; each begins at a multiple of 8 bytes.
-    """
-    return operators.pack_integers(section, count, base)
-
-
 def edges_between(
     indptr: Tensor,
     indices: Tensor,
@@ -341,6 +304,43 @@ def edges_between(
         num_trees,
         map_budget_bytes,
     )
+
+
+def merge_lists(
+    size: int,
+    position: Sequence[Tensor | None],
+    count: Sequence[Tensor],
+    value: Sequence[Tensor],
+    base: Sequence[Tensor] = (),
+) -> tuple[Tensor, Tensor]:
+    """Puts lists that come in one or more groups into one order. All sequences have one entry per group.
+
+    Args:
+        size: number of lists in the result.
+        position: int64 [m], the places of the group's lists in the result. No two lists have the same place. None: 0, 1, ..., m - 1.
+        count: int64 [m], the number of entries of each list.
+        value: uint8, uint16, int32 or int64 [e], the entries, list by list.
+        base: int64 [m] or [1], a number that is added to each entry of a list. Empty: nothing is added.
+
+    Returns:
+        ``count`` int64 [size], and the entries int64, list by list. A list that no group has is empty.
+    """
+    return operators.merge_lists(size, position, count, value, base)
+
+
+def pack_integers(section: Sequence[Tensor], count: Sequence[Tensor | None], base: Sequence[Tensor | None]) -> Tensor:
+    """Packs tensors into one tensor of bytes, and integers in the narrowest dtype that holds all of their section.
+
+    Args:
+        section: int64 [n], integers, or uint8 [n], other bytes. At least one.
+        count, base: int64 [m] for each section, or None. With them, the section holds m lists of these lengths, and the packet gets the integers minus
+            the base of their list.
+
+    Returns:
+        uint8 [bytes]. It begins with int64 words: the number of sections, and for each section ``5 * n + code``. Codes 0 to 3 mean uint8, uint16, int32
+        and int64, and code 4 means bytes. The sections follow; each begins at a multiple of 8 bytes.
+    """
+    return operators.pack_integers(section, count, base)
 
 
 def to_bidirectional(

@@ -226,9 +226,7 @@ class Copies:
             for name, out in arrays["columns"].items():
                 column = next(sections)
                 if name == "edge_id":
-                    column = column.to(torch.int64) + begins[first:last].repeat_interleave(
-                        begins[first : last + 1].diff()
-                    )
+                    column = column + begins[first:last].repeat_interleave(begins[first : last + 1].diff())
                 out[edges] = column.view(out.dtype) if out.is_floating_point() else column
             for out in arrays["rows"].values():
                 out[edges] = next(sections).view(out.dtype).view(-1, *out.shape[1:])

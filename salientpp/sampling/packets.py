@@ -14,6 +14,7 @@ from salientpp.ops import pack_integers
 
 #: Dtypes of a section, by code. Bytes that are no integers have the last code.
 _DTYPES = (torch.uint8, torch.uint16, torch.int32, torch.int64, torch.uint8)
+_BYTES = len(_DTYPES) - 1
 
 #: Sections begin at multiples of this number of bytes, so that they can be viewed in any dtype.
 _ALIGNED = 8
@@ -36,7 +37,17 @@ def pack(sections: Sequence[Tensor], lists: Mapping[int, tuple[Tensor, Tensor]] 
 
 
 def unpack(packet: Tensor) -> list[Tensor]:
-    """Returns the sections of a packet, [n], in the dtypes in which they travelled. They are views."""
+    """Returns the sections of a packet, int64 [n] or uint8 [n]."""
+    return [section if code == _BYTES else section.to(torch.int64) for section, code in _views(packet)]
+
+
+def unpack_narrow(packet: Tensor) -> list[Tensor]:
+    """Returns the sections of a packet, [n], as views in the dtypes in which they travelled: integers may be uint8, uint16, int32 or int64."""
+    return [section for section, _ in _views(packet)]
+
+
+def _views(packet: Tensor) -> list[tuple[Tensor, int]]:
+    """Returns each section and the code of its dtype."""
     packet = packet if packet.data_ptr() % _ALIGNED == 0 else packet.clone()
     words = packet[: packet.numel() // _ALIGNED * _ALIGNED].view(torch.int64)
     number = int(words[0])
@@ -45,6 +56,6 @@ def unpack(packet: Tensor) -> list[Tensor]:
         size, code = divmod(word, len(_DTYPES))
         dtype = _DTYPES[code]
         num_bytes = size * dtype.itemsize
-        sections.append(packet[at : at + num_bytes].view(dtype))
+        sections.append((packet[at : at + num_bytes].view(dtype), code))
         at += num_bytes + -num_bytes % _ALIGNED
     return sections

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from salientpp.ops import bytes_of
 from salientpp.sampling.held_lists import Drawn, HopDraw, Members, Vertices
-from salientpp.sampling.packets import pack, unpack
+from salientpp.sampling.packets import pack, unpack, unpack_narrow
 from salientpp.store.rows import RowSource
 
 #: The ends of a relation: positions of its source type and its target type among the vertex types.
@@ -59,7 +59,7 @@ class ListRequest:
 
     @classmethod
     def unpacked(cls, packet: Tensor, num_types: int) -> ListRequest:
-        sections = (section.to(torch.int64) for section in unpack(packet))
+        sections = iter(unpack(packet))
         key, number, replace, last, shared, keeps_edges, of_members, num_trees, trees, times, *fanouts = next(
             sections
         ).tolist()
@@ -93,7 +93,7 @@ def unpack_answer(packet: Tensor, attributes: Sequence[Mapping[str, RowSource]],
     Args:
         attributes: for each relation of the answer, rows of the same dtypes and shapes as those that arrive.
     """
-    sections, answer = iter(unpack(packet)), []
+    sections, answer = iter(unpack_narrow(packet)), []
     for of_relation in attributes:
         count, source = next(sections).to(torch.int64), next(sections)
         if not keeps_edges:

@@ -12,7 +12,7 @@ from operator_cases import NONE, ints, long
 from torch import Tensor
 
 from salientpp import ops
-from salientpp.sampling.packets import unpack
+from salientpp.sampling.packets import unpack, unpack_narrow
 
 WIDTHS = (torch.uint8, torch.uint16, torch.int32, torch.int64)
 
@@ -110,12 +110,14 @@ def test_packets_equal_the_slow_reference_and_are_read_again(lists):
     plain = [section.tolist() if of else bytes(section.tolist()) for section, of in zip(sections, integers)]
     want = reference.pack_integers(plain, *[[numbers(each) for each in column] for column in (count, base)])
     assert packet.dtype == torch.uint8 and bytes(packet.tolist()) == want
-    assert as_lists(unpack(packet)) == as_lists(sections)
+    for read in (unpack(packet), unpack_narrow(packet)):
+        assert as_lists(read) == as_lists(sections)
+    assert [section.dtype for section in unpack(packet)] == [section.dtype for section in sections]
 
 
 def test_lists_travel_as_differences_from_their_base():
     values, count, base = long(2**40 + 7, 2**40, 5, -3), long(2, 0, 1, 1), long(2**40, 1, -1, -3)
-    (section,) = unpack(ops.pack_integers([values], [count], [base]))
+    (section,) = unpack_narrow(ops.pack_integers([values], [count], [base]))
     assert section.dtype == torch.uint8 and section.tolist() == [7, 0, 6, 0]
     assert torch.equal(ops.merge_lists(4, [None], [count], [section], [base])[1], values)
 
