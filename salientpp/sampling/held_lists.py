@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -204,7 +204,7 @@ class Lists:
         assert position is not None  # as the caller made it
         stored = position if ids is None else ids[position].to(torch.int64)
         if self.firsts is None and not with_rows:
-            return replace(drawn, offset=stored, base=self._base)
+            return Drawn(drawn.count, drawn.source, stored, self._base)
         begin = self.relation.indptr[place]
         if self.firsts is None:
             base, first, shift = self._base, begin + self.first_edge, self.first_edge - self.first_row

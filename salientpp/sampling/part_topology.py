@@ -279,7 +279,8 @@ class PartTopology(Topology):
             vertices = []
             for of_type, place in zip(request.vertices, places):
                 position, ids = place.remote.get(part, (NO_IDS, NO_IDS))
-                vertices.append(replace(of_type.at(position), ids=ids))
+                at = of_type.at(position)
+                vertices.append(Vertices(ids, at.tree, at.now))
             own = replace(request, vertices=vertices)
             if request.members:
                 sources = {self.ends[number][0] for number in own.relations(self.ends)}
@@ -321,7 +322,7 @@ class PartTopology(Topology):
                     f"a rank asked for the list of {words} {int(of_type.ids[at]) + begin}, but part {self.part_id} owns [{begin}, {end}); start all "
                     "ranks on the same dataset directory"
                 )
-            vertices.append(replace(of_type, ids=of_type.ids + begin))
+            vertices.append(Vertices(of_type.ids + begin, of_type.tree, of_type.now))
             places.append(_Places(of_type.ids.numel(), (None, of_type.ids)))
         request = replace(request, vertices=vertices)
         answer = []
