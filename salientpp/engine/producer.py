@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from salientpp.engine.direct import BatchMaker, Direct, Made
 from salientpp.engine.huge_pages import ask_for_huge_pages
 from salientpp.engine.pipeline import Pipeline, Stage
 from salientpp.engine.rounds import Rounds
-from salientpp.engine.stages import BatchStages, Request, Sampled
+from salientpp.engine.stages import Attendance, BatchStages, Request, Sampled
 from salientpp.engine.way import PlacesByType, Way
 from salientpp.engine.workers import Maker, SamplingWorkers
 from salientpp.processes import Threads, Undone, forks, may_compute_in_parallel
@@ -135,7 +136,7 @@ class Producer:
 
     # --- an epoch -----------------------------------------------------------------------------------------
 
-    def request(self, epoch: int, turn: Turn, by_hand: ByHand | None = None) -> Request:
+    def request(self, epoch: int, turn: Turn, attendance: Attendance, by_hand: ByHand | None = None) -> Request:
         """Requests that a batch be drawn."""
         pieces = self.basis.epochs.pieces(epoch, turn)
         if by_hand is not None:  # the user's code runs in the user's thread
@@ -143,12 +144,19 @@ class Producer:
         in_rounds = self.basis.source.rounds_topology is not None
         request = self.workers.request_rounds if in_rounds else self.workers.request
         sampling = request(turn.tick, pieces, self._maker)
-        return Request(turn.tick, sampling, self.basis.epochs.draws(epoch))
+        return Request(turn.tick, sampling, self.basis.epochs.draws(epoch), attendance)
 
     def idle_request(self, tick: int, leaving: bool) -> Request:
         """Returns a request without a batch, for a tick in which only other ranks have batches."""
+        return Request(tick, Undone(self._idle, tick, leaving))
+
+    def attendance(self) -> Attendance:
+        """Returns the attendance of an epoch that this rank begins."""
+        return Attendance(partial(self._idle, leaving=True))
+
+    def _idle(self, tick: int, leaving: bool) -> Sampled:
         places = self.fetch.look_up({})
-        return Request(tick, Undone(lambda: Sampled(tick, places, leaving, asks=places)))
+        return Sampled(tick, places, leaving, asks=places)
 
     def pipeline(self, by_hand: ByHand | None = None) -> Pipeline | Direct:
         """Returns the pipeline that carries requests through the stages, or its direct replacement."""

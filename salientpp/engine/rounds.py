@@ -81,7 +81,7 @@ class Rounds:
         ]
 
     def ask_sizes(self, request: Request) -> SizesSent:
-        step = request.sampling.result()
+        step = request.result()
         packets = (
             by_rank(self._exchange, step.asks) if isinstance(step, Round) else [NO_BYTES] * self._exchange.comm.size
         )
@@ -104,7 +104,7 @@ class Rounds:
 
     def join_lists(self, state: Sent) -> Request:
         step, answers = state.step, state.pending.wait().split(list(state.sizes))
-        if isinstance(step, Round):
+        if isinstance(step, Round) and state.request.is_wanted:
             sampling: Any = self._workers.scout(step.end, by_part(self._exchange, step.asks, answers))
         else:
             sampling = Undone(lambda: step)

@@ -95,6 +95,7 @@ class Run:
         self._is_open = self._comm.size == 1 or self._ticks == 0
         self.reached = Reached(epoch, self._first)
         self.is_gone = self._left = self._all_left = False
+        self._attendance = producer.attendance()
         self.lock = Lock()  # an iterator may be shared, and garbage collected in any thread
         self._user = threading.current_thread()  # the thread that last asked for a batch
         self._answering: threading.Thread | None = None
@@ -262,7 +263,8 @@ class Run:
         if tick < self._turns[self._placed].tick:
             return self._producer.idle_request(tick, False)
         while self._requested < len(self._turns) and len(self._ahead) < self._most_ahead:
-            self._ahead.append(self._producer.request(self._epoch, self._turns[self._requested], self._by_hand))
+            turn = self._turns[self._requested]
+            self._ahead.append(self._producer.request(self._epoch, turn, self._attendance, self._by_hand))
             self._requested += 1
         self._placed += 1
         return self._ahead.popleft()
@@ -279,7 +281,7 @@ class Run:
         with self.lock:
             if self._left:
                 return
-            self._left = True
+            self._left = self._attendance.has_left = True
             if self._comm.is_inherited:
                 return
             for request in self._ahead:
@@ -315,7 +317,7 @@ class Run:
             self._answered.wait()
         if self._left or self._is_over():
             return
-        self._left = True
+        self._left = self._attendance.has_left = True
         self._answer()
 
     def check_thread(self) -> None:

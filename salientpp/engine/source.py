@@ -225,7 +225,7 @@ def open_partition(
     if custom_cls is not None:
         raise ValueError("custom_cls is for a pair of FeatureStore and GraphStore; leave it out")
     part, exchange = connected.held, connected.exchange
-    template = _template(part)
+    template = _template(part, sampler)
     of_part = {(type_, name): rows for type_, named in part.sources().items() for name, rows in named.items()}
     taken = sorted(OWN_NAMES & {name for _, name in of_part}.union(*template.edge_rows.values()))
     if taken:
@@ -261,9 +261,9 @@ def open_partition(
     )
 
 
-def _template(part: PartitionedGraph) -> PartitionTemplate:
-    """Returns the template of batches, with the attributes of the edges that this host holds."""
-    if part.topology == "whole":
+def _template(part: PartitionedGraph, sampler: BaseSampler) -> PartitionTemplate:
+    """Returns the template of batches, with the attributes of the edges whose lists this host draws from."""
+    if not isinstance(getattr(sampler, "topology", None), PartTopology):
         return PartitionTemplate(part.edge_rows_by_type())
     held = part.part_edge_rows()
     return PartitionTemplate(

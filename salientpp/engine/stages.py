@@ -68,13 +68,38 @@ class Sampled:
     finding: Task | Future | None = None
 
 
+@dataclass(eq=False)
+class Attendance:
+    """Tells the batches of an epoch whether this rank still wants them.
+
+    Attributes:
+        idle: returns the state, without a batch, for a tick of a rank that has left.
+        has_left: True once this rank has left the epoch.
+    """
+
+    idle: Callable[[int], Sampled]
+    has_left: bool = False
+
+
 @dataclass(frozen=True)
 class Request:
-    """Request for a batch. ``index`` is its tick. ``draws`` is None if the batch belongs to no epoch."""
+    """Request for a batch. ``index`` is its tick. ``draws`` and ``attendance`` are None if the batch belongs to no epoch."""
 
     index: int
     sampling: Task | Undone
     draws: Draws | None = None
+    attendance: Attendance | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """False if this rank has left the epoch. The user's code no longer runs for the batch then, and it asks other ranks for nothing."""
+        return self.attendance is None or not self.attendance.has_left
+
+    def result(self) -> Any:
+        """Waits for the sampled batch, or for the next round in which it is drawn."""
+        if self.attendance is None or self.is_wanted:
+            return self.sampling.result()
+        return self.attendance.idle(self.index)
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,7 +254,12 @@ class BatchStages:
 
     def sample(self, request: Request) -> Sampled:
         with self._default_stream():  # without sampling threads, the batch is drawn here
-            sampled = request.sampling.result()
+            sampled = request.result()
+        if not isinstance(sampled, Sampled):
+            raise RuntimeError(
+                "the sampler needs more rounds between the ranks than when the loader was made: its num_neighbors has more hops now, or its subgraph_type is "
+                "now 'induced'; make a new loader"
+            )
         if self._finder is None or sampled.batch is None:
             return sampled
         if request.draws is None:  # a batch outside any epoch, so earlier and later batches are not known

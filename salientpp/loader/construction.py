@@ -133,6 +133,8 @@ def facts_of(
             "dataset": source.fingerprint,
             "kind of seeds": "edges" if isinstance(source.seeds.inputs, EdgeSamplerInput) else "vertices",
             "input_nodes": source.seeds.split or "ids or a mask",
+            # A neighbor_sampler of the user may hold all lists.
+            "topology": "whole" if source.rounds_topology is None else "parts",
             **settings,
             "shared_draws": None,
             **{name: bool(value) if name == "replace" else value for name, value in draws.items()},

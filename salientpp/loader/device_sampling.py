@@ -11,6 +11,7 @@ from torch_geometric.sampler.base import SubgraphType
 from salientpp.sampling.device_draw import can_draw_on, check_device_fanouts
 from salientpp.sampling.device_topology import DeviceTopology
 from salientpp.sampling.neighbor_sampler import NeighborSampler
+from salientpp.sampling.part_topology import PartTopology
 from salientpp.sampling.stored import is_remote
 from salientpp.store.assembly import has_triton
 
@@ -55,6 +56,8 @@ def _excluded(sampler: Any, data: Any, is_given: bool) -> str | None:
         return "neighbor_sampler=: a given sampler decides where it draws"
     if is_remote(data):
         return "a pair of FeatureStore and GraphStore: the kernels read one array of neighbours"
+    if isinstance(sampler.topology, PartTopology):
+        return "a dataset directory with topology='parts': the kernels need all lists, and a rank has those of its part"
     if sampler.is_hetero:
         return "data with several node types: the kernels draw from one list per vertex"
     if sampler.topology.has_weights:

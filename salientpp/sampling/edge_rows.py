@@ -11,6 +11,7 @@ from torch import Tensor
 
 from salientpp.sampling.held_lists import Drawn
 from salientpp.store.rows import RowSource, take_rows
+from salientpp.store.tiers import NO_IDS
 
 #: By edge type.
 EdgeRowsByType = Mapping[Any, "EdgeRows"]
@@ -53,12 +54,28 @@ def take_edge_rows(
         held: rows of the edges ``first_edge``, ``first_edge + 1``, ..., which this host holds.
         number: int64 [e], numbers of the edges.
         arrived: rows of the other edges, or None.
+
+    Raises:
+        RuntimeError: an edge is neither held, nor did its row arrive.
     """
-    row = number - first_edge if first_edge else number
-    if arrived is None:
-        return take_rows(held, row)
+    if not first_edge and arrived is None:  # as for a whole topology
+        return take_rows(held, number)
+    row = number - first_edge
     is_held = (row >= 0) & (row < held.shape[0])
+    if bool(is_held.all()):
+        return take_rows(held, row)
+    others = number[~is_held]
+    known = NO_IDS if arrived is None else arrived.number
+    place = torch.searchsorted(known, others)
+    missing = torch.ones_like(others, dtype=torch.bool)
+    if known.numel():
+        missing = known[place.clamp(max=known.numel() - 1)] != others
+    if arrived is None or bool(missing.any()):
+        raise RuntimeError(
+            f"the batch has edge {int(others[missing][0])}, which was not drawn for it, and another rank has its {name!r}; transform_sampler_output may drop "
+            "edges, but not add some"
+        )
     out = torch.empty((row.numel(), *held.shape[1:]), dtype=held.dtype, device="cpu")
     out[is_held] = take_rows(held, row[is_held])
-    out[~is_held] = arrived.rows[name][torch.searchsorted(arrived.number, number[~is_held])]
+    out[~is_held] = arrived.rows[name][place]
     return out

@@ -309,7 +309,7 @@ class PartTopology(Topology):
         """Draws what another rank requests, and returns the packet of the answer. Several threads may call it.
 
         Raises:
-            RuntimeError: a vertex is not of this host's part.
+            RuntimeError: a vertex is not of this host's part, or the lists are damaged.
         """
         request = ListRequest.unpacked(packet, len(self.books))
         vertices, places = [], []
@@ -337,8 +337,22 @@ class PartTopology(Topology):
                 )
                 for at, place, lists in self._held(number, places[target])
             ]
-            answer.append(merged(vertices[target].ids.numel(), groups))
+            drawn = merged(vertices[target].ids.numel(), groups)
+            if not request.members:
+                self._check_sources(number, drawn.source)
+            answer.append(drawn)
         return pack_answer(answer, request.keeps_edges)
+
+    def _check_sources(self, number: int, source: Tensor) -> None:
+        """Raises an error on the rank that holds damaged lists, not on the one that asked for draws from them."""
+        size = self.part.num_vertices[self.ends[number][0]]
+        at = first_outside(source, size)
+        if at is not None:
+            name = self.edge_types[number]
+            raise RuntimeError(
+                f"the lists {'' if name is None else f'of {name} '}of part {self.part_id} hold vertex {int(source[at])}, expected ids in [0, {size}); its file "
+                "is damaged: `salientpp info --verify` finds the file"
+            )
 
 
 def topology_of_part(part: PartitionedGraph, time_attr: str | None, weight_attr: str | None) -> PartTopology:
