@@ -71,10 +71,14 @@ def check_one_type(rank: int, root: str, alphas: list[float]) -> None:
 PLACED = [(1, 1), (2, 2), (4, 4), (5, 2), (4, 3)]
 
 
-@pytest.mark.parametrize(("num_parts", "world"), PLACED)
-def test_batches_with_times_weights_trees_and_subgraphs_equal_one_process(tmp_path, num_parts, world):
+#: The same, with the form of the topology.
+FORMS = [*((*placed, "whole") for placed in PLACED), (2, 2, "parts"), (4, 3, "parts")]
+
+
+@pytest.mark.parametrize(("num_parts", "world", "topology"), FORMS)
+def test_batches_with_times_weights_trees_and_subgraphs_equal_one_process(tmp_path, num_parts, world, topology):
     root = tmp_path / "parts"
-    salientpp.partition(homogeneous(), num_parts, root, FANOUTS, BATCH)
+    salientpp.partition(homogeneous(), num_parts, root, FANOUTS, BATCH, topology=topology)
     distributed.run(check_one_type, world, str(root), [0.0, 0.3])
 
 
@@ -160,8 +164,8 @@ def check_links_of_one_type(rank: int, root: str) -> None:
             assert loader.stats().rows_remote == remote if alpha == 0 else loader.stats().rows_remote <= remote
 
 
-@pytest.mark.parametrize(("num_parts", "world"), PLACED)
-def test_batches_of_links_equal_one_process(tmp_path, num_parts, world):
+@pytest.mark.parametrize(("num_parts", "world", "topology"), FORMS)
+def test_batches_of_links_equal_one_process(tmp_path, num_parts, world, topology):
     data = random_data(120, 400)
     generator = torch.Generator().manual_seed(1)
     data.time = torch.randint(20, (data.num_nodes,), generator=generator)
@@ -169,7 +173,7 @@ def test_batches_of_links_equal_one_process(tmp_path, num_parts, world):
     data.weight = torch.rand(data.num_edges, generator=generator) + 0.1
     data.edge_label_of = torch.randint(3, (data.num_edges,), generator=generator)
     root = tmp_path / "parts"
-    salientpp.partition(data, num_parts, root, FANOUTS, BATCH)
+    salientpp.partition(data, num_parts, root, FANOUTS, BATCH, topology=topology)
     distributed.run(check_links_of_one_type, world, str(root))
 
 
