@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from salientpp.engine.basis import Basis
@@ -97,8 +96,8 @@ def _fill(basis: Basis, topology: PartTopology, copies: Copies, formats: list[Co
         answers = [NO_BYTES] * comm.size
         for rank, packet in enumerate(asked):
             if packet.numel():
-                type_, row = unpack(packet)  # integers may arrive in a narrow dtype, and torch takes uint8 for a mask
-                answers[rank] = pack_lists(topology, int(type_), row.to(torch.int64), formats)
+                type_, row = unpack(packet)
+                answers[rank] = pack_lists(topology, int(type_), row, formats)
         arrived, _ = exchange_packets(exchange, answers, False)
         if chunk is not None:
             type_number, first, _ = chunk
