@@ -25,6 +25,7 @@ from salientpp.vip.policies import cache_capacity, plan_cache, score
 from salientpp.ways.lookahead.forecast import Blocks, Spread, Trial
 from salientpp.ways.lookahead.planner import Planner
 from salientpp.ways.lookahead.shape import Shape, Window, group_of, plan_rows
+from salientpp.ways.lookahead.waiting import waiting_bytes
 
 
 @dataclass(eq=False)
@@ -100,7 +101,10 @@ class Lookahead:
     def _trial(self) -> Trial:
         if not self._epochs:
             return Trial.expected(self._remote)
-        return Trial.of(list(self._lists_of(0, self._engine.basis.trial_turns)), self._remote.numel())
+        turns, waiting = self._engine.basis.trial_turns, 0.0
+        if self._ends_with_epoch and turns:
+            waiting = sum(self._engine.dry(0, lambda drawn: waiting_bytes(drawn.mfg), turns)) / len(turns)
+        return Trial.of(list(self._lists_of(0, turns)), self._remote.numel(), waiting)
 
     def _lists_of(self, epoch: int, turns: Sequence[Turn] | None = None) -> Iterator[Tensor]:
         """Yields the coded remote ids of the batches of an epoch."""

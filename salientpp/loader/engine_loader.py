@@ -200,7 +200,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
 
         On the CPU, ``batches`` is the memory that the pool of buffers holds. On another device it is an upper bound: the size of the largest batch
         so far, times the number of batches that are on the device at once. With ``pad='fixed'``, ``batches`` is an upper bound that is known before the
-        first batch, for batches that do not exceed the size.
+        first batch, for batches that do not exceed the size. With ``lookahead`` and a topology in parts, ``batches`` includes the drawn batches that wait.
         """
         return self.engine.memory()
 

@@ -26,18 +26,21 @@ class Trial:
     Attributes:
         num_ids: distinct remote rows of a batch.
         list_bytes: bytes of their ids, as coded by :func:`salientpp.ops.code_ids`.
+        waiting_bytes: bytes that a drawn batch takes while it waits. 0: batches do not wait.
     """
 
     num_ids: float
     list_bytes: float
+    waiting_bytes: float = 0.0
 
     @classmethod
-    def of(cls, lists: Sequence[Tensor], num_ids: int) -> Trial:
+    def of(cls, lists: Sequence[Tensor], num_ids: int, waiting_bytes: float = 0.0) -> Trial:
         """Measures coded lists of ids in [0, ``num_ids``)."""
         number = max(1, len(lists))
         return cls(
             sum(ops.ids_of_list(each, num_ids).numel() for each in lists) / number,
             sum(each.nbytes for each in lists) / number,
+            waiting_bytes,
         )
 
     @classmethod

@@ -97,6 +97,8 @@ def choose_shape(
 ) -> Shape:
     """Divides the budget of a cache that knows ``lookahead`` batches. 'auto' takes the window with the fewest forecast rows.
 
+    With 'auto', batches that wait take at most as much memory as the cache.
+
     Args:
         probability: float32 [N], probability that a batch needs each remote row; 0 for other rows.
         budget: bytes of a static cache, or of this rank's share of it.
@@ -127,7 +129,7 @@ def choose_shape(
     fewest = spread.rows(best.num_slots, 0)
     for window in _windows():
         found = shape(window)
-        if found.list_bytes > _MOST_FOR_IDS * budget:
+        if found.list_bytes > _MOST_FOR_IDS * budget or reach_of(window) * trial.waiting_bytes > budget:
             break
         rows = spread.rows(found.num_slots, window)
         if rows < fewest:

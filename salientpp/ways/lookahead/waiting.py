@@ -13,6 +13,14 @@ from torch import Tensor
 
 from salientpp.engine.epochs import Draws
 from salientpp.engine.way import PlacesByType
+from salientpp.sampling.topology import Mfg, ids_by_type
+
+
+def waiting_bytes(mfg: Mfg) -> int:
+    """Estimates the bytes that a sample takes while it waits: ids of vertices, places of their rows, and edges in the sample and in the batch."""
+    rows = mfg.row.values() if isinstance(mfg.row, dict) else [mfg.row]
+    num_vertices = sum(ids.numel() for ids in ids_by_type(mfg.node).values())
+    return 8 * (3 * num_vertices + 5 * sum(row.numel() for row in rows))
 
 
 class Waiting:

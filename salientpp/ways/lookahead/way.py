@@ -43,7 +43,7 @@ from salientpp.ways.cache import Cache
 from salientpp.ways.lookahead.forecast import Blocks, Spread, Trial
 from salientpp.ways.lookahead.planner import Moves, Planner
 from salientpp.ways.lookahead.shape import Shape, Window, group_of, plan_rows, reach_of
-from salientpp.ways.lookahead.waiting import Waiting
+from salientpp.ways.lookahead.waiting import Waiting, waiting_bytes
 
 #: Coded list of the remote ids that a batch needs, by vertex type.
 Lists = Mapping[str | None, Tensor]
@@ -158,13 +158,18 @@ class Lookahead(Cache):
         """Plans, by vertex type, what replaces a static cache of ``members``; None if nothing can be saved."""
         source = basis.source
         self._blocks = cache(partial(_blocks_of, basis))
+        static_bytes = sum(of_type.numel() * source.row_bytes[type_] for type_, of_type in members.items())
         num_sharing = basis.host.size if basis.ranks_by_host else 1
 
-        @cache
-        def tried() -> list[dict[str | None, Tensor]]:
-            return [_ids_of(pieces) for pieces in basis.trial(only_vertices=True)]
+        waits = source.rounds_topology is not None
 
-        if source.rounds_topology is not None:  # both are collective, and a rank with nothing to plan asks for neither
+        @cache
+        def tried() -> tuple[list[dict[str | None, Tensor]], float]:
+            batches = basis.trial(only_vertices=not waits)
+            num_bytes = sum(waiting_bytes(mfg) for pieces in batches for mfg in pieces) if waits else 0
+            return [_ids_of(pieces) for pieces in batches], num_bytes / max(1, len(batches))
+
+        if waits:  # both are collective, and a rank with nothing to plan asks for neither
             tried()
             self._blocks()
 
@@ -172,8 +177,11 @@ class Lookahead(Cache):
             book, part_id = source.books[type_], source.exchange.part_of(type_)
 
             def trial() -> Trial:
-                sizes = book.num_vertices, *book.range_of(part_id)
-                return Trial.of([ops.code_ids(ids.get(type_, NO_IDS), *sizes) for ids in tried()], book.num_vertices)
+                sizes, (batches, num_bytes) = (book.num_vertices, *book.range_of(part_id)), tried()
+                lists = [ops.code_ids(ids.get(type_, NO_IDS), *sizes) for ids in batches]
+                # The types share the memory of waiting batches as they share the memory of the static cache.
+                share = static.numel() * source.row_bytes[type_] / max(1, static_bytes)
+                return Trial.of(lists, book.num_vertices, share * num_bytes)
 
             own = scores[type_], book, part_id, static.numel(), source.row_bytes[type_]
             return plan_rows(self._window, *own, trial, self._blocks, num_sharing)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from known_batches import random_batches
 
 from salientpp.ways.lookahead.forecast import Spread, Trial
 from salientpp.ways.lookahead.planner import Planner
-from salientpp.ways.lookahead.shape import Shape, check_lookahead, choose_shape
+from salientpp.ways.lookahead.shape import Shape, check_lookahead, choose_shape, reach_of
 
 
 @pytest.mark.parametrize("row_bytes", [4, 256, 4096])
@@ -38,6 +40,19 @@ def test_auto_takes_the_window_that_is_forecast_to_save_most():
         assert spread.rows(chosen.num_slots, chosen.window) <= 1.02 * spread.rows(shape.num_slots, window)
     # If ids take as much memory as rows, a window does not pay.
     assert choose_shape("auto", prior, 3000, 1, trial).window == 0
+
+
+def test_auto_lets_waiting_batches_take_as_much_memory_as_the_cache():
+    _, prior = random_batches(1, 3000, 4)
+    trial = Trial(float(prior.sum()), 1.1 * float(prior.sum()))
+    free = choose_shape("auto", prior, 60_000, 100, trial).window
+    windows = []
+    for waiting_bytes in (1.0, 60_000 / 2, 60_001.0):
+        windows.append(choose_shape("auto", prior, 60_000, 100, replace(trial, waiting_bytes=waiting_bytes)).window)
+        assert reach_of(windows[-1]) * waiting_bytes <= 60_000
+    assert free > 2 and windows == [free, 2, 0]
+    # A window that the user chose stays as it is.
+    assert choose_shape(9, prior, 60_000, 100, replace(trial, waiting_bytes=60_000.0)).window == 9
 
 
 def test_a_window_that_takes_most_of_the_budget_raises_a_clear_error():

@@ -162,6 +162,19 @@ def test_memory_counts_the_waiting_batches(roots):
         assert batches[0] < batches[4] and batches[8] - batches[0] == 2 * (batches[4] - batches[0])
 
 
+def _auto(rank: int, root: str) -> tuple[int, int, int]:
+    loader = _loader(root, lookahead="auto", replication_factor=0.8)
+    static = _loader(root, lookahead=0, replication_factor=0.8)
+    for _ in loader:
+        pass
+    return loader.engine.producer.waits, loader.memory()["batches"], static.memory()["cache"]
+
+
+def test_auto_lets_waiting_batches_take_about_as_much_memory_as_the_cache(roots):
+    for waits, batches, cache in distributed.run(_auto, 2, roots["parts", 2]):
+        assert waits > 1 and 0.4 * cache < batches < 1.3 * cache
+
+
 def _differs(rank: int, root: str, name: str, value: Any) -> str | None:
     try:
         _loader(root, **({name: value} if rank else {}))

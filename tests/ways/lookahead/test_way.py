@@ -462,5 +462,7 @@ def test_the_ranks_of_a_host_share_its_memory_equally(root):
 
 @pytest.mark.parametrize("alpha", [0.1, 0.6])
 def test_a_host_keeps_one_cache_if_that_fetches_less(root, alpha):
+    # Over parts, the batches that wait would take more memory than the smaller cache.
+    pays = alpha == 0.1 and salientpp.load(root).topology == "whole"
     for moves, _, _, ahead, static in distributed.run(_on_hosts, 4, root, "auto", alpha):
-        assert (moves, ahead < static) == ((True, True) if alpha == 0.1 else (False, False))
+        assert (moves, ahead < static) == (pays, pays)
