@@ -97,7 +97,7 @@ def _fill(basis: Basis, topology: PartTopology, copies: Copies, formats: list[Co
         for rank, packet in enumerate(asked):
             if packet.numel():
                 type_, row = unpack(packet)
-                answers[rank] = pack_lists(topology, int(type_), row, formats)
+                answers[rank] = pack_lists(topology, int(type_), row.long(), formats)
         arrived, _ = exchange_packets(exchange, answers, False)
         if chunk is not None:
             type_number, first, _ = chunk
