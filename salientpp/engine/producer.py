@@ -150,6 +150,13 @@ class Producer:
         """Returns a request without a batch, for a tick in which only other ranks have batches."""
         return Request(tick, Undone(self._idle, tick, leaving))
 
+    def without_batch(self, state: Any) -> Any:
+        """Returns the state of a batch in flight after this rank has left: without a batch, if its rows were not asked for yet."""
+        if not isinstance(state, Request):
+            return state
+        state.sampling.cancel()
+        return self.idle_request(state.index, True)
+
     def attendance(self) -> Attendance:
         """Returns the attendance of an epoch that this rank begins."""
         return Attendance(partial(self._idle, leaving=True))

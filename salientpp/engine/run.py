@@ -288,19 +288,12 @@ class Run:
                 request.sampling.cancel()
             self._ahead.clear()
             if isinstance(self._pipeline, Pipeline):
-                self._pipeline.replace(self._without_batch)
+                self._pipeline.replace(self._producer.without_batch)
             if self._is_over():
                 self._let_go()
                 return
             self._answering = threading.Thread(target=self._answer_in_background, name="salientpp-answer", daemon=False)
             self._answering.start()
-
-    def _without_batch(self, state: Any) -> Any:
-        """Returns the state of a batch in flight after this rank has left: without a batch, if its rows were not asked for yet."""
-        if not isinstance(state, Request):
-            return state
-        state.sampling.cancel()
-        return self._producer.idle_request(state.index, True)
 
     @property
     def is_under_way(self) -> bool:
