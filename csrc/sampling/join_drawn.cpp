@@ -41,7 +41,7 @@ void check_num_trees(int64_t num_trees) {
 void set_vertices(VertexType& type, int64_t num_vertices, const Tensor& n_id, const Tensor* tree, int64_t num_trees,
                   int64_t num_more, const char* name, const char* tree_name) {
   check_vector(n_id, ScalarType::Long, name);
-  check(num_vertices >= 0, "the number of vertices of a type must be >= 0, got ", num_vertices);
+  check(num_vertices >= 0, "num_vertices must be >= 0, got ", num_vertices);
   const int64_t size = n_id.numel();
   check(size < HashMap::kMaxLocalIds && num_more < HashMap::kMaxLocalIds - size, "a batch must hold fewer than ",
         HashMap::kMaxLocalIds, " vertices; use a smaller batch_size or smaller fanouts");
@@ -226,6 +226,7 @@ std::tuple<Tensor, Tensor, Tensor> edges_between(const Tensor& indptr, const Ten
                                                  const Tensor& member, const std::optional<Tensor>& member_tree,
                                                  int64_t num_sources, int64_t num_trees, int64_t map_budget_bytes) {
   const HeldLists held = checked_lists(indptr, indices, edge_time, place, tree, now);
+  check(num_sources >= 0, "num_sources must be >= 0, got ", num_sources);
   check(tree.has_value() == member_tree.has_value(), "tree and member_tree must be given both or not at all");
   check_num_trees(num_trees);
   if (tree) check_ids(held.tree, held.size, num_trees, "tree");

@@ -260,7 +260,7 @@ def test_draw_from_lists_refuses_bad_arguments(change, text):
         (dict(first=[-1, 1]), r"first\[0\] must be in \[0, 2\], got -1"),
         (dict(first=[1, 1]), r"count\[0\] must have one entry per vertex of the frontier, expected 1, got 2"),
         (dict(num_vertices=[3]), "must have one entry per vertex type, 2"),
-        (dict(num_vertices=[3, -4]), "the number of vertices of a type must be >= 0, got -4"),
+        (dict(num_vertices=[3, -4]), "num_vertices must be >= 0, got -4"),
         (dict(count=[long(1, 1)]), r"count\[0\] must be >= 0 and have the sum 1, the number of sources, got 1 at place 1"),
         (dict(count=[long(2, -1)]), r"count\[0\] must be >= 0 and have the sum 1, the number of sources, got 2 at place 0"),
         (dict(count=[long(-1, 2)]), r"count\[0\] must be >= 0 and have the sum 1, the number of sources, got -1 at place 0"),
@@ -319,7 +319,7 @@ def test_join_drawn_refuses_bad_trees(tree, text):
         (dict(tree=long(0), member_tree=long(0, 1)), "tree must have one entry per list, expected 2, got 1"),
         (dict(indices=long(1, 0, 5)), r"indices is corrupt: it holds 5, expected ids in \[0, 3\)"),
         (dict(indices=long(-1, 0, 2)), "indices is corrupt: it holds -1"),
-        (dict(num_sources=-1), "the number of vertices of a type must be >= 0, got -1"),
+        (dict(num_sources=-1), "num_sources must be >= 0, got -1"),
         (dict(num_trees=2**31), r"num_trees must be in \[0, 2\^31\), got 2147483648"),
     ],
 )
