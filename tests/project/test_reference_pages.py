@@ -10,7 +10,7 @@ import pytest
 
 import salientpp
 import salientpp.nn
-from salientpp.analysis.result import Ahead, Analysis, Copies, DeviceRows, Recommendation, Summed, Volume
+from salientpp.analysis.result import Ahead, Analysis, Copies, DeviceRows, ListTraffic, Recommendation, Summed, Volume
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -34,6 +34,7 @@ def test_api_pages_name_exactly_the_public_names():
         ("### summed", Summed),
         ("### device_rows", DeviceRows),
         ("### copies", Copies),
+        ("### lists", ListTraffic),
         ("### recommendations", Recommendation),
     ],
 )
