@@ -37,11 +37,10 @@ void check_num_trees(int64_t num_trees) {
   check(num_trees >= 0 && num_trees < HashMap::kMaxLocalIds, "num_trees must be in [0, 2^31), got ", num_trees);
 }
 
-// Sets the vertices of a type, and room for `num_more` others.
+// Sets the vertices of a type, and room for `num_more` others. `num_vertices` is >= 0.
 void set_vertices(VertexType& type, int64_t num_vertices, const Tensor& n_id, const Tensor* tree, int64_t num_trees,
                   int64_t num_more, const char* name, const char* tree_name) {
   check_vector(n_id, ScalarType::Long, name);
-  check(num_vertices >= 0, "num_vertices must be >= 0, got ", num_vertices);
   const int64_t size = n_id.numel();
   check(size < HashMap::kMaxLocalIds && num_more < HashMap::kMaxLocalIds - size, "a batch must hold fewer than ",
         HashMap::kMaxLocalIds, " vertices; use a smaller batch_size or smaller fanouts");
@@ -163,6 +162,7 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>> join_d
   const bool fit = !has_trees && stamps_fit(num_vertices, map_budget_bytes);
   for (size_t t = 0; t < num_types; ++t) {
     VertexType& type = s.types[t];
+    check(num_vertices[t] >= 0, "num_vertices[", t, "] must be >= 0, got ", num_vertices[t]);
     set_vertices(type, num_vertices[t], n_id[t], has_trees ? &tree[t] : nullptr, num_trees, num_drawn[t], "n_id",
                  "tree");
     frontier_end[t] = type.n_id.size();
@@ -226,8 +226,8 @@ std::tuple<Tensor, Tensor, Tensor> edges_between(const Tensor& indptr, const Ten
                                                  const Tensor& member, const std::optional<Tensor>& member_tree,
                                                  int64_t num_sources, int64_t num_trees, int64_t map_budget_bytes) {
   const HeldLists held = checked_lists(indptr, indices, edge_time, place, tree, now);
-  check(num_sources >= 0, "num_sources must be >= 0, got ", num_sources);
   check(tree.has_value() == member_tree.has_value(), "tree and member_tree must be given both or not at all");
+  check(num_sources >= 0, "num_sources must be >= 0, got ", num_sources);
   check_num_trees(num_trees);
   if (tree) check_ids(held.tree, held.size, num_trees, "tree");
   JoinScratch& s = thread_scratch();

@@ -260,7 +260,7 @@ def test_draw_from_lists_refuses_bad_arguments(change, text):
         (dict(first=[-1, 1]), r"first\[0\] must be in \[0, 2\], got -1"),
         (dict(first=[1, 1]), r"count\[0\] must have one entry per vertex of the frontier, expected 1, got 2"),
         (dict(num_vertices=[3]), "must have one entry per vertex type, 2"),
-        (dict(num_vertices=[3, -4]), "num_vertices must be >= 0, got -4"),
+        (dict(num_vertices=[3, -4]), r"num_vertices\[1\] must be >= 0, got -4"),
         (dict(count=[long(1, 1)]), r"count\[0\] must be >= 0 and have the sum 1, the number of sources, got 1 at place 1"),
         (dict(count=[long(2, -1)]), r"count\[0\] must be >= 0 and have the sum 1, the number of sources, got 2 at place 0"),
         (dict(count=[long(-1, 2)]), r"count\[0\] must be >= 0 and have the sum 1, the number of sources, got -1 at place 0"),
