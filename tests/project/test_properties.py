@@ -786,6 +786,8 @@ def test_an_operator_answers_or_names_the_wrong_argument_and_changes_no_input(na
             "meta",
             "Meta tensors",
         }
+        if name == "join_drawn":  # its sources were read from the lists of their owners, so the error names these
+            words.add("indices is corrupt")
         assert any(word in str(error) for word in words) or isinstance(error, MemoryError), error
 
 
