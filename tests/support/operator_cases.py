@@ -319,7 +319,7 @@ CASES = {
     "merge_lists": [
         lambda: (3, [long(2, 0)], [long(2, 1)], [ints(5, 4, 9)], [long(10, 20)]),
         lambda: (4, [long(3), None], [long(2), long(1, 0)], [long(5, 4), torch.tensor([9], dtype=torch.uint8)], []),
-        lambda: (2, [None], [long(1, 1)], [torch.tensor([9, 300], dtype=torch.uint16)], [long(7)]),
+        lambda: (2, [None], [long(1, 1)], [torch.tensor([9, 300], dtype=torch.int32)], [long(7)]),
     ],
     "pack_integers": [
         lambda: ([long(2, 300), torch.tensor([9], dtype=torch.uint8), NONE], [None] * 3, [None] * 3),
