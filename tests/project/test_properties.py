@@ -699,7 +699,7 @@ def hostile(draw, value):
             case "meta":
                 return value.to("meta")
             case "sparse":
-                return value.to_sparse()
+                return value.to_sparse() if value.dtype != torch.uint16 else value  # torch has none of uint16
             case "read-only":
                 return read_only(value) if value.dtype != torch.bfloat16 else value
             case "extreme" if value.numel() and not (
