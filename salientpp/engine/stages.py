@@ -243,16 +243,15 @@ class BatchStages:
 
     def begin_to_wait(self, request: Request) -> Request:
         """Takes a batch that was drawn in rounds, and tells the ways. The batch then waits, so that the ways know the batches that follow another."""
-        with self._default_stream():
-            sampled = request.sampling.result()
-        if request.draws is not None:
+        sampled = self._drawn(request)
+        if request.draws is not None and sampled.batch is not None:
             for way in self.ways:
                 way.on_waiting(request.draws, request.index, sampled.places)
             held = {part.data_ptr(): part.nbytes for part in tensors_in([sampled.batch, sampled.mfg, sampled.places])}
             self.bytes_of_waiting = max(self.bytes_of_waiting, sum(held.values()))
         return dataclasses.replace(request, sampling=Undone(lambda: sampled))
 
-    def sample(self, request: Request) -> Sampled:
+    def _drawn(self, request: Request) -> Sampled:
         with self._default_stream():  # without sampling threads, the batch is drawn here
             sampled = request.result()
         if not isinstance(sampled, Sampled):
@@ -260,6 +259,10 @@ class BatchStages:
                 "the sampler needs more rounds between the ranks than when the loader was made: its num_neighbors has more hops now, or its subgraph_type is "
                 "now 'induced'; make a new loader"
             )
+        return sampled
+
+    def sample(self, request: Request) -> Sampled:
+        sampled = self._drawn(request)
         if self._finder is None or sampled.batch is None:
             return sampled
         if request.draws is None:  # a batch outside any epoch, so earlier and later batches are not known

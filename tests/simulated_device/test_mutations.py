@@ -38,7 +38,7 @@ MOST_ORDERS = 20
 #: Part of a guard's name -> the scenario that is tried first. All others are tried after it.
 SHOWN_BY = {
     "sampling.device_topology": "samples",
-    "sample:": "own tensors",
+    "_drawn:": "own tensors",
     "copy_to_device:": "own tensors on a side stream",
     "assemble:": "replaced rows",
     "_wait_for_default_stream: current": "own tensors on a side stream",
