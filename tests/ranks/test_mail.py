@@ -162,6 +162,27 @@ def test_a_tick_sends_one_message_for_control_and_one_for_rows(tmp_path, num_par
         assert control == {1: 2 * ticks, 3: 2 * ticks, 5: ticks + 1, 10: ticks + 2}[depth]
 
 
+@pytest.mark.parametrize("num_neighbors", [[3], [3, 2], [3, 2, 2]])
+def test_rounds_of_drawing_add_no_message_to_a_tick(tmp_path, num_neighbors):
+    salientpp.partition(random_data(), 2, tmp_path / "parts", [3, 2], 5, topology="parts")
+    for ticks, control, rows in distributed.run(_count_rounds, 2, str(tmp_path / "parts"), num_neighbors):
+        # Each round of drawing begins ten ticks before the stages that follow, and every tick has one message.
+        assert (
+            ticks > 10
+            and rows == ticks
+            and control == ticks + 2 + (10 * (len(num_neighbors) - 1) + 1 if num_neighbors[1:] else 0)
+        )
+
+
+def _count_rounds(rank: int, root: str, num_neighbors: list[int]) -> tuple[int, int, int]:
+    """Returns the ticks of an epoch, and the messages for control and rows."""
+    loader = NeighborLoader(
+        salientpp.load(root), num_neighbors, "train", batch_size=2, shuffle=True, seed=7, timeout=NEVER
+    )
+    _batches(loader)
+    return len(loader), loader.stats().control_messages, loader.stats().row_messages
+
+
 def test_one_rank_sends_no_message(tmp_path):
     salientpp.partition(random_data(), 1, tmp_path / "parts", [3, 2], 5)
     loader = _loader(str(tmp_path / "parts"))
