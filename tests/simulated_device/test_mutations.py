@@ -9,7 +9,7 @@ either a scenario is missing, or the guard is needless. The guards are listed be
 * ``engine/pipeline.py``, ``record_stream``: a tensor is recorded on a stream.
 * ``engine/pipeline.py``, ``tensors_in``: tensors are found in tensors, dictionaries, lists, dataclasses, ``SparseTensor``, objects with
   ``to_dict``, and the lists of a batch's edges.
-* ``engine/stages.py``, ``sample``, ``assemble``: the user's own tensors on the device are read on the default stream.
+* ``engine/stages.py``, ``_drawn``, ``assemble``: the user's own tensors on the device are read on the default stream.
 * ``engine/stages.py``, ``copy_to_device``, ``assemble``, ``_wait_for_default_stream``: what was read there is waited for, and recorded.
 * ``sampling/device_topology.py``, ``sample``: a sampling thread waits for the copy of its sample.
 * ``ranks/comm.py``, ``Pending.wait``: the current stream waits for rows that arrive on the device.
