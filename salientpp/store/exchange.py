@@ -167,11 +167,11 @@ class Exchange:
         return self.part_id if type_ in self.types else 0
 
     def post(self, tensor: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> Letter:
-        """Posts a tensor on the host to the other ranks, see :meth:`Mail.post`."""
+        """Posts a tensor on the host to the other ranks, see :meth:`Mail.post`. A message of a rank to itself does not count as traffic."""
         letter = self.mail.post(tensor, send_counts, recv_counts)
-        row = row_bytes(tensor)
-        self.traffic.bytes_sent += (sum(send_counts) - send_counts[self.comm.rank]) * row
-        self.traffic.bytes_received += (sum(recv_counts) - recv_counts[self.comm.rank]) * row
+        to_itself = send_counts[self.comm.rank] * row_bytes(tensor)
+        self.traffic.bytes_sent += tensor.nbytes - to_itself
+        self.traffic.bytes_received += letter.nbytes_received - to_itself
         return letter
 
     def reset_traffic(self) -> None:
@@ -191,11 +191,7 @@ class Exchange:
                 wanted[self.placement.server_of(part)][place] = count
         message = torch.tensor([[*counts, int(leaving)] for counts in wanted], device="cpu")
         ones = [1] * self.comm.size
-        letter = self.mail.post(message, ones, ones)
-        others = message[1:].nbytes  # a rank's message to itself does not travel
-        self.traffic.bytes_sent += others
-        self.traffic.bytes_received += others
-        return PendingCounts(wanted, letter)
+        return PendingCounts(wanted, self.post(message, ones, ones))
 
     def read_counts(self, counts: PendingCounts) -> Counts:
         """Waits for the counts of the other ranks, and returns all counts."""
@@ -208,10 +204,7 @@ class Exchange:
             return None
         by_type = [remote_id.get(type_, NO_IDS).to(self.wire_dtype) for type_ in self.types]
         ids = by_type[0] if len(by_type) == 1 else _by_rank(by_type, counts.wanted, self.wire_dtype)
-        letter = self.mail.post(ids, _sums(counts.wanted), _sums(counts.asked))
-        self.traffic.bytes_sent += ids.nbytes
-        self.traffic.bytes_received += letter.nbytes_received
-        return letter
+        return self.post(ids, _sums(counts.wanted), _sums(counts.asked))
 
     def read_ids(self, counts: Counts, letter: Letter | None) -> dict[str | None, Tensor]:
         """Waits for the ids that the other ranks want.
