@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from salientpp.engine.basis import Basis
-from salientpp.engine.together import exchange_packets
+from salientpp.engine.together import by_part, by_rank, exchange_packets
 from salientpp.engine.way import TiersByType, Way
 from salientpp.ranks.shared_memory import shared_tensors
 from salientpp.sampling.copied_lists import (
@@ -88,22 +88,19 @@ def _fill(basis: Basis, topology: PartTopology, copies: Copies, formats: list[Co
     while goes_on:
         chunk = next(remaining, None)
         wanted = [] if chunk is None else copies.wanted(*chunk)
-        asks = [NO_BYTES] * comm.size
-        for part, row in wanted:
-            assert chunk is not None  # otherwise nothing is wanted
-            asks[exchange.placement.server_of(part)] = pack([row.new_tensor([chunk[0]]), row])
-        asked, flags = exchange_packets(exchange, asks, chunk is not None)
+        type_number, first, _ = chunk or (0, 0, 0)
+        asks = {part: pack([row.new_tensor([type_number]), row]) for part, row in wanted}
+        asked, flags = exchange_packets(exchange, by_rank(exchange, asks), chunk is not None)
         answers = [NO_BYTES] * comm.size
         for rank, packet in enumerate(asked):
             if packet.numel():
                 type_, row = unpack(packet)
-                answers[rank] = pack_lists(topology, int(type_), row.long(), formats)
+                answers[rank] = pack_lists(topology, int(type_), row, formats)
         arrived, _ = exchange_packets(exchange, answers, False)
-        if chunk is not None:
-            type_number, first, _ = chunk
-            for part, row in wanted:
-                copies.put(type_number, first, first + row.numel(), arrived[exchange.placement.server_of(part)])
-                first += row.numel()
+        packets = by_part(exchange, asks, arrived)
+        for part, row in wanted:
+            copies.put(type_number, first, first + row.numel(), packets[part])
+            first += row.numel()
         goes_on = any(flags)
     if shares:
         basis.host.gather_numbers([0])  # waits until the other ranks of the host have written their share
