@@ -133,7 +133,7 @@ class Lists:
         answers: Packets | None = None
         while True:
             try:
-                asks = next(drawing) if answers is None else drawing.send(answers)
+                asks = drawing.send(answers)
             except StopIteration as end:
                 count.reads = end.value.reads
                 return count

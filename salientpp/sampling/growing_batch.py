@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
 from salientpp import ops
 from salientpp.ids import first_outside
 from salientpp.sampling.edge_rows import EdgeRows
 from salientpp.sampling.held_lists import Drawn, Group, Reads, Vertices, merged_numbers, merged_sources
 from salientpp.sampling.requests import Ends
-from salientpp.sampling.topology import ByType, DrawOptions, Mfg, Topology
+from salientpp.sampling.topology import ByType, DrawOptions, Mfg, Topology, as_sample, first_trees
 from salientpp.store.tiers import NO_IDS
 
 
@@ -67,9 +66,7 @@ class GrowingBatch:
             at = first_outside(ids, size)
             if at is not None:
                 raise RuntimeError(f"seeds[{at}] must be in [0, {size}), got {int(ids[at])}")
-        first_tree, total = {}, 0
-        for name, ids in seeds.items():
-            first_tree[name], total = total, total + ids.numel()
+        first_tree, total = first_trees(seeds)
         tree, tree_time = [], None
         if options.disjoint:
             tree = [first_tree.get(name, 0) + torch.arange(ids.numel(), device="cpu") for name, ids in zip(names, n_id)]
@@ -126,30 +123,14 @@ class GrowingBatch:
 
     def finished(self, options: DrawOptions, only_vertices: bool) -> Mfg:
         """Returns the sample, with two attributes more: ``reads``, and ``edge_rows``, by edge type the attributes of edges that came with draws."""
-        edge_index, edges = self.edge_index, [NO_IDS] * len(self.ends)
+        edges: list[Tensor | None] = [None] * len(self.ends)
         if not only_vertices:
             edges = [merged_numbers(self.first[target], of) for of, (_, target) in zip(self.groups, self.ends)]
-        tree = self.tree if options.disjoint else None
-        hops_known = not options.induced
-        names, types = list(self.topology.num_vertices), self.topology.edge_types
-        out: Any
-        if not self.topology.is_hetero:
-            out = SamplerOutput(
-                self.n_id[0], edge_index[0][0], edge_index[0][1], None if only_vertices else edges[0],
-                None if tree is None else tree[0],
-                self.num_nodes[0] if hops_known else None, self.num_edges[0] if hops_known else None,
-            )  # fmt: skip
-        else:
-            out = HeteroSamplerOutput(
-                dict(zip(names, self.n_id)),
-                {name: both[0] for name, both in zip(types, edge_index)},
-                {name: both[1] for name, both in zip(types, edge_index)},
-                dict(zip(types, edges)),
-                None if tree is None else dict(zip(names, tree)),
-                dict(zip(names, self.num_nodes)) if hops_known else None,
-                dict(zip(types, self.num_edges)) if hops_known else None,
-            )
+        out: Any = as_sample(
+            self.topology, options, self.n_id, self.tree, self.edge_index, edges, self.num_nodes, self.num_edges
+        )
         out.reads = self.reads
+        types = self.topology.edge_types
         out.edge_rows = {name: EdgeRows.of(drawn) for name, drawn in zip(types, self.arrived) if drawn}
         return out
 

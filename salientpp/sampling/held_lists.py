@@ -13,6 +13,7 @@ from torch import Tensor
 from salientpp import ops
 from salientpp.graph.relation import Relation
 from salientpp.store.rows import RowSource, take_rows
+from salientpp.store.target_lists import positions_of
 from salientpp.store.tiers import NO_IDS
 
 
@@ -68,11 +69,6 @@ class Vertices:
     def columns(self) -> list[Tensor]:
         """The tensors that are not None."""
         return [column for column in (self.ids, self.tree, self.now) if column is not None]
-
-
-@dataclass(frozen=True, eq=False)
-class Members(Vertices):
-    """Vertices of a batch between which edges are searched. ``now`` is None."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +164,7 @@ class Lists:
         return self._numbered(place, Drawn(count, source, position), with_rows) if keeps_edges else Drawn(count, source)
 
     def edges_between(
-        self, place: Tensor, of: Vertices, members: Members, num_sources: int, num_trees: int, with_rows: bool
+        self, place: Tensor, of: Vertices, members: Vertices, num_sources: int, num_trees: int, with_rows: bool
     ) -> Drawn:
         """Finds all edges of the lists at ``place`` whose source is a member of the same tree, and visible at that time."""
         lists = self.relation
@@ -183,12 +179,10 @@ class Lists:
     def whole(self, place: Tensor) -> WholeLists:
         """Returns the lists at ``place``, int64 [m], with everything that draws from them need."""
         lists, begin = self.relation, self.relation.indptr[place]
-        count = lists.indptr[place + 1] - begin
-        position = (begin - (count.cumsum(0) - count)).repeat_interleave(count)
-        position += torch.arange(position.numel(), device="cpu")
+        which, position = positions_of(lists.indptr, place)
         columns = {name: array[position] for name in COLUMNS if (array := getattr(lists, name)) is not None}
         # The lists of a part number their edges consecutively, so an attribute's rows of one list are consecutive too.
-        columns["edge_id"] = columns.get("edge_id", position) - begin.repeat_interleave(count)
+        columns["edge_id"] = columns.get("edge_id", position) - begin[which]
         rows = {
             name: take_rows(rows, position + self.first_edge - self.first_row) for name, rows in self.attributes.items()
         }

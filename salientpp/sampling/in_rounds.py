@@ -96,7 +96,7 @@ class Round:
     @classmethod
     def _until_next(cls, drawing: Drawing, finish: Callable[[Mfg], Any], answers: Packets | None) -> Any:
         try:
-            asks = next(drawing) if answers is None else drawing.send(answers)
+            asks = drawing.send(answers)
         except StopIteration as end:
             return finish(end.value)
         return cls(drawing, asks, finish)
@@ -110,7 +110,7 @@ def in_step(drawings: Sequence[Drawing]) -> Generator[Packets, Packets, list[Mfg
         finished: list[Mfg] = []
         for drawing, answer in zip(drawings, answers):
             try:
-                asks.append(next(drawing) if answer is None else drawing.send(answer))
+                asks.append(drawing.send(answer))
             except StopIteration as end:
                 finished.append(end.value)
         if finished:

@@ -25,7 +25,6 @@ from salientpp.sampling.held_lists import (
     Group,
     HopDraw,
     Lists,
-    Members,
     Reads,
     Vertices,
     WholeLists,
@@ -41,8 +40,8 @@ from salientpp.store.tiers import NO_IDS, IdSet
 #: Packets by the part that they go to, or that they come from.
 Packets = Mapping[int, Tensor]
 
-#: A batch that is drawn in rounds: it yields packets of requests, and is sent the packets of the answers.
-Drawing = Generator[Packets, Packets, Mfg]
+#: A batch that is drawn in rounds: it yields packets of requests, and is sent the packets of the answers. It begins when it is sent None.
+Drawing = Generator[Packets, Packets | None, Mfg]
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,7 +283,7 @@ class PartTopology(Topology):
             own = replace(request, vertices=vertices)
             if request.members:
                 sources = {self.ends[number][0] for number in own.relations(self.ends)}
-                none = Members(NO_IDS, NO_IDS if batch.tree else None)
+                none = Vertices(NO_IDS, NO_IDS if batch.tree else None)
                 members = [of if type_ in sources else none for type_, of in enumerate(request.members)]
                 own = replace(own, members=members)
             if own.relations(self.ends):
@@ -298,7 +297,7 @@ class PartTopology(Topology):
     def _induce(self, batch: GrowingBatch, key: int) -> Generator[Packets, Packets, None]:
         """Replaces the drawn edges by all edges between the batch's vertices."""
         vertices = [batch.vertices(type_) for type_ in range(len(batch.n_id))]
-        members = [Members(of_type.ids, of_type.tree) for of_type in vertices]
+        members = [Vertices(of_type.ids, of_type.tree) for of_type in vertices]
         hop = HopDraw(key, 0, (-1,) * len(self.ends), False, False, False)
         found = yield from self._round(ListRequest(hop, vertices, True, members, batch.num_trees), batch, asks=True)
         batch.replace_edges(found)

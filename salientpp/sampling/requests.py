@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from salientpp.ops import bytes_of
-from salientpp.sampling.held_lists import Drawn, HopDraw, Members, Vertices
+from salientpp.sampling.held_lists import Drawn, HopDraw, Vertices
 from salientpp.sampling.packets import pack, unpack, unpack_narrow
 from salientpp.store.rows import RowSource
 
@@ -29,14 +29,14 @@ class ListRequest:
         hop: the hop, for draws.
         vertices: for each vertex type, the vertices of the asked part. Their ids are counted from the part's first.
         keeps_edges: False: only the sources are wanted.
-        members: for each vertex type, all vertices of the batch, if edges between them are wanted instead of draws.
+        members: for each vertex type, all vertices of the batch without times, if edges between them are wanted instead of draws.
         num_trees: number of trees of the batch.
     """
 
     hop: HopDraw
     vertices: Sequence[Vertices]
     keeps_edges: bool
-    members: Sequence[Members] = ()
+    members: Sequence[Vertices] = ()
     num_trees: int = 0
 
     def relations(self, ends: Sequence[Ends]) -> list[int]:
@@ -69,7 +69,7 @@ class ListRequest:
             return Vertices(next(sections), next(sections) if trees else None, next(sections) if has_time else None)
 
         vertices = [read(bool(times)) for _ in range(num_types)]
-        members = [Members(*vars(read(False)).values()) for _ in range(num_types)] if of_members else []
+        members = [read(False) for _ in range(num_types)] if of_members else []
         return cls(hop, vertices, bool(keeps_edges), members, num_trees)
 
 

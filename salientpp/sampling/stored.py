@@ -10,14 +10,14 @@ from typing import Any
 
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
-from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
+from torch_geometric.sampler import SamplerOutput
 
 from salientpp import ops
 from salientpp.graph.csc import Graph
 from salientpp.graph.from_pyg import NO_EDGES, count_vertices
 from salientpp.graph.typed import TypedGraph
 from salientpp.processes import lazy
-from salientpp.sampling.topology import ByType, DrawOptions, Mfg, Topology
+from salientpp.sampling.topology import ByType, DrawOptions, Mfg, Topology, as_sample, first_trees
 from salientpp.store.tiers import NO_IDS
 
 
@@ -114,10 +114,8 @@ class TypedTopology(Topology):
         seed_time: ByType | None = None,
         only_vertices: bool = False,
     ) -> Mfg:
-        graph, fanouts, disjoint, induced = self.graph, options.fanouts, options.disjoint, options.induced
-        first_tree, total = {}, 0
-        for name, ids in seeds.items():
-            first_tree[name], total = total, total + ids.numel()
+        graph, fanouts = self.graph, options.fanouts
+        first_tree, _ = first_trees(seeds)
         all_seeds = [seeds.get(name, NO_IDS) for name in graph.node_types]
         times: list[Tensor | None] = [None] * len(all_seeds)
         if graph.clock is not None:
@@ -131,31 +129,12 @@ class TypedTopology(Topology):
             len(fanouts[0]) if fanouts else 0,
             key,
             replace=options.replace,
-            disjoint=disjoint,
+            disjoint=options.disjoint,
             last=options.last,
-            induced=induced,
+            induced=options.induced,
             shared=options.shared,
         )
-        nodes_per_hop, edges_per_hop = num_nodes.tolist(), num_edges.tolist()
-        if not self.is_hetero:
-            return SamplerOutput(
-                node=n_id[0],
-                row=edge_index[0][0],
-                col=edge_index[0][1],
-                edge=e_id[0],
-                batch=tree[0] if disjoint else None,
-                num_sampled_nodes=None if induced else nodes_per_hop[0],
-                num_sampled_edges=None if induced else edges_per_hop[0],
-            )
-        return HeteroSamplerOutput(
-            node=dict(zip(graph.node_types, n_id)),
-            row={name: ends[0] for name, ends in zip(graph.edge_types, edge_index)},
-            col={name: ends[1] for name, ends in zip(graph.edge_types, edge_index)},
-            edge=dict(zip(graph.edge_types, e_id)),
-            batch=dict(zip(graph.node_types, tree)) if disjoint else None,
-            num_sampled_nodes=None if induced else dict(zip(graph.node_types, nodes_per_hop)),
-            num_sampled_edges=None if induced else dict(zip(graph.edge_types, edges_per_hop)),
-        )
+        return as_sample(self, options, n_id, tree, edge_index, e_id, num_nodes.tolist(), num_edges.tolist())
 
 
 def is_remote(data: Any) -> bool:

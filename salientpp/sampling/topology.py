@@ -138,6 +138,53 @@ class Topology(ABC):
         return TypedGraph.of(self.graph) if isinstance(self.graph, Graph) else self.graph
 
 
+def first_trees(seeds: ByType) -> tuple[dict[str | None, int], int]:
+    """Returns the number of the first tree of each type's seeds, and the number of all trees."""
+    first, total = {}, 0
+    for name, ids in seeds.items():
+        first[name], total = total, total + ids.numel()
+    return first, total
+
+
+def as_sample(
+    topology: Topology,
+    options: DrawOptions,
+    n_id: Sequence[Tensor],
+    tree: Sequence[Tensor],
+    edge_index: Sequence[Tensor],
+    edge: Sequence[Tensor | None],
+    num_nodes: Sequence[list[int]],
+    num_edges: Sequence[list[int]],
+) -> Mfg:
+    """Returns a sample in PyG's classes, as :meth:`Topology.sample` describes it.
+
+    Args:
+        n_id, tree, num_nodes: by vertex type: ids, trees (not read without ``disjoint``), and counts per hop.
+        edge_index, edge, num_edges: by relation: positions int64 [2, e] of sources and targets, ids, and counts per hop.
+    """
+    with_hops = not options.induced
+    if not topology.is_hetero:
+        return SamplerOutput(
+            node=n_id[0],
+            row=edge_index[0][0],
+            col=edge_index[0][1],
+            edge=edge[0],
+            batch=tree[0] if options.disjoint else None,
+            num_sampled_nodes=num_nodes[0] if with_hops else None,
+            num_sampled_edges=num_edges[0] if with_hops else None,
+        )
+    types, relations = topology.num_vertices, topology.edge_types
+    return HeteroSamplerOutput(
+        node=dict(zip(types, n_id)),
+        row={name: ends[0] for name, ends in zip(relations, edge_index)},
+        col={name: ends[1] for name, ends in zip(relations, edge_index)},
+        edge=dict(zip(relations, edge)),
+        batch=dict(zip(types, tree)) if options.disjoint else None,
+        num_sampled_nodes=dict(zip(types, num_nodes)) if with_hops else None,
+        num_sampled_edges=dict(zip(relations, num_edges)) if with_hops else None,
+    )
+
+
 def ids_by_type(n_id: Tensor | ByType) -> ByType:
     """Returns ids by vertex type. The type is None if there is only one."""
     return {None: n_id} if isinstance(n_id, Tensor) else n_id

@@ -57,7 +57,7 @@ def drawn(hosts: list[PartTopology], at: int, *arguments: Any, **named: Any) -> 
     drawing, answers, rounds = hosts[at].drawing(*arguments, **named), None, 0
     while True:
         try:
-            asks = next(drawing) if answers is None else drawing.send(answers)
+            asks = drawing.send(answers)
         except StopIteration as end:
             return end.value, rounds
         answers, rounds = {part: hosts[part].answer(packet) for part, packet in asks.items()}, rounds + 1
