@@ -4,32 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
+from part_graphs import cut_lists
 from torch import Tensor
 
 from salientpp import ops
 from salientpp.graph.part import PartLists
 from salientpp.graph.relation import Relation
-
-
-def cut(relation: Relation, bounds: Sequence[int]) -> list[PartLists]:
-    """Cuts the lists into ranges of targets; ``bounds`` are the K + 1 bounds of the parts of the target type."""
-    pieces = []
-    for first, end in itertools.pairwise(bounds):
-        edges = slice(int(relation.indptr[first]), int(relation.indptr[end]))
-        taken = {
-            name: array[edges].clone()
-            for name in ("indices", "edge_weight", "edge_time", "source_time")
-            if (array := getattr(relation, name)) is not None
-        }
-        lists = replace(
-            relation, indptr=relation.indptr[first : end + 1] - edges.start, edge_id=None, links=None, **taken
-        )
-        pieces.append(PartLists(lists, first, edges.start))
-    return pieces
 
 
 def merge(owner: Tensor, count: Tensor, of_part: Sequence[Tensor]) -> Tensor:
@@ -74,7 +57,9 @@ def sample_parts(
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]:
     """The outputs of ``ops.sample_typed_neighbors``. ``bounds`` has the bounds of the parts per type, ``fanouts`` a list per relation."""
     num_types, num_trees = len(seeds), sum(ids.numel() for ids in seeds)
-    parts = [cut(relation, bounds[relation.target]) for relation in relations]
+    parts = [
+        [cut_lists(relation, *ends) for ends in itertools.pairwise(bounds[relation.target])] for relation in relations
+    ]
     num_vertices = [ends[-1] for ends in bounds]
     n_id = list(seeds)
     tree = [torch.arange(first, first + ids.numel()) for first, ids in zip(first_tree, seeds)] if disjoint else []

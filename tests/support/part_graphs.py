@@ -21,7 +21,7 @@ def cut_parts(graph: TypedGraph, offsets: Sequence[Sequence[int]], parts: range)
         graph.num_vertices,
         graph.edge_types,
         tuple(
-            tuple(_cut(relation, *offsets[relation.target][part : part + 2]) for part in parts)
+            tuple(cut_lists(relation, *offsets[relation.target][part : part + 2]) for part in parts)
             for relation in graph.relations
         ),
         graph.node_time,
@@ -29,7 +29,8 @@ def cut_parts(graph: TypedGraph, offsets: Sequence[Sequence[int]], parts: range)
     )
 
 
-def _cut(relation: Relation, first: int, last: int) -> PartLists:
+def cut_lists(relation: Relation, first: int, last: int) -> PartLists:
+    """The lists of the targets from ``first`` to ``last`` - 1."""
     indptr = relation.indptr[first : last + 1]
     edges = slice(int(indptr[0]), int(indptr[-1]))
     cut = {

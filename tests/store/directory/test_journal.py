@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from directories import contents
 from graphs import random_data, random_hetero
 from large_graph import generate
-from steps import Told
+from steps import Told, stopped_after_each_step
 
 import salientpp
 from salientpp.datasets import load_dataset
 from salientpp.store.directory import writer
-from salientpp.store.directory.journal import JOURNAL, Journal, has_steps
+from salientpp.store.directory.journal import JOURNAL, has_steps
 from salientpp.store.directory.task import identify
 
 ROOT = Path(__file__).parents[3]
@@ -56,10 +57,6 @@ run(folder / "d")
 print("done", flush=True)
 run(folder / "whole")
 """
-
-
-def contents(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("typed", [False, True], ids=["one type", "several types"])
@@ -114,22 +111,14 @@ def test_after_an_error_of_a_full_disk_the_same_command_continues(tmp_path, monk
 
 def test_no_step_runs_twice(tmp_path, monkeypatch):
     """Each run finishes one step and is stopped in the next."""
-    data, root, note, steps = random_data(60, 300, edge_attributes=True), tmp_path / "d", Journal.note, []
+    data, root = random_data(60, 300, edge_attributes=True), tmp_path / "d"
 
-    def stops(self, step, *rest):
-        if len(steps) == most:
-            raise KeyboardInterrupt
-        steps.append(step)
-        return note(self, step, *rest)
+    def the_unfinished_folder_exists(runs):
+        assert (tmp_path / ".d.writing").exists() == (runs > 0)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Journal, "note", stops)
-        for most in range(99):
-            try:
-                salientpp.partition(data, 2, root, [3, 2], 8)
-                break
-            except KeyboardInterrupt:
-                assert (tmp_path / ".d.writing").exists() == (most > 0)
+    steps = stopped_after_each_step(
+        monkeypatch, lambda: salientpp.partition(data, 2, root, [3, 2], 8), the_unfinished_folder_exists
+    )
     assert steps == ["assignment", "numbering", "indices.npy", "edge_edge_attr.npy", "part 0", "part 1"]
     assert contents(root) == contents(salientpp.partition(data, 2, tmp_path / "whole", [3, 2], 8).root)
 

@@ -12,14 +12,13 @@ import pytest
 import torch
 from directories import BATCH_SIZE, FANOUTS, contents, edit_manifest, names_in
 from graphs import random_data, random_hetero
-from steps import Told
+from steps import Told, stopped_after_each_step
 from torch_geometric.data import Data, HeteroData
 
 import salientpp
 from salientpp import cli
 from salientpp.store.directory import files, rewrite
 from salientpp.store.directory.files import DatasetError
-from salientpp.store.directory.journal import Journal
 
 ROOT = Path(__file__).parents[3]
 CITES = ("paper", "cites", "paper")
@@ -82,53 +81,37 @@ def test_rewriting_gives_the_bytes_that_partition_writes(tmp_path, monkeypatch, 
 def test_no_step_runs_twice(tmp_path, monkeypatch, form):
     """Each run finishes one step and is stopped in the next."""
     options = CASES["several types"][1]
-    data, note, steps = hetero(), Journal.note, []
+    data = hetero()
     other = "whole" if form == "parts" else "parts"
     source, wanted = (
         write(data, 2, tmp_path / other, other, **options),
         write(data, 2, tmp_path / form, form, **options),
     )
 
-    def stops(self, step, *rest):
-        if len(steps) == most:
-            raise KeyboardInterrupt
-        steps.append(step)
-        return note(self, step, *rest)
+    def only_the_unfinished_folder_exists(runs):
+        assert (tmp_path / ".d.writing").exists() == (runs > 0) and not (tmp_path / "d").exists()
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Journal, "note", stops)
-        for most in range(99):
-            try:
-                salientpp.rewrite_topology(source, tmp_path / "d", form)
-                break
-            except KeyboardInterrupt:
-                assert (tmp_path / ".d.writing").exists() == (most > 0) and not (tmp_path / "d").exists()
+    steps = stopped_after_each_step(
+        monkeypatch,
+        lambda: salientpp.rewrite_topology(source, tmp_path / "d", form),
+        only_the_unfinished_folder_exists,
+    )
     assert len(steps) == len(set(steps)) > 15
     assert contents(tmp_path / "d") == contents(wanted)
 
 
 def test_a_stopped_partition_in_parts_continues(tmp_path, monkeypatch):
-    data, note, steps = hetero(), Journal.note, []
-    options = CASES["several types"][1]
+    data, options = hetero(), CASES["several types"][1]
     wanted = write(data, 2, tmp_path / "whole run", "parts", **options)
 
-    def stops(self, step, *rest):
-        if len(steps) == most:
-            raise KeyboardInterrupt
-        steps.append(step)
-        return note(self, step, *rest)
+    def another_form_is_refused(runs):
+        if runs == 5:
+            with pytest.raises(ValueError, match='topology was "parts", is "whole"'):
+                write(data, 2, tmp_path / "d", "whole", **options)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Journal, "note", stops)
-        for most in range(99):
-            try:
-                write(data, 2, tmp_path / "d", "parts", **options)
-                break
-            except KeyboardInterrupt:
-                pass
-            if most == 5:
-                with pytest.raises(ValueError, match='topology was "parts", is "whole"'):
-                    write(data, 2, tmp_path / "d", "whole", **options)
+    steps = stopped_after_each_step(
+        monkeypatch, lambda: write(data, 2, tmp_path / "d", "parts", **options), another_form_is_refused
+    )
     assert len(steps) == len(set(steps)) and contents(tmp_path / "d") == contents(wanted)
 
 
