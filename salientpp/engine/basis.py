@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -56,6 +57,24 @@ class Basis:
     repeats: bool = False
     marks_sizes: bool = True
     transform_sampler_output: Any = None
+    _remembered: dict[Any, Any] | None = field(default=None, init=False, repr=False)
+
+    @contextlib.contextmanager
+    def remembering(self) -> Iterator[None]:
+        """Keeps the results of :meth:`once` inside the ``with`` block, for plans of several ways."""
+        self._remembered = {} if self._remembered is None else self._remembered
+        try:
+            yield
+        finally:
+            self._remembered = None
+
+    def once(self, key: Any, compute: Callable[[], Out]) -> Out:
+        """Returns ``compute()``. While :meth:`remembering` lasts, it is computed once for each key."""
+        if self._remembered is None:
+            return compute()
+        if key not in self._remembered:
+            self._remembered[key] = compute()
+        return self._remembered[key]
 
     @property
     def most_ahead(self) -> int:
@@ -115,7 +134,11 @@ class Basis:
 
     def trial(self, only_vertices: bool = False) -> list[list[Any]]:
         """Draws the batches of :attr:`trial_turns` as epoch 0 will draw them. Returns, for each batch, the MFGs of its pieces. See :meth:`draw_each`."""
-        batches = [self.epochs.pieces(0, turn) for turn in self.trial_turns]
-        pieces = ([piece] for of_batch in batches for piece in of_batch)
-        mfgs = iter(self.draw_each(pieces, lambda mfg: mfg, only_vertices))
-        return [[next(mfgs) for _ in of_batch] for of_batch in batches]
+
+        def draw() -> list[list[Any]]:
+            batches = [self.epochs.pieces(0, turn) for turn in self.trial_turns]
+            pieces = ([piece] for of_batch in batches for piece in of_batch)
+            mfgs = iter(self.draw_each(pieces, lambda mfg: mfg, only_vertices))
+            return [[next(mfgs) for _ in of_batch] for of_batch in batches]
+
+        return self.once(("trial", only_vertices), draw)

@@ -17,6 +17,7 @@ from torch import Tensor
 from salientpp.engine.basis import Basis
 from salientpp.engine.direct import Direct
 from salientpp.engine.pipeline import Trace
+from salientpp.engine.price import price_of
 from salientpp.engine.producer import ByHand, Drawn, Producer
 from salientpp.engine.run import Counters, Run
 from salientpp.engine.source import by_type
@@ -116,17 +117,8 @@ class Engine:
             tried = [self.producer.drawn(pieces) for pieces in batches]
         else:
             tried = self.basis.draw_each(batches, self.producer.noted)
-        fetched, copied = dict.fromkeys(tiers, 0.0), dict.fromkeys(tiers, 0.0)
-        for drawn in tried:
-            for type_, places in drawn.places.items():
-                width = source.row_bytes[type_] / len(tried)
-                fetched[type_] += places.remote_id.numel() * width
-                found = tiers[type_].groups(places)
-                copied[type_] += sum(slot.numel() for tier, _, slot in found if not tier.on_device) * width
-        price = Price(fetched, copied, (time.thread_time() - begun) / max(1, len(tried)))
-        for way, notes in zip(self.ways, zip(*(drawn.notes for drawn in tried))):
-            price = way.price(price, notes)
-        return price
+        seconds = (time.thread_time() - begun) / max(1, len(tried))
+        return price_of(tried, tiers, source.row_bytes, source.exchange.wire_dtype.itemsize, self.ways, seconds)
 
     def move_to(self, epoch: int) -> bool:
         """Changes the number of the epoch begun last, if no batch of it was requested yet. Returns True if the epoch now has this number."""

@@ -45,11 +45,13 @@ class Price:
         fetched: by vertex type, bytes that arrive from other ranks, as rows or instead of rows.
         copied: by vertex type, bytes that come from the host's memory: rows, and copies of rows that the device lacks.
         seconds: time of one thread to sample the batch and to find its rows.
+        requests: bytes that this rank sends to other ranks to ask for rows, for sums and for neighbour lists.
     """
 
     fetched: Mapping[str | None, float]
     copied: Mapping[str | None, float]
     seconds: float
+    requests: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +75,8 @@ class Way:
     """A method that moves fewer bytes for the same batches.
 
     Each function of this class has no effect unless a subclass overrides it. The engine calls :meth:`place` and :meth:`attach` once, collectively. It calls
-    :meth:`begin_epoch` for each epoch, and the other functions for each batch or on request. They are listed below in the order of the calls.
+    :meth:`begin_epoch` for each epoch, and the other functions for each batch or on request. They are listed below in the order of the calls. A planner that
+    only compares ways calls :meth:`choose`, :meth:`on_drawn` and :meth:`price`.
 
     Attributes:
         name: name of the way in errors, notes and statistics.
@@ -89,6 +92,10 @@ class Way:
     needs_stages = False
     finds_late = False
     waits = 0
+
+    def choose(self, basis: Basis, tiers: TiersByType) -> TiersByType:
+        """Decides what this way will hold. Returns the tiers as :meth:`place` will, but without their rows. No rows move. Collective."""
+        return tiers
 
     def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
         """Returns the tiers, including those that this way adds. Collective: every rank calls it."""

@@ -18,8 +18,8 @@ from salientpp.ranks.shared_memory import shared_tensors
 from salientpp.sampling.seeds import scores_of_part
 from salientpp.store.cache import FeatureCache, TypedFeatureCache, on_device
 from salientpp.store.rows import RowSource
-from salientpp.store.tiers import NO_IDS, IdSet
-from salientpp.vip.policies import Policy, add_scores, cache_bytes, plan_caches
+from salientpp.store.tiers import NO_IDS, IdSet, Tier
+from salientpp.vip.policies import Policy, add_scores, cache_bytes, densest, plan_caches
 
 #: This part's own rows, by vertex type and attribute name.
 HomeRows = Mapping["str | None", Mapping[str, RowSource]]
@@ -41,14 +41,43 @@ class Cache(Way):
         self._factor, self._policy, self._on_device = replication_factor, policy, on_device
         self.cache: FeatureCache | TypedFeatureCache = FeatureCache.empty()
 
+    def choose(self, basis: Basis, tiers: TiersByType) -> TiersByType:
+        if not basis.source.travelling:
+            return tiers
+        members, scores = self._chosen(basis, tiers)
+        row_bytes, found = basis.source.row_bytes, dict(tiers)
+        near: Mapping[str | None, Tensor] = {}
+        if scores is not None and self._on_device:
+            cached = {type_: scores[type_][ids] for type_, ids in members.items()}
+            whole = sum(ids.numel() * row_bytes[type_] for type_, ids in members.items())
+            near = densest(cached, row_bytes, self._bytes_on_device(whole))
+        for type_, ids in members.items():
+            size, copies = basis.source.books[type_].num_vertices, [*found[type_].copies]
+            if type_ in near and near[type_].numel():
+                copies.append(Tier("cache", IdSet.of(ids[near[type_]], size), {}, True, "device"))
+            if self._stays(type_):
+                copies.append(Tier("cache", IdSet.of(ids, size), {}, basis.zero_copy, "cache"))
+            found[type_] = dataclasses.replace(found[type_], copies=copies)
+        return found
+
+    def _chosen(
+        self, basis: Basis, tiers: TiersByType
+    ) -> tuple[dict[str | None, Tensor], Mapping[str | None, Tensor] | None]:
+        """Returns the ids to cache, by vertex type, ascending int64; and the scores by which they were chosen."""
+        if not self._factor > 0:
+            return dict.fromkeys(basis.source.travelling, NO_IDS), None
+        scores = _scores_beside(self.scores(basis), tiers)
+        return self._members(basis, scores), scores
+
+    def _bytes_on_device(self, whole: int) -> int:
+        """Returns the bytes of the copies on the device, if the rows of the cache take ``whole`` bytes."""
+        return int(self._on_device * whole) if isinstance(self._on_device, float) else self._on_device
+
     def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
         source = basis.source
         if not source.travelling:
             return tiers
-        members, scores = dict.fromkeys(source.travelling, NO_IDS), None
-        if self._factor > 0:
-            scores = _scores_beside(self.scores(basis), tiers)
-            members = self._members(basis, scores)
+        members, scores = self._chosen(basis, tiers)
         home = {
             type_: {name: tiers[type_].home.rows[name] for of_type, name in source.exchanged if of_type == type_}
             for type_ in members
@@ -56,8 +85,7 @@ class Cache(Way):
         caches = self._fetched(basis, home, members)
         if scores is not None and self._on_device:
             whole = sum(cache.row_bytes * len(cache) for cache in caches.values())
-            num_bytes = int(self._on_device * whole) if isinstance(self._on_device, float) else self._on_device
-            caches = on_device(caches, scores, num_bytes, basis.device)
+            caches = on_device(caches, scores, self._bytes_on_device(whole), basis.device)
         owner = (contents_of(source), source.exchange.part_id)
         caches = {type_: dataclasses.replace(cache, owner=owner) for type_, cache in caches.items()}
         self.cache = caches[None] if None in caches else TypedFeatureCache(caches, owner)
@@ -67,7 +95,7 @@ class Cache(Way):
 
     def scores(self, basis: Basis) -> Mapping[str | None, Tensor]:
         """Returns the score of a cached row of each vertex, per vertex type float [N]."""
-        return scores_of(basis, self._policy)
+        return basis.once(("scores", self._policy), lambda: scores_of(basis, self._policy))
 
     def _stays(self, type_: str | None) -> bool:
         """Returns True if the cached rows of a type never change."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
+from torch import Tensor
 
 from salientpp.engine.basis import Basis
 from salientpp.engine.way import TiersByType, Way
+from salientpp.store.tiers import NO_IDS, IdSet, Tier
 
 
 class DeviceRows(Way):
@@ -21,7 +25,24 @@ class DeviceRows(Way):
     def __init__(self, amount: float | int) -> None:
         self._amount = amount
 
+    def choose(self, basis: Basis, tiers: TiersByType) -> TiersByType:
+        found = dict(tiers)
+        for type_, ids in self._hottest(basis, tiers).items():
+            if ids.numel():
+                of_type = tiers[type_]
+                tier = Tier("device", IdSet.of(ids, of_type.book.size_of(of_type.part_id)), {}, True, "device")
+                found[type_] = dataclasses.replace(of_type, near=[*of_type.near, tier])
+        return found
+
     def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
+        hottest = self._hottest(basis, tiers)
+        return {
+            type_: of_type.with_near(hottest.get(type_, NO_IDS), basis.device, basis.seeds_only(type_))
+            for type_, of_type in tiers.items()
+        }
+
+    def _hottest(self, basis: Basis, tiers: TiersByType) -> dict[str | None, Tensor]:
+        """Returns the rows to copy, as ascending local ids int64, by vertex type. Collective."""
         fraction, row_bytes = self._amount, basis.source.row_bytes
         if not isinstance(fraction, float):
             whole = sum(row_bytes[type_] * of_type.book.size_of(of_type.part_id) for type_, of_type in tiers.items())
@@ -31,14 +52,11 @@ class DeviceRows(Way):
         if chance is not None and basis.source.rounds_topology is not None:  # the ranks compute it together
             wanted = any(flag for (flag,) in basis.comm.gather_numbers([int(wanted)]))
         if not wanted:
-            return tiers
+            return {}
         hottest = {type_: torch.arange(of_type, device="cpu") for type_, of_type in number.items()}
         if chance is not None:  # otherwise the rows are stored in this order
-            for type_, of_type in chance(basis.batch_size).items():
+            for type_, of_type in basis.once("access", lambda: chance(basis.batch_size)).items():
                 if type_ in hottest:
                     order = torch.sort(of_type, descending=True, stable=True).indices
                     hottest[type_] = order[: number[type_]].sort().values
-        return {
-            type_: of_type.with_near(hottest[type_], basis.device, basis.seeds_only(type_))
-            for type_, of_type in tiers.items()
-        }
+        return hottest

@@ -157,7 +157,7 @@ class Lookahead(Cache):
     ) -> dict[str | None, tuple[Shape, Tensor] | None]:
         """Plans, by vertex type, what replaces a static cache of ``members``; None if nothing can be saved."""
         source = basis.source
-        self._blocks = cache(partial(_blocks_of, basis))
+        self._basis, self._blocks = basis, cache(lambda: basis.once("blocks", partial(_blocks_of, basis)))
         static_bytes = sum(of_type.numel() * source.row_bytes[type_] for type_, of_type in members.items())
         num_sharing = basis.host.size if basis.ranks_by_host else 1
 
@@ -191,7 +191,6 @@ class Lookahead(Cache):
     def attach(self, basis: Basis, fetch: Fetch, workers: SamplingWorkers) -> None:
         if not self.planners:
             return
-        self._basis = basis
         self._lists: dict[str | None, deque[Tensor]] = {type_: deque() for type_ in self.planners}
         windows = [planner.shape.window for planner in self.planners.values()]
         if basis.source.rounds_topology is not None:
@@ -277,8 +276,9 @@ class Lookahead(Cache):
             fetched[type_] = price.fetched[type_] * self._fetched_share(type_, price.fetched[type_])
             copied[type_] += price.fetched[type_] - fetched[type_]
         # With scouts, every batch is drawn twice: first for its ids only.
-        draws = 2 if self.planners and isinstance(self._ahead, Scouts) else 1
-        return Price(fetched, copied, price.seconds * draws)
+        draws = 2 if self.planners and self._basis.source.rounds_topology is None else 1
+        left = sum(fetched.values()) / max(1e-300, sum(price.fetched.values()))
+        return Price(fetched, copied, price.seconds * draws, price.requests * left)
 
     def _fetched_share(self, type_: str | None, num_bytes: float) -> float:
         """Forecasts the fraction of remote rows that is fetched; ``num_bytes`` are the bytes of a batch's remote rows."""

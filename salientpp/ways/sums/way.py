@@ -22,7 +22,7 @@ from torch_geometric.sampler import SamplerOutput
 
 from salientpp.engine.basis import Basis
 from salientpp.engine.pipeline import traced
-from salientpp.engine.way import HostWork, Price, Wanted, Way
+from salientpp.engine.way import HostWork, Price, TiersByType, Wanted, Way
 from salientpp.engine.workers import SamplingWorkers
 from salientpp.processes import Lock, Threads
 from salientpp.sampling.edge_rows import EdgeRowsByType, take_edge_rows
@@ -99,40 +99,50 @@ class SumsOfRows(Way):
         self._counts: Counter[str] = Counter()
         self._counting = Lock()
 
-    def attach(self, basis: Basis, fetch: Fetch, workers: SamplingWorkers) -> None:
-        (column,) = fetch.columns
-        self._fetch, self._column, self._dtype = fetch, column, basis.dtype
-        self._rows = fetch.tiers[None].home.rows[column[1]]
-        wide = self._rows.dtype == torch.float64 or fetch.exchange.wire_dtype == torch.int64
+    def choose(self, basis: Basis, tiers: TiersByType) -> TiersByType:
+        self._decide(basis, tiers)
+        return tiers
+
+    def _decide(self, basis: Basis, tiers: TiersByType) -> None:
+        """Prepares the choice of sums, and decides whether to ask for sums at all."""
+        source, name = basis.source, self._weight_name
+        self._tiers, self._repeats = tiers[None], basis.repeats
+        (column,) = source.exchanged
+        self._column, wire_dtype = column, source.exchange.wire_dtype
+        wide = source.rows_of(column).dtype == torch.float64 or wire_dtype == torch.int64
         #: Dtype in which weights are added; it is at least as wide as a word of a message.
-        self._weight_dtype = torch.float64 if wide else torch.float32
-        name = self._weight_name
-        self._weights = None if name is None else edge_rows_of(basis.source)[name]
-        self._first_edge = first_edge_of(basis.source)
+        self._weight_dtype, self._wire_dtype = torch.float64 if wide else torch.float32, wire_dtype
+        self._weights = None if name is None else edge_rows_of(source)[name]
+        self._first_edge = first_edge_of(source)
         weight_bytes = 0 if name is None else self._weight_dtype.itemsize
-        self._wire = Wire(basis.source.row_bytes[None], fetch.exchange.wire_dtype.itemsize, weight_bytes)
+        self._wire = Wire(source.row_bytes[None], wire_dtype.itemsize, weight_bytes)
         self.sums_here = not basis.on_host
         if self._is_tried:
             tried = [mfg for pieces in basis.trial() for mfg in pieces]
-            tiers, wire = fetch.tiers[None], self._wire
-            fetched = sum((Moved.between_ranks(mfg, tiers, wire) for mfg in tried), Moved())
+            own, wire = self._tiers, self._wire
+            fetched = sum((Moved.between_ranks(mfg, own, wire) for mfg in tried), Moved())
             self.asks = fetched.is_worth_it(wire)
             if self.sums_here:
-                copied = sum((Moved.to_device(mfg, tiers, wire) for mfg in tried), Moved())
+                copied = sum((Moved.to_device(mfg, own, wire) for mfg in tried), Moved())
                 self.sums_here = copied.is_worth_it(wire.of_copies)
+
+    def attach(self, basis: Basis, fetch: Fetch, workers: SamplingWorkers) -> None:
+        self._fetch, self._dtype = fetch, basis.dtype
+        self._decide(basis, fetch.tiers)
+        self._rows = fetch.tiers[None].home.rows[self._column[1]]
         num_threads = torch.get_num_threads()
         self._balance = Balance(num_threads, Threads(max(1, num_threads - 1), "salientpp-groups").submit)
 
     def on_drawn(self, mfg: SamplerOutput) -> tuple[SamplerOutput, Note]:
-        tiers, here, here_weight = self._fetch.tiers[None], None, None
-        left, sums = sums_of(mfg, tiers, self._wire, self.asks, self._fetch.repeats)
+        tiers, here, here_weight = self._tiers, None, None
+        left, sums = sums_of(mfg, tiers, self._wire, self.asks, self._repeats)
         edge_rows = getattr(mfg, "edge_rows", {})
         weight = self._weight_of(sums, edge_rows)
         if self.sums_here:
             left, here = host_sums_of(left, tiers, self._wire)
             here_weight = self._weight_of(here, edge_rows)
         left.edge_rows = edge_rows
-        words = None if weight is None else weight.view(self._fetch.exchange.wire_dtype)
+        words = None if weight is None else weight.view(self._wire_dtype)
         return left, Note(sums, words, here, here_weight)
 
     def wanted(self, note: Note) -> dict[str | None, Wanted]:
@@ -216,7 +226,11 @@ class SumsOfRows(Way):
         width = self._wire.row_bytes / max(1, len(notes))
         arriving = sum(note.sums.size.numel() for note in notes) * width
         here = sum(0 if note.here is None else note.here.size.numel() for note in notes) * width
-        return Price({None: price.fetched[None] + arriving}, {None: price.copied[None] + here}, price.seconds)
+        sources = sum(note.sums.source.numel() for note in notes) * self._wire.source_bytes / max(1, len(notes))
+        sizes = arriving / self._wire.row_bytes * self._wire.id_bytes
+        fetched: dict[str | None, float] = {None: price.fetched[None] + arriving}
+        copied: dict[str | None, float] = {None: price.copied[None] + here}
+        return Price(fetched, copied, price.seconds, price.requests + sources + sizes)
 
     def counts(self) -> Mapping[str, int]:
         return dict(self._counts)

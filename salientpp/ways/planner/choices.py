@@ -1,0 +1,129 @@
+"""Combinations of ways within a memory budget, as values of the loaders' options."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from salientpp.engine.way import Way
+from salientpp.ways.cache import Cache
+from salientpp.ways.device import DeviceRows
+from salientpp.ways.lookahead.way import Lookahead
+from salientpp.ways.sums.way import SumsOfRows
+from salientpp.ways.topology_cache import TopologyCache
+
+#: Shares of the budget that copies of neighbour lists may take, if the topology is stored in parts.
+LIST_SHARES = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
+
+#: Shares of the device's budget that the part's own rows may take. Cached rows take the rest.
+OWN_SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Values of the options that choose ways. Amounts are bytes: per host, or of a rank's device.
+
+    Attributes:
+        cache: ``replication_factor``, the size of the cache of rows.
+        lookahead: 'auto', or 0.
+        sums: ``partial_aggregation``, or None.
+        lists: ``topology_cache``.
+        device_rows, device_cache: as the options.
+    """
+
+    cache: float | int = 0
+    lookahead: str | int = 0
+    sums: str | None = None
+    lists: int = 0
+    device_rows: float | int = 0.0
+    device_cache: float | int = 0.0
+
+    #: Names of the loaders' options.
+    OPTIONS = {  # noqa: RUF012
+        "cache": "replication_factor",
+        "lookahead": "lookahead",
+        "sums": "partial_aggregation",
+        "lists": "topology_cache",
+        "device_rows": "device_rows",
+        "device_cache": "device_cache",
+    }
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The values by the names of the loaders' options."""
+        return {option: getattr(self, name) for name, option in self.OPTIONS.items()}
+
+    def ways(self, policy: Any = "vip", weight: str | None = None) -> list[Way]:
+        """Returns the ways of this choice, in the order in which they act."""
+        ways: list[Way] = []
+        if self.lists:
+            ways.append(TopologyCache(self.lists))
+        if self.device_rows:
+            ways.append(DeviceRows(self.device_rows))
+        if self.cache:
+            how = self.cache, policy, self.device_cache
+            ways.append(Lookahead(self.lookahead, *how) if self.lookahead else Cache(*how))  # type: ignore[arg-type]
+        if self.sums is not None:
+            ways.append(SumsOfRows(self.sums, weight))  # type: ignore[arg-type]
+        return ways
+
+    @property
+    def words(self) -> str:
+        """A name of the combination for tables."""
+        ways = ["lookahead" if self.lookahead else "cache"] if self.cache else []
+        ways += ["lists"] if self.lists else []
+        ways += ["sums"] if self.sums else []
+        ways += ["device rows"] if self.device_rows else []
+        ways += ["device cache"] if self.device_cache else []
+        return " + ".join(ways) or "no cache"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Memory that ways may take, and the ways that are possible.
+
+    Attributes:
+        memory: bytes of a host's memory for copies of rows and lists.
+        device_memory: bytes of a rank's device.
+        all_rows: bytes of all rows of other parts, and their sets. A larger cache holds no more.
+        all_lists: bytes of all neighbour lists of other parts; 0 if every host has the topology.
+        looks_ahead: True if a lookahead cache is possible.
+        sums: reduction that sums may use; None: no sums.
+        given: option values that the user gave, by the names of :class:`Choice`. They are not chosen.
+    """
+
+    memory: int
+    device_memory: int = 0
+    all_rows: int = 0
+    all_lists: int = 0
+    looks_ahead: bool = True
+    sums: str | None = None
+    given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def choices(self) -> list[Choice]:
+        """Returns the combinations to compare, each once. The first is the static cache in the whole budget."""
+        return [*dict.fromkeys(dataclasses.replace(choice, **self.given) for choice in self._all())]
+
+    def _all(self) -> Iterator[Choice]:
+        for lists in dict.fromkeys(self._lists()):
+            cache = max(0, min(self.memory - lists, self.all_rows))
+            for own, cached in self._on_device():
+                on_device: dict[str, Any] = {"device_rows": own, "device_cache": cached}
+                yield Choice(cache, lists=lists, **on_device)
+                if self.sums is not None:
+                    yield Choice(cache, sums=self.sums, lists=lists, **on_device)
+                if self.looks_ahead and cache:
+                    yield Choice(cache, lookahead="auto", lists=lists, device_rows=self.device_memory)
+
+    def _lists(self) -> Iterable[int]:
+        """Returns amounts of memory for lists, beginning with none."""
+        shares: Sequence[float] = LIST_SHARES if self.all_lists else (0.0,)
+        return (min(self.all_lists, int(share * self.memory)) for share in shares)
+
+    def _on_device(self) -> Iterable[tuple[int, int]]:
+        """Returns amounts of the device's memory for own and for cached rows."""
+        if not self.device_memory:
+            return [(0, 0)]
+        return [(int(share * self.device_memory), int((1 - share) * self.device_memory)) for share in OWN_SHARES]

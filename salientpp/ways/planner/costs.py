@@ -1,0 +1,88 @@
+"""Seconds of an epoch of one rank, predicted from the price of a batch and the constants of the machines.
+
+Loading and training run at the same time, and each needs cores and the link. For n batches:
+
+    loading  L = n (batch + drawing + gathering + sending + the ways' own work)               seconds of one thread
+    steps    S = n (seconds of a training step)                                                as measured on all ranks at once
+    cores    C = S + max(0, L - S max(0, cores - 1)) / min(cores, 2)                           loading uses the cores that the step leaves free
+    link     N = n max((arriving bytes) / (bytes per second), delay / 2)                       rows, requests, lists and gradients
+    copies   D = n (bytes to the device) / (bytes per second)
+
+The three overlap, so the epoch takes a little more than the longest of them: ``(C^p + N^p + D^p)^(1/p)`` with p = 6. docs/results/plan.md compares predictions
+with measurements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from salientpp.engine.way import Price
+from salientpp.ways.planner.choices import Choice
+from salientpp.ways.planner.machines import Machines
+from salientpp.ways.planner.trials import Batch
+
+#: Exponent p: infinite would mean that cores, link and copies overlap completely.
+OVERLAP = 6.0
+
+#: Number of ticks that the first batch needs to pass through the pipeline.
+FILL = 10
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Expected cost of an epoch of one rank.
+
+    Attributes:
+        seconds: time of the epoch.
+        training: time of the training steps alone; part of ``seconds``.
+        loading: time by which loading prolongs the training steps, because both need cores.
+        waiting: time in which the cores wait for the link or for copies to the device. The three parts add up to ``seconds``.
+        link: time for which the link is busy.
+        cpu: seconds of one thread for loading.
+        bytes_in: bytes that arrive over the link for the loader.
+    """
+
+    seconds: float
+    training: float
+    loading: float
+    waiting: float
+    link: float
+    cpu: float
+    bytes_in: float
+
+
+def cost_of(price: Price, batch: Batch, choice: Choice, machines: Machines) -> Cost:
+    """Returns the cost of an epoch of ``batch.number`` batches."""
+    n, step = batch.number, machines.step
+    rows = sum(price.fetched.values())
+    # On average a rank sends as many rows as it receives, and receives as many requests as it sends.
+    moved = 2 * (rows + price.requests)
+    cpu = machines.batch + price.seconds
+    cpu += machines.row * batch.vertices + machines.byte * (batch.row_bytes + rows) + machines.wire * moved
+    if choice.lookahead and choice.cache:
+        cpu += machines.look_ahead * batch.vertices
+    if choice.sums:
+        cpu += machines.sum * batch.last_edges
+    loading = n * cpu
+    scale = batch.edges / step.edges if step is not None and step.edges else 1.0
+    training = 0.0 if step is None else n * step.seconds * scale
+    spare = training * max(0.0, machines.cores - 1)
+    exposed = max(0.0, loading - spare) / min(machines.cores, 2.0)
+    cores = training + exposed
+    gradients = 0.0 if step is None else step.gradient_bytes
+    arriving = (rows + price.requests + gradients) / machines.between.bytes_per_second
+    link = n * max(arriving, machines.between.delay / 2) + FILL * machines.between.delay
+    if not rows + price.requests:
+        link = n * gradients / machines.between.bytes_per_second
+    to_device = rows + sum(price.copied.values())
+    copies = n * to_device / machines.to_device if machines.to_device else 0.0
+    seconds = sum(each**OVERLAP for each in (cores, link, copies)) ** (1 / OVERLAP)
+    return Cost(
+        seconds=seconds,
+        training=training,
+        loading=exposed,
+        waiting=seconds - cores,
+        link=link,
+        cpu=loading,
+        bytes_in=n * (rows + price.requests),
+    )

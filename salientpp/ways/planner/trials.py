@@ -1,0 +1,86 @@
+"""Prices of combinations of ways for one rank, from batches that are drawn once. No rows move."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from salientpp.engine.basis import Basis
+from salientpp.engine.price import price_of
+from salientpp.engine.producer import Drawn
+from salientpp.engine.way import Price, TiersByType, Way
+from salientpp.sampling.topology import Mfg, ids_by_type
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Mean size of a rank's batches, and their number in an epoch.
+
+    Attributes:
+        number: batches in an epoch.
+        vertices, edges: mean numbers in a batch.
+        last_edges: mean number of edges of the last hop; 0 with several types.
+        row_bytes: mean bytes of the rows of a batch, as they travel.
+    """
+
+    number: int
+    vertices: float
+    edges: float
+    last_edges: float
+    row_bytes: float
+
+
+class Trials:
+    """Some batches of a rank. Collective if other ranks hold some of the neighbour lists.
+
+    Args:
+        basis: the values that determine the rank's batches.
+    """
+
+    def __init__(self, basis: Basis) -> None:
+        self._basis = basis
+        batches = [basis.epochs.pieces(0, turn) for turn in basis.trial_turns]
+        self._mfgs: Sequence[Mfg] = basis.once("joined trial", lambda: basis.draw_each(batches, lambda mfg: mfg))
+
+    @cached_property
+    def batch(self) -> Batch:
+        """Mean size of the batches."""
+        basis, number = self._basis, max(1, len(self._mfgs))
+        row_bytes, vertices, edges, last, moved = basis.source.row_bytes, 0, 0, 0, 0
+        for mfg in self._mfgs:
+            for type_, ids in ids_by_type(mfg.node).items():
+                vertices += ids.numel()
+                moved += ids.numel() * row_bytes.get(type_, 0)
+            rows = mfg.row if isinstance(mfg.row, dict) else {None: mfg.row}
+            edges += sum(0 if row is None else row.numel() for row in rows.values())
+            if isinstance(mfg.num_sampled_edges, list) and mfg.num_sampled_edges:
+                last += mfg.num_sampled_edges[-1]
+        of_epoch = len(basis.epochs.order.of_epoch(0))
+        return Batch(of_epoch, vertices / number, edges / number, last / number, moved / number)
+
+    def price(self, ways: Sequence[Way], seconds_per_edge: float) -> tuple[Price, TiersByType]:
+        """Returns the cost of a batch with these ways, and the tiers that they choose. Collective.
+
+        Args:
+            seconds_per_edge: time of one thread to draw an edge.
+        """
+        basis, source = self._basis, self._basis.source
+        tiers: TiersByType = basis.tiers()
+        for way in ways:
+            tiers = way.choose(basis, tiers)
+        tried = [self._drawn(mfg, ways, tiers) for mfg in self._mfgs]
+        id_bytes, seconds = source.exchange.wire_dtype.itemsize, self.batch.edges * seconds_per_edge
+        return price_of(tried, tiers, source.row_bytes, id_bytes, ways, seconds), tiers
+
+    def _drawn(self, mfg: Mfg, ways: Sequence[Way], tiers: TiersByType) -> Drawn:
+        notes: list[Any] = []
+        for way in ways:
+            mfg, note = way.on_drawn(mfg)
+            notes.append(note)
+        ids = ids_by_type(mfg.node)
+        places = {type_: of_type.look_up(ids[type_]) for type_, of_type in tiers.items() if type_ in ids}
+        if self._basis.repeats:
+            places = {type_: tiers[type_].fetched_once(of_type) for type_, of_type in places.items()}
+        return Drawn(mfg, places, notes)
