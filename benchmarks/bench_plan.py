@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=32, help="batches of a rank in an epoch")
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--calibrate", type=float, default=6.0, help="seconds to measure the constants of a setting")
     parser.add_argument("--results", default="plan", help="name of the result file")
     arguments = parser.parse_args()
     missing = unavailable()
@@ -98,6 +99,8 @@ def measure(rank: int, cluster: Cluster, root: str, arguments: argparse.Namespac
     model = GraphSAGE(part.num_features, arguments.hidden, num_layers=len(FANOUTS), out_channels=part.num_classes)
     plain = DistributedDataParallel(salientpp.nn.trim(model))
     merged = DistributedDataParallel(salientpp.nn.merge_partial(salientpp.nn.trim(model)))
+    # Each rank receives a share of every gradient twice: to add up, and as the sum.
+    gradients = 2 * (1 - 1 / part.num_parts) * sum(each.nbytes for each in model.parameters())
     budgets = [round(alpha * rows_of(part) / part.num_parts) for alpha in arguments.alphas]
     loaders: dict[tuple[int, Choice], NeighborLoader] = {}
     for budget in budgets:
@@ -110,7 +113,7 @@ def measure(rank: int, cluster: Cluster, root: str, arguments: argparse.Namespac
             cluster.set_rate(rate * 1e6)
         dist.barrier()
         begun = time.perf_counter()
-        machines = calibrate(basis, step_of(plain))
+        machines = calibrate(basis, step_of(plain), seconds=arguments.calibrate, gradient_bytes=gradients)
         calibrating = time.perf_counter() - begun
         for budget, alpha in zip(budgets, arguments.alphas):
             choices = [choice for of_budget, choice in loaders if of_budget == budget]
@@ -200,7 +203,6 @@ def step_of(model: torch.nn.Module) -> Callable[[Any], None]:
         cross_entropy(model(batch.x, batch.edge_index)[: batch.batch_size], batch.y[: batch.batch_size]).backward()
         optimizer.step()
 
-    step.module = model  # type: ignore[attr-defined]
     return step
 
 
