@@ -50,6 +50,7 @@ STABLE_TORCH_LIBRARY(salientpp, m) {
   m.def("note_uses(Tensor list, int batch, int num_ids, Tensor slot_id, Tensor(a!) slot_key, Tensor table) -> ()");
   m.def("plan_batch(Tensor remote_id, Tensor links, int batch, Tensor prior, Tensor(a!) slot_id, Tensor(b!) slot_key, Tensor(c!) table) -> (Tensor hit_place, Tensor hit_slot, Tensor fetched_place, Tensor admitted_row, Tensor admitted_slot)");
   m.def("plan_sums(Tensor row, Tensor col, Tensor owner, int first, int num_parts, int row_bytes, int id_bytes, int source_bytes) -> (Tensor kept_vertex, Tensor kept_edge, Tensor kept_row, Tensor target, Tensor size, Tensor summed_edge, Tensor groups, Tensor sources)");
+  m.def("minimum_cut(Tensor tail, Tensor head, Tensor capacity, int num_nodes, int source, int sink) -> Tensor");
   // nn
   m.def("group_by_target(Tensor source, Tensor target, int num_sources, int num_targets) -> Tensor");
   m.def("group_by_source(Tensor indptr, Tensor source, int num_sources) -> (Tensor indptr, Tensor target, Tensor place)");

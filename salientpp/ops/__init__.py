@@ -61,4 +61,13 @@ from salientpp.ops.store import (
     take_hits,
 )
 from salientpp.ops.vip import inclusion_probability, sum_over_lists
-from salientpp.ops.ways import code_ids, fill_slots, ids_of_list, link_lists, note_uses, plan_batch, plan_sums
+from salientpp.ops.ways import (
+    code_ids,
+    fill_slots,
+    ids_of_list,
+    link_lists,
+    minimum_cut,
+    note_uses,
+    plan_batch,
+    plan_sums,
+)

@@ -1,4 +1,4 @@
-"""Operators of the lookahead way and of the sums way."""
+"""Operators of the lookahead way, of the sums way and of the planner."""
 
 from __future__ import annotations
 
@@ -102,3 +102,19 @@ def plan_sums(
         sums and of rows in them for each part.
     """
     return operators.plan_sums(row, col, owner, first, num_parts, row_bytes, id_bytes, source_bytes)
+
+
+def minimum_cut(tail: Tensor, head: Tensor, capacity: Tensor, num_nodes: int, source: int, sink: int) -> Tensor:
+    """Finds a minimum cut between two nodes of a directed graph: bool [num_nodes], True for nodes on the source's side.
+
+    If several cuts are minimal, the one with the fewest nodes on the source's side is taken.
+
+    Args:
+        tail, head: int64 [a], the ends of each arc, in [0, num_nodes). Repeated arcs add up.
+        capacity: float64 [a], at least 0; infinite for arcs that are never cut.
+        source, sink: two different nodes.
+
+    Raises:
+        RuntimeError: an argument is wrong, or every cut has infinite capacity.
+    """
+    return operators.minimum_cut(tail, head, capacity, num_nodes, source, sink)

@@ -371,6 +371,10 @@ CASES = {
         lambda: (long(1, 2, 3, 4), long(0, 0, 0, 0), long(0, 0, 0, 1), 1, 3, 64, 8, 12),
         lambda: (NONE, NONE, NONE, 0, 1, 0, 1, 1),
     ],
+    "minimum_cut": [
+        lambda: (long(0, 0, 1, 2), long(1, 2, 3, 3), torch.tensor([2.0, 1.0, 1.0, torch.inf]).double(), 4, 0, 3),
+        lambda: (NONE, NONE, torch.empty(0).double(), 2, 1, 0),
+    ],
     "reduce_rows": [
         lambda: (torch.rand(4, 3), long(0, 1, 3), long(2, 1), None, torch.zeros(2, 3), 0),
         lambda: (torch.rand(4, 3), ints(0, 1), long(2), torch.rand(2), torch.zeros(1, 3), 2),

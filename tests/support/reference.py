@@ -663,6 +663,20 @@ def plan_cache(scores: Sequence[float], begin: int, end: int, capacity: int) -> 
     return sorted(remote[:capacity])
 
 
+# --- minimum cuts -----------------------------------------------------------------------------------------
+
+
+def minimum_cut(arcs: Sequence[tuple[int, int, float]], num_nodes: int, source: int, sink: int) -> list[bool]:
+    """Tries every set of nodes. Returns the cheapest side of the source, and of equal ones that with fewest nodes."""
+    best, least = 0, (math.inf, 0)
+    for side in range(1 << num_nodes):
+        if side >> source & 1 and not side >> sink & 1:
+            cost = sum(size for tail, head, size in arcs if side >> tail & 1 and not side >> head & 1)
+            if (cost, side.bit_count()) < least:
+                best, least = side, (cost, side.bit_count())
+    return [bool(best >> node & 1) for node in range(num_nodes)]
+
+
 # --- tests of uniformity ----------------------------------------------------------------------------------
 
 
