@@ -1,11 +1,13 @@
 """Full-graph training over several ranks."""
 
-from salientpp.fullgraph.distribute import DistributedModel, distribute
+from salientpp.fullgraph.distribute import distribute
 from salientpp.fullgraph.layouts import DistAdjacency
 from salientpp.fullgraph.local import LocalGraph, local
 from salientpp.fullgraph.loss import accuracy, loss_mean
-from salientpp.fullgraph.measure import Constants, calibrate
+from salientpp.fullgraph.measure import calibrate
+from salientpp.fullgraph.model import DistributedModel
 from salientpp.fullgraph.planner import Plan, plan_for
+from salientpp.ways.planner.full_graph import Constants
 
 __all__ = [
     "Constants",

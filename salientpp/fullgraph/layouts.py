@@ -3,7 +3,8 @@
 A layout says where the matrix's blocks are stored, and which rows and partial sums travel for a product:
 
 * ``halo``: a rank has the matrix rows of its own vertices. It fetches the rows of all other vertices that have entries in these matrix rows.
-* ``cover``: see :mod:`salientpp.fullgraph.covers`.
+* ``cover``: each edge between two ranks is served by the row of its source, or by a sum that the owner of the source computes for its target. The fewest rows
+  and sums are a minimum vertex cover of the edges between two ranks. They are never more than the rows under ``halo``.
 * ``grid:RxC``: rank i C + j has the place (i, j) in a grid. It permanently keeps the matrix block of the i-th group of targets and the j-th group of sources.
   For a product, rows are gathered down the columns of the grid, and sums are scattered along its rows. ``1d`` is ``grid:Px1``.
 * ``1.5d`` with replication c: P / c groups of c ranks. Each group replicates its rows, each rank multiplies by a c-th of the matrix's columns, and the
@@ -27,11 +28,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from salientpp.fullgraph.covers import CoverOperand, cover_operand
 from salientpp.fullgraph.exchange import Route
 from salientpp.fullgraph.local import Hop, LocalGraph
-from salientpp.fullgraph.product import Operand, Sparse, halo_operand, wide
+from salientpp.fullgraph.product import Operand, Sparse, operand_of, wide
 from salientpp.ranks.placement import runs
+from salientpp.ways.planner.cut import minimum_cover
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,7 @@ class DistAdjacency:
         weight: values of the entries [e]; None: 1 for each.
         reduce: reduction over a target's edges, 'sum', 'mean' or 'max'; 'max' takes no weights, and works with 1d, 1.5d and grids only.
         dtype: dtype of the rows; None: the dtype of ``weight`` or of ``graph.x``.
+        hop: number of the hop that the product computes, from 0. It matters only if the graph has a plan.
 
     Attributes:
         num_values: number of matrix entries that this rank stores.
@@ -153,6 +155,7 @@ class DistAdjacency:
         weight: Tensor | None = None,
         reduce: str = "sum",
         dtype: torch.dtype | None = None,
+        hop: int = 0,
     ) -> None:
         form = Layout.of(layout, graph.ranks.size)
         if reduce not in ("sum", "mean", "max"):
@@ -173,10 +176,10 @@ class DistAdjacency:
         if reduce == "mean":
             value = value / torch.bincount(target, minlength=graph.num_inner).clamp(min=1)[target]
         self._sizes = [last - first for first, last in pairwise(graph.offsets)]
-        self._operand: Operand | CoverOperand | None = None
+        self._operand: Operand | None = None
         if form.kind in ("halo", "cover"):
-            make = halo_operand if form.kind == "halo" else cover_operand
-            self._operand = make(graph, edge_index, value)
+            rows = graph.hops[min(hop, len(graph.hops) - 1)] if form.kind == "halo" else covering(graph, edge_index)
+            self._operand = operand_of(graph, edge_index, value, rows)
             self.num_values = edge_index.size(1)
             return
         source, target, self._value, self._all_num_values = _dealt(graph, form, edge_index, value)
@@ -192,25 +195,20 @@ class DistAdjacency:
 
     @property
     def rows_received(self) -> int:
-        """Number of rows and sums that arrive for a product under 'halo' and 'cover'."""
-        route = self._operand.route if isinstance(self._operand, CoverOperand) else self.graph.hops[0].route
-        return route.num_received
+        """Number of rows and sums that arrive for a product under 'halo' and 'cover'; 0 under other layouts."""
+        return 0 if self._operand is None else self._operand.route.num_received
 
     # --- products -------------------------------------------------------------------------------------------
 
-    def spmm(self, x: Tensor, hop: Hop | None = None) -> Tensor:
-        """Returns the product's rows [n, f] for this rank's vertices. ``x`` [n, f] are the rows of these vertices. Differentiable. Collective.
-
-        Args:
-            hop: the rows that 'halo' fetches; None: those of the first hop, which are the whole halo if the graph has no plan.
-        """
+    def spmm(self, x: Tensor) -> Tensor:
+        """Returns the product's rows [n, f] for this rank's vertices. ``x`` [n, f] are the rows of these vertices. Differentiable. Collective."""
         graph = self.graph
         number = graph.n_id.numel()
         if x.dim() != 2 or x.size(0) not in (number, graph.num_inner):
             shape = list(x.shape)
             raise ValueError(f"x must have a row for each of this rank's {number} vertices, [{number}, f], got {shape}")
         if self._operand is not None:
-            out = self._operand.multiply(_resized(x, graph.num_inner), hop or graph.hops[0]).to(self._dtype)
+            out = self._operand.multiply(_resized(x, graph.num_inner)).to(self._dtype)
         else:
             own = x[:number]
             out = self._summa(own) if self.layout.kind == "summa" else self._grid(own)
@@ -315,8 +313,18 @@ def _resized(rows: Tensor, number: int) -> Tensor:
 def check_plan(graph: LocalGraph, layout: str) -> None:
     if graph.is_planned and layout != "halo":
         raise ValueError(
-            f"a plan that caches or recomputes needs layout='halo', got {layout!r}; other layouts do not fetch single rows"
+            f"a plan for single vertices needs layout='halo', got {layout!r}; other layouts do not fetch single rows"
         )
+
+
+def covering(graph: LocalGraph, edge_index: Tensor) -> Hop:
+    """Returns the hop with the fewest rows and sums for some edges, which are in the graph's local numbers. Collective."""
+    source, target = edge_index.cpu()
+    is_far = source >= graph.num_own
+    source, target = graph.global_ids[source[is_far]], target[is_far]
+    # One cover serves all pairs of ranks: a group is a target and the owner of its sources.
+    rows, _ = minimum_cover(source, graph.owner(source) * graph.num_own + target)
+    return graph.fetching(rows, has_sums=graph.ranks.size > 1)
 
 
 def _numbers(ids: Tensor, ranks: Sequence[int], offsets: Sequence[int]) -> Tensor:

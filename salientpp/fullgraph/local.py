@@ -4,7 +4,8 @@ In the ``edge_index`` of a :class:`LocalGraph`, 0 to n - 1 are the rank's own ve
 halo). A rank without vertices has one row of ones in every table of rows, because many layers cannot be called without rows. No edge and no mask refers to it.
 
 With a plan, the rank keeps some vertices of other ranks too. It caches the input rows of all of them. If it recomputes layers of a vertex, it also has the
-edges into this vertex. Kept vertices follow the rank's own in every table of rows, those with the most recomputed layers first.
+edges into this vertex. Kept vertices follow the rank's own in every table of rows, those with the most recomputed layers first. At some hops the rank may get
+sums of other ranks' rows instead of the rows.
 """
 
 from __future__ import annotations
@@ -40,10 +41,14 @@ class Hop:
     Attributes:
         route: brings rows of the halo.
         slots: int64 [route.num_received], the place of each received row in the table of all rows that edges can refer to.
+        level: number of the first hop that fetches these rows. A row is available if at least so many of its layers are recomputed here.
+        has_sums: True if some rank gets sums of other rows at this hop. Only products can do so. Other layers fetch the whole halo.
     """
 
     route: Route
     slots: Tensor
+    level: int = 0
+    has_sums: bool = False
 
 
 @dataclass(eq=False)
@@ -60,10 +65,13 @@ class LocalGraph:
         n_id: int64, global ids of this rank's vertices.
         inner: int64 [r], global ids of other ranks' vertices whose input rows are kept here; most recomputed layers first.
         depths: int64 [r]: for each vertex of ``inner``, the number of layers that are recomputed here; 0 if it is only cached.
-        is_planned: True if the part has a plan, so that some rank may keep vertices of other ranks.
+        rows: for each hop, the global ids int64, ascending, of the vertices whose rows are fetched. Sums replace the others. None: no sums, all needed rows are
+            fetched. The last entry serves all further hops, if nothing that is kept is available there.
+        base: the part without the plan; None if this part has no plan.
         outer: int64 [h], ascending, global ids of the halo's vertices that are not in ``inner``.
         edge_index: int64 [2, e], edges into the rank's own and the recomputed vertices, in the local numbers that the module describes.
         e_id: int64 [e], ids of these edges.
+        row_depths: int64 [num_rows], for each row that edges refer to, the number of layers whose result is available here; -1 for none.
         hops: for each hop, the rows to fetch; the last entry serves all further hops.
         whole_halo: the rows of all vertices of ``inner`` and ``outer``, even of cached ones.
     """
@@ -76,18 +84,20 @@ class LocalGraph:
     others: OtherLists = field(init=False)
     inner: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64, device="cpu"))
     depths: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64, device="cpu"))
-    is_planned: bool = False
+    rows: Sequence[Tensor] | None = None
+    base: LocalGraph | None = field(default=None, repr=False)
     n_id: Tensor = field(init=False)
     outer: Tensor = field(init=False)
     edge_index: Tensor = field(init=False)
     e_id: Tensor = field(init=False)
+    row_depths: Tensor = field(init=False)
     hops: list[Hop] = field(init=False)
     whole_halo: Hop = field(init=False)
 
     def __post_init__(self) -> None:
         begin, end = self.offsets[self.ranks.rank : self.ranks.rank + 2]
         self.n_id = torch.arange(begin, end, device="cpu")
-        if begin == end:
+        if begin == end and self.base is None:
             self.node_rows = {name: rows.new_ones((1, *rows.shape[1:])) for name, rows in self.node_rows.items()}
         self.others = OtherLists(self.ranks, self.lists, self.offsets)
         self._edges = [self.lists.into(self.n_id)]
@@ -100,17 +110,10 @@ class LocalGraph:
         self.outer = others[~torch.isin(others, self.inner)]
         self._known, self._order = torch.cat([self.inner, self.outer]).sort()
         self.edge_index = torch.stack([self._place(sources), target]).to(self.ranks.device)
-        deepest = int(self.depths.max()) + 1 if self.depths.numel() else 0
-        last = max(numbers[0] for numbers in self.ranks.gather_numbers("to make a part", [deepest]))
-        # For each row, the number of layers whose result is correct on this rank.
-        depths = torch.nn.functional.pad(self.depths, (self.num_own, 0), value=last + 1)
-        depths = torch.nn.functional.pad(depths, (0, self.outer.numel()), value=-1)
-        self.hops = []
-        for hop in range(last + 1):
-            named = sources[depths[target] > hop].unique()
-            self.hops.append(self._fetching(named[depths[self._place(named)] < hop]))
-        self.whole_halo = self._fetching(self._known)
+        self.hops = self._hops_of(sources, target)
+        self.whole_halo = self.fetching(self._known)
         self._kept = Kept()
+        self._inner_route: Route | None = None
         self.edge_tensors: dict[str, Tensor] = {}  # rows of edges that were read so far, by name
 
     def _place(self, ids: Tensor) -> Tensor:
@@ -121,11 +124,40 @@ class LocalGraph:
         at = torch.searchsorted(self._known, ids).clamp_(max=self._known.numel() - 1)
         return torch.where((own >= 0) & (own < self.n_id.numel()), own, self._order[at] + self.num_own)
 
-    def _fetching(self, wanted: Tensor) -> Hop:
+    def _hops_of(self, sources: Tensor, target: Tensor) -> list[Hop]:
+        """Returns the rows to fetch at each hop, for edges from global ids to local numbers."""
+        ranks, planned = self.ranks, self.rows or ()
+        deepest = int(self.depths.max()) + 1 if self.depths.numel() else 0
+        last = max(numbers[0] for numbers in ranks.gather_numbers("to make a part", [deepest]))
+        number = max(last + 1, len(planned))
+        depths = torch.nn.functional.pad(self.depths, (self.num_own, 0), value=number + 1)
+        self.row_depths = depths = torch.nn.functional.pad(depths, (0, self.outer.numel()), value=-1)
+        wanted: list[Tensor] = []
+        facts: list[int] = []
+        for hop in range(number):
+            named = sources[depths[target] > hop].unique()
+            needed = named[depths[self._place(named)] < hop]
+            wanted.append(planned[hop] if hop < len(planned) else needed)
+            has_sums = not bool(torch.isin(needed, wanted[hop]).all())
+            is_new = hop == 0 or bool(((self.depths == hop) | (self.depths == hop - 1)).any())
+            facts += [has_sums, is_new or not torch.equal(wanted[hop], wanted[hop - 1])]
+        everyone = [max(column) for column in zip(*ranks.gather_numbers("the hops of a part", facts))]
+        hops: list[Hop] = []
+        for hop, (rows, has_sums, is_new) in enumerate(zip(wanted, everyone[::2], everyone[1::2], strict=True)):
+            hops.append(self.fetching(rows, hop, bool(has_sums)) if is_new else hops[-1])
+        return hops
+
+    def fetching(self, wanted: Tensor, level: int = 0, has_sums: bool = False) -> Hop:
+        """Returns a hop that fetches the rows of ``wanted``, ascending global ids int64. Collective. The arguments are as in :class:`Hop`."""
         route = Route.asking(self.ranks, wanted, self.offsets)
-        return Hop(route, self._place(wanted).to(self.ranks.device))
+        return Hop(route, self._place(wanted).to(self.ranks.device), level, has_sums)
 
     # --- sizes ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_planned(self) -> bool:
+        """True if the part has a plan. Then some rank may keep vertices of other ranks, or get sums."""
+        return self.base is not None
 
     @property
     def num_vertices(self) -> int:
@@ -193,16 +225,20 @@ class LocalGraph:
         known = "".join(f", {word}" for word in (*rows, *columns, *masks))
         raise AttributeError(f"this graph has no {name!r}; it has edge_index, n_id{known}")
 
-    def rows_of_inner(self, name: str) -> Tensor:
-        """Returns this rank's rows, then those of kept vertices, [num_inner, ...]. Kept rows are fetched again after a write, or for a gradient. Collective."""
-        rows = self.node_rows[name]
-        if rows.requires_grad and torch.is_grad_enabled():
+    def rows_of_inner(self, rows: Tensor) -> Tensor:
+        """Returns this rank's rows [num_own, ...], then those of kept vertices, [num_inner, ...]. Collective.
+
+        Kept rows of attributes of the part are fetched once, and again after a write. Other rows, and rows that get a gradient, are fetched at each call.
+        """
+        is_stored = any(rows is each for each in self.node_rows.values())
+        if not is_stored or (rows.requires_grad and torch.is_grad_enabled()):
             return self._with_inner(rows)
         return self._kept.of([rows], "rows of inner", lambda: self._with_inner(rows))
 
     def _with_inner(self, rows: Tensor) -> Tensor:
-        route = Route.asking(self.ranks, self.inner.sort().values, self.offsets)
-        fetched = self.ranks.fetch(rows, route, "cached")
+        if self._inner_route is None:
+            self._inner_route = Route.asking(self.ranks, self.inner.sort().values, self.offsets)
+        fetched = self.ranks.fetch(rows, self._inner_route, "cached")
         return torch.cat([rows, fetched[self.inner.argsort().argsort().to(fetched.device)]])
 
     def with_halo(self, rows: Tensor, hop: Hop, arrived: Tensor) -> Tensor:
@@ -217,15 +253,19 @@ class LocalGraph:
         arrived = self.ranks.fetch(rows, self.whole_halo.route, "normalisation")
         return self.with_halo(rows, self.whole_halo, arrived)
 
-    def planned(self, inner: Tensor, depths: Tensor) -> LocalGraph:
-        """Returns this part with vertices of other ranks kept. ``inner`` and ``depths`` are as the class describes them, in any order. Collective."""
+    def planned(self, inner: Tensor, depths: Tensor, rows: Sequence[Tensor] | None = None) -> LocalGraph:
+        """Returns this part with vertices of other ranks kept. Collective.
+
+        Args:
+            inner, depths, rows: as the class describes them; ``inner`` in any order, with its ``depths``. All ranks give ``rows`` for equally many hops.
+        """
         begin, end = self.offsets[self.ranks.rank : self.ranks.rank + 2]
         if bool(((inner >= begin) & (inner < end)).any()) or inner.unique().numel() != inner.numel():
             text = "inner must be ids of vertices of other ranks, without repetition"
             self.ranks.comm.report_failure(f"rank {self.ranks.rank}{self.ranks.comm.of}: {text}")
             raise ValueError(text)
         order = depths.argsort(descending=True, stable=True)
-        return replace(self, inner=inner[order], depths=depths[order], is_planned=True)
+        return replace(self, inner=inner[order], depths=depths[order], rows=rows, base=self.base or self)
 
 
 def local(

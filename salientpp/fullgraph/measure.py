@@ -7,35 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from salientpp.fullgraph.exchange import Route
 from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.product import Sparse, multiplied
+from salientpp.ways.planner.full_graph import Constants
 
 #: Rows and columns of the timed products, and number of repetitions.
 _ROWS, _WIDTH, _TIMES = 4096, 64, 5
-
-
-@dataclass(frozen=True)
-class Constants:
-    """Seconds of basic operations. They are the same in the forward and the backward.
-
-    Attributes:
-        edge: time to add one word of a row along an edge (T_e).
-        vertex: time of one multiplication and addition when a vertex's row is multiplied by a layer's weights (T_v).
-        word: time for a word to arrive from another rank (T_c).
-        exchange: time of an exchange without rows.
-        kept: additional time of a training step if a rank keeps any vertex of others, because kept rows and arriving rows are joined into one table.
-    """
-
-    edge: float
-    vertex: float
-    word: float
-    exchange: float
-    kept: float = 0.0
 
 
 def calibrate(graph: LocalGraph) -> Constants:

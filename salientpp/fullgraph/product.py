@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from salientpp.fullgraph.exchange import Flight
+from salientpp.fullgraph.exchange import Flight, Ranks, Route
 from salientpp.fullgraph.local import Hop, LocalGraph
 
 
@@ -25,8 +26,17 @@ class Sparse:
     back: Tensor
 
     @classmethod
-    def of(cls, row: Tensor, column: Tensor, value: Tensor, shape: tuple[int, int]) -> Sparse:
-        """Makes the matrix from coordinates; repeated coordinates add up."""
+    def of(
+        cls,
+        row: Tensor,
+        column: Tensor,
+        value: Tensor,
+        shape: tuple[int, int],
+        device: torch.device | None = None,
+    ) -> Sparse:
+        """Makes the matrix from coordinates; repeated coordinates add up. ``device`` None: that of ``value``."""
+        if device is not None:
+            row, column, value = row.to(device), column.to(device), value.to(device)
         if value.device.type == "cpu":
             value = value.to(wide(value.dtype))
         return cls(_csr(row, column, value, shape), _csr(column, row, value, (shape[1], shape[0])))
@@ -42,7 +52,7 @@ def _csr(row: Tensor, column: Tensor, value: Tensor, shape: tuple[int, int]) -> 
     indptr[1:] = torch.bincount(row, minlength=shape[0]).cumsum(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that CSR is in beta
-        return torch.sparse_csr_tensor(indptr, column[order], value[order], shape, device="cpu")
+        return torch.sparse_csr_tensor(indptr, column[order], value[order], shape, device=value.device)
 
 
 def multiplied(matrix: Tensor, rows: Tensor) -> Tensor:
@@ -72,29 +82,103 @@ class _Product(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """One rank's rows of the whole graph's sparse matrix, in the local numbers of a :class:`LocalGraph`."""
+    """One rank's rows of the whole graph's sparse matrix at one hop. The contribution of other ranks arrives as rows and as sums.
 
-    graph: LocalGraph
-    inner: Sparse  # [num_inner, num_inner], for sources whose rows are in the rank's table
-    outer: Sparse  # [num_inner, outer], for other sources
+    Letters: n is ``num_inner`` of the :class:`LocalGraph`, s the number of sums that this rank computes for others, r that of rows and sums that arrive.
+    """
 
-    def multiply(self, rows: Tensor, hop: Hop) -> Tensor:
-        """Returns the product's rows [num_inner, f] in the matrix's dtype, from this rank's rows [num_inner, f] and the rows that ``hop`` fetches."""
-        graph = self.graph
-        flight = Flight(graph.ranks, rows, hop.route)
-        if not graph.inner.numel():
-            near = self.inner @ rows
-            return near + self.outer @ flight.rows()
-        # Arriving rows may replace rows of the table, so both products must wait for them.
-        table = graph.with_halo(rows, hop, flight.rows())
-        return self.inner @ table[: graph.num_inner] + self.outer @ table[graph.num_inner :]
+    ranks: Ranks
+    near: Sparse  # [n, n], multiplies the rows that are available here
+    far: Sparse  # [n, r], multiplies the arriving rows and sums
+    route: Route  # brings rows of the table of this rank's rows and sums
+    sums: Sparse | None  # [s, n]; None if no rank sends sums
+
+    def multiply(self, rows: Tensor) -> Tensor:
+        """Returns the product's rows [n, f] in the matrix's dtype, from this rank's rows [n, f]. Collective."""
+        sent = rows if self.sums is None else torch.cat([rows, (self.sums @ rows).to(rows.dtype)])
+        flight = Flight(self.ranks, sent, self.route)
+        near = self.near @ rows
+        return near + self.far @ flight.rows()
 
 
-def halo_operand(graph: LocalGraph, edge_index: Tensor, value: Tensor) -> Operand:
-    """Makes the operand for edges and their values. The edges are in the graph's local numbers."""
-    source, target = edge_index
-    size = graph.num_inner
-    is_inner, is_outer = source < size, source >= size
-    inner = Sparse.of(target[is_inner], source[is_inner], value[is_inner], (size, size))
-    outer = Sparse.of(target[is_outer], source[is_outer] - size, value[is_outer], (size, graph.outer.numel()))
-    return Operand(graph, inner, outer)
+def operand_of(graph: LocalGraph, edge_index: Tensor, value: Tensor, hop: Hop) -> Operand:
+    """Makes the operand for edges and their values. The edges are in the graph's local numbers. Collective if ``hop.has_sums``.
+
+    Edges into vertices that need not be computed at this hop are left out. A row that is neither available here nor fetched is added up by its owner.
+    """
+    ranks, number, depths, device = graph.ranks, graph.num_inner, graph.row_depths, value.device
+    source, target, value = *edge_index.cpu(), value.cpu()
+    is_here = depths[source] >= hop.level
+    is_needed = depths[target] > hop.level
+    near = is_here & is_needed
+    inner = Sparse.of(target[near], source[near], value[near], (number, number), device)
+    far = is_needed & ~is_here
+    source, target, value = source[far], target[far], value[far]
+    column = torch.full((graph.num_rows,), -1, device="cpu")
+    column[hop.slots.cpu()] = torch.arange(hop.slots.numel(), device="cpu")
+    column = column[source]
+    by_row = column >= 0
+    if not hop.has_sums:
+        if not bool(by_row.all()):
+            raise ValueError(
+                f"{int((~by_row).sum())} edges come from vertices whose rows are not fetched at hop {hop.level}; under a plan, layers must use the edges of "
+                "the graph"
+            )
+        outer = Sparse.of(target, column, value, (number, hop.route.num_received), device)
+        return Operand(ranks, inner, outer, hop.route, None)
+    ids = graph.global_ids[source[~by_row]]
+    made, keys, totals, theirs = _exchanged_sums(graph, ids, target[~by_row], value[~by_row], device)
+    route = hop.route
+    row_places, sum_places = _in_turns(route.send_counts, theirs)
+    send = torch.empty(row_places.numel() + sum_places.numel(), dtype=torch.int64, device="cpu")
+    send[row_places], send[sum_places] = route.send.cpu(), torch.arange(sum(theirs), device="cpu") + number
+    row_places, sum_places = _in_turns(route.recv_counts, totals)
+    come = [a + b for a, b in zip(route.recv_counts, totals, strict=True)]
+    outer = Sparse.of(
+        torch.cat([target[by_row], keys % number]),
+        torch.cat([row_places[column[by_row]], sum_places]),
+        torch.cat([value[by_row], value.new_ones(keys.numel())]),
+        (number, sum(come)),
+        device,
+    )
+    go = [a + b for a, b in zip(route.send_counts, theirs, strict=True)]
+    return Operand(ranks, inner, outer, Route(send.to(ranks.device), go, come), made)
+
+
+def _exchanged_sums(
+    graph: LocalGraph, source: Tensor, target: Tensor, value: Tensor, device: torch.device
+) -> tuple[Sparse, Tensor, list[int], list[int]]:
+    """Tells the owners of other ranks' vertices which rows to add up. Collective.
+
+    Args:
+        source, target, value: edges [e] from global ids of other ranks' vertices to local numbers, with their values.
+
+    Returns:
+        The matrix [s, num_inner] of the sums that this rank computes for others. For the sums that it gets: their ``owner * num_inner + target`` int64 [t],
+        ascending, and their number for each owner. Then the number of sums that it computes for each rank.
+    """
+    ranks, number = graph.ranks, graph.num_inner
+    owner = graph.owner(source)
+    keys, which = (owner * number + target).unique(return_inverse=True)
+    totals = torch.bincount(keys // number, minlength=ranks.size)
+    first = totals.cumsum(0) - totals
+    order = owner.argsort(stable=True)
+    ends = torch.stack([which - first[owner], source], 1)[order]
+    edges = torch.bincount(owner, minlength=ranks.size).tolist()
+    told = ranks.gather_numbers("to add up rows for other ranks", [*totals.tolist(), *edges])
+    sums_out, edges_out = ([numbers[at] for numbers in told] for at in (ranks.rank, ranks.size + ranks.rank))
+    ends = ranks.comm.all_to_all(ends, edges, edges_out).wait()
+    weights = ranks.comm.all_to_all(value[order], edges, edges_out).wait()
+    starts = torch.tensor([0, *sums_out], device="cpu").cumsum(0)[:-1]
+    shift = torch.repeat_interleave(starts, torch.tensor(edges_out, device="cpu"))
+    own = ends[:, 1] - graph.offsets[ranks.rank]
+    made = Sparse.of(ends[:, 0] + shift, own, weights, (sum(sums_out), number), device)
+    return made, keys, totals.tolist(), sums_out
+
+
+def _in_turns(rows: Sequence[int], sums: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Returns the places of rows, and those of sums, in a table that holds for each rank its ``rows`` rows and then its ``sums`` sums."""
+    is_sum = torch.tensor([False, True] * len(rows), device="cpu")
+    counts = torch.tensor([*zip(rows, sums, strict=True)], device="cpu").flatten()
+    is_sum = torch.repeat_interleave(is_sum, counts)
+    return (~is_sum).nonzero().flatten(), is_sum.nonzero().flatten()

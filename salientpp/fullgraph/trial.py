@@ -14,63 +14,62 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from salientpp.fullgraph.distribute import DistributedModel
 from salientpp.fullgraph.local import LocalGraph
+from salientpp.fullgraph.model import DistributedModel
 from salientpp.fullgraph.outputs import tensors_of
 from salientpp.store.rows import TensorRows
+from salientpp.ways.planner.full_graph import StepTimes
 
 #: Timed repetitions after a warm-up: their minimum and maximum number, and the seconds after which none is started.
 _LEAST, _MOST, _ENOUGH = 3, 30, 5.0
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    """Seconds that one more item adds to a step, measured on the rank with most such items. Every rank has the same values. Noise may make them negative.
-
-    Attributes:
-        vertex: time of a cached vertex, with its rows at all layers.
-        edge: time of an edge, at all layers.
-        word: time of a fetched word, or of a word of a gradient that travels back.
-        kept: fixed extra time of a step that keeps at least one vertex of another rank.
-    """
-
-    vertex: float
-    edge: float
-    word: float
-    kept: float
-
-
 def step_times(model: DistributedModel, arguments: Sequence[Any]) -> StepTimes:
     """Times steps of a model with layout='halo' and without a plan, in its current mode. Gradients of its parameters stay unchanged. Collective."""
     graph = model.graph
-    half = graph.outer[::2]
+    half = graph.outer[::2].contiguous()
     edges_in = int(graph.others.degrees(half).sum())
     deeper = torch.zeros_like(half)
     deeper[:: max(1, -(-edges_in // max(1, graph.edge_index.size(1))))] = 1
+    if not can_recompute(graph, arguments):
+        deeper.zero_()
     plans = [(half[:1], deeper[:1] * 0), (half, deeper * 0), (half, deeper)]
     parts = [graph, *(graph.planned(*plan) for plan in plans), without_halo(graph)]
-    rounds = in_turns(model, arguments, parts)
-    words = [width * (2 if backward else 1) for width, backward in model.seen]
+    models = [model, *(DistributedModel(model.module, part) for part in parts[1:])]
+    rounds = in_turns(models, arguments)
+    words = [width * (2 if backward else 1) for width, backward, _ in model.seen]
     sizes = [(part.inner.numel(), part.edge_index.size(1), _words_of(part, words)) for part in parts]
     most = [max(column) for column in zip(*graph.ranks.gather_numbers("plan_for", [*chain(*sizes)]))]
     return times_of(rounds, most[0::3], most[1::3], most[2::3])
 
 
-def in_turns(model: DistributedModel, arguments: Sequence[Any], parts: Sequence[LocalGraph]) -> list[list[float]]:
-    """Returns, for each repetition, the seconds of a step on each of ``parts``. Parts take turns, so that other load affects all equally. Collective."""
-    graph = model.graph
-    models = [model if part is graph else DistributedModel(model.module, part) for part in parts]
-    given = [[_of(part, graph, each) for each in arguments] for part in parts]
+def can_recompute(graph: LocalGraph, arguments: Sequence[Any]) -> bool:
+    """Returns False if an argument has rows for the edges that are unknown for other edges. All ranks must give the same arguments."""
+    known = [graph.edge_index, *graph.edge_tensors.values(), *graph.node_rows.values()]
+    edges = graph.edge_index.size(1)
+    others = [each for each in arguments if isinstance(each, Tensor) and not any(each is tensor for tensor in known)]
+    found = [each.dim() > 0 and each.size(0) == edges and edges != graph.num_own for each in others]
+    return not any(any(each) for each in graph.ranks.gather_numbers("plan_for", [any(found)]))
+
+
+def in_turns(models: Sequence[DistributedModel], arguments: Sequence[Any], most: int = _MOST) -> list[list[float]]:
+    """Returns, for each repetition, the seconds of a step of each model. Models take turns, so that other load affects all equally. Collective.
+
+    Args:
+        most: largest number of repetitions, after one that does not count.
+    """
+    ranks = models[0].ranks
     rounds: list[list[float]] = []
-    while len(rounds) <= _LEAST or (len(rounds) <= _MOST and sum(map(sum, rounds)) < _ENOUGH):
-        taken = [int(1e9 * _step(*each)) for each in zip(models, given, strict=True)]
-        rounds.append([max(column) / 1e9 for column in zip(*graph.ranks.gather_numbers("plan_for", taken))])
+    while len(rounds) <= min(_LEAST, most) or (len(rounds) <= most and sum(map(sum, rounds)) < _ENOUGH):
+        taken = [int(1e9 * _step(model, arguments)) for model in models]
+        rounds.append([max(column) / 1e9 for column in zip(*ranks.gather_numbers("plan_for", taken))])
     return rounds[1:]
 
 
@@ -110,19 +109,7 @@ def without_halo(graph: LocalGraph) -> LocalGraph:
         edge_id=edges.row,
         is_whole=False,
     )
-    return LocalGraph(graph.ranks, lists, graph.offsets, graph.node_rows, {})
-
-
-def _of(alone: LocalGraph, graph: LocalGraph, argument: Any) -> Any:
-    """Returns the argument of the model on the part ``alone`` that corresponds to ``argument`` on the part ``graph``."""
-    if alone.is_planned and argument is graph.node_rows.get("x"):
-        return alone.x
-    if argument is graph.edge_index:
-        return alone.edge_index
-    for name, column in graph.edge_tensors.items():
-        if argument is column:
-            return getattr(alone, name)
-    return argument
+    return LocalGraph(graph.ranks, lists, graph.offsets, graph.node_rows, {}, base=graph)
 
 
 def _step(model: DistributedModel, arguments: Sequence[Any]) -> float:

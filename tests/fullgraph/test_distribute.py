@@ -24,7 +24,7 @@ from torch_geometric.data import Data
 
 import salientpp
 from salientpp.datasets import synthetic
-from salientpp.fullgraph import Constants, DistAdjacency, accuracy, calibrate, distribute, local, loss_mean
+from salientpp.fullgraph import Constants, accuracy, calibrate, distribute, local, loss_mean, plan_for
 from salientpp.fullgraph.layouts import Layout, words_of_product
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
@@ -205,32 +205,13 @@ def test_a_layout_that_a_layer_does_not_support_is_refused_by_name():
     assert Layout.of("1d", 4) == Layout("1d", "grid", 4, 1)
 
 
-def chosen(rank: int, name: str, word: float) -> tuple[str, list[int]]:
-    """Returns the layout chosen if a word takes ``word`` seconds, and the rows under 'cover' and 'halo'."""
-    part = local(data_of(200))
-    with pytest.MonkeyPatch.context() as patch:
-        constants = Constants(edge=1e-9, vertex=1e-9, word=word, exchange=1e-4)
-        patch.setattr(sys.modules[distribute.__module__], "calibrate", lambda graph: constants)
-        layout = distribute(network(name), part, layout="auto").layout
-    return layout, [DistAdjacency(part, each).rows_received for each in ("cover", "halo")]
-
-
-@pytest.mark.parametrize(
-    ("name", "word", "expected"), [("gcn", 1e-3, "cover"), ("gcn", 0.0, "halo"), ("max", 1e-3, "halo")]
-)
-def test_the_fastest_layout_may_be_a_cover(name, word, expected):
-    found = distributed.run(chosen, 3, name, word)
-    assert max(cover for _, (cover, _) in found) < max(halo for _, (_, halo) in found)
-    assert [layout for layout, _ in found] == [expected] * 3
-
-
 def with_other_weights(rank: int) -> list[float]:
-    """Trains with weights that differ at each step, under an automatically chosen layout."""
+    """Trains with weights that differ at each step, under a plan whose products get sums."""
     data = data_of(50)
     part, alone = local(data), network("gcn")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules[distribute.__module__], "fastest_layout", lambda *_: "cover")
-        model = distribute(network("gcn"), part, layout="auto")
+    plan = plan_for(network("gcn"), part, kind="sum", constants=Constants(1e-9, 1e-9, 1e-8, 1e-4))
+    assert all(hop.has_sums for hop in plan.graph.hops)
+    model = distribute(network("gcn"), part, plan)
     begin, end = part.offsets[rank : rank + 2]
     off = []
     for factor in (1.0, 2.0):
@@ -240,7 +221,7 @@ def with_other_weights(rank: int) -> list[float]:
     return off
 
 
-def test_an_automatic_layout_allows_weights_that_change():
+def test_a_plan_with_sums_allows_weights_that_change():
     for off in distributed.run(with_other_weights, 2):
         assert max(off) < 1e-10
 

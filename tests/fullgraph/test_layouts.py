@@ -11,8 +11,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from salientpp.fullgraph import DistAdjacency, local
-from salientpp.fullgraph.covers import minimum_cover
 from salientpp.fullgraph.layouts import Layout, words_of_product
+from salientpp.ways.planner.cut import minimum_cover
 
 N, F = 48, 7
 LAYOUTS = {

@@ -41,11 +41,10 @@ def steps(rank: int, root: str, is_copy: bool) -> dict[str, Any]:
     for layout in ("cover", "1d"):
         found[layout] = train(distribute(network("gcn"), part, layout), part, 2)
     constants = Constants(1e-9, 1e-10, 1e-8, 0.0)
-    for kind in ("fetch", "cache", "recompute", "hybrid"):
-        model = distribute(network("sage"), part)
-        plan = plan_for(model, kind=kind, constants=constants)
-        planned = plan.apply()
-        found[kind] = train(distribute(model.module, planned), planned, 2), plan.summary(), plain(planned.edge_attr)
+    for kind in ("fetch", "cache", "recompute", "sum", "cut"):
+        plan = plan_for(network("sage"), part, kind=kind, constants=constants)
+        model = distribute(network("sage"), part, plan)
+        found[kind] = train(model, part, 2), plan.summary(), plain(model.graph.edge_attr)
     return found
 
 
@@ -68,8 +67,7 @@ def timed(rank: int, root: str) -> float:
     part = opened(root, True)
     model = distribute(network("gat"), part)
     before = model(part.x, part.edge_index).detach()
-    planned = plan_for(model).apply()
-    after = distribute(model.module, planned)(planned.x, planned.edge_index).detach()
+    after = distribute(model.module, part, "auto")(part.x, part.edge_index).detach()
     return float((after - before).abs().max())
 
 
@@ -105,9 +103,8 @@ def test_lists_from_their_owners_equal_those_of_the_whole_graph(tmp_path):
 
 def one_owner(rank: int, root: str) -> list[float]:
     part = opened(root, True)
-    model = distribute(network("sage"), part)
-    planned = plan_for(model, kind="recompute", constants=Constants(1e-9, 1e-10, 1e-8, 0.0)).apply()
-    return train(distribute(model.module, planned), planned, 1)
+    plan = plan_for(network("sage"), part, kind="recompute", constants=Constants(1e-9, 1e-10, 1e-8, 0.0))
+    return train(distribute(network("sage"), part, plan), part, 1)
 
 
 def test_a_rank_may_own_all_vertices(tmp_path):

@@ -1,0 +1,370 @@
+"""The model that computes over several ranks what an unchanged PyG model computes on the whole graph. Its layers exchange rows."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch_geometric.nn.conv import APPNP, MessagePassing
+
+from salientpp.fullgraph.agreement import RanksDiffer, facts_of
+from salientpp.fullgraph.exchange import Flight, Ranks, width_of
+from salientpp.fullgraph.layers import refusals
+from salientpp.fullgraph.layouts import DistAdjacency, Layout, check_plan
+from salientpp.fullgraph.local import Hop, LocalGraph
+from salientpp.fullgraph.normalise import Helpers, batch_norm
+from salientpp.fullgraph.outputs import mapped
+from salientpp.fullgraph.parameters import Substituted, check_gradients
+from salientpp.graph.quantiles import corrected
+from salientpp.nn.layers import linear_form, name_of, pair_of, replaced, source_names, with_helpers
+from salientpp.ranks.failure import RankFailure
+
+
+class DistributedModel(torch.nn.Module):
+    """Model over several ranks, made by :func:`salientpp.distribute`. It has the same parameters and the same state as ``module``.
+
+    Args:
+        graph: this rank's part, with or without a plan.
+        layout: name of a layout, see :mod:`salientpp.fullgraph.layouts`; 'halo' for a part with a plan.
+        asked: the layout as the user gave it, on which the ranks must agree; None: ``layout``. If it differs from ``layout``, a layer whose edges or weights
+            change at each step fetches the halo under any layout.
+
+    Attributes:
+        module, graph: the model, and this rank's part.
+        layout: the layout in use.
+        seen: for each hop of the last call, the number of words (elements) of a row that travels, True if a gradient of the row travels back, and True if
+            the layer was computed as a product with a constant matrix.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, graph: LocalGraph, layout: str = "halo", asked: str | None = None
+    ) -> None:
+        super().__init__()
+        _agree(module, graph, layout, asked or layout)
+        graph.ranks.agreement.models += 1
+        self._number = graph.ranks.agreement.models
+        self.layout = layout
+        self._is_chosen = asked not in (None, layout)
+        self.module = module
+        self.graph = graph
+        self._helpers = Helpers(graph)
+        self._hop = 0
+        self.seen: list[tuple[int, bool, bool]] = []
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.graph.ranks
+
+    # --- a step ---------------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Computes the model for this rank's vertices.
+
+        Args:
+            x: [n, ...], rows of this rank's vertices.
+            args, kwargs: the model's other arguments. Tensors with a row for each edge have them in the order of ``graph.edge_index``. Under a plan, the edges
+                of the part without the plan, and their attributes, stand for those of the part with the plan.
+        """
+        try:
+            for refusal in refusals(self.module):  # some refusals depend on the mode
+                raise ValueError(f"this model cannot be trained over ranks: {refusal}")
+            given = self._input(x)
+            trained = [value for value in self.module.parameters() if value.requires_grad]
+            stand_ins = {id(value): stand_in for value, stand_in in zip(trained, self.ranks.replicated(trained))}
+            calling = self.ranks.agreement.calling(facts_of(self.module, self._number, x))
+            self._hop, self.seen = 0, []
+            with calling, replaced(self._replacements(stand_ins)), Substituted(stand_ins):
+                args, kwargs = (
+                    tuple(map(self._planned, args)),
+                    {key: self._planned(each) for key, each in kwargs.items()},
+                )
+                out = self.module(given, *args, **kwargs)
+            check_gradients(out, self.module, stand_ins)
+            return mapped(out, self._own_rows) if self.graph.is_planned else out
+        except (RankFailure, RanksDiffer):  # the other ranks have been told
+            raise
+        except Exception as error:
+            self.ranks.comm.report_failure(
+                f"rank {self.ranks.rank}{self.ranks.comm.of} failed in the model's forward: {type(error).__name__}: {error}"
+            )
+            raise
+
+    def _input(self, x: Tensor) -> Tensor:
+        graph = self.graph
+        if not isinstance(x, Tensor) or x.dim() == 0 or x.size(0) != graph.num_own:
+            shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(
+                f"the model's first argument must have a row for each of this rank's {graph.num_own} vertices (graph.x), got {shape}"
+            )
+        return graph.rows_of_inner(x) if graph.is_planned else x
+
+    def _planned(self, value: Any) -> Any:
+        """Returns the tensor of the part with the plan that an argument stands for."""
+        graph, base = self.graph, self.graph.base
+        if base is None or not isinstance(value, Tensor):
+            return value
+        if value is base.edge_index:
+            return graph.edge_index
+        for name, column in base.edge_tensors.items():
+            if value is column:
+                return getattr(graph, name)
+        edges, number = base.edge_index.size(1), graph.edge_index.size(1)
+        if edges != number and value.dim() and value.size(0) == edges and edges != graph.num_own:
+            raise ValueError(
+                f"the plan recomputes vertices, whose edges are added to the {edges} edges of this rank; got a tensor {list(value.shape)} without rows for "
+                "them. Pass an attribute of the part, or give this tensor to plan_for as an argument"
+            )
+        return value
+
+    def _own_rows(self, out: Tensor) -> Tensor:
+        """Removes the rows of other ranks' vertices from a tensor that the model returned under a plan."""
+        graph = self.graph
+        if not graph.inner.numel() or graph.num_inner not in out.shape:
+            return out
+        if out.size(0) != graph.num_inner:
+            raise ValueError(
+                f"under a plan the model must return rows of vertices in the first dimension, got {list(out.shape)}, which has the {graph.num_inner} vertices "
+                f"here ({graph.num_own} of them this rank's) in another dimension"
+            )
+        return out[: graph.num_own]
+
+    def _replacements(self, stand_ins: Mapping[int, Tensor]) -> Iterator[tuple[dict[str, Any], str, Any]]:
+        """Yields (attributes of a module, name, value) for each replacement during a call: stand-ins of parameters (given by ``id``), and methods of layers."""
+        helpers = self._helpers.by_name()
+        for module in self.module.modules():
+            own = module.__dict__
+            # torch.func.functional_call does the same, but loses a parameter of a module that occurs in two places.
+            for name, value in module._parameters.items():
+                if id(value) in stand_ins:
+                    yield module._parameters, name, stand_ins[id(value)]
+            if isinstance(module, MessagePassing):
+                yield own, "propagate", functools.partial(self._call, module, module.propagate, False)
+                yield own, "edge_updater", functools.partial(self._call, module, module.edge_updater, True)
+                for name, method in with_helpers(module, helpers).items():
+                    yield own, name, method
+                # A layer with cached=True keeps values of the graph that it was first called on.
+                for name, kept in [*own.items()]:
+                    if (name == "cached" and kept is True) or (name.startswith("_cached_") and kept is not None):
+                        yield own, name, False if name == "cached" else None
+            elif isinstance(module, _BatchNorm):
+                yield own, "forward", functools.partial(batch_norm, module, graph=self.graph)
+            elif (forward := corrected(module)) is not None:
+                yield own, "forward", forward
+
+    # --- a layer --------------------------------------------------------------------------------------------
+
+    def _call(
+        self,
+        conv: MessagePassing,
+        original: Callable[..., Any],
+        is_edge_level: bool,
+        edge_index: Any,
+        size: Any = None,
+        **given: Any,
+    ) -> Any:
+        """Computes a layer's ``propagate`` or ``edge_updater`` over the ranks."""
+        graph = self.graph
+        graph.ranks.agreement.place = f"layer {self._hop + 1}, {type(conv).__name__}"  # errors of exchanges name it
+        out = None if is_edge_level else self._product(conv, edge_index, given)
+        if out is None:
+            given = self._extended(conv, is_edge_level, given)
+            out = original(edge_index, size=(graph.num_rows, graph.num_inner), **given)
+        self._hop += not is_edge_level
+        return out
+
+    @property
+    def _hop_now(self) -> Hop:
+        return self.graph.hops[min(self._hop, len(self.graph.hops) - 1)]
+
+    def _extended(self, conv: MessagePassing, edge_level: bool, given: dict[str, Any]) -> dict[str, Any]:
+        """Returns a layer's arguments. Those that edges look up by source are extended by rows of the halo. Arguments of one dtype share an exchange."""
+        given, names = dict(given), source_names(conv, edge_level)
+        pairs = {name: pair_of(given[name]) for name in names if given.get(name) is not None}
+        sources = {name: pair[0] for name, pair in pairs.items() if isinstance(pair[0], Tensor)}
+        rows = {name: source.movedim(conv.node_dim, 0) for name, source in sources.items()}
+        tables = self._with_halo(list(rows.values()))
+        for name, table in zip(rows, tables, strict=True):
+            given[name] = (table.movedim(0, conv.node_dim), pairs[name][1])
+        for name, value in given.items():
+            if name not in names and isinstance(value, (tuple, list)) and len(value) == 2:
+                given[name] = (None, value[1])  # looked up by targets only, so the sources' rows need not be fetched
+        return given
+
+    def _with_halo(self, tables: Sequence[Tensor]) -> list[Tensor]:
+        """Extends each table [num_inner, ...] by the rows of the halo, to [num_rows, ...]."""
+        # If a plan has sums for a product at this hop, its rows do not suffice here.
+        hop = self.graph.whole_halo if self._hop_now.has_sums else self._hop_now
+        distinct = {id(table): table for table in tables}.values()
+        self._see(distinct, False)
+        alike: dict[tuple[torch.dtype, bool], list[Tensor]] = {}
+        for table in distinct:
+            alike.setdefault((table.dtype, table.requires_grad), []).append(table)
+        flights: list[Flight] = []
+        for group in alike.values():
+            flat = [table.reshape(table.size(0), width_of(table)) for table in group]
+            flights.append(Flight(self.ranks, group[0] if len(group) == 1 else torch.cat(flat, 1), hop.route))
+        found: dict[int, Tensor] = {}
+        for group, flight in zip(alike.values(), flights, strict=True):
+            widths = [width_of(table) for table in group]
+            arrived = flight.rows().view(hop.route.num_received, sum(widths))
+            for table, piece in zip(group, arrived.split(widths, 1), strict=True):
+                piece = piece.reshape(piece.size(0), *table.shape[1:])
+                found[id(table)] = self.graph.with_halo(table, hop, piece)
+        return [found[id(table)] for table in tables]
+
+    def _see(self, tables: Collection[Tensor], is_product: bool) -> None:
+        """Records in ``seen`` that rows of these tables travel at this hop."""
+        for table in tables:
+            if table.size(0) != self.graph.num_inner:
+                raise ValueError(
+                    f"a layer must pass on one row for each of the {self.graph.num_inner} vertices here, got shape {list(table.shape)}"
+                )
+        before, back, product = self.seen.pop() if len(self.seen) > self._hop else (0, False, True)
+        back |= any(table.requires_grad for table in tables)
+        self.seen.append((before + sum(map(width_of, tables)), back, product and is_product))
+
+    def _product(self, conv: MessagePassing, edge_index: Any, given: dict[str, Any]) -> Tensor | None:
+        """Computes the layer's aggregation as a sparse product. Returns None if the aggregation is not a product with a constant matrix."""
+        form = _form(conv)
+        if form is None or not isinstance(edge_index, Tensor):
+            return None
+        name, reduce = form
+        weight = None if name is None else given.get(name)
+        source = pair_of(given.get("x"))[0]
+        is_halo = self.layout == "halo"
+        is_static = self._helpers.is_static(edge_index) and self._helpers.is_static(weight)
+        if not isinstance(source, Tensor) or not source.is_floating_point() or (is_halo and reduce == "max"):
+            return None
+        if not is_static:
+            if is_halo or self._is_chosen:
+                return None  # then the rows of the halo are fetched, under any layout
+            raise ValueError(
+                f"layout={self.layout!r} needs constant edges and weights, but {type(conv).__name__} gets different ones at each step; pass "
+                "graph.edge_index and an attribute of the graph's edges, or use layout='halo'"
+            )
+        rows = source.movedim(conv.node_dim, 0)
+        self._see([rows], True)
+        hop = self._hop_now
+        make = lambda: DistAdjacency(  # noqa: E731
+            self.graph,
+            self.layout,
+            edge_index=edge_index,
+            weight=weight,
+            reduce=reduce,
+            dtype=rows.dtype,
+            hop=hop.level,
+        )
+        operand = self._helpers.kept.of([edge_index, weight], ("product", reduce, rows.dtype, hop.level), make)
+        out = operand.spmm(rows.flatten(1))
+        return out.view(out.size(0), *rows.shape[1:]).movedim(0, conv.node_dim)
+
+    # --- state ----------------------------------------------------------------------------------------------
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the module's own state, which a model in one process can load."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Loads a state of the module, which may have been saved on another number of ranks. Every rank must call this method."""
+        return self.module.load_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        # torch calls this if the model is inside another module. `state_dict` names the tensors without "module.".
+        for name in [name for name in state_dict if name.startswith(prefix)]:
+            state_dict[f"{prefix}module.{name.removeprefix(prefix)}"] = state_dict.pop(name)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedModel:
+        """Copies the model with its own parameters, for the same part and over the same connections. Not collective."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        memo[id(self.graph)] = self.graph
+        memo[id(self._helpers)] = Helpers(self.graph)
+        copied.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
+        return copied
+
+
+def _agree(module: torch.nn.Module, graph: LocalGraph, layout: str, asked: str) -> None:
+    """Checks that the model can be distributed and is the same on every rank. Then copies rank 0's values to all ranks."""
+    facts: dict[str, Any] = {"tensors": [], "layout": asked}
+    error = None
+    try:
+        if not isinstance(module, torch.nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {type(module).__name__}")
+        _check(module, graph, layout)
+        facts["tensors"] = [f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in _tensors(module).items()]
+    except Exception as raised:
+        error = raised
+    try:
+        graph.ranks.agree("distribute")
+        everyone = graph.ranks.comm.gather_facts(facts, error, "distribute its model")
+    finally:
+        error = None  # otherwise this frame and the traceback would reference each other
+    first, of = everyone[0], graph.ranks.comm.of
+    for rank, theirs in enumerate(everyone):
+        if theirs["tensors"] != first["tensors"]:
+            differing = sorted(set(theirs["tensors"]) ^ set(first["tensors"]))
+            raise ValueError(
+                f"all ranks must have the same model, but rank 0 and rank {rank}{of} differ in {', '.join(differing) or 'order'}"
+            )
+        if theirs["layout"] != first["layout"]:
+            raise ValueError(
+                f"all ranks must have the same layout, got {first['layout']!r} on rank 0 and {theirs['layout']!r} on rank {rank}{of}"
+            )
+    with torch.no_grad():
+        for tensor in _tensors(module).values():
+            _from_rank_0(tensor, graph.ranks)
+
+
+def _check(module: torch.nn.Module, graph: LocalGraph, layout: str) -> None:
+    if found := [*refusals(module)]:
+        raise ValueError(f"this model cannot be trained over ranks: {'; '.join(found)}")
+    if layout == "halo":
+        return
+    kind = Layout.of(layout, graph.ranks.size).kind
+    for path, reduce in reductions_of(module).items():
+        if reduce is None:
+            raise ValueError(
+                f"layout={layout!r} multiplies rows by a constant matrix, but {path} does more with its in-neighbours' rows; use layout='halo'"
+            )
+        if reduce == "max" and kind in ("summa", "cover"):
+            raise ValueError(
+                f"layout={layout!r} adds up products, but {path} takes the maximum; use '1d', '1.5d', 'grid:RxC' or 'halo'"
+            )
+    check_plan(graph, layout)
+
+
+def _form(conv: MessagePassing) -> tuple[str | None, str] | None:
+    """Returns the layer's :func:`linear_form`, or None if no layout supports it. No layout supports the minimum."""
+    form = linear_form(conv)
+    return None if form is None or form[1] == "min" else form
+
+
+def reductions_of(module: torch.nn.Module) -> dict[str, str | None]:
+    """Returns, for each message-passing layer (class and path), the reduction of its sparse product; None if it is no product with a constant matrix."""
+    found: dict[str, str | None] = {}
+    for path, conv in module.named_modules():
+        if isinstance(conv, MessagePassing):
+            form = _form(conv)
+            draws = isinstance(conv, APPNP) and conv.dropout > 0  # its weights differ at each step
+            found[name_of(conv, path)] = None if form is None or draws else form[1]
+    return found
+
+
+def _tensors(module: torch.nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _from_rank_0(tensor: Tensor, ranks: Ranks) -> None:
+    """Overwrites a tensor with rank 0's values, in place."""
+    if ranks.size == 1 or not tensor.numel():
+        return
+    rows = tensor.reshape(-1) if ranks.rank == 0 else tensor.new_empty(0)
+    from_0 = [tensor.numel(), *[0] * (ranks.size - 1)]
+    pending = ranks.begin(rows.repeat(ranks.size), [rows.numel()] * ranks.size, from_0, "model")
+    tensor.copy_(ranks.arrived(pending).view(tensor.shape))

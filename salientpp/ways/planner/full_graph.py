@@ -1,0 +1,378 @@
+"""Decision of one rank in full-graph training: which rows of other ranks' vertices it fetches, caches, recomputes, or gets as sums.
+
+Hop h is the h-th aggregation of the model, counted from 0. An edge from a vertex u of another rank to an own vertex t needs one of three things at hop h:
+
+* the row of u is kept here: the input row is cached, and h layers of u are recomputed;
+* the row of u is fetched, which takes ``w_h`` words;
+* the owner of u adds up its rows for t and sends the sum, which takes ``w_h`` words too.
+
+Gradients take as many words again if the rows depend on parameters. To recompute a vertex, its edges are aggregated here, and the rows of its in-neighbours
+must be kept or fetched. A row that several edges need is paid for once. A sum needs a layer that is a product with a constant matrix.
+
+The choice between fetching and recomputing follows NeutronStar ("NeutronStar: distributed GNN training with hybrid dependency management", Wang et al.,
+SIGMOD 2022). The cheapest choice is a minimum cut (:mod:`salientpp.ways.planner.cut`). A budget of memory becomes a price on memory, which is raised until the
+choice fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+import torch
+from torch import Tensor
+
+from salientpp.store.target_lists import Edges
+from salientpp.ways.planner.cut import least_cut
+
+#: Number of arcs up to which a minimum cut is computed. A cut of ten million arcs takes about ten seconds and 1 GB.
+MOST_ARCS = 10_000_000
+
+#: Number of bisection steps for the price on memory, and the share of the budget that is enough.
+_PRICES, _FULL = 12, 0.98
+
+FETCH = -1
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Seconds of basic operations. They are the same in the forward and the backward.
+
+    Attributes:
+        edge: time to add one word of a row along an edge (T_e).
+        vertex: time of one multiplication and addition when a vertex's row is multiplied by a layer's weights (T_v).
+        word: time for a word to arrive from another rank (T_c).
+        exchange: time of an exchange without rows.
+        kept: additional time of a training step if a rank keeps any vertex of others.
+    """
+
+    edge: float
+    vertex: float
+    word: float
+    exchange: float
+    kept: float = 0.0
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds that one more item adds to a step, measured on the rank with most such items. Every rank has the same values. Noise may make them negative.
+
+    Attributes:
+        vertex: time of a cached vertex, with its rows at all layers.
+        edge: time of an edge into a vertex of which one layer is recomputed.
+        word: time of a fetched word, or of a word of a gradient that travels back.
+        kept: fixed extra time of a step that keeps at least one vertex of another rank.
+    """
+
+    vertex: float
+    edge: float
+    word: float
+    kept: float
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Seconds and bytes that a vertex of another rank costs in a training step.
+
+    Attributes:
+        widths: words of a row at each hop.
+        backward: True for hops at which a row's gradient travels back.
+        products: True for hops whose layer is a product with a constant matrix, so that sums may travel.
+        itemsize: bytes of a word.
+    """
+
+    widths: Sequence[int]
+    backward: Sequence[bool]
+    products: Sequence[bool]
+    constants: Constants
+    itemsize: int = 4
+
+    @property
+    def num_hops(self) -> int:
+        return len(self.widths)
+
+    def words(self, hop: int) -> int:
+        """Returns the number of words that travel for a fetched row: its own and those of its gradient, if that travels."""
+        return self.widths[hop] * (2 if self.backward[hop] else 1)
+
+    def fetch(self, hop: int) -> float:
+        return self.words(hop) * self.constants.word
+
+    def sum(self, hop: int) -> float:
+        """Seconds of a sum: it travels as a row does. It is added once more than the rows in it, in the forward and in the backward."""
+        return self.fetch(hop) + 2 * self.widths[hop] * self.constants.edge
+
+    @property
+    def vertex(self) -> float:
+        """Seconds of a kept vertex. Its row takes part in every layer's product with the weights, once in the forward and twice in the backward."""
+        after = [*self.widths[1:], self.widths[-1]]
+        return sum(3 * a * b for a, b in zip(self.widths, after, strict=True)) * self.constants.vertex
+
+    def edge(self, depth: int) -> float:
+        """Seconds of an edge, if ``depth`` layers of its target are recomputed and not ``depth - 1``.
+
+        A product adds the edge up only at hops where it is needed. Other layers do so at every hop.
+        """
+        words = self.widths[depth - 1] if depth == 1 or self.products[depth - 1] else 0
+        if depth == 1:
+            words += sum(width for width, is_product in zip(self.widths[1:], self.products[1:]) if not is_product)
+        return 2 * words * self.constants.edge
+
+    def timed(self, times: StepTimes, alone: Constants) -> Costs:
+        """Returns costs with constants fitted to timed steps. Vertices and edges cost at least as much as in ``alone``, the times of single kernels."""
+        constants = Constants(
+            edge=max(alone.edge, times.edge * self.constants.edge / self.edge(1)),
+            vertex=max(alone.vertex, times.vertex * self.constants.vertex / self.vertex),
+            word=max(0.0, times.word),
+            exchange=alone.exchange,
+            kept=max(0.0, times.kept),
+        )
+        return replace(self, constants=constants)
+
+    @property
+    def vertex_bytes(self) -> int:
+        """Bytes of a kept vertex: its rows at all hops."""
+        return sum(self.widths) * self.itemsize
+
+    @property
+    def edge_bytes(self) -> int:
+        """Bytes of an edge into a recomputed vertex: its ends, and an entry of a matrix and of its transpose."""
+        return 2 * 8 + 2 * (8 + self.itemsize)
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """What one rank does about the rows of other ranks.
+
+    Attributes:
+        depths: int64 [..., m], for each candidate: -1 if it is not kept, 0 if cached, l if l layers are recomputed.
+        summed: bool [..., hops, g], for each hop and group: True if the sum of rows that are not kept and not fetched is sent.
+    """
+
+    depths: Tensor
+    summed: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Decision of one rank. A group consists of the edges from one other rank to one own vertex.
+
+    Attributes:
+        candidates: int64 [m], ascending: global ids of other ranks' vertices that may be kept.
+        named: int64 [2, e], the distinct edges from candidates to own vertices: place in ``candidates``, and number of the group.
+        num_groups: number of groups, g.
+        pairs: int64 [2, f], the distinct edges between candidates: places of source and target.
+        in_degree: int64 [m], number of all edges into each candidate; 0 if no candidate may be recomputed.
+        may_recompute: True if candidates may be recomputed.
+    """
+
+    costs: Costs
+    candidates: Tensor
+    named: Tensor
+    num_groups: int
+    pairs: Tensor
+    in_degree: Tensor
+    may_recompute: bool
+
+    @classmethod
+    def of(
+        cls,
+        offsets: Sequence[int],
+        rank: int,
+        edges: tuple[Tensor, Tensor],
+        edges_into: Callable[[Tensor], Edges],
+        costs: Costs,
+        may_recompute: bool = True,
+    ) -> Problem:
+        """Makes the problem of a rank. Candidates are at most as many hops away as the model has hops.
+
+        Args:
+            offsets: the first vertex of each rank, and N at the end.
+            edges: int64 [k] each, the sources (global ids of other ranks' vertices) and the targets (numbers of own vertices) of edges.
+            edges_into: returns the edges into vertices of other ranks. It is called once for each hop.
+            may_recompute: False: no candidate is recomputed. Then no edges are read.
+        """
+        begin, end = offsets[rank : rank + 2]
+        source, target = edges
+        candidates = latest = named = source.unique()
+        found = [(named[:0], named[:0])]  # ends of edges into candidates, as global ids
+        for hop in range(costs.num_hops if may_recompute else 0):
+            into = edges_into(latest)
+            found.append((into.source, latest[into.target]))
+            if hop + 1 < costs.num_hops:
+                latest = into.source[(into.source < begin) | (into.source >= end)].unique()
+                latest = latest[~torch.isin(latest, candidates)]
+                candidates = torch.cat([candidates, latest])
+        candidates = candidates.sort().values
+        sources, targets = (torch.cat(ends) for ends in zip(*found))
+        targets = torch.searchsorted(candidates, targets)
+        degrees = torch.bincount(targets, minlength=candidates.numel())
+        is_candidate = torch.isin(sources, candidates)
+        place = torch.searchsorted(candidates, sources[is_candidate])
+        # A repeated edge needs the row only once.
+        pairs = torch.stack([place, targets[is_candidate]]).unique(dim=1)
+        owner = torch.searchsorted(torch.tensor(offsets, device="cpu"), source, right=True)
+        groups, group = (owner * (end - begin + 1) + target).unique(return_inverse=True)
+        to_own = torch.stack([torch.searchsorted(candidates, source), group]).unique(dim=1)
+        return cls(costs, candidates, to_own, groups.numel(), pairs, degrees, may_recompute)
+
+    @property
+    def num_levels(self) -> int:
+        """Number of hops that must be decided one by one. Without recomputation, all hops after the first need the same rows."""
+        costs = self.costs
+        alike = {*zip(costs.backward[1:], costs.products[1:])}
+        return costs.num_hops if self.may_recompute or len(alike) > 1 else min(2, costs.num_hops)
+
+    # --- what a choice costs --------------------------------------------------------------------------------
+
+    def fetched(self, choice: Choice) -> list[Tensor]:
+        """Returns, for each hop, True for candidates that are fetched: bool [..., m]."""
+        found = []
+        for hop in range(self.costs.num_hops):
+            wanted = ~choice.summed[..., hop, :][..., self.named[1]]
+            by_own = self._any(wanted, self.named[0], self.candidates.numel())
+            by_recomputed = self._any((choice.depths > hop)[..., self.pairs[1]], self.pairs[0], by_own.size(-1))
+            found.append((by_own | by_recomputed) & (choice.depths < hop))
+        return found
+
+    def sums(self, choice: Choice) -> list[Tensor]:
+        """Returns, for each hop, True for groups whose sum is sent: bool [..., g]."""
+        found = []
+        for hop, fetched in enumerate(self.fetched(choice)):
+            missing = ((choice.depths < hop) & ~fetched)[..., self.named[0]]
+            found.append(self._any(missing, self.named[1], self.num_groups))
+        return found
+
+    def same(self, one: Choice, other: Choice) -> bool:
+        """Returns True if two choices keep, fetch and sum the same."""
+        pairs = [(one.depths, other.depths), *zip(self.fetched(one), self.fetched(other))]
+        return all(torch.equal(a, b) for a, b in [*pairs, *zip(self.sums(one), self.sums(other))])
+
+    @staticmethod
+    def _any(values: Tensor, index: Tensor, size: int) -> Tensor:
+        """Returns True for each number in [0, size) if a value with this index is True."""
+        none = torch.zeros((*values.shape[:-1], size), dtype=torch.uint8, device="cpu")
+        return none.scatter_reduce_(-1, index.expand(values.shape), values.to(torch.uint8), "amax").bool()
+
+    def seconds(self, choice: Choice) -> Tensor:
+        """Returns the seconds that a step takes because of the choice, float64 [...]."""
+        costs, depths = self.costs, choice.depths
+        total = (depths >= 0).sum(-1) * costs.vertex + (depths >= 0).any(-1) * costs.constants.kept
+        for depth in range(1, costs.num_hops):
+            total = total + ((depths >= depth) * self.in_degree).sum(-1) * costs.edge(depth)
+        for hop, (fetched, summed) in enumerate(zip(self.fetched(choice), self.sums(choice), strict=True)):
+            total = total + fetched.sum(-1) * costs.fetch(hop) + summed.sum(-1) * costs.sum(hop)
+        return total.to(torch.float64)
+
+    def memory(self, depths: Tensor) -> Tensor:
+        """Returns the bytes [...] of memory for kept rows and edges."""
+        return self._bytes(depths).sum(-1)
+
+    def forecast(self, choice: Choice) -> dict[str, float]:
+        """Returns the numbers of rows, sums and words that arrive in a step, of kept vertices and edges, the bytes of memory, and the seconds."""
+        costs = self.costs
+        rows = [int(each.sum()) for each in self.fetched(choice)]
+        sums = [int(each.sum()) for each in self.sums(choice)]
+        arriving = [a + b for a, b in zip(rows, sums, strict=True)]
+        is_recomputed = choice.depths > 0
+        return {
+            "rows": sum(rows),
+            "sums": sum(sums),
+            "words": sum(number * width for number, width in zip(arriving, costs.widths, strict=True)),
+            "words with gradients": sum(number * costs.words(hop) for hop, number in enumerate(arriving)),
+            "cached vertices": int((choice.depths == 0).sum()),
+            "recomputed vertices": int(is_recomputed.sum()),
+            "recomputed edges": int(self.in_degree[is_recomputed].sum()),
+            "memory": int(self.memory(choice.depths)),
+            "seconds": float(self.seconds(choice)),
+        }
+
+    # --- solutions ------------------------------------------------------------------------------------------
+
+    def pure(self, kind: str) -> Choice:
+        """Returns a pure choice.
+
+        Args:
+            kind: 'fetch' keeps nothing. 'cache' keeps all input rows that this rank's vertices need. 'recompute' fetches nothing. 'sum' keeps nothing, and
+                takes only sums at hops that allow it. All but 'sum' fetch what they do not keep.
+        """
+        depths = torch.full_like(self.candidates, FETCH)
+        named = self.named[0]
+        if kind == "cache":
+            depths[named] = 0
+        elif kind == "recompute":
+            depths[named] = self.costs.num_hops - 1
+            for depth in range(self.costs.num_hops - 2, -1, -1):
+                needed = self.pairs[0][depths[self.pairs[1]] == depth + 1]
+                depths[needed] = depths[needed].clamp(min=depth)
+        may_sum = torch.tensor(self.costs.products, dtype=torch.bool, device="cpu") & (kind == "sum")
+        return Choice(depths, may_sum[:, None].expand(-1, self.num_groups))
+
+    def cut(self, price: float = 0.0, depths: Tensor | None = None) -> Choice:
+        """Returns the cheapest choice, if a byte of memory costs ``price`` seconds. Constants of steps (``kept``) do not count.
+
+        Args:
+            depths: the depths to take, int64 [m]; None: the cheapest.
+        """
+        costs, levels = self.costs, self.num_levels
+        deepest = costs.num_hops if self.may_recompute else 1
+        keep = [
+            torch.full((self.candidates.numel(),), costs.vertex + price * costs.vertex_bytes, device="cpu").double()
+        ]
+        for depth in range(1, deepest):
+            keep.append(self.in_degree * (costs.edge(depth) + (price * costs.edge_bytes if depth == 1 else 0.0)))
+        sums = [costs.sum(hop) if costs.products[hop] else inf for hop in range(levels)]
+        found, summed = least_cut(
+            self.named, self.num_groups, self.pairs, keep, [*map(costs.fetch, range(levels))], sums, depths
+        )
+        further = summed[-1:].expand(costs.num_hops - levels, -1)
+        return Choice(found, torch.cat([summed, further]))
+
+    @property
+    def num_arcs(self) -> int:
+        """Number of arcs of the cut."""
+        levels, kept = self.num_levels, self.costs.num_hops if self.may_recompute else 1
+        of_hop = self.named.size(1) + self.num_groups + self.candidates.numel()
+        return levels * of_hop + kept * (self.pairs.size(1) + 2 * self.candidates.numel())
+
+    def solve(self, budget: float = inf) -> Choice:
+        """Returns a choice that fits ``budget`` bytes of memory. It is at least as fast as each pure choice that fits."""
+        pure = [*map(self.pure, ("fetch", "cache", "recompute", "sum"))]
+        if not self.may_recompute:
+            del pure[2]
+        if self.num_arcs > MOST_ARCS:
+            found = pure
+        else:
+            best = self.cut()
+            if float(self.memory(best.depths)) > budget:
+                best = self._within(budget)
+            found = [best, self.cut(depths=pure[0].depths), *pure]
+        fitting = [each for each in found if float(self.memory(each.depths)) <= budget]
+        return min(fitting, key=lambda choice: float(self.seconds(choice)))
+
+    def _within(self, budget: float) -> Choice:
+        """Finds the lowest price of memory at which the cheapest choice fits. Returns this choice, extended by the vertices that still fit."""
+        low, high = 0.0, sum(map(self.costs.fetch, range(self.costs.num_hops))) / self.costs.vertex_bytes
+        depths, above = self.pure("fetch").depths, self.cut().depths
+        for _ in range(_PRICES):
+            price = (low + high) / 2
+            found = self.cut(price).depths
+            if float(self.memory(found)) <= budget:
+                depths, high = found, price
+                if float(self.memory(found)) >= _FULL * budget:
+                    break
+            else:
+                above, low = found, price
+        # Vertices that cost the same enter and leave together. Some of them are added, as far as memory allows.
+        deeper = torch.maximum(depths, above)
+        more = self._bytes(deeper) - self._bytes(depths)
+        order = more.argsort(stable=True)
+        fits = torch.empty_like(order, dtype=torch.bool)
+        fits[order] = more[order].cumsum(0) <= budget - float(self.memory(depths))
+        extended = self.cut(depths=torch.where(fits, deeper, depths))
+        return min(self.cut(depths=depths), extended, key=lambda choice: float(self.seconds(choice)))
+
+    def _bytes(self, depths: Tensor) -> Tensor:
+        """Returns the bytes of each candidate, int64 [..., m]."""
+        return (depths >= 0) * self.costs.vertex_bytes + (depths > 0) * self.in_degree * self.costs.edge_bytes
