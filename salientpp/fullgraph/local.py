@@ -41,7 +41,7 @@ class Hop:
     Attributes:
         route: brings rows of the halo.
         slots: int64 [route.num_received], the place of each received row in the table of all rows that edges can refer to.
-        level: number of the first hop that fetches these rows. A row is available if at least so many of its layers are recomputed here.
+        level: number of the first hop that fetches these rows. A kept row is available if at least ``level`` of its layers are recomputed here.
         has_sums: True if some rank gets sums of other rows at this hop. Only products can do so. Other layers fetch the whole halo.
     """
 

@@ -37,8 +37,8 @@ class DistributedModel(torch.nn.Module):
     Attributes:
         module, graph: the model, and this rank's part.
         layout: the layout in use.
-        seen: for each hop of the last call, the number of words (elements) of a row that travels, True if a gradient of the row travels back, and True if
-            the layer was computed as a product with a constant matrix.
+        seen: three facts for each hop of the last call. The first is the number of words (elements) of a row that travels. The second is True if a gradient
+            of the row travels back. The third is True if the layer was a product with a constant matrix.
     """
 
     def __init__(

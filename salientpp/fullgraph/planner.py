@@ -39,8 +39,8 @@ class Plan:
     """Plan of one rank, for :func:`salientpp.distribute`.
 
     Attributes:
-        name: 'cut' for the minimum cut; 'fetch', 'cache', 'recompute' or 'sum' for one option for all vertices; 'cache, sum' for the cheapest sums beside
-            cached rows; or the name of a layout. All ranks have the same.
+        name: 'cut' for the minimum cut, the name of a layout, or one option for all vertices: 'fetch', 'cache', 'recompute', 'sum'. 'cache, sum' caches all
+            rows that own vertices need, and takes the cheapest sums. All ranks have the same name.
         graph: the rank's part under this plan.
         layout: the layout to distribute over; 'halo' for plans of single vertices.
     """

@@ -143,7 +143,7 @@ class Costs:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """What one rank does about the rows of other ranks.
+    """Decisions of one rank about the rows of other ranks.
 
     Attributes:
         depths: int64 [..., m], for each candidate: -1 if it is not kept, 0 if cached, l if l layers are recomputed.
