@@ -153,7 +153,7 @@ def measure(
                     figures[form] = {"sum": total, **traffic(loader)}
     assert figures["whole"]["sum"] == figures["parts"]["sum"], "both forms give the same batches"
     for form, root in roots.items():
-        figures[form]["topology_bytes"] = loaders[form].memory()["graph"]
+        figures[form]["topology_bytes"] = loaders[form].memory_used()["graph"]
         figures[form]["resident_bytes"] = resident_lists(root)
     return [
         {
@@ -172,7 +172,7 @@ def count_copies(rank: int, roots: dict[str, str], arguments: argparse.Namespace
     whole = make_loader(roots["whole"], rank, arguments, 10)
     for _ in whole:
         pass
-    received, size = whole.stats().bytes_received, whole.memory()["graph"]
+    received, size = whole.stats().bytes_received, whole.memory_used()["graph"]
     found = []
     for budget in arguments.budgets:
         loader = make_loader(roots["parts"], rank, arguments, 10, topology_cache=round(budget * size))
@@ -183,7 +183,7 @@ def count_copies(rank: int, roots: dict[str, str], arguments: argparse.Namespace
             {
                 "budget": budget,
                 "budget_bytes": round(budget * size),
-                "copied_bytes": loader.memory().get("topology_cache", 0),
+                "copied_bytes": loader.memory_used().get("topology_cache", 0),
                 "own": stats.expansions_own,
                 "copied": stats.expansions_copied,
                 "remote": stats.expansions_remote,

@@ -97,11 +97,11 @@ def be_rank(rank: int, root: str, ranks: int, port: int, batch_size: int, batche
         {
             "batches": stats.batches,
             "seconds": time.perf_counter() - started,
-            "list_bytes": loader.memory()["graph"],
+            "list_bytes": loader.memory_used()["graph"],
             "resident_bytes": resident_lists(root),
             "anonymous_bytes_before": before,
             "anonymous_bytes": process_figures()["anonymous_bytes"],
-            "batch_bytes": loader.memory()["batches"],
+            "batch_bytes": loader.memory_used()["batches"],
         }
     )
     dist.barrier()

@@ -219,7 +219,7 @@ def measure(
             loader.reset_stats()
             loader.set_epoch(turn)
             seconds = trainer.train(loader)
-            results.append({"seconds": seconds, **asdict(loader.stats()), "memory": loader.memory()})
+            results.append({"seconds": seconds, **asdict(loader.stats()), "memory": loader.memory_used()})
     return facts, measured
 
 

@@ -74,7 +74,7 @@ def run_rank(root: Path, out: Path) -> None:
         predicted = expected_remote_rows(part.vip(), part.book, part.part_id, loader.cache.members.ids)
         stats = asdict(loader.stats())
         report["runs"].append(
-            {"name": name, "predicted": predicted * stats["batches"], "memory": loader.memory(), **stats}
+            {"name": name, "predicted": predicted * stats["batches"], "memory": loader.memory_used(), **stats}
         )
     (out / f"{dist.get_rank()}.json").write_text(json.dumps(report))
     dist.barrier()

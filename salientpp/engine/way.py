@@ -140,7 +140,7 @@ class Way:
         return price
 
     def memory(self) -> Mapping[str, int]:
-        """Returns bytes that the way holds beside the tiers, under the names of ``loader.memory()``."""
+        """Returns bytes that the way holds beside the tiers, under the names of ``loader.memory_used()``."""
         return {}
 
     def counts(self) -> Mapping[str, int]:

@@ -193,7 +193,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
             way = self.engine.way(GivenCache) or way
         return FeatureCache.empty() if way is None else way.cache
 
-    def memory(self) -> dict[str, int]:
+    def memory_used(self) -> dict[str, int]:
         """Returns the bytes held by each tier, by the topology (``graph``; memory-mapped arrays count in full) and by the ``batches`` in the pipeline.
 
         With ``lookahead``, the index of the cache and the ids of the planned batches are added.

@@ -43,9 +43,9 @@ class PaddedLoader(EngineLoader):
             shuffled=shares.shuffle, sigmas=self.pad_sigma, static=self.static_buffers,
         )  # fmt: skip
 
-    def memory(self) -> dict[str, int]:
+    def memory_used(self) -> dict[str, int]:
         if self.pad != "fixed":
-            return super().memory()
+            return super().memory_used()
         return self.engine.producer.drive(self._memory_of_fixed)
 
     def _memory_of_fixed(self) -> dict[str, int]:

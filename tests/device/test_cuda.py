@@ -114,7 +114,7 @@ def test_device_memory_stays_within_the_documented_bound(cuda, large):
         loader = make(large, input_nodes=large.train_mask, batch_size=1024, device=cuda, device_rows=0.3, depth=depth)
         for batch in loader:  # noqa: B007  (kept until the memory is read)
             torch.cuda.synchronize()
-        stated = loader.memory()
+        stated = loader.memory_used()
         assert torch.cuda.max_memory_allocated() - before <= stated["device"] + stated["batches"] + 2**21
         del loader, batch
 

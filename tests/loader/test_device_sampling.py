@@ -98,7 +98,7 @@ def test_copies_draw_the_same(interpreted, copied):
 def test_memory_counts_both_copies_of_the_graph(interpreted):
     one, other = make(known_data()), make(known_data(), sample_on="device")
     graph = other.node_sampler.topology.graph
-    assert other.memory()["graph"] - one.memory()["graph"] == graph.indptr.nbytes + graph.links.nbytes
+    assert other.memory_used()["graph"] - one.memory_used()["graph"] == graph.indptr.nbytes + graph.links.nbytes
 
 
 def stores():

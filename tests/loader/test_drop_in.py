@@ -1323,7 +1323,7 @@ def test_statistics_and_memory_add_up_over_types(device_rows):
     stats_ = loader.stats()
     assert stats_.batches == 3 and stats_.rows == stats_.rows_device + stats_.rows_host == rows
     assert (stats_.rows_device > 0) == (device_rows > 0) and (stats_.rows_host > 0) == (device_rows < 1)
-    memory = loader.memory()
+    memory = loader.memory_used()
     row_bytes = 2 * 4 + 8  # bytes of x and time
     assert memory["host"] == row_bytes * data.num_nodes and memory["cache"] == 0
     assert memory["device"] >= row_bytes * sum(int(device_rows * data[name].num_nodes) for name in data.node_types)

@@ -185,7 +185,7 @@ def padded_epochs(rank: int, root: str) -> list[bool]:
     for alpha in (0.0, 0.2):
         options = dict(input_nodes="train", batch_size=16, replication_factor=alpha, uneven="exact")
         plain, loader = bare(part, **options), fixed(part, **options)
-        known = loader.memory()["batches"]
+        known = loader.memory_used()["batches"]
         wanted, padded = list(plain), list(loader)
         for ours, theirs in zip(wanted, padded, strict=True):
             assert_same_but_for_padding(ours, theirs)
@@ -203,7 +203,7 @@ def test_each_rank_has_one_size_of_its_own(tmp_path):
 def test_a_loader_without_seeds_or_edges_has_a_size():
     assert list(fixed(Data(x=torch.zeros(5, 1), edge_index=torch.empty(2, 0, dtype=torch.int64)), batch_size=2))
     empty = fixed(input_nodes=torch.empty(0, dtype=torch.int64))
-    assert list(empty) == [] and empty.memory()["batches"] == 0
+    assert list(empty) == [] and empty.memory_used()["batches"] == 0
 
 
 # --- memory ------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_a_loader_without_seeds_or_edges_has_a_size():
 @pytest.mark.parametrize("static", [False, True])
 def test_the_memory_of_batches_is_known_before_the_first_batch(static):
     loader = fixed(static_buffers=static)
-    known = loader.memory()["batches"]
+    known = loader.memory_used()["batches"]
     assert loader.stats().batches == 0
     of_batch = sum(value.nbytes for value in tensors(next(iter(loader))).values()) + DATA.scale.nbytes
     assert known == 2 * of_batch, "the batch as it was sampled, which is at most as large, and the padded batch"
@@ -220,7 +220,7 @@ def test_the_memory_of_batches_is_known_before_the_first_batch(static):
 
 def test_memory_does_not_change_batches():
     loader, other = fixed(), fixed()
-    loader.memory()
+    loader.memory_used()
     for batch, again in zip(loader, other, strict=True):
         assert_equal(batch, again)
 

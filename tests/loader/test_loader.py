@@ -758,7 +758,7 @@ def test_stats_add_up(data):
 @pytest.mark.parametrize("device_rows", [0, 0.3, 1.0])
 def test_memory_adds_up(device_rows):
     data = Data(edge_index=random_data(N, 1500).edge_index, x=torch.zeros(N, 16), y=torch.zeros(N, dtype=torch.int64))
-    memory = make(data, device_rows=device_rows).memory()
+    memory = make(data, device_rows=device_rows).memory_used()
     row_bytes = 16 * 4 + 8
     assert memory["host"] == N * row_bytes
     assert memory["cache"] == 0

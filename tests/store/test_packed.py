@@ -133,7 +133,7 @@ def test_x_is_delivered_in_the_dtype_that_was_asked_for(stored, delivered, on_de
     for one, other in zip(want, got, strict=True):
         assert other.x.dtype == delivered and torch.equal(one.x.to(delivered), other.x)
         assert other.other.dtype == torch.float64, "only x is converted"
-    assert loader.memory()["host"] == make(data).memory()["host"], "rows are kept in the stored dtype"
+    assert loader.memory_used()["host"] == make(data).memory_used()["host"], "rows are kept in the stored dtype"
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def _share_a_cache(rank: int, root: str) -> None:
     part = salientpp.load(root)
     make_loader = lambda **options: NeighborLoader(part, [4, 3], "train", batch_size=16, seed=3, **options)  # noqa: E731
     owner = make_loader(replication_factor=0.5, device_cache=120)
-    assert owner.memory()["device"] == 120 and len(owner.cache.device_members) == 10
+    assert owner.memory_used()["device"] == 120 and len(owner.cache.device_members) == 10
     other = packed(make_loader(cache=owner.cache))
     assert other.cache.device_rows is owner.cache.device_rows
     assert_same_batches(list(other), list(owner))
@@ -215,10 +215,10 @@ def test_memory_of_batches_in_flight_is_counted_and_bounded(data):
     data = Data(x=torch.zeros(N, 16), edge_index=data.edge_index)
     for depth, most in [(1, 2), (3, 3), (10, 6)]:
         loader = packed(make(data, depth=depth, device_rows=0.5))
-        assert loader.memory()["batches"] == 0
+        assert loader.memory_used()["batches"] == 0
         sizes = [batch.x.nbytes + batch.edge_index.nbytes + batch.n_id.nbytes + batch.e_id.nbytes for batch in loader]
         # A batch, its inputs (packed rows, places), and its other attributes.
-        assert most * max(sizes) < loader.memory()["batches"] < most * 2.5 * max(sizes)
+        assert most * max(sizes) < loader.memory_used()["batches"] < most * 2.5 * max(sizes)
 
 
 def test_the_device_holds_no_more_batches_than_memory_reports(data):
@@ -308,8 +308,8 @@ def test_values_that_are_not_an_amount_of_memory_give_none(given):
 
 def test_device_memory_is_a_fraction_or_bytes():
     part = NeighborLoader(random_data(), [3], batch_size=8)
-    whole = NeighborLoader(random_data(), [3], batch_size=8, device_rows=1).memory()["device"]
-    assert part.memory()["device"] == 0 < whole
+    whole = NeighborLoader(random_data(), [3], batch_size=8, device_rows=1).memory_used()["device"]
+    assert part.memory_used()["device"] == 0 < whole
     row_bytes = part.engine.basis.source.row_bytes[None]
     for given in (0.25, 100 * row_bytes, f"{100 * row_bytes}B"):
         loader = NeighborLoader(random_data(), [3], batch_size=8, device_rows=given)

@@ -145,7 +145,7 @@ def test_rows_of_a_data_can_come_from_a_custom_source(tmp_path, kept, on_device)
     loader = NeighborLoader(data, [4, 3], data.train_mask, columns={"x": source}, **OPTIONS)
     assert_same_batches(list(packed(loader) if on_device else loader), want)
     assert source.taken == loader.stats().rows_host > 0
-    assert loader.memory()["host"] == sum(data[name].nbytes for name in data.node_attrs() if name != "x")
+    assert loader.memory_used()["host"] == sum(data[name].nbytes for name in data.node_attrs() if name != "x")
 
 
 def test_rows_of_one_type_can_come_from_a_custom_source(tmp_path):

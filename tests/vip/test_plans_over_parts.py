@@ -60,7 +60,7 @@ def _plan(rank: int, root: str, link: bool, options: dict[str, Any], seeds: Any)
     cached = {type_: of_type.members.ids.tolist() for type_, of_type in cache.by_type.items()}
     tiers = loader.engine.producer.fetch.tiers
     near = {type_: [tier.members.ids.tolist() for tier in of_type.near] for type_, of_type in tiers.items()}
-    padded = loader.memory()["batches"] if "pad" in options else None
+    padded = loader.memory_used()["batches"] if "pad" in options else None
     lists = {
         Path(name).parent.name
         for name in opened

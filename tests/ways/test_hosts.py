@@ -425,7 +425,7 @@ def proportional(rank: int, root: str) -> tuple[int, int, int]:
     for tensor in (*loader.cache.rows.values(), loader.cache.members.ids, loader.cache.members.words):
         tensor.sum()  # every rank reads it
     torch.distributed.barrier()
-    seen = mapping("Pss"), loader.cache.nbytes + loader.cache.members.ids.nbytes, loader.memory()["cache"]
+    seen = mapping("Pss"), loader.cache.nbytes + loader.cache.members.ids.nbytes, loader.memory_used()["cache"]
     torch.distributed.barrier()
     return seen
 

@@ -73,7 +73,7 @@ def compare(rank: int, root: str, cases: list[dict[str, Any]], budgets: list, ra
             expected = expected or batches
             for one, other in zip(expected, batches, strict=True):
                 assert same(one.to_dict(), other.to_dict()), (case, budget)
-            found.append((loader.stats(), loader.memory().get("topology_cache", 0)))
+            found.append((loader.stats(), loader.memory_used().get("topology_cache", 0)))
     return found
 
 

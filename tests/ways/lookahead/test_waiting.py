@@ -153,7 +153,7 @@ def _memory(rank: int, root: str) -> dict[int, int]:
         loader = _loader(root, lookahead=window, replication_factor=0.8)
         for _ in loader:
             pass
-        found[window] = loader.memory()["batches"]
+        found[window] = loader.memory_used()["batches"]
     return found
 
 
@@ -167,7 +167,7 @@ def _auto(rank: int, root: str) -> tuple[int, int, int]:
     static = _loader(root, lookahead=0, replication_factor=0.8)
     for _ in loader:
         pass
-    return loader.engine.producer.waits, loader.memory()["batches"], static.memory()["cache"]
+    return loader.engine.producer.waits, loader.memory_used()["batches"], static.memory_used()["cache"]
 
 
 def test_auto_lets_waiting_batches_take_about_as_much_memory_as_the_cache(roots):

@@ -166,8 +166,8 @@ def test_memory_never_exceeds_a_static_cache(root):
 def _memory(rank: int, root: str) -> bool:
     part = salientpp.load(root)
     for alpha, lookahead in ((0.3, 1), (0.3, 5), (0.3, "auto"), (0.8, 30)):
-        ours = _loader(part, replication_factor=alpha, lookahead=lookahead).memory()
-        static = _loader(part, replication_factor=alpha, lookahead=0).memory()
+        ours = _loader(part, replication_factor=alpha, lookahead=lookahead).memory_used()
+        static = _loader(part, replication_factor=alpha, lookahead=0).memory_used()
         assert ours["lookahead"] > 0 and 0.8 * static["cache"] < ours["cache"] + ours["lookahead"] <= static["cache"]
         assert "lookahead" not in static
     return True
@@ -451,7 +451,7 @@ def _on_hosts(rank: int, root: str, window: Any, alpha: float) -> tuple[Any, ...
         for batch, want in zip(loader, static, strict=True):
             assert torch.equal(batch.x, want.x) and torch.equal(batch.n_id, want.n_id)
     ahead, whole = ahead_of(loader), len(static.cache) * static.cache.row_bytes
-    memory = sum(loader.memory().get(name, 0) for name in ("cache", "lookahead"))
+    memory = sum(loader.memory_used().get(name, 0) for name in ("cache", "lookahead"))
     return ahead is not None, memory, whole, loader.stats().rows_remote, static.stats().rows_remote
 
 
