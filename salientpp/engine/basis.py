@@ -62,11 +62,11 @@ class Basis:
     @contextlib.contextmanager
     def remembering(self) -> Iterator[None]:
         """Keeps the results of :meth:`once` inside the ``with`` block, for plans of several ways."""
-        self._remembered = {} if self._remembered is None else self._remembered
+        before, self._remembered = self._remembered, {} if self._remembered is None else self._remembered
         try:
             yield
         finally:
-            self._remembered = None
+            self._remembered = before
 
     def once(self, key: Any, compute: Callable[[], Out]) -> Out:
         """Returns ``compute()``. While :meth:`remembering` lasts, it is computed once for each key."""

@@ -26,12 +26,12 @@ from salientpp.engine.seeds import Seeds
 from salientpp.engine.shares import Shares, check_units, seeds_by_part, seeds_of_parts
 from salientpp.engine.source import BatchSource, open_partition, sources_in
 from salientpp.loader.bookmark import Bookmark
-from salientpp.loader.construction import connect, engine_together, facts_of, prepare_together, ways_of
+from salientpp.loader.construction import connect, facts_of, prepare_together
 from salientpp.loader.device_sampling import draw_on_device
 from salientpp.loader.fingerprint import fingerprint_of
 from salientpp.loader.order import GivenOrder, checked_positions
-from salientpp.loader.padded_loader import PaddedLoader
 from salientpp.loader.padding import check_padding
+from salientpp.loader.planned_loader import PlannedLoader
 from salientpp.loader.pyg_arguments import SamplingOptions, check_order, normalise_numbers
 from salientpp.loader.samplers import OrderedSampler, RanksSampler, ShuffledSampler
 from salientpp.loader.values import Options
@@ -43,7 +43,7 @@ from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.exchange import Message
 from salientpp.ways.cache import check_given
 from salientpp.ways.hosts import agree_on_hosts, checked_hosts
-from salientpp.ways.sums.check import check_partial
+from salientpp.ways.sums.check import check_partial, why_no_sums
 
 #: Largest batch size: vertices of an MFG are counted in 32 bits.
 _MOST_SEEDS = 2**31 - 1
@@ -62,7 +62,7 @@ class _Prepared:
     placement: Placement  # if processes share an object, the placement has one part: the object
 
 
-class BatchLoader(PaddedLoader):
+class BatchLoader(PlannedLoader):
     """Base of both loaders. Each subclass says which data it takes and what its seeds are; ``kwargs`` are the arguments of torch's ``DataLoader``."""
 
     #: Types that ``data`` may have, besides a pair of stores.
@@ -90,20 +90,15 @@ class BatchLoader(PaddedLoader):
         self._calls = 0
         self._adapt_seeds(prepared.source.seeds, everyone)
         self._bookmark = self._make_bookmark(prepared, everyone)
-        ways = ways_of(prepared.options, everyone)
-        self.engine = engine_together(self._make_basis(comm, prepared), ways, "make its loader")
+        self._make_engine(self._make_basis(comm, prepared), prepared.options, everyone)
         self._pad_together()
 
     # --- construction -------------------------------------------------------------------------------------
 
     def _prepare(self, comm: Comm, sampling: SamplingOptions, options: Options, kwargs: dict[str, Any]) -> _Prepared:
         """Takes those construction steps that need no answers of other ranks. Raises an error if an argument is wrong."""
-        for name in ("partial_aggregation", "partial_weight"):
-            if name in kwargs:
-                raise ValueError(
-                    f"{name}= is for a NeighborLoader; {type(self).__name__} makes batches of edges, which have no sums; leave it out"
-                )
         options = options.checked(self.device)
+        self._check_sums(options, kwargs)
         self._own_ways = options.own_ways
         # The value in use may differ from the given one. These attributes are set elsewhere.
         elsewhere = ("device", "seed", "cache", "timeout")
@@ -133,6 +128,12 @@ class BatchLoader(PaddedLoader):
             )
         if options.partial_aggregation is not None:
             check_partial(self.data, source, options.partial_aggregation, options.partial_weight)
+        elif "sums" in options.allow and why_no_sums(self.data, source) is None:
+            check_partial(self.data, source, "mean", options.partial_weight)
+        if options.is_planned and not self._orders_itself:
+            raise ValueError(
+                "device_memory= plans from the batches of an epoch, which a sampler of yours orders; pass device_rows= instead"
+            )
         if options.join_logical_ranks and self._has_hooks:
             raise ValueError(
                 f"{type(self).__name__} overrides collate_fn or filter_fn, which make batches of one logical rank; pass transform=, or drop join_logical_ranks"
@@ -154,6 +155,16 @@ class BatchLoader(PaddedLoader):
         seeds = seeds_of_parts(source, placement, split) if partitioned else [[0, 1, source.seeds.number, ""]]
         facts = facts_of(source, seeds, options, self._settings(), self._hosts, kwargs.get("generator"))
         return _Prepared(source, self._with_facts_of_seeds(facts, source), options, placement)
+
+    def _check_sums(self, options: Options, kwargs: Mapping[str, Any]) -> None:
+        """Raises ValueError if sums are asked of a loader that has none: the options of sums are then among the arguments of torch's ``DataLoader``."""
+        wrong = next((name for name in ("partial_aggregation", "partial_weight") if name in kwargs), None)
+        if wrong is None and "sums" in options.allow and not hasattr(self, "input_nodes"):
+            wrong = "allow=('sums',)"
+        if wrong is not None:
+            raise ValueError(
+                f"{wrong}{'' if '=' in wrong else '='} is for a NeighborLoader; {type(self).__name__} makes batches of edges, which have no sums; leave it out"
+            )
 
     def _init_data_loader(self, source: BatchSource, num_ranks: int, kwargs: dict[str, Any]) -> None:
         """Initialises torch's ``DataLoader`` over the positions of the seeds."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch_geometric.sampler import EdgeSamplerInput
@@ -24,6 +24,8 @@ from salientpp.ways.device import DeviceRows
 from salientpp.ways.lookahead.way import Lookahead
 from salientpp.ways.sums.way import SumsOfRows
 from salientpp.ways.topology_cache import TopologyCache
+
+Out = TypeVar("Out")
 
 
 def connect(data: Any, kinds: tuple[type, ...], kinds_in_words: str, options: Options) -> tuple[Comm, torch.device]:
@@ -81,9 +83,13 @@ def prepare_together(comm: Comm, prepare: Callable[[], Any], action: str) -> tup
 
 def engine_together(basis: Basis, ways: Sequence[Way], action: str) -> Engine:
     """Makes the engine. Collective; an error on this rank is reported to the others."""
-    comm = basis.comm
+    return reported(basis.comm, lambda: Engine(basis, ways), action)
+
+
+def reported(comm: Comm, function: Callable[[], Out], action: str) -> Out:
+    """Returns ``function()``, which every rank calls; an error on this rank is reported to the others."""
     try:
-        return Engine(basis, ways)
+        return function()
     except BaseException as error:
         comm.report_failure(f"rank {comm.rank}{comm.of} could not {action}: {type(error).__name__}: {error}")
         raise
@@ -98,7 +104,8 @@ def ways_of(options: Options, everyone: Sequence[Facts]) -> list[Way]:
         ways.append(DeviceRows(options.device_rows))
     if options.cache is not None:
         ways.append(GivenCache(options.cache))
-    if any(facts.fills_cache for facts in everyone):  # one rank is enough, because fetching is collective
+    # One rank is enough, because fetching is collective.
+    if options.replication_factor or any(facts.fills_cache for facts in everyone):
         how = options.replication_factor, options.policy, options.device_cache
         ways.append(Lookahead(options.lookahead, *how) if options.lookahead else Cache(*how))
     if options.partial_aggregation is not None:
@@ -139,7 +146,9 @@ def facts_of(
             "shared_draws": None,
             **{name: bool(value) if name == "replace" else value for name, value in draws.items()},
             **dict.fromkeys(options.facts(of_host=True)),  # the same names on all ranks
-            **options.facts(of_host=bool(ranks_by_host) or source.rounds_topology is not None),
+            **options.facts(of_host=bool(ranks_by_host) or source.rounds_topology is not None or options.is_planned),
+            # The ranks plan together, so options that each rank may choose otherwise are compared.
+            "device_rows and device_cache": [options.device_rows, options.device_cache] if options.is_planned else None,
             "columns": [
                 [
                     *(word for word in column if word is not None),

@@ -105,7 +105,8 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
                 "Received conflicting 'input_time' and 'time_attr' arguments: 'input_time' is set while 'time_attr' is not set."
             )
         if isinstance(data, PartitionedGraph):
-            messages = messages_of(self.partial_aggregation, self.partial_weight)
+            reduction = "mean" if "sums" in self.allow else self.partial_aggregation
+            messages = messages_of(reduction, self.partial_weight)
             return self._open_partition(
                 comm, sampling, lambda part, sampler: vertices_of_part(part, sampler, *given), messages
             )

@@ -4,22 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
 
-from salientpp.arguments import as_amount, as_integer, as_real
-from salientpp.engine.option import Check, Option, amount, declared_in, flag, integer, num_bytes
+from salientpp.engine.option import Option, amount, declared_in, flag, integer, num_bytes
 from salientpp.engine.way import Way
+from salientpp.loader.checks import (
+    budget,
+    check_allow,
+    check_alpha,
+    check_cache,
+    check_dtype,
+    check_machines,
+    check_policy_option,
+    check_sample_on,
+    check_seed,
+    check_sigma,
+    check_ways,
+    one_of,
+)
 from salientpp.loader.pyg_arguments import TorchArguments
 from salientpp.ranks.comm import DEFAULT_TIMEOUT
 from salientpp.sampling.neighbor_sampler import SharedDraws
 from salientpp.sampling.schedule import UNEVEN
 from salientpp.store.cache import FeatureCache, TypedFeatureCache
 from salientpp.store.rows import RowSource
-from salientpp.vip.policies import Policy, check_policy, check_replication_factor
+from salientpp.vip.policies import Policy
 from salientpp.ways.lookahead.shape import Window, check_lookahead
+from salientpp.ways.planner.machines import Machines
 from salientpp.ways.sums.plan import REDUCTIONS, PartialAggregation
 
 #: Rule for ranks with different numbers of batches, see :mod:`salientpp.sampling.schedule`. None: 'wrap' for shuffled seeds (training), and 'exact'
@@ -30,69 +45,56 @@ Uneven = Literal["wrap", "drop", "exact", "error"] | None
 Pad = Literal["bucket", "fixed"] | None
 
 
-def _check_policy(name: str, value: Any) -> Policy:
-    check_policy(value)
-    return value
+class Planned(TypedDict, total=False):
+    """One memory budget."""
 
+    memory: Annotated[
+        int | str | None,
+        Option(
+            default=None,
+            check=budget("a host's memory"),
+            agree="yes",
+            help="On a partitioned graph: [bytes](#amounts-of-memory) of a host's memory for copies of rows and lists. The loader then chooses cache, "
+            "lookahead, sums and copies of lists itself, so that an epoch takes the least time, see [memory "
+            "budget](../how-to/plan.md#one-memory-budget). The ranks of a "
+            "host share the bytes. The rank's own rows, the topology and the batches in flight are not part of them. Options that you give are not chosen",
+        ),
+    ]
 
-def _check_alpha(name: str, value: Any) -> float | int:
-    if not isinstance(value, str):
-        return check_replication_factor(value)
-    num_bytes = as_amount(value)
-    if num_bytes is None:
-        raise ValueError(
-            f"{name} must be >= 0 (α, cached rows per part over N / K), or bytes such as '2GiB', got {value!r}"
-        )
-    return num_bytes
+    device_memory: Annotated[
+        int | str | None,
+        Option(
+            default=None,
+            check=budget("the device's memory"),
+            agree="yes",
+            help="[Bytes](#amounts-of-memory) of the rank's `device` for copies of rows. The loader then chooses `device_rows` and `device_cache` itself. "
+            "Needs a `device` other than the CPU",
+        ),
+    ]
 
+    machines: Annotated[
+        str | Path | Machines | None,
+        Option(
+            default=None,
+            check=check_machines,
+            agree="yes",
+            plain=lambda machines: None if machines is None else machines.to_dict(),
+            help="With `memory` or `device_memory`: constants of the machines, as the path of a file that [`salientpp calibrate`](cli.md#calibrate) wrote, or "
+            "as a `Machines`. `None`: a few constants are measured when the loader is made",
+        ),
+    ]
 
-def _check_cache(name: str, value: Any) -> FeatureCache | TypedFeatureCache | None:
-    if value is not None and not isinstance(value, (FeatureCache, TypedFeatureCache)):
-        raise TypeError(f"{name} must be the cache of another loader (loader.cache), got {type(value).__name__}")
-    return value
-
-
-def _check_dtype(name: str, value: Any) -> torch.dtype | None:
-    if value is not None and not isinstance(value, torch.dtype):
-        raise ValueError(f"{name} must be a torch.dtype (dtype of delivered x) or None, got {value!r}")
-    return value
-
-
-def _one_of(expected: str, *words: str) -> Check:
-    """Returns a check that accepts None and these words; ``expected`` describes them in the error."""
-
-    def check(name: str, value: Any) -> Any:
-        if value is not None and (not isinstance(value, str) or value not in words):
-            raise ValueError(f"{name} must be {expected}, got {value!r}")
-        return value
-
-    return check
-
-
-def _check_sample_on(name: str, value: Any) -> str:
-    if not isinstance(value, str) or value not in ("host", "device"):
-        raise ValueError(f"{name} must be 'host' or 'device' (where neighbours are drawn), got {value!r}")
-    return value
-
-
-def _check_sigma(name: str, value: Any) -> float:
-    number = as_real(value)
-    if number is None or number < 0:
-        raise ValueError(f"{name} must be a number >= 0 (standard deviations above the expected size), got {value!r}")
-    return number
-
-
-def _check_seed(name: str, value: Any) -> int | None:
-    if value is not None and as_integer(value) is None:
-        raise ValueError(f"{name} must be an integer or None, got {value!r}")
-    return None if value is None else as_integer(value)
-
-
-def _check_ways(name: str, value: Any) -> Sequence[Way]:
-    wrong = next((way for way in value if not isinstance(way, Way)), None)
-    if wrong is not None:
-        raise TypeError(f"{name} must contain objects of salientpp.engine.way.Way, got {type(wrong).__name__}")
-    return value
+    allow: Annotated[
+        Sequence[str],
+        Option(
+            default=(),
+            check=check_allow,
+            agree="yes",
+            plain=list,
+            help="With `memory`: ways that change batches, and that the loader may still choose. `'sums'`: `partial_aggregation='mean'`; the model then "
+            "needs `salientpp.nn.merge_partial`",
+        ),
+    ]
 
 
 class Memory(TypedDict, total=False):
@@ -102,7 +104,7 @@ class Memory(TypedDict, total=False):
         float | str,
         Option(
             default=0.0,
-            check=_check_alpha,
+            check=check_alpha,
             agree="hosts",
             help="Size of the cache, α ≥ 0. Each rank caches `floor(α N / K)` remote rows. Text such as `'2GiB'` is a number of "
             "[bytes](#amounts-of-memory). If [several ranks share a host](../explanation/concepts.md#hosts-with-several-ranks), α counts per "
@@ -114,7 +116,7 @@ class Memory(TypedDict, total=False):
         Policy,
         Option(
             default="vip",
-            check=_check_policy,
+            check=check_policy_option,
             agree="hosts",
             plain=lambda policy: policy if isinstance(policy, str) else getattr(policy, "__qualname__", "a function"),
             help="Cache policy that scores the vertices: `'vip'`, `'vip-hop'`, `'degree'`, `'halo'`, `'wpr'`, `'paths'`, `'simulation'`, "
@@ -126,7 +128,7 @@ class Memory(TypedDict, total=False):
         FeatureCache | TypedFeatureCache | None,
         Option(
             default=None,
-            check=_check_cache,
+            check=check_cache,
             help="The `cache` of another loader, which this loader then shares. `replication_factor` adds rows that the given cache lacks",
         ),
     ]
@@ -195,7 +197,7 @@ class Columns(TypedDict, total=False):
         torch.dtype | None,
         Option(
             default=None,
-            check=_check_dtype,
+            check=check_dtype,
             agree="yes",
             plain=str,
             help="Dtype of delivered `x`; a plain cast on `device`. `None`: the dtype of the data, also if `store_as` or `send_as` made "
@@ -207,7 +209,7 @@ class Columns(TypedDict, total=False):
         Pad,
         Option(
             default=None,
-            check=_one_of("'bucket', 'fixed' or None", "bucket", "fixed"),
+            check=one_of("'bucket', 'fixed' or None", "bucket", "fixed"),
             help="Pad batches, for [compiled models](../how-to/gpu.md#compile-a-model). `'bucket'`: to few sizes. `'fixed'`: to one size, "
             "which few batches exceed. See [padding](batch.md#padding)",
         ),
@@ -217,7 +219,7 @@ class Columns(TypedDict, total=False):
         float,
         Option(
             default=3.0,
-            check=_check_sigma,
+            check=check_sigma,
             help="With `pad='fixed'`: the size of batches is the expected size plus this number of standard deviations",
         ),
     ]
@@ -240,7 +242,7 @@ class Sampling(TypedDict, total=False):
         int | None,
         Option(
             default=None,
-            check=_check_seed,
+            check=check_seed,
             agree="yes",
             identifies=True,
             plain=None,
@@ -279,7 +281,7 @@ class Sampling(TypedDict, total=False):
         Literal["host", "device"],
         Option(
             default="host",
-            check=_check_sample_on,
+            check=check_sample_on,
             help="Where neighbours are drawn: `'host'`, or `'device'`, by kernels on `device`, see [GPU](../how-to/gpu.md#sample-on-the-device). Batches are "
             "the same. `'device'` needs Triton, one vertex type and uniform draws. Each sampling thread waits for the device, and the training loop does not",
         ),
@@ -289,7 +291,7 @@ class Sampling(TypedDict, total=False):
         Uneven,
         Option(
             default=None,
-            check=_one_of(f"one of {', '.join(map(repr, UNEVEN))}", *UNEVEN),
+            check=one_of(f"one of {', '.join(map(repr, UNEVEN))}", *UNEVEN),
             agree="yes",
             identifies=True,
             plain=None,
@@ -418,7 +420,7 @@ class FewerBytes(TypedDict, total=False):
         Sequence[Way],
         Option(
             default=(),
-            check=_check_ways,
+            check=check_ways,
             agree="yes",
             plain=lambda ways: [way.name for way in ways],
             help="Further methods that move fewer bytes for the same batches: objects of `salientpp.engine.way.Way`, the same on all ranks",
@@ -433,7 +435,7 @@ class Sums(TypedDict, total=False):
         PartialAggregation,
         Option(
             default=None,
-            check=_one_of("'auto', 'sum', 'mean', 'max' or None", "auto", *REDUCTIONS),
+            check=one_of("'auto', 'sum', 'mean', 'max' or None", "auto", *REDUCTIONS),
             agree="yes",
             help="On a partitioned graph with one vertex type: `'sum'`, `'mean'` or `'max'` of a vertex's remote neighbours in the last hop "
             "replaces their rows, where that takes fewer bytes. With an accelerator as `device`, sums also replace rows that the host would copy to it. "
@@ -456,7 +458,7 @@ class Sums(TypedDict, total=False):
     ]
 
 
-class LoaderOptions(Memory, Columns, Sampling, Pipeline, Ranks, FewerBytes, TorchArguments, total=False):
+class LoaderOptions(Planned, Memory, Columns, Sampling, Pipeline, Ranks, FewerBytes, TorchArguments, total=False):
     """Options that both loaders have besides PyG's arguments, for editors and type checkers."""
 
 
@@ -465,7 +467,7 @@ class NeighborLoaderOptions(LoaderOptions, Sums, total=False):
 
 
 #: Groups of options. The first line of a group's docstring is the title of its table. Only NeighborLoader has the options of ``Sums``.
-GROUPS: list[type] = [Memory, Columns, Sampling, Pipeline, Ranks, FewerBytes, Sums]
+GROUPS: list[type] = [Planned, Memory, Columns, Sampling, Pipeline, Ranks, FewerBytes, Sums]
 
 #: Name -> declaration.
 OPTIONS: dict[str, Option] = {name: option for group in GROUPS for name, (_, option) in declared_in(group).items()}

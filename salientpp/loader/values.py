@@ -7,6 +7,7 @@ needs them. Everything else (:meth:`Options.checked`) is checked afterwards, so 
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -20,6 +21,7 @@ from salientpp.loader.options import OPTIONS
 from salientpp.ranks.comm import DEFAULT_TIMEOUT
 from salientpp.store.assembly import has_kernel
 from salientpp.vip.policies import PROBABILITIES
+from salientpp.ways.planner.choices import Choice
 
 #: (an option, an option that it excludes) -> reason.
 EXCLUDED: Mapping[tuple[str, str], str] = {
@@ -52,7 +54,7 @@ class Options(Values):
         found = self.checked_alone()
         for one, other in EXCLUDED:
             value = getattr(found, one)
-            if _is_given(value) and _is_given(getattr(found, other)):
+            if is_given(value) and is_given(getattr(found, other)):
                 given = f"={value!r}" if isinstance(value, (int, float, str)) else "="
                 raise ValueError(f"{one}{given} excludes {other}=: {EXCLUDED[one, other]}; leave one of them out")
         if found.zero_copy and device.type != "cpu" and not has_kernel(device):
@@ -66,7 +68,17 @@ class Options(Values):
                 f"lookahead={found.lookahead!r} plans by inclusion probabilities, so policy must be {' or '.join(map(repr, PROBABILITIES))}, "
                 f"got {found.policy!r}; leave one of them out"
             )
-        if found.partial_weight is not None and found.partial_aggregation is None:
+        if found.device_memory is not None and device.type == "cpu":
+            raise ValueError(
+                f"device_memory={found.device_memory} is memory of an accelerator, but device is the CPU; pass device= too, or leave device_memory out"
+            )
+        for name, has_use in (("machines", found.is_planned), ("allow", found.memory is not None)):
+            if getattr(found, name) != OPTIONS[name].default and not has_use:
+                raise ValueError(
+                    f"{name}= applies only to a plan within a memory budget; pass memory= too, or leave {name} out"
+                )
+        sums_may_come = found.partial_aggregation is not None or "sums" in found.allow
+        if found.partial_weight is not None and not sums_may_come:
             raise ValueError(
                 f"partial_weight={found.partial_weight!r} applies only to sums of rows; pass partial_aggregation= too, or leave partial_weight out"
             )
@@ -76,6 +88,29 @@ class Options(Values):
                 raise ValueError(
                     f"{name}={value!r} applies only to batches of one size; pass pad='fixed', or leave {name} out"
                 )
+        return found
+
+    @property
+    def is_planned(self) -> bool:
+        """True if ways are chosen within a memory budget."""
+        return self.memory is not None or self.device_memory is not None
+
+    @property
+    def given_choice(self) -> dict[str, Any]:
+        """Values of the options that a plan may not choose, by the names of :class:`~salientpp.ways.planner.choices.Choice`."""
+        values = {name: getattr(self, option) for name, option in Choice.OPTIONS.items()}
+        fixed = set() if self.memory is not None else {"cache", "lookahead", "sums", "lists"}
+        fixed |= set() if self.device_memory is not None else {"device_rows", "device_cache"}
+        return {
+            name: value
+            for name, value in values.items()
+            if name in fixed or value != OPTIONS[Choice.OPTIONS[name]].default
+        }
+
+    def with_choice(self, choice: Choice) -> Options:
+        """Returns a copy of these options with the chosen ways."""
+        found = copy.copy(self)
+        found.__dict__.update(choice.options)
         return found
 
     def checked_device(self) -> torch.device:
@@ -133,6 +168,11 @@ class Options(Values):
             raise ValueError(
                 f"{name}= applies only to a partitioned graph, whose ranks share an epoch's batches; leave it out"
             )
+        if self.memory is not None:
+            raise ValueError(
+                f"memory={self.memory} is for copies of rows and lists of other ranks, but an object in memory has all its rows and lists here; leave it out "
+                "(device_memory is for copies on the device)"
+            )
         if self.topology_cache:
             raise ValueError(
                 "topology_cache applies only to a partitioned graph whose topology is stored in parts; an object in memory has all its lists here; leave it out"
@@ -176,5 +216,5 @@ class Options(Values):
         return share[0], share[1]
 
 
-def _is_given(value: Any) -> bool:
+def is_given(value: Any) -> bool:
     return bool(value) if isinstance(value, (bool, int, float, str, Mapping)) else value is not None

@@ -147,6 +147,9 @@ class GivenCache(Way):
     def __init__(self, cache: FeatureCache | TypedFeatureCache) -> None:
         self.cache = cache
 
+    def choose(self, basis: Basis, tiers: TiersByType) -> TiersByType:
+        return with_copies(basis, tiers, self.cache)
+
     def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
         if basis.zero_copy:
             self.cache = self.cache.pinned()

@@ -26,8 +26,10 @@ import salientpp
 from salientpp import NeighborLoader
 from salientpp.datasets import synthetic
 from salientpp.sampling.schedule import Schedule, batch_key
+from salientpp.ways.planner.machines import Link, Machines
 
 FANOUTS, BATCH = [5, 3, 2], 16
+MACHINES = Machines(between=Link(1e6, 1e-5))
 
 
 def _partition(root: Path, num_parts: int, **options) -> str:
@@ -695,6 +697,9 @@ _DIFFERENT = {
     "draw_block": (1, 4, "draw_block"),
     "send_as": ({}, {"send_as": {"x": "fp16"}}, "send_as"),
     "depth": (3, 4, "depth"),
+    "memory": (2000, 3000, "memory"),
+    "machines": ({"memory": 0, "machines": MACHINES}, {"memory": 0}, "machines"),
+    "allow": ({"memory": 0, "allow": ["sums"]}, {"memory": 0}, "allow"),
     "partial_aggregation": (None, "sum", "partial_aggregation"),
     "partial_weight": (
         {"partial_aggregation": "sum"},
@@ -735,7 +740,7 @@ _DIFFERENT = {
 _APART = {
     "data", "input_time", "temporal_strategy", "weight_attr", "neighbor_sampler", "process_group", "dataset", "collate_fn",
     "sampler", "batch_sampler", "multiprocessing_context", "cache", "device", "input_id", "custom_cls", "share", "ways",
-    "sample_on", "topology_cache",
+    "sample_on", "topology_cache", "device_memory",
 }  # fmt: skip
 
 

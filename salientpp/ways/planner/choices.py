@@ -7,10 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from salientpp.arguments import as_real
 from salientpp.engine.way import Way
 from salientpp.ways.cache import Cache
 from salientpp.ways.device import DeviceRows
+from salientpp.ways.lookahead.shape import check_lookahead
 from salientpp.ways.lookahead.way import Lookahead
+from salientpp.ways.sums.plan import REDUCTIONS
 from salientpp.ways.sums.way import SumsOfRows
 from salientpp.ways.topology_cache import TopologyCache
 
@@ -55,6 +58,27 @@ class Choice:
         """The values by the names of the loaders' options."""
         return {option: getattr(self, name) for name, option in self.OPTIONS.items()}
 
+    @classmethod
+    def of(cls, options: Any) -> Choice:
+        """Reverses :attr:`options`.
+
+        Raises:
+            ValueError: these are not values of the options.
+        """
+        names = list(cls.OPTIONS.values())
+        if not isinstance(options, Mapping) or sorted(options) != sorted(names):
+            raise ValueError(f"a plan must have the entries {', '.join(names)}, got {options!r}")
+        values = {name: options[option] for name, option in cls.OPTIONS.items()}
+        for name in ("cache", "lists", "device_rows", "device_cache"):
+            amount = as_real(values[name])
+            if amount is None or amount < 0:
+                raise ValueError(f"{cls.OPTIONS[name]} of a plan must be a number >= 0, got {values[name]!r}")
+        if values["sums"] not in (None, "auto", *REDUCTIONS):
+            raise ValueError(
+                f"partial_aggregation of a plan must be one of {', '.join(REDUCTIONS)} or None, got {values['sums']!r}"
+            )
+        return cls(**{**values, "lookahead": check_lookahead(values["lookahead"])})
+
     def ways(self, policy: Any = "vip", weight: str | None = None) -> list[Way]:
         """Returns the ways of this choice, in the order in which they act."""
         ways: list[Way] = []
@@ -87,7 +111,8 @@ class Budget:
     Attributes:
         memory: bytes of a host's memory for copies of rows and lists.
         device_memory: bytes of a rank's device.
-        all_rows: bytes of all rows of other parts, and their sets. A larger cache holds no more.
+        all_rows: bytes of all rows of other parts. A larger cache holds no more.
+        index: bytes of the index of cached rows, which every cache needs beside its rows.
         all_lists: bytes of all neighbour lists of other parts; 0 if every host has the topology.
         looks_ahead: True if a lookahead cache is possible.
         sums: reduction that sums may use; None: no sums.
@@ -97,6 +122,7 @@ class Budget:
     memory: int
     device_memory: int = 0
     all_rows: int = 0
+    index: int = 0
     all_lists: int = 0
     looks_ahead: bool = True
     sums: str | None = None
@@ -108,14 +134,15 @@ class Budget:
 
     def _all(self) -> Iterator[Choice]:
         for lists in dict.fromkeys(self._lists()):
-            cache = max(0, min(self.memory - lists, self.all_rows))
             for own, cached in self._on_device():
+                # Copies on the device have an index of their own, which the host holds too.
+                cache = max(0, min(self.memory - lists - (2 if cached else 1) * self.index, self.all_rows))
                 on_device: dict[str, Any] = {"device_rows": own, "device_cache": cached}
                 yield Choice(cache, lists=lists, **on_device)
                 if self.sums is not None:
                     yield Choice(cache, sums=self.sums, lists=lists, **on_device)
-                if self.looks_ahead and cache:
-                    yield Choice(cache, lookahead="auto", lists=lists, device_rows=self.device_memory)
+                if self.looks_ahead and cache and not cached:
+                    yield Choice(cache, lookahead="auto", lists=lists, **on_device)
 
     def _lists(self) -> Iterable[int]:
         """Returns amounts of memory for lists, beginning with none."""

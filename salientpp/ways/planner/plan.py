@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from salientpp.engine.basis import Basis
@@ -13,6 +12,7 @@ from salientpp.ways.lookahead.way import Lookahead
 from salientpp.ways.planner.choices import Budget, Choice
 from salientpp.ways.planner.costs import Cost, cost_of
 from salientpp.ways.planner.machines import Machines
+from salientpp.ways.planner.result import Line, Plan
 from salientpp.ways.planner.trials import Batch, Trials
 
 #: Smallest saving, as a fraction of the epoch, for which another combination is preferred to the static cache. Predictions err by more than this.
@@ -22,64 +22,37 @@ WORTH_IT = 0.03
 MORE = 2**30
 
 
-@dataclass(frozen=True)
-class Line:
-    """Expected cost of one combination of ways: of one rank, or of the slowest rank.
-
-    Attributes:
-        memory: bytes of a host, by name: cache, lookahead, topology_cache. device: bytes of a rank's device.
-    """
-
-    choice: Choice
-    cost: Cost
-    memory: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A chosen combination of ways.
-
-    Attributes:
-        chosen: the combination.
-        lines: the compared combinations, the fastest first.
-        batch: mean size of a batch of this rank, and number of its batches.
-        machines: the constants of the machines.
-        memory, device_memory: the budget in bytes.
-        saves, device_saves: seconds of an epoch that one more GiB would save. None: no budget was given.
-    """
-
-    chosen: Line
-    lines: Sequence[Line]
-    batch: Batch
-    machines: Machines
-    memory: int
-    device_memory: int
-    saves: float | None = None
-    device_saves: float | None = None
-
-
 def lines_of(
-    basis: Basis, choices: Sequence[Choice], machines: Machines, policy: Any = "vip", weight: str | None = None
+    basis: Basis,
+    choices: Sequence[Choice],
+    machines: Machines,
+    policy: Any = "vip",
+    weight: str | None = None,
+    beside: Sequence[Way] = (),
 ) -> tuple[list[Line], Batch]:
-    """Returns the expected cost of each combination for one rank, and the mean size of the rank's batches. Collective. No rows move."""
+    """Returns the expected cost of each combination for one rank, and the mean size of the rank's batches. Collective. No rows move.
+
+    Args:
+        weight: ``partial_weight`` of sums.
+        beside: ways that act before those of every combination, such as a given cache.
+    """
     with basis.remembering():
         trials = Trials(basis)
         found = []
         for choice in choices:
-            ways = choice.ways(policy, weight)
+            ways = [*beside, *choice.ways(policy, weight)]
             price, tiers = trials.price(ways, machines.draw)
             found.append(Line(choice, cost_of(price, trials.batch, choice, machines), _memory(basis, ways, tiers)))
         return found, trials.batch
 
 
 def slowest(by_rank: Sequence[Sequence[Line]]) -> list[Line]:
-    """Returns, for each combination, the line of the rank whose epoch takes longest, with the largest memory of all ranks."""
+    """Returns, for each combination, the line of the rank whose epoch takes longest, with the memory of the rank that holds the most."""
     found = []
     for lines in zip(*by_rank, strict=True):
         longest = max(lines, key=lambda line: line.cost.seconds)
-        names = dict.fromkeys(name for line in lines for name in line.memory)
-        memory = {name: max(line.memory.get(name, 0) for line in lines) for name in names}
-        found.append(dataclasses.replace(longest, memory=memory))
+        largest = max(lines, key=lambda line: (line.copies, line.memory.get("device", 0)))
+        found.append(dataclasses.replace(longest, memory=largest.memory))
     return found
 
 
@@ -89,20 +62,45 @@ def best_of(lines: Sequence[Line]) -> Line:
     return best if best.cost.seconds < (1 - WORTH_IT) * lines[0].cost.seconds else lines[0]
 
 
+def lines_together(
+    basis: Basis,
+    choices: Sequence[Choice],
+    machines: Machines,
+    policy: Any = "vip",
+    weight: str | None = None,
+    beside: Sequence[Way] = (),
+) -> tuple[list[Line], Batch]:
+    """Returns, for each combination, the line of the slowest rank, and the mean size of this rank's batches. Collective; the lines are equal on all ranks.
+
+    See :func:`lines_of` for the arguments. All except ``beside`` are equal on all ranks.
+    """
+    lines, batch = lines_of(basis, choices, machines, policy, weight, beside)
+    told = basis.comm.gather_facts({"lines": [_as_json(line) for line in lines]}, task="plan its memory")
+    return slowest([[_from_json(line) for line in facts["lines"]] for facts in told]), batch
+
+
 def plan_together(
-    basis: Basis, budget: Budget, machines: Machines, policy: Any = "vip", weight: str | None = None
+    basis: Basis,
+    budget: Budget,
+    machines: Machines,
+    policy: Any = "vip",
+    weight: str | None = None,
+    beside: Sequence[Way] = (),
 ) -> Plan:
-    """Plans for the ranks that make a loader together. Collective; every rank gets the same choice."""
+    """Plans for the ranks that make a loader together. Collective; every rank gets the same choice. See :func:`lines_of`."""
     choices = budget.choices()
-    richer = dataclasses.replace(budget, memory=budget.memory + MORE).choices()
-    lines, batch = lines_of(basis, [*choices, *richer], machines, policy, weight)
-    told = basis.comm.gather_facts({"lines": [_as_json(line) for line in lines]})
-    everyone = slowest([[_from_json(line) for line in facts["lines"]] for facts in told])
-    now, then = everyone[: len(choices)], everyone[len(choices) :]
+    several = [choices, dataclasses.replace(budget, memory=budget.memory + MORE).choices()]
+    if budget.device_memory:
+        several.append(dataclasses.replace(budget, device_memory=budget.device_memory + MORE).choices())
+    together = [*dict.fromkeys(choice for some in several for choice in some)]
+    lines, batch = lines_together(basis, together, machines, policy, weight, beside)
+    line_of = dict(zip(together, lines))
+    now, *then = ([line_of[choice] for choice in some] for some in several)
     chosen = best_of(now)
-    saves = max(0.0, chosen.cost.seconds - best_of(then).cost.seconds)
+    saves = [max(0.0, chosen.cost.seconds - best_of(more).cost.seconds) for more in then]
     ordered = sorted(now, key=lambda line: line.cost.seconds)
-    return Plan(chosen, ordered, batch, machines, budget.memory, budget.device_memory, saves)
+    device_saves = saves[1] if len(saves) > 1 else None
+    return Plan(chosen, ordered, batch, machines, budget.memory, budget.device_memory, saves[0], device_saves)
 
 
 def _memory(basis: Basis, ways: Sequence[Way], tiers: TiersByType) -> dict[str, int]:
@@ -111,9 +109,8 @@ def _memory(basis: Basis, ways: Sequence[Way], tiers: TiersByType) -> dict[str, 
     for type_, of_type in tiers.items():
         for tier in [*of_type.near, *of_type.copies]:
             if tier.members is not None:
-                name = "device" if tier.memory == "device" else "cache"
-                found[name] += len(tier.members) * row_bytes[type_]
-                found["cache"] += tier.members.words.nbytes
+                found[tier.memory] += len(tier.members) * row_bytes[type_]
+                found[tier.name] += tier.members.words.nbytes
     for way in ways:
         for type_, planner in way.planners.items() if isinstance(way, Lookahead) else ():
             sharing = basis.host.size if basis.ranks_by_host else 1

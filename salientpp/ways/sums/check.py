@@ -32,7 +32,7 @@ def first_edge_of(source: BatchSource) -> int:
 
 def check_partial(data: Any, source: BatchSource, given: Any, weight: Any) -> None:
     """Raises ValueError if a loader's batches cannot have sums, or cannot have sums with these weights."""
-    why = _why_not(data, source)
+    why = why_no_sums(data, source)
     if why is not None:
         raise ValueError(f"partial_aggregation={given!r} {why}")
     if weight is not None:
@@ -50,7 +50,7 @@ def check_partial(data: Any, source: BatchSource, given: Any, weight: Any) -> No
             )
 
 
-def _why_not(data: Any, source: BatchSource) -> str | None:
+def why_no_sums(data: Any, source: BatchSource) -> str | None:
     """Returns the reason why batches cannot have sums of rows, or None."""
     if not isinstance(data, PartitionedGraph):
         return "applies only to a partitioned graph, whose rows travel between ranks; rows of an object in memory do not travel; leave it out"

@@ -1,0 +1,75 @@
+"""A loader that chooses its ways within a memory budget, if ``memory`` or ``device_memory`` is given."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from salientpp.engine.agreement import Facts
+from salientpp.engine.basis import Basis
+from salientpp.engine.engine import Engine
+from salientpp.engine.run import Run
+from salientpp.loader.construction import engine_together, reported, ways_of
+from salientpp.loader.padded_loader import PaddedLoader
+from salientpp.loader.planning import Planning
+from salientpp.loader.values import Options
+from salientpp.ways.planner.result import Plan
+
+
+class PlannedLoader(PaddedLoader):
+    """Loader that makes its engine from options, some of which a plan may choose. A saved state carries the plan."""
+
+    _planning: Planning | None
+
+    def _make_engine(self, basis: Basis, options: Options, everyone: Sequence[Facts]) -> None:
+        """Makes the engine, after a plan if the options ask for one. Collective."""
+        self._planning = None
+        if not options.is_planned:
+            self.engine = engine_together(basis, ways_of(options, everyone), "make its loader")
+            return
+
+        def plan_and_make() -> tuple[Planning, Engine]:
+            with basis.remembering():
+                planning = Planning.together(self.data, basis, options, everyone)
+                return planning, Engine(basis, planning.ways)
+
+        self._planning, self.engine = reported(basis.comm, plan_and_make, "plan its memory")
+
+    def plan(self) -> Plan:
+        """Returns the plan by which this loader uses its memory budget. ``print(loader.plan())`` prints a table.
+
+        Before the first batch, the memory of batches in flight is expected from trial batches.
+
+        Raises:
+            ValueError: the loader has no memory budget.
+        """
+        if self._planning is None:
+            raise ValueError("this loader has no plan, because it has no memory budget; pass memory= or device_memory=")
+        plan, held = self._planning.plan, self.memory_used()
+        expected = 0 if self.engine.producer.is_local else int(self.engine.basis.depth * plan.batch.row_bytes)
+        return dataclasses.replace(plan, held={**held, "batches": held["batches"] or expected})
+
+    def _begin_epoch(self) -> Run:
+        basis = self.engine.basis
+        basis.comm.check_process()
+        if self._planning is not None:
+            self.engine.close()
+            if self._planning.follows_another(basis.comm):
+                planning = self._planning
+                del self.engine  # its copies are freed before others are fetched
+                self.engine = reported(basis.comm, lambda: planning.followed(basis), "follow the plan of its state")
+        return super()._begin_epoch()
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        if self._planning is not None:
+            state["plan"] = (self._planning.loaded or self._planning.plan.chosen.choice).options
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        planning = self._planning
+        loaded = None if planning is None or not isinstance(state, dict) else planning.read(state.get("plan"))
+        super().load_state_dict(state)
+        if planning is not None:
+            planning.loaded = loaded

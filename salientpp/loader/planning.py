@@ -1,0 +1,156 @@
+"""Plan of a loader's memory budget: from the options to the ways, and from a saved state to its plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from salientpp.engine.agreement import Facts
+from salientpp.engine.basis import Basis
+from salientpp.engine.engine import Engine
+from salientpp.engine.way import Way
+from salientpp.loader.construction import ways_of
+from salientpp.loader.values import EXCLUDED, Options, is_given
+from salientpp.ranks.comm import Comm
+from salientpp.vip.policies import PROBABILITIES
+from salientpp.ways.cache import GivenCache
+from salientpp.ways.planner.choices import Budget, Choice
+from salientpp.ways.planner.machines import Link, Machines
+from salientpp.ways.planner.plan import lines_together, plan_together
+from salientpp.ways.planner.result import Plan
+from salientpp.ways.sums.check import why_no_sums
+
+
+@dataclass(eq=False)
+class Planning:
+    """The plan that a loader uses, and the plan of a state that it has loaded.
+
+    Attributes:
+        options: as the user gave them, checked.
+        everyone: the facts of all ranks.
+        loaded: the choice in a loaded state, until the next epoch begins.
+    """
+
+    plan: Plan
+    options: Options
+    everyone: Sequence[Facts]
+    loaded: Choice | None = None
+
+    @classmethod
+    def together(cls, data: Any, basis: Basis, options: Options, everyone: Sequence[Facts]) -> Planning:
+        """Plans for the ranks that make a loader together. Collective."""
+        machines = options.machines or Machines(Link(1.25e9, 5e-5))
+        budget = budget_together(data, basis, options)
+        plan = plan_together(basis, budget, machines, options.policy, options.partial_weight, ways_beside(options))
+        if options.memory is None:
+            plan = dataclasses.replace(plan, saves=None)
+        return cls(plan, options, everyone)
+
+    @property
+    def ways(self) -> list[Way]:
+        """The ways of the plan, with those that the user gave."""
+        return ways_of(self.options.with_choice(self.plan.chosen.choice), self.everyone)
+
+    # --- saved states -------------------------------------------------------------------------------------
+
+    def read(self, plan: Any) -> Choice | None:
+        """Returns the choice of a saved state. None: the state has no plan, or its copies exceed this loader's budget.
+
+        Raises:
+            ValueError: the plan is damaged, or uses ways that this loader does not allow.
+        """
+        if plan is None:
+            return None
+        try:
+            choice = dataclasses.replace(Choice.of(plan), **self.options.given_choice)
+        except ValueError as error:
+            raise ValueError(f"cannot load this state: {error}") from None
+        if choice.sums and "sums" not in self.options.allow and self.options.partial_aggregation is None:
+            raise ValueError(
+                "cannot load this state: its plan uses sums, which change batches; make the loader with allow=('sums',)"
+            )
+        amounts = choice.cache + choice.lists, choice.device_rows + choice.device_cache
+        budgets = self.options.memory, self.options.device_memory
+        fits = all(budget is None or amount <= budget for amount, budget in zip(amounts, budgets))
+        return choice if fits else None
+
+    def follows_another(self, comm: Comm) -> bool:
+        """Returns True if an epoch must use the plan of a loaded state instead of the present one. Collective.
+
+        Raises:
+            RuntimeError: only some ranks have loaded a state with this plan. Every rank raises it.
+        """
+        own = None if self.loaded is None else self.loaded.options
+        told = [facts["plan"] for facts in comm.gather_facts({"plan": own}, task="begin an epoch", kind=RuntimeError)]
+        for rank, theirs in enumerate(told):
+            if theirs != told[0]:
+                raise RuntimeError(
+                    f"all ranks must load states of the same plan, but rank 0 has {_shown(told[0])} and rank {rank}{comm.of} has {_shown(theirs)}; "
+                    "call load_state_dict on every rank, each with its own state or all with one rank's"
+                )
+        differs = self.loaded is not None and self.loaded != self.plan.chosen.choice
+        if not differs:
+            self.loaded = None
+        return differs
+
+    def followed(self, basis: Basis) -> Engine:
+        """Makes an engine by the plan of the loaded state. Collective."""
+        assert self.loaded is not None  # follows_another has returned True
+        options, plan = self.options, self.plan
+        topology = basis.source.rounds_topology
+        if topology is not None:
+            topology.copied = None
+        with basis.remembering():
+            how = plan.machines, options.policy, options.partial_weight, ways_beside(options)
+            (line,), _ = lines_together(basis, [self.loaded], *how)
+            others = [each for each in plan.lines if each.choice != line.choice]
+            lines = sorted([line, *others], key=lambda each: each.cost.seconds)
+            reason = "the loaded state was saved under this plan"
+            self.plan, self.loaded = dataclasses.replace(plan, chosen=line, lines=lines, reason=reason), None
+            return Engine(basis, self.ways)
+
+
+def _shown(plan: Any) -> str:
+    return "loaded none" if plan is None else ", ".join(f"{name}={value!r}" for name, value in plan.items() if value)
+
+
+def ways_beside(options: Options) -> list[Way]:
+    """Returns the ways that act before those of a plan. Ways from outside the package are not part of a plan."""
+    return [] if options.cache is None else [GivenCache(options.cache)]
+
+
+def budget_together(data: Any, basis: Basis, options: Options) -> Budget:
+    """Returns the budget of these options, with the ways that are possible on every rank. Collective."""
+    source, comm, given = basis.source, basis.comm, options.given_choice
+    books = {type_: source.books[type_] for type_ in source.travelling}
+    row_bytes = source.row_bytes
+    all_rows = sum(
+        row_bytes[type_] * (book.num_vertices - book.size_of(source.exchange.part_of(type_)))
+        for type_, book in books.items()
+    )
+    looks_ahead = bool(books) and comm.size > 1 and options.policy in PROBABILITIES
+    looks_ahead = looks_ahead and not _is_excluded("lookahead", options) and not given.get("sums")
+    looks_ahead = looks_ahead and not any(way.finds_late for way in options.own_ways)
+    sums = bool(books) and "sums" in options.allow and why_no_sums(data, source) is None
+    sums = sums and not _is_excluded("partial_aggregation", options)
+    own = {"all_rows": all_rows, "all_lists": 0, "looks_ahead": looks_ahead, "sums": sums}
+    told = comm.gather_facts(own, task="plan its memory")
+    return Budget(
+        memory=options.memory or 0,
+        device_memory=options.device_memory or 0,
+        all_rows=max(facts["all_rows"] for facts in told),
+        # Each set of ids has a word of 8 bytes for 32 ids. α rounds to less than one byte for each part.
+        index=sum(8 * -(-book.num_vertices // 32) + book.num_parts for book in books.values()),
+        all_lists=max(facts["all_lists"] for facts in told),
+        looks_ahead=all(facts["looks_ahead"] for facts in told),
+        sums="mean" if all(facts["sums"] for facts in told) else None,
+        given=given,
+    )
+
+
+def _is_excluded(option: str, options: Options) -> bool:
+    """Returns True if an option that was given excludes this one."""
+    others = [other for one, other in EXCLUDED if one == option] + [one for one, other in EXCLUDED if other == option]
+    return any(is_given(getattr(options, other)) for other in others)

@@ -1,0 +1,138 @@
+"""A plan, and the table in which it is printed."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from salientpp.ways.planner.choices import Choice
+from salientpp.ways.planner.costs import Cost
+from salientpp.ways.planner.machines import Machines
+from salientpp.ways.planner.trials import Batch
+
+#: Largest number of combinations in a table.
+_MOST_LINES = 12
+
+#: Width of a table in columns.
+_WIDTH = 80
+
+#: Names of memory that copies take on the host, as ``loader.memory_used()`` has them.
+COPIES = {"cache": "cached rows", "lookahead": "lookahead", "topology_cache": "copies of lists"}
+
+#: Names of other memory, which the budget does not contain.
+_OTHERS = {"host": "own rows", "graph": "topology", "batches": "batches in flight"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """Expected cost of one combination of ways: of one rank, or of the slowest rank.
+
+    Attributes:
+        memory: bytes of a host, by name: cache, lookahead, topology_cache. device: bytes of a rank's device.
+    """
+
+    choice: Choice
+    cost: Cost
+    memory: Mapping[str, int]
+
+    @property
+    def copies(self) -> int:
+        """Bytes of a host's memory for copies of rows and lists."""
+        return sum(self.memory.get(name, 0) for name in COPIES)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A chosen combination of ways. Its text is a table of 80 columns.
+
+    Attributes:
+        chosen: the combination.
+        lines: the compared combinations, the fastest first.
+        batch: mean size of a batch of this rank, and number of its batches.
+        machines: the constants of the machines.
+        memory, device_memory: the budget in bytes.
+        saves, device_saves: seconds of an epoch that one more GiB would save. None: no budget was given.
+        held: bytes that the rank holds, by the names of ``loader.memory_used()``. Empty: unknown.
+        reason: why this combination was chosen.
+    """
+
+    chosen: Line
+    lines: Sequence[Line]
+    batch: Batch
+    machines: Machines
+    memory: int
+    device_memory: int
+    saves: float | None = None
+    device_saves: float | None = None
+    held: Mapping[str, int] = field(default_factory=dict)
+    reason: str = "the slowest rank's epoch is expected to take the least time"
+
+    def __str__(self) -> str:
+        from rich import box  # importing rich takes as long as making a small loader
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), width=_WIDTH)
+        table.add_column("")
+        table.add_column("ways", ratio=1)
+        for name in ("epoch s", "training", "loading", "waiting", "MB in", "copies"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for line in self._shown:
+            cost = line.cost
+            # Less than a microsecond is the rounding of a sum.
+            parts = (each if each > 1e-6 else 0 for each in (cost.training, cost.loading, cost.waiting))
+            seconds = [f"{each:.3g}" for each in (cost.seconds, *parts)]
+            mark = ">" if line is self.chosen else ""
+            table.add_row(mark, _words(line), *seconds, _megabytes(cost.bytes_in), amount(line.copies))
+        text = io.StringIO()
+        console = Console(file=text, width=_WIDTH, markup=False, emoji=False, highlight=False)
+        console.print(table)
+        for sentence in self._sentences():
+            console.print(sentence)
+        return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
+
+    @property
+    def _shown(self) -> list[Line]:
+        lines = list(self.lines[:_MOST_LINES])
+        return lines if any(line is self.chosen for line in lines) else [self.chosen, *lines[: _MOST_LINES - 1]]
+
+    def _sentences(self) -> Iterator[str]:
+        """Yields what stands below the table."""
+        chosen, hidden = self.chosen, len(self.lines) - len(self._shown)
+        if hidden > 0:
+            yield f"{hidden} slower combinations are not shown."
+        yield f"chosen: {_words(chosen)}, because {self.reason}."
+        of_host = [f"{amount(chosen.memory[name])} {words}" for name, words in COPIES.items() if name in chosen.memory]
+        yield f"copies per host: {' + '.join(of_host) or 'none'}, of {amount(self.memory)}."
+        if self.device_memory or "device" in chosen.memory:
+            yield f"copies on the device: {amount(chosen.memory.get('device', 0))} of {amount(self.device_memory)}."
+        if self.memory and chosen.copies > self.memory:
+            yield "note: the options that were given need more memory than the budget."
+        if self.held:
+            others = [f"{amount(self.held.get(name, 0))} {words}" for name, words in _OTHERS.items()]
+            yield f"besides the budget, this rank holds {', '.join(others)}."
+        for saved, where in ((self.saves, "memory per host"), (self.device_saves, "device memory")):
+            if saved is not None:
+                yield f"one more GiB of {where} would save {saved:.3g} s of an epoch."
+        if self.machines.step is None:
+            yield "note: no training step was measured, so this plan is for loading alone (salientpp calibrate --step)."
+
+
+def amount(num_bytes: float) -> str:
+    """Returns bytes with a unit of the binary system."""
+    for unit in ("B", "KiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.3g} {unit}" if num_bytes < 1000 else f"{num_bytes:.0f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.3g} GiB" if num_bytes < 1000 else f"{num_bytes:,.0f} GiB"
+
+
+def _megabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e6:.3g}" if num_bytes < 1e9 else f"{num_bytes / 1e6:,.0f}"
+
+
+def _words(line: Line) -> str:
+    """Returns the name of a combination, with the share of lists, since combinations differ in it."""
+    lists = line.memory.get("topology_cache", line.choice.lists)
+    return line.choice.words.replace("lists", f"{amount(lists)} of lists") if lists else line.choice.words
