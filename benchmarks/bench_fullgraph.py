@@ -5,7 +5,7 @@
 Every host is a network namespace (cluster.py; needs root). All hosts share this machine's cores, so the network is slowed and computation is shared. Layouts
 train a 2-layer GCN on a graph with communities, partitioned by METIS, on 4 and on 8 hosts, and in one process with the whole graph. Plans train a 3-layer
 GraphSAGE on a graph of low and on one of high degree, on 4 hosts. Both are also measured on the graphs that are named, on 4 hosts. Words are those that the
-rank with most traffic receives in an epoch.
+rank with most traffic receives in an epoch. 'auto' is the plan that timed steps choose; 'cut' is the minimum cut.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from salientpp.datasets import load_dataset, synthetic
 from salientpp.fullgraph import distribute, local, loss_mean, plan_for
 
 LAYOUTS = {
-    4: ["halo", "cover", "1d", "1.5d:2", "grid:2x2", "2d"],
-    8: ["halo", "cover", "1d", "1.5d:2", "1.5d:4", "grid:2x4", "grid:4x2", "3d"],
+    4: ["halo", "cover", "auto", "1d", "1.5d:2", "grid:2x2", "2d"],
+    8: ["halo", "cover", "auto", "1d", "1.5d:2", "1.5d:4", "grid:2x4", "grid:4x2", "3d"],
 }
-PLANS = ["fetch", "cache", "recompute", "hybrid"]
+PLANS = ["fetch", "cache", "recompute", "sum", "cut", "auto"]
 COLUMNS, HIDDEN, CLASSES = 64, 64, 8
 
 
@@ -63,10 +63,13 @@ def measure_layouts(rank: int, root: str, names: list[str], epochs: int) -> list
     torch.set_num_threads(1)
     part, rows = local(salientpp.load(root), dtype=torch.float32), []
     for name in names:
+        begin = time.perf_counter()
         model = distribute(network("gcn", part.x.size(1)), part, layout=name)
+        made = time.perf_counter() - begin
         seconds = statistics.median(epochs_of(model, part, epochs))
         words = sum(part.ranks.received.values()) / epochs
-        rows.append({"layout": name, "seconds": seconds, "words": words, "bytes": resident_bytes(peak=True)})
+        row = {"layout": name, "seconds": seconds, "words": words, "bytes": resident_bytes(peak=True)}
+        rows.append({**row, "seconds to make": made})
     return rows
 
 
@@ -74,30 +77,35 @@ def measure_plans(rank: int, root: str, names: list[str], epochs: int) -> list[d
     torch.set_num_threads(1)
     part = local(salientpp.load(root), dtype=torch.float32)
     model = network("sage", part.x.size(1))
-    hybrid = plan_for(distribute(model, part))
-    constants = hybrid.problem.costs.constants
-    plans = [
-        hybrid if name == "hybrid" else plan_for(distribute(model, part), kind=name, constants=constants)
-        for name in names
-    ]
-    graphs = [plan.apply() for plan in plans]
-    models = [distribute(model, graph) for graph in graphs]
+    begin = time.perf_counter()
+    auto = plan_for(model, part)
+    made = time.perf_counter() - begin
+    constants = auto.problem.costs.constants
+    plans = [auto if name == "auto" else plan_for(model, part, kind=name, constants=constants) for name in names]
+    models = [distribute(model, part, plan) for plan in plans]
     seconds: list[list[float]] = [[] for _ in names]
     words = [0.0] * len(names)
     for turn in range(
         20
     ):  # in turns, so that other work on the machine affects all candidates; short ones run more often
-        for number, (model, graph) in enumerate(zip(models, graphs)):
-            graph.ranks.received.clear()
-            seconds[number].append(epoch_of(model, graph))
-            words[number] = sum(graph.ranks.received.values())
+        for number, each in enumerate(models):
+            part.ranks.received.clear()
+            seconds[number].append(epoch_of(each, part))
+            words[number] = sum(part.ranks.received.values())
         taken = part.ranks.comm.gather_numbers([int(sum(map(sum, seconds)))])
         if turn == 0:
             seconds = [[] for _ in names]
         elif turn >= epochs and max(taken)[0] >= 8:
             break
     return [
-        {"plan": name, "seconds": statistics.median(taken), "words": moved, "predicted": plan.summary()}
+        {
+            "plan": name,
+            "taken": plan.name,
+            "seconds": statistics.median(taken),
+            "words": moved,
+            "predicted": plan.summary(),
+            **({"seconds to make": made} if plan is auto else {}),
+        }
         for name, taken, moved, plan in zip(names, seconds, words, plans)
     ]
 

@@ -42,22 +42,22 @@ def draw_layouts(result: Row) -> str:
 def draw_plans(result: Row) -> str:
     plans = list(dict.fromkeys(row["plan"] for row in result["rows"] if "plan" in row))
     found = {(graph_of(row), row["plan"]): row for row in result["rows"] if "plan" in row}
+    name = "auto" if "auto" in plans else "hybrid"
+    columns = {"cached vertices": "cached", "recomputed vertices": "computed again"}
+    says = "vertices whose rows it caches, and vertices that it computes again"
+    if name == "auto":
+        columns["sums"] = "sums"
+        says = "vertices whose rows it caches, vertices that it computes again, and sums that it gets"
     lines = []
     for graph in dict.fromkeys(graph for graph, _ in found):
-        chosen = found[graph, "hybrid"]["predicted"]
-        lines.append(
-            [
-                graph,
-                *(f"{found[graph, plan]['seconds']:.3f}" for plan in plans),
-                f"{chosen['cached vertices']:,}",
-                f"{chosen['recomputed vertices']:,}",
-            ]
-        )
+        chosen = found[graph, name]["predicted"]  # a layout without a choice for each vertex has only words
+        times = [f"{found[graph, plan]['seconds']:.3f}" for plan in plans]
+        lines.append([graph, *times, *(f"{chosen.get(column, 0):,}" for column in columns)])
     title = (
         f"**Plans.** Seconds of an epoch of a 3-layer GraphSAGE on 4 emulated hosts with links of {result['bytes_per_second'] / 1e6:.0f} MB/s. "
-        "The last columns give the hybrid plan of one rank: vertices whose rows it caches, and vertices that it computes again."
+        f"The last columns give the {name} plan of one rank: {says}."
     )
-    header = ["graph", *(f"`{plan}`" for plan in plans), "cached", "computed again"]
+    header = ["graph", *(f"`{plan}`" for plan in plans), *columns.values()]
     return joined(title, table(header, lines), source(result))
 
 

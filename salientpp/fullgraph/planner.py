@@ -16,11 +16,13 @@ from typing import Any
 import torch
 
 from salientpp.arguments import as_amount
+from salientpp.fullgraph.agreement import RanksDiffer
 from salientpp.fullgraph.layouts import Layout, words_of_product
 from salientpp.fullgraph.local import LocalGraph, local
 from salientpp.fullgraph.measure import calibrate
 from salientpp.fullgraph.model import DistributedModel, reductions_of
 from salientpp.fullgraph.trial import can_recompute, in_turns, step_times
+from salientpp.ranks.failure import RankFailure
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.ways.planner.full_graph import MOST_ARCS, Choice, Constants, Costs, Problem
 
@@ -88,10 +90,12 @@ def plan_for(
         ValueError: an argument is wrong.
     """
     graph = local(part) if isinstance(part, PartitionedGraph) else part
-    budget = _checked(graph, kind, memory)
+    if not isinstance(graph, LocalGraph):
+        raise TypeError(f"part must come from salientpp.fullgraph.local or salientpp.load, got {type(part).__name__}")
+    budget = _checked(graph, kind, memory, constants)
     arguments = arguments or (graph.x, graph.edge_index)
     base = DistributedModel(model, graph, asked="a plan")
-    with _evaluating(base):
+    with _evaluating(base), _reported(graph):
         base(*arguments)
         widths, backward, products = ([*each] for each in zip(*base.seen)) if base.seen else ([1], [False], [False])
         itemsize = graph.x.element_size() if "x" in graph.node_rows else 4
@@ -99,29 +103,52 @@ def plan_for(
         if constants is None and graph.ranks.size > 1:
             costs = costs.timed(step_times(base, arguments), calibrate(graph))
         problem = _problem(graph, costs, can_recompute(graph, arguments) and kind in ("auto", "cut", "recompute"))
-        if kind in ("auto", "cut"):
-            choice = problem.solve(budget)
-            cut = _planned(graph, problem, "cut", choice)
-            if constants is not None or kind == "cut" or graph.ranks.size == 1:
-                return cut
-            return _fastest(base, arguments, [lambda: cut, *_others(cut, choice, budget, model)])
-        return _planned(graph, problem, kind, problem.pure(kind))
+        if kind not in ("auto", "cut"):
+            return _planned(graph, problem, kind, problem.pure(kind))
+        choice = problem.solve(budget)
+        cut = _planned(graph, problem, "cut", choice)
+        if constants is not None or kind == "cut" or graph.ranks.size == 1:
+            return cut
+        return _fastest(base, arguments, [lambda: cut, *_others(cut, choice, budget, model)])
 
 
-def _checked(graph: LocalGraph, kind: str, memory: int | str | None) -> float:
-    """Returns the budget in bytes; checks the arguments of :func:`plan_for`."""
-    text = None
+def _checked(graph: LocalGraph, kind: str, memory: int | str | None, constants: Constants | None) -> float:
+    """Returns the budget in bytes. Checks the arguments of :func:`plan_for`, and that all ranks gave the same. Collective."""
+    error = None
     amount = inf if memory is None else as_amount(memory)
     if kind not in _KINDS:
-        text = f"kind must be one of {', '.join(map(repr, _KINDS))}, got {kind!r}"
+        error = ValueError(f"kind must be one of {', '.join(map(repr, _KINDS))}, got {kind!r}")
     elif amount is None or 0 < amount < 1:
-        text = f'memory must be a number of bytes, text such as "1GiB", or None, got {memory!r}'
+        error = ValueError(f'memory must be a number of bytes, text such as "1GiB", or None, got {memory!r}')
     elif graph.is_planned:
-        text = "plan_for needs a part without a plan; pass the part that salientpp.fullgraph.local returned"
-    if text is not None:
-        graph.ranks.comm.report_failure(f"rank {graph.ranks.rank}{graph.ranks.comm.of}: {text}")
-        raise ValueError(text)
+        error = ValueError(
+            "plan_for needs a part without a plan; pass the part that salientpp.fullgraph.local returned"
+        )
+    given = {"kind": kind, "memory": memory, "constants": repr(constants)}
+    graph.ranks.agree("plan_for")
+    everyone = graph.ranks.comm.gather_facts(given, error, "plan")
+    for rank, theirs in enumerate(everyone):
+        for name, value in theirs.items():
+            if value != everyone[0][name]:
+                raise ValueError(
+                    f"all ranks must call plan_for with the same {name}, got {everyone[0][name]!r} on rank 0 and {value!r} on rank "
+                    f"{rank}{graph.ranks.comm.of}"
+                )
     return float(amount or 0)
+
+
+@contextlib.contextmanager
+def _reported(graph: LocalGraph) -> Iterator[None]:
+    """Tells the other ranks about an error of this rank, so that none waits for it."""
+    try:
+        yield
+    except (RankFailure, RanksDiffer):  # the other ranks have been told
+        raise
+    except Exception as error:
+        ranks = graph.ranks
+        text = f"rank {ranks.rank}{ranks.comm.of} failed in plan_for: {type(error).__name__}: {error}"
+        ranks.comm.report_failure(text)
+        raise
 
 
 @contextlib.contextmanager

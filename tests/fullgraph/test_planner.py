@@ -564,6 +564,36 @@ def test_wrong_plans_are_refused():
         distribute(network("gcn"), plan.graph, "1d")
 
 
+def differing(rank: int, what: str) -> str:
+    part = local(data_of(), timeout=distributed.NEVER)
+    given = {
+        "memory": {"memory": "1GiB" if rank else None},
+        "kind": {"kind": "all" if rank else "cut"},
+        "solver": {"constants": CONSTANTS},
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        if what == "solver" and rank:
+            patch.setattr(Problem, "solve", lambda *_: 1 // 0)
+        try:
+            plan_for(network("sage"), part, **given[what])
+        except Exception as error:
+            return str(error)
+    return "none"
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("memory", "all ranks must call plan_for with the same memory, got None on rank 0 and '1GiB' on rank 1"),
+        ("kind", "kind must be one of"),
+        ("solver", "failed in plan_for: ZeroDivisionError"),
+    ],
+)
+def test_no_rank_waits_for_one_that_plans_differently(what, said):
+    found = distributed.run(differing, 2, what)
+    assert said in found[0] and (said in found[1] or "integer division" in found[1])
+
+
 def with_other_rows(rank: int) -> tuple[float, str]:
     data = data_of()
     part = local(data, timeout=distributed.NEVER)
