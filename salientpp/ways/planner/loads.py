@@ -1,0 +1,246 @@
+"""Work of the loader on trial batches: draws, look-ups and gathers alone, and short epochs without training. All times are CPU times."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from salientpp.engine.basis import Basis
+from salientpp.engine.engine import Engine
+from salientpp.sampling.topology import Mfg, ids_by_type
+from salientpp.store.rows import RowSource, TensorRows, empty_rows
+from salientpp.ways.planner.machines import Machines
+from salientpp.ways.planner.rates import largest
+
+#: Limits of the numbers of batches that are counted, and largest number of batches that are drawn alone.
+_FEWEST_BATCHES, _MOST_BATCHES, _MOST_DRAWS = 4, 256, 64
+
+#: Bytes and number of the batches that are kept for steps. The last of them may exceed the bytes.
+_KEPT_BYTES, _MOST_KEPT = 256 * 2**20, 32
+
+
+# --- draws and rows ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """Measured draws of this rank.
+
+    Attributes:
+        seconds: CPU seconds per edge.
+        last: mean number of edges of the last hop; 0 if edges do not follow hops.
+        ids: for each batch, its vertices by type.
+    """
+
+    seconds: float
+    last: float
+    ids: Sequence[Mapping[str | None, Tensor]]
+
+
+def measure_draws(basis: Basis, seconds: float) -> Draws:
+    """Draws batches of the first epochs, in this thread. If other ranks hold some lists, all ranks draw together, and the threads' times are added."""
+    source, epochs = basis.source, basis.epochs
+    batches: Iterator[Any] = (
+        epochs.pieces(epoch, turn) for epoch in itertools.count() for turn in epochs.order.of_epoch(epoch)
+    )
+    batches = itertools.islice(batches, _MOST_DRAWS)
+    basis.comm.gather_numbers([0])
+    if source.rounds_topology is not None:
+        some = list(itertools.islice(batches, _MOST_DRAWS // 4))
+        began = time.process_time()
+        mfgs = basis.draw_each(some, lambda mfg: mfg)
+        spent = time.process_time() - began
+        num_edges = sum(map(_num_edges, mfgs))
+    else:
+        source.draw_joined(next(batches))
+        mfgs, spent, num_edges, end = [], 0.0, 0, time.perf_counter() + seconds
+        for pieces in batches:
+            began = time.thread_time()
+            mfgs.append(source.draw_joined(pieces))
+            spent += time.thread_time() - began
+            num_edges += _num_edges(mfgs[-1])
+            if time.perf_counter() > end:
+                break
+    last = statistics.fmean(map(_num_last_edges, mfgs))
+    return Draws(spent / num_edges if num_edges else math.nan, last, [ids_by_type(mfg.node) for mfg in mfgs])
+
+
+def _num_edges(mfg: Mfg) -> int:
+    rows: Any = mfg.row
+    return sum(ends.numel() for ends in (rows.values() if isinstance(rows, Mapping) else [rows]))
+
+
+def _num_last_edges(mfg: Mfg) -> int:
+    counts: Any = mfg.num_sampled_edges
+    if counts is None:
+        return 0
+    return sum(of_type[-1] for of_type in (counts.values() if isinstance(counts, Mapping) else [counts]) if of_type)
+
+
+def measure_rows(engine: Engine, batches: Sequence[Mapping[str | None, Tensor]], seconds: float) -> tuple[float, float]:
+    """Returns the seconds per row, to look it up and to gather it, and the seconds per byte. NaN if no row can be gathered."""
+    source, fetch = engine.basis.source, engine.producer.fetch
+    engine.basis.comm.gather_numbers([0])
+    widths = {column: empty_rows(source.rows_of(column), 1).nbytes for column in source.exchanged}
+    column = max(widths, key=lambda of: widths[of], default=None)
+    if column is None or not widths[column]:
+        return math.nan, math.nan
+    begin, end = source.books[column[0]].range_of(source.exchange.part_of(column[0]))
+    given = (ids[column[0]] for ids in batches if column[0] in ids)
+    own = [ids[(ids >= begin) & (ids < end)] - begin for ids in given]
+    if not sum(ids.numel() for ids in own):
+        return math.nan, math.nan
+    fetch.look_up(batches[0])
+    began = time.thread_time()
+    for ids in batches:
+        fetch.look_up(ids)
+    look_up = (time.thread_time() - began) / sum(of_type.numel() for ids in batches for of_type in ids.values())
+    rows, width = source.rows_of(column), widths[column]
+    narrow = _seconds_per_row(rows, own, seconds)
+    number = rows.shape[0] // 2
+    if not isinstance(rows, TensorRows) or not number:
+        return look_up, narrow / width
+    # The same memory as half as many rows of twice the width.
+    pairs = TensorRows(rows.tensor[: 2 * number].view(number, -1))
+    halves = [torch.unique(ids // 2) for ids in own]
+    wide = _seconds_per_row(pairs, [ids[ids < number] for ids in halves], seconds)
+    per_byte = min(max(0.0, wide - narrow), narrow) / width
+    return look_up + narrow - per_byte * width, per_byte
+
+
+def _seconds_per_row(rows: RowSource, batches: Sequence[Tensor], seconds: float) -> float:
+    """Returns the CPU seconds of all threads per gathered row."""
+    out = empty_rows(rows, max(ids.numel() for ids in batches))
+
+    def gather() -> None:
+        for ids in batches:
+            rows.take(ids, out[: ids.numel()])
+
+    gather()
+    began, end, number = time.process_time(), time.perf_counter() + seconds, 0
+    while not number or time.perf_counter() < end:
+        gather()
+        number += 1
+    return (time.process_time() - began) / max(1, number * sum(ids.numel() for ids in batches))
+
+
+# --- epochs -----------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Load:
+    """Work of this rank in some batches, without training. Attributes are totals.
+
+    Attributes:
+        cpu: CPU seconds of all threads.
+        edges, vertices: edges and vertices of the delivered batches.
+        num_bytes: bytes of their rows.
+        wire_bytes: bytes sent and received.
+        remote: rows of other ranks, including those found in a cache.
+    """
+
+    cpu: float = 0.0
+    batches: int = 0
+    edges: float = 0.0
+    vertices: int = 0
+    num_bytes: int = 0
+    wire_bytes: float = 0.0
+    remote: float = 0.0
+
+    def add(self, batch: Any, row_bytes: Mapping[str | None, int]) -> None:
+        """Counts a delivered batch."""
+        of_types = {None: batch} if None in row_bytes else {type_: batch[type_] for type_ in batch.node_types}
+        self.batches += 1
+        self.edges += batch.num_edges
+        for type_, of_type in of_types.items():
+            self.vertices += of_type.num_nodes
+            self.num_bytes += of_type.num_nodes * row_bytes[type_]
+
+    def left(self, machines: Machines, draws: int = 1) -> float:
+        """Returns the CPU seconds that remain after those which the constants explain, if each batch is drawn ``draws`` times."""
+        explained = machines.batch * self.batches + machines.draw * self.edges * draws + machines.row * self.vertices
+        return self.cpu - explained - machines.byte * self.num_bytes - machines.wire * self.wire_bytes
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Short epochs without training, the same on all ranks.
+
+    Attributes:
+        per_epoch: batches of an epoch that are taken: those of the rank with the fewest.
+        skipped: batches until the pipeline is full; they are not counted.
+        number: batches that are counted.
+    """
+
+    per_epoch: int
+    skipped: int
+    number: int
+
+    @classmethod
+    def of(cls, engine: Engine, per_epoch: int, seconds: float) -> Trial:
+        """Chooses the number of batches that take about this time. Collective."""
+        basis = engine.basis
+        skipped = basis.depth + basis.most_ahead
+        first = cls(per_epoch, 0, skipped + 2)
+        began = time.perf_counter()
+        for _ in first.deliver(engine):
+            pass
+        each = largest(basis.comm, (time.perf_counter() - began) / first.number)
+        return cls(per_epoch, skipped, min(_MOST_BATCHES, max(_FEWEST_BATCHES, int(seconds / each))))
+
+    def deliver(self, engine: Engine) -> Iterator[Any]:
+        """Yields the batches of consecutive epochs. Collective."""
+        left = self.skipped + self.number
+        for epoch in itertools.count():
+            run = engine.run(epoch)
+            for _ in range(min(left, self.per_epoch)):
+                yield run.give()
+            left -= min(left, self.per_epoch)
+            if not left:
+                break
+        engine.close()
+
+    def load(self, engine: Engine) -> Load:
+        """Runs the epochs and counts their work. Collective."""
+        load, source, counting = Load(), engine.basis.source, 0.0
+
+        def counts() -> tuple[float, int, int]:
+            traffic, rows = source.exchange.traffic, engine.producer.fetch.counts
+            remote = sum(number for (_, tier), number in rows.items() if tier in ("remote", "cache"))
+            return time.process_time(), traffic.bytes_sent + traffic.bytes_received, remote
+
+        row_bytes = source.row_bytes
+        for place, batch in enumerate(self.deliver(engine), 1):
+            if place > self.skipped:
+                began = time.thread_time()
+                load.add(batch, row_bytes)
+                counting += time.thread_time() - began
+            if place == self.skipped:
+                before = counts()
+            elif place == self.skipped + self.number:
+                after = counts()
+        cpu, load.wire_bytes, load.remote = (b - a for a, b in zip(before, after))
+        load.cpu = cpu - counting
+        return load
+
+    def keep(self, engine: Engine) -> list[Any]:
+        """Returns some batches, for steps: at least one, and at most those that fit into :data:`_KEPT_BYTES`. Collective."""
+        kept, left = [], _KEPT_BYTES
+        for batch in dataclasses.replace(self, skipped=0, number=min(self.number, _MOST_KEPT)).deliver(engine):
+            if left > 0:
+                kept.append(batch)
+                left -= _num_bytes(batch)
+        return kept
+
+
+def _num_bytes(batch: Any) -> int:
+    return sum(value.nbytes for store in batch.stores for value in store.values() if isinstance(value, Tensor))
