@@ -31,7 +31,8 @@ def price_of(
             requests += places.remote_id.numel() * id_bytes / len(tried)
             found = tiers[type_].groups(places)
             copied[type_] += sum(slot.numel() for tier, _, slot in found if not tier.on_device) * width
-    price = Price(fetched, copied, seconds, requests)
+    lists = sum(drawn.list_bytes for drawn in tried) / max(1, len(tried))
+    price = Price(fetched, copied, seconds, requests, lists)
     for way, notes in zip(ways, zip(*(drawn.notes for drawn in tried))):
         price = way.price(price, notes)
     return price

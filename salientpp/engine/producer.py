@@ -34,11 +34,17 @@ ByHand = Callable[[Tensor, BatchKeys], Any]
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """A drawn batch, with the places of its rows, before any row has moved. ``notes`` holds one note per way."""
+    """A drawn batch, with the places of its rows, before any row has moved.
+
+    Attributes:
+        notes: one note per way.
+        list_bytes: bytes of the packets that brought lists of other ranks.
+    """
 
     mfg: Mfg
     places: PlacesByType
     notes: Sequence[Any]
+    list_bytes: int = 0
 
 
 class Producer:
@@ -198,8 +204,8 @@ class Producer:
 
     def noted(self, mfg: Mfg) -> Drawn:
         """Looks up the places of a sample's rows."""
-        notes = []
+        notes, list_bytes = [], getattr(mfg, "list_bytes", 0)
         for way in self.ways:
             mfg, note = way.on_drawn(mfg)
             notes.append(note)
-        return Drawn(mfg, self.fetch.look_up(ids_by_type(mfg.node)), notes)
+        return Drawn(mfg, self.fetch.look_up(ids_by_type(mfg.node)), notes, list_bytes)

@@ -134,6 +134,7 @@ class BatchSource:
         joined: Any = disjoint_union(mfgs, inputs.input_type, of_edges=isinstance(inputs, EdgeSamplerInput))
         joined.edge_rows = joined_rows([mfg.edge_rows for mfg in mfgs])
         joined.reads = reduce(Reads.plus, (mfg.reads for mfg in mfgs))
+        joined.list_bytes = sum(mfg.list_bytes for mfg in mfgs)
         return joined
 
     @property

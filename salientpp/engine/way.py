@@ -45,13 +45,15 @@ class Price:
         fetched: by vertex type, bytes that arrive from other ranks, as rows or instead of rows.
         copied: by vertex type, bytes that come from the host's memory: rows, and copies of rows that the device lacks.
         seconds: time of one thread to sample the batch and to find its rows.
-        requests: bytes that this rank sends to other ranks to ask for rows, for sums and for neighbour lists.
+        requests: bytes that this rank sends to other ranks to ask for rows and for sums.
+        lists: bytes of the requests for neighbour lists that other ranks hold, and of their answers.
     """
 
     fetched: Mapping[str | None, float]
     copied: Mapping[str | None, float]
     seconds: float
     requests: float = 0.0
+    lists: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)

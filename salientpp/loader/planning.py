@@ -21,6 +21,7 @@ from salientpp.ways.planner.machines import Link, Machines
 from salientpp.ways.planner.plan import lines_together, plan_together
 from salientpp.ways.planner.result import Plan
 from salientpp.ways.sums.check import why_no_sums
+from salientpp.ways.topology_cache import bytes_of_all_lists
 
 
 @dataclass(eq=False)
@@ -135,7 +136,9 @@ def budget_together(data: Any, basis: Basis, options: Options) -> Budget:
     looks_ahead = looks_ahead and not any(way.finds_late for way in options.own_ways)
     sums = bool(books) and "sums" in options.allow and why_no_sums(data, source) is None
     sums = sums and not _is_excluded("partial_aggregation", options)
-    own = {"all_rows": all_rows, "all_lists": 0, "looks_ahead": looks_ahead, "sums": sums}
+    has_lists = options.memory is not None and "lists" not in given
+    all_lists = bytes_of_all_lists(basis) if has_lists else 0
+    own = {"all_rows": all_rows, "all_lists": all_lists, "looks_ahead": looks_ahead, "sums": sums}
     told = comm.gather_facts(own, task="plan its memory")
     return Budget(
         memory=options.memory or 0,

@@ -115,12 +115,8 @@ def chosen_members(
     The copies and their index take at most ``num_bytes``. Among equal numbers of reads per byte, the first type wins, then the lower id.
     """
     names, sizes = topology.part.node_types, topology.part.num_vertices
-    width = [torch.full((size,), _ID_BYTES, dtype=torch.int64, device="cpu") for size in sizes]
-    for (_, target), of_relation, format in zip(topology.ends, degree, formats):
-        width[target] += _LIST_BYTES + of_relation * format.edge_bytes
-    targets = {target for _, target in topology.ends}
-    # The index has a word for 32 ids of a type, and each relation one more beginning.
-    left = num_bytes - 8 * len(formats) - sum(8 * -(-sizes[target] // 32) for target in targets)
+    width, targets = _widths(topology, degree, formats), {target for _, target in topology.ends}
+    left = num_bytes - _index_bytes(topology)
     scores = {}
     for type_, (name, book) in enumerate(zip(names, topology.books)):
         of_type = reads[name].to(torch.float64)
@@ -129,6 +125,33 @@ def chosen_members(
         fits[begin:end] = False
         scores[name] = torch.where(fits, of_type, -1.0)
     return list(densest(scores, dict(zip(names, width)), left).values())
+
+
+def bytes_of_copies(
+    topology: PartTopology, members: Sequence[Tensor] | None, degree: Sequence[Tensor], formats: Sequence[CopyFormat]
+) -> int:
+    """Returns the bytes of copies of the lists of ``members``, with their index. None: of all lists of other parts."""
+    total = _index_bytes(topology)
+    for type_, (of_type, book) in enumerate(zip(_widths(topology, degree, formats), topology.books)):
+        if members is not None:
+            total += int(of_type[members[type_]].sum())
+        elif book.num_parts > 1:
+            total += int(of_type.sum()) - int(of_type[slice(*book.range_of(topology.part_id))].sum())
+    return total
+
+
+def _widths(topology: PartTopology, degree: Sequence[Tensor], formats: Sequence[CopyFormat]) -> list[Tensor]:
+    """Returns the bytes of a copy of each vertex's lists, per vertex type int64 [N]."""
+    width = [torch.full((size,), _ID_BYTES, dtype=torch.int64, device="cpu") for size in topology.part.num_vertices]
+    for (_, target), of_relation, format in zip(topology.ends, degree, formats):
+        width[target] += _LIST_BYTES + of_relation * format.edge_bytes
+    return width
+
+
+def _index_bytes(topology: PartTopology) -> int:
+    """Returns the bytes that copies take beside those of the lists: a word for 32 ids of a type, and one more beginning for each relation."""
+    targets = {target for _, target in topology.ends}
+    return 8 * len(topology.ends) + sum(8 * -(-topology.part.num_vertices[target] // 32) for target in targets)
 
 
 # --- the copies ---------------------------------------------------------------------------------------------

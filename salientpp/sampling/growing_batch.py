@@ -34,6 +34,7 @@ class GrowingBatch:
         num_nodes, num_edges: per type and per relation, the numbers of each hop.
         arrived: per relation, draws that brought attributes of edges.
         reads: the places of the lists that were read.
+        list_bytes: bytes of the packets with requests for lists, and with their answers.
     """
 
     topology: Topology
@@ -49,6 +50,7 @@ class GrowingBatch:
     num_edges: list[list[int]]
     arrived: list[list[Drawn]]
     reads: Reads = field(default_factory=Reads)
+    list_bytes: int = 0
 
     @classmethod
     def begin(
@@ -122,14 +124,17 @@ class GrowingBatch:
             )
 
     def finished(self, options: DrawOptions, only_vertices: bool) -> Mfg:
-        """Returns the sample, with two attributes more: ``reads``, and ``edge_rows``, by edge type the attributes of edges that came with draws."""
+        """Returns the sample, with three attributes more: ``reads``, ``list_bytes``, and ``edge_rows``.
+
+        ``edge_rows`` are, by edge type, the attributes of edges that came with draws.
+        """
         edges: list[Tensor | None] = [None] * len(self.ends)
         if not only_vertices:
             edges = [merged_numbers(self.first[target], of) for of, (_, target) in zip(self.groups, self.ends)]
         out: Any = as_sample(
             self.topology, options, self.n_id, self.tree, self.edge_index, edges, self.num_nodes, self.num_edges
         )
-        out.reads = self.reads
+        out.reads, out.list_bytes = self.reads, self.list_bytes
         types = self.topology.edge_types
         out.edge_rows = {name: EdgeRows.of(drawn) for name, drawn in zip(types, self.arrived) if drawn}
         return out

@@ -65,8 +65,13 @@ def drawing_of(
         )
     out = yield from topology.drawing(*arguments, only_vertices=only_vertices)
     edge_rows, reads = getattr(out, "edge_rows", {}), getattr(out, "reads", Reads())
+    list_bytes = getattr(out, "list_bytes", 0)
     found = sampler.finished(around(lambda seed, time: out), only_vertices)
-    found.edge_rows, found.reads = edge_rows, reads  # the sample may be another object now
+    found.edge_rows, found.reads, found.list_bytes = (
+        edge_rows,
+        reads,
+        list_bytes,
+    )  # the sample may be another object now
     return found
 
 

@@ -212,7 +212,9 @@ class PartTopology(Topology):
         for number in request.relations(self.ends):
             groups[number] = self._own_draws(request, number, places[self.ends[number][1]], batch)
         if asks:
-            answers = yield {part: own.packed() for part, own in asked.items()}
+            packets = {part: own.packed() for part, own in asked.items()}
+            answers = yield packets
+            batch.list_bytes += sum(packets[part].nbytes + answers[part].nbytes for part in packets)
             for part, own in asked.items():
                 numbers = own.relations(self.ends)
                 of_part = unpack_answer(answers[part], [self.attributes(number) for number in numbers], own.keeps_edges)

@@ -5,17 +5,21 @@ The ranks choose and copy the lists once, when the loader is made. Requests to o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from salientpp.engine.basis import Basis
 from salientpp.engine.together import by_part, by_rank, exchange_packets
-from salientpp.engine.way import TiersByType, Way
+from salientpp.engine.way import Price, TiersByType, Way
 from salientpp.ranks.shared_memory import shared_tensors
 from salientpp.sampling.copied_lists import (
     Copies,
     CopyFormat,
+    bytes_of_copies,
     chosen_members,
     columns_of,
     degrees,
@@ -27,6 +31,7 @@ from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.packets import NO_BYTES, pack, unpack
 from salientpp.sampling.part_topology import CopiedLists, PartTopology
 from salientpp.sampling.seeds import list_sums_of
+from salientpp.sampling.topology import ids_by_type
 from salientpp.store.exchange import FILL_CHUNK_BYTES
 from salientpp.ways.cache import pooled
 
@@ -45,20 +50,106 @@ class TopologyCache(Way):
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
         self.copied: CopiedLists | None = None
+        self._chosen: _Chosen | None = None  # the copies that a plan considers; no list is copied
 
-    def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
-        source = basis.source
-        topology, sampler = source.rounds_topology, source.sampler
-        if topology is not None and isinstance(sampler, NeighborSampler) and self._num_bytes:
-            self.copied = topology.copied = self._filled(basis, topology, sampler)
+    def choose(self, basis: Basis, tiers: TiersByType) -> TiersByType:
+        topology = self._topology(basis)
+        if topology is not None:
+            needs = _needs(basis, topology)
+            members = chosen_members(topology, *needs, self._num_bytes)
+            size = bytes_of_copies(topology, members, *needs[1:]) if any(ids.numel() for ids in members) else 0
+            self._chosen = _Chosen(topology, members, size)
         return tiers
 
+    def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
+        topology = self._topology(basis)
+        if topology is not None:
+            self.copied = topology.copied = self._filled(basis, topology)
+        return tiers
+
+    def on_drawn(self, mfg: Any) -> tuple[Any, float]:
+        return mfg, 1.0 if self._chosen is None else self._chosen.share_left(mfg)
+
+    def price(self, price: Price, notes: Sequence[float]) -> Price:
+        return replace(price, lists=price.lists * sum(notes) / max(1, len(notes)))
+
     def memory(self) -> Mapping[str, int]:
+        if self._chosen is not None:
+            return {"topology_cache": self._chosen.num_bytes}
         return {} if self.copied is None else {"topology_cache": self.copied.nbytes}
 
-    def _filled(self, basis: Basis, topology: PartTopology, sampler: NeighborSampler) -> CopiedLists | None:
+    def _topology(self, basis: Basis) -> PartTopology | None:
+        """Returns the topology that gets copies. None: this way has no effect."""
+        source = basis.source
+        return source.rounds_topology if isinstance(source.sampler, NeighborSampler) and self._num_bytes else None
+
+    def _filled(self, basis: Basis, topology: PartTopology) -> CopiedLists | None:
         """Chooses and copies the lists. Collective. Returns None if the bytes suffice for no list."""
-        comm, start = basis.comm, basis.source.seeds.start
+        reads, degree, formats = _needs(basis, topology)
+        members = chosen_members(topology, reads, degree, formats, self._num_bytes)
+        shares = basis.ranks_by_host and basis.host.size > 1
+        copies = Copies(
+            topology, members, degree, formats, (lambda shapes: shared_tensors(basis.host, shapes)) if shares else None
+        )
+        _fill(basis, topology, copies, formats, shares=bool(shares))
+        return copies.finished() if any(ids.numel() for ids in members) else None
+
+
+@dataclass(frozen=True, eq=False)
+class _Chosen:
+    """Copies that a plan considers: per vertex type the ids of their vertices, and their bytes."""
+
+    topology: PartTopology
+    members: Sequence[Tensor]
+    num_bytes: int
+
+    def share_left(self, mfg: Any) -> float:
+        """Returns the share of a sample's requests and answers that remain. A vertex weighs as much as its draws and its id."""
+        everything, left, topology = 0, 0, self.topology
+        ids, hops = ids_by_type(mfg.node), _by_type(mfg.num_sampled_nodes)
+        columns = _by_type(mfg.col)
+        for type_, (name, book) in enumerate(zip(topology.part.node_types, topology.books)):
+            relations = [number for number, (_, target) in enumerate(topology.ends) if target == type_]
+            if name not in ids or book.num_parts == 1 or not relations:
+                continue
+            weight = torch.ones(ids[name].numel(), dtype=torch.int64, device="cpu")
+            for number in relations:
+                column = columns.get(topology.edge_types[number])
+                if column is not None:
+                    weight += torch.bincount(column, minlength=weight.numel())
+            read = slice(None if hops is None or hops.get(name) is None else sum(hops[name][:-1]))  # not the last hop's
+            expanded, weight = ids[name][read], weight[read]
+            begin, end = book.range_of(topology.part_id)
+            elsewhere = (expanded < begin) | (expanded >= end)
+            copied = torch.isin(expanded, self.members[type_])
+            everything += int(weight[elsewhere].sum())
+            left += int(weight[elsewhere & ~copied].sum())
+        return left / everything if everything else 1.0
+
+
+def _by_type(values: Any) -> Mapping[Any, Any]:
+    """Returns values of a sample by type. The type is None if there is only one."""
+    return values if isinstance(values, Mapping) else {None: values}
+
+
+def bytes_of_all_lists(basis: Basis) -> int:
+    """Returns the bytes of copies of all lists of other parts. 0 if the topology is not divided among hosts. Collective."""
+    topology = basis.source.rounds_topology
+    if topology is None or not isinstance(basis.source.sampler, NeighborSampler):
+        return 0
+    _, degree, formats = _needs(basis, topology)
+    return bytes_of_copies(topology, None, degree, formats)
+
+
+#: Expected reads per vertex type, lengths of lists per relation, and formats of copies per relation.
+_Needs = tuple[Mapping["str | None", Tensor], list[Tensor], list[CopyFormat]]
+
+
+def _needs(basis: Basis, topology: PartTopology) -> _Needs:
+    """Returns the facts from which copies are chosen. Collective."""
+
+    def gather() -> _Needs:
+        comm, start, sampler = basis.comm, basis.source.seeds.start, basis.source.sampler
         assert start is not None  # the seeds of a partitioned graph always have `start`
         sums = list_sums_of(sampler, comm)
         reads = expected_reads(sums, start(basis.batch_size), sampler)
@@ -69,13 +160,9 @@ class TopologyCache(Way):
         if basis.ranks_by_host:
             # Each rank of a host asks for its own batches, so the numbers of reads add up.
             reads = pooled(basis.host, reads, Tensor.add_)
-        members = chosen_members(topology, reads, degree, formats, self._num_bytes)
-        shares = basis.ranks_by_host and basis.host.size > 1
-        copies = Copies(
-            topology, members, degree, formats, (lambda shapes: shared_tensors(basis.host, shapes)) if shares else None
-        )
-        _fill(basis, topology, copies, formats, shares=bool(shares))
-        return copies.finished() if any(ids.numel() for ids in members) else None
+        return reads, degree, formats
+
+    return basis.once("lists", gather)
 
 
 def _fill(basis: Basis, topology: PartTopology, copies: Copies, formats: list[CopyFormat], shares: bool) -> None:

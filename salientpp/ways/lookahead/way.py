@@ -279,7 +279,8 @@ class Lookahead(Cache):
         # With scouts, every batch is drawn twice: first for its ids only.
         draws = 2 if self.planners and self._basis.source.rounds_topology is None else 1
         left = sum(fetched.values()) / max(1e-300, sum(price.fetched.values()))
-        return Price(fetched, copied, price.seconds * draws, price.requests * left)
+        seconds, requests = price.seconds * draws, price.requests * left
+        return dataclasses.replace(price, fetched=fetched, copied=copied, seconds=seconds, requests=requests)
 
     def _fetched_share(self, type_: str | None, num_bytes: float) -> float:
         """Forecasts the fraction of remote rows that is fetched; ``num_bytes`` are the bytes of a batch's remote rows."""

@@ -55,8 +55,9 @@ def cost_of(price: Price, batch: Batch, choice: Choice, machines: Machines) -> C
     """Returns the cost of an epoch of ``batch.number`` batches."""
     n, step = batch.number, machines.step
     rows = sum(price.fetched.values())
-    # On average a rank sends as many rows as it receives, and receives as many requests as it sends.
-    moved = 2 * (rows + price.requests)
+    # On average a rank sends as many rows and lists as it receives, and receives as many requests as it sends.
+    incoming = rows + price.requests + price.lists
+    moved = 2 * incoming
     cpu = machines.batch + price.seconds
     cpu += machines.row * batch.vertices + machines.byte * (batch.row_bytes + rows) + machines.wire * moved
     if choice.lookahead and choice.cache:
@@ -70,9 +71,9 @@ def cost_of(price: Price, batch: Batch, choice: Choice, machines: Machines) -> C
     exposed = max(0.0, loading - spare) / min(machines.cores, 2.0)
     cores = training + exposed
     gradients = 0.0 if step is None else step.gradient_bytes
-    arriving = (rows + price.requests + gradients) / machines.between.bytes_per_second
+    arriving = (incoming + gradients) / machines.between.bytes_per_second
     link = n * max(arriving, machines.between.delay / 2) + FILL * machines.between.delay
-    if not rows + price.requests:
+    if not incoming:
         link = n * gradients / machines.between.bytes_per_second
     to_device = rows + sum(price.copied.values())
     copies = n * to_device / machines.to_device if machines.to_device else 0.0
@@ -84,5 +85,5 @@ def cost_of(price: Price, batch: Batch, choice: Choice, machines: Machines) -> C
         waiting=seconds - cores,
         link=link,
         cpu=loading,
-        bytes_in=n * (rows + price.requests),
+        bytes_in=n * incoming,
     )

@@ -14,6 +14,7 @@ from salientpp.ways.planner.costs import Cost, cost_of
 from salientpp.ways.planner.machines import Machines
 from salientpp.ways.planner.result import Line, Plan
 from salientpp.ways.planner.trials import Batch, Trials
+from salientpp.ways.topology_cache import TopologyCache
 
 #: Smallest saving, as a fraction of the epoch, for which another combination is preferred to the static cache. Predictions err by more than this.
 WORTH_IT = 0.03
@@ -112,6 +113,8 @@ def _memory(basis: Basis, ways: Sequence[Way], tiers: TiersByType) -> dict[str, 
                 found[tier.memory] += len(tier.members) * row_bytes[type_]
                 found[tier.name] += tier.members.words.nbytes
     for way in ways:
+        if isinstance(way, TopologyCache):
+            found.update(way.memory())
         for type_, planner in way.planners.items() if isinstance(way, Lookahead) else ():
             sharing = basis.host.size if basis.ranks_by_host else 1
             found["cache"] += planner.shape.num_slots * row_bytes[type_] * sharing

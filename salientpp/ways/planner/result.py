@@ -84,13 +84,18 @@ class Plan:
             parts = (each if each > 1e-6 else 0 for each in (cost.training, cost.loading, cost.waiting))
             seconds = [f"{each:.3g}" for each in (cost.seconds, *parts)]
             mark = ">" if line is self.chosen else ""
-            table.add_row(mark, _words(line), *seconds, _megabytes(cost.bytes_in), amount(line.copies))
+            table.add_row(mark, self._words(line), *seconds, _megabytes(cost.bytes_in), amount(line.copies))
         text = io.StringIO()
         console = Console(file=text, width=_WIDTH, markup=False, emoji=False, highlight=False)
         console.print(table)
         for sentence in self._sentences():
             console.print(sentence)
         return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
+
+    def _words(self, line: Line) -> str:
+        """Returns the name of a combination, with the share of the budget that lists may take, since combinations differ in it."""
+        lists = line.choice.lists
+        return line.choice.words.replace("lists", f"lists {lists / max(lists, self.memory):.0%}" if lists else "")
 
     @property
     def _shown(self) -> list[Line]:
@@ -102,7 +107,7 @@ class Plan:
         chosen, hidden = self.chosen, len(self.lines) - len(self._shown)
         if hidden > 0:
             yield f"{hidden} slower combinations are not shown."
-        yield f"chosen: {_words(chosen)}, because {self.reason}."
+        yield f"chosen: {self._words(chosen)}, because {self.reason}."
         of_host = [f"{amount(chosen.memory[name])} {words}" for name, words in COPIES.items() if name in chosen.memory]
         yield f"copies per host: {' + '.join(of_host) or 'none'}, of {amount(self.memory)}."
         if self.device_memory or "device" in chosen.memory:
@@ -130,9 +135,3 @@ def amount(num_bytes: float) -> str:
 
 def _megabytes(num_bytes: float) -> str:
     return f"{num_bytes / 1e6:.3g}" if num_bytes < 1e9 else f"{num_bytes / 1e6:,.0f}"
-
-
-def _words(line: Line) -> str:
-    """Returns the name of a combination, with the share of lists, since combinations differ in it."""
-    lists = line.memory.get("topology_cache", line.choice.lists)
-    return line.choice.words.replace("lists", f"{amount(lists)} of lists") if lists else line.choice.words

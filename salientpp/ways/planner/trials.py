@@ -76,6 +76,7 @@ class Trials:
 
     def _drawn(self, mfg: Mfg, ways: Sequence[Way], tiers: TiersByType) -> Drawn:
         notes: list[Any] = []
+        list_bytes = getattr(mfg, "list_bytes", 0)
         for way in ways:
             mfg, note = way.on_drawn(mfg)
             notes.append(note)
@@ -83,4 +84,4 @@ class Trials:
         places = {type_: of_type.look_up(ids[type_]) for type_, of_type in tiers.items() if type_ in ids}
         if self._basis.repeats:
             places = {type_: tiers[type_].fetched_once(of_type) for type_, of_type in places.items()}
-        return Drawn(mfg, places, notes)
+        return Drawn(mfg, places, notes, list_bytes)

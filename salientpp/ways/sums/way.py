@@ -230,7 +230,7 @@ class SumsOfRows(Way):
         sizes = arriving / self._wire.row_bytes * self._wire.id_bytes
         fetched: dict[str | None, float] = {None: price.fetched[None] + arriving}
         copied: dict[str | None, float] = {None: price.copied[None] + here}
-        return Price(fetched, copied, price.seconds, price.requests + sources + sizes)
+        return dataclasses.replace(price, fetched=fetched, copied=copied, requests=price.requests + sources + sizes)
 
     def counts(self) -> Mapping[str, int]:
         return dict(self._counts)
