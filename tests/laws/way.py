@@ -19,7 +19,11 @@ from torch_geometric.nn import SAGEConv
 
 import salientpp
 from salientpp import NeighborLoader
+from salientpp.engine.way import Price, TiersByType
+from salientpp.loader.construction import ways_of
 from salientpp.nn import merge_partial
+from salientpp.ways.planner.trials import Trials
+from salientpp.ways.sums.way import SumsOfRows
 
 RANKS = (1, 2, 4)
 FANOUTS, BATCH, WIDTH = [5, 4], 16, 6
@@ -34,6 +38,7 @@ class Found:
         fetched, copied: the price and the count, in bytes per batch.
         seconds: the price in seconds.
         remote_rows: numbers with the way and without.
+        unlike_plan: differences between the tiers and the price of the engine, and those of a plan, for which no row moves.
     """
 
     wrong: list[str]
@@ -41,6 +46,7 @@ class Found:
     copied: tuple[float, float]
     seconds: float
     remote_rows: tuple[int, int]
+    unlike_plan: list[str]
 
 
 def directory(folder: Path, num_parts: int, topology: str = "whole") -> str:
@@ -69,7 +75,47 @@ def _compare(root: str, options: dict[str, Any]) -> Found:
     stats, row_bytes = loader.stats(), WIDTH * 4
     counted = stats.by_type[None]["bytes_received"] / number, (stats.rows_host + stats.rows_cache) * row_bytes / number
     remote = stats.rows_remote + stats.rows_partial, plain.stats().rows_remote
-    return Found(wrong, (price.fetched[None], counted[0]), (price.copied[None], counted[1]), price.seconds, remote)
+    unlike = _unlike_plan(loader, price)
+    return Found(
+        wrong, (price.fetched[None], counted[0]), (price.copied[None], counted[1]), price.seconds, remote, unlike
+    )
+
+
+def _unlike_plan(loader: NeighborLoader, price: Price) -> list[str]:
+    """Lists the differences between the engine of a loader, and its ways after they have only chosen what to hold."""
+    basis, options, topology = loader.engine.basis, loader._given_options, loader.engine.basis.source.rounds_topology
+    # Sums are chosen last, because they see the copies of all ways in an engine.
+    ways = sorted(ways_of(options, []), key=lambda way: isinstance(way, SumsOfRows))
+    copied, before = (None, None) if topology is None else (topology.copied, topology.copied)
+    if topology is not None:
+        topology.copied = None  # a plan begins without copies
+    try:
+        with basis.remembering():
+            chosen, tiers = Trials(basis).price(ways, 1e-7)
+            held = {name: number for way in ways for name, number in way.memory().items() if name == "topology_cache"}
+    finally:
+        if topology is not None:
+            topology.copied = before
+    found = [] if _members(tiers) == _members(loader.engine.producer.fetch.tiers) else ["tiers"]
+    if held.get("topology_cache", 0) != (0 if copied is None else copied.nbytes):
+        found.append(f"bytes of lists: chosen {held}, held {copied and copied.nbytes}")
+    for name in ("fetched", "copied", "requests", "lists"):
+        ours, want = getattr(chosen, name), getattr(price, name)
+        numbers = [(ours[None], want[None])] if isinstance(ours, dict) else [(ours, want)]
+        # A plan scales the bytes of packets by the copies' share. Here packets are so small that the bytes of their heads count, about 64 in each.
+        band, heads = (0.15, 64 * 2 * (basis.comm.size - 1)) if name == "lists" else (1e-6, 1e-6)
+        found += [f"{name}: chosen {a}, placed {b}" for a, b in numbers if abs(a - b) > band * max(a, b) + heads]
+    return found
+
+
+def _members(tiers: TiersByType) -> list[Any]:
+    """Returns the ids in each tier that has copies."""
+    return [
+        (type_, tier.name, tier.memory, tier.members.ids.tolist())
+        for type_, of_type in tiers.items()
+        for tier in [*of_type.near, *of_type.copies]
+        if len(tier.members)
+    ]
 
 
 def _unlike(ours: Any, want: Any) -> list[str]:
@@ -118,6 +164,9 @@ class WayLaws:
             for expected, counted in (each.fetched, each.copied):
                 assert abs(expected - counted) <= max(self.band * counted, 4 * WIDTH * 4), (expected, counted)
             assert each.seconds > 0
+
+    def test_a_plan_expects_what_the_engine_expects(self, found):
+        assert [each.unlike_plan for each in found] == [[]] * len(found)
 
     def test_no_more_rows_are_fetched(self, found):
         for each in found:

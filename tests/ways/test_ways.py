@@ -16,7 +16,7 @@ from salientpp.engine.basis import Basis
 from salientpp.engine.way import TiersByType, Way
 from salientpp.loader.values import EXCLUDED
 from salientpp.store.cache import FeatureCache
-from salientpp.store.tiers import IdSet
+from salientpp.store.tiers import IdSet, Tier
 from tests.laws.way import RANKS, WayLaws, compare, directory
 
 
@@ -24,6 +24,11 @@ class EveryThird(Way):
     """Way from outside the package: copies of every third row of the graph."""
 
     name = "every third"
+
+    def choose(self, basis: Basis, tiers: TiersByType) -> TiersByType:
+        number = basis.source.part.num_vertices
+        copies = Tier("cache", IdSet.of(torch.arange(0, number, 3), number), {}, basis.zero_copy, "cache")
+        return {None: dataclasses.replace(tiers[None], copies=[*tiers[None].copies, copies])}
 
     def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
         part = basis.source.part
@@ -116,16 +121,24 @@ def test_the_price_of_a_pair_equals_the_count(of_pairs, number):
             assert abs(expected - counted) <= max(WayLaws.band * counted, 100), (expected, counted)
 
 
+@pytest.mark.parametrize("number", range(len(PAIRS)), ids=map("-".join, PAIRS))
+def test_a_plan_expects_of_a_pair_what_the_engine_expects(of_pairs, number):
+    for of_rank in of_pairs:
+        assert of_rank[number].unlike_plan == []
+
+
 # --- over a topology in parts -------------------------------------------------------------------------------
 
-OVER_PARTS = [*((name,) for name in WAYS), *PAIRS]
+#: Copies of lists need a topology in parts.
+OVER: dict[str, dict[str, Any]] = {**WAYS, "lists": {"topology_cache": 9000}}
+OVER_PARTS = [*((name,) for name in OVER), *PAIRS, *((name, "lists") for name in WAYS)]
 
 
 @pytest.fixture(scope="module", params=(2, 4), ids=lambda number: f"{number} ranks")
 def over_parts(request, tmp_path_factory):
     """Observations of each rank about each way and each pair, if the topology is stored in parts."""
     root = directory(tmp_path_factory.mktemp("divided") / "parts", request.param, "parts")
-    several = [{key: value for name in names for key, value in WAYS[name].items()} for names in OVER_PARTS]
+    several = [{key: value for name in names for key, value in OVER[name].items()} for names in OVER_PARTS]
     return distributed.run(compare, request.param, root, several)
 
 
@@ -141,6 +154,12 @@ def test_the_price_over_parts_equals_the_count(over_parts, number):
     for of_rank in over_parts:
         for expected, counted in (of_rank[number].fetched, of_rank[number].copied):
             assert abs(expected - counted) <= max(WayLaws.band * counted, 100), (expected, counted)
+
+
+@pytest.mark.parametrize("number", range(len(OVER_PARTS)), ids=map("-".join, OVER_PARTS))
+def test_a_plan_over_parts_expects_what_the_engine_expects(over_parts, number):
+    for of_rank in over_parts:
+        assert of_rank[number].unlike_plan == []
 
 
 def test_only_lookahead_and_sums_exclude_each_other():
