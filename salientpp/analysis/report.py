@@ -6,6 +6,7 @@ import io
 from collections.abc import Collection, Sequence
 from functools import partial
 from operator import attrgetter, itemgetter
+from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
@@ -280,6 +281,13 @@ def check_matplotlib() -> None:
         raise ImportError(
             f"a plot needs matplotlib, which could not be imported ({error}): pip install 'salientpp[plot]'"
         ) from None
+
+
+def check_plot(path: Path) -> None:
+    """Raises ValueError or ImportError unless a plot can be drawn as a file of this name."""
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise ValueError(f"--plot must end in .png or .svg, got {path}")
+    check_matplotlib()
 
 
 def plot(analysis: Analysis, kind: str) -> bytes:

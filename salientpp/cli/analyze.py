@@ -6,7 +6,6 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,6 @@ from salientpp.cli.shared_arguments import (
     numbers_of,
     values_of,
 )
-from salientpp.files import write_whole
 
 if TYPE_CHECKING:
     from salientpp.analysis.analyze import Ways
@@ -192,19 +190,7 @@ def run(arguments: argparse.Namespace) -> int:
             "csv": lambda: analysis.to_csv().encode(),
             "plot": lambda: report.plot(analysis, arguments.plot.suffix[1:].lower()),
         }
-        failed = []  # if one file cannot be written, write the others
-        for option, path in _files(arguments).items():
-            try:
-                write_whole(path, methodcaller("write", contents[option]()))
-                arguments.written.append(path)
-            except OSError as error:
-                failed.append(f"--{option}: {error}")
-        try:
-            terminal.show(*report.shown(analysis))
-        except OSError as error:
-            failed.append(str(error))
-        if failed:
-            raise OSError("; ".join(failed))
+        terminal.finish(_files(arguments), contents, arguments.written, lambda: report.shown(analysis))
         return 0
 
 
@@ -315,11 +301,9 @@ def _files(arguments: argparse.Namespace) -> dict[str, Path]:
 def _check_files(arguments: argparse.Namespace) -> None:
     terminal.check_outputs({f"--{option}": path for option, path in _files(arguments).items()})
     if arguments.plot is not None:
-        from salientpp.analysis.report import check_matplotlib
+        from salientpp.analysis.report import check_plot
 
-        if arguments.plot.suffix.lower() not in (".png", ".svg"):
-            raise ValueError(f"--plot must end in .png or .svg, got {arguments.plot}")
-        check_matplotlib()
+        check_plot(arguments.plot)
 
 
 def _given(arguments: argparse.Namespace, names: Sequence[str]) -> list[str]:

@@ -66,6 +66,7 @@ def _list_of(kind: Callable[[str], Any], words: str, text: str) -> list[Any]:
 
 
 num_neighbors_of = partial(_list_of, int, "integers separated by commas such as 15,10,5")
+whole_numbers_of = partial(_list_of, int, "integers separated by commas such as 2,4,8")
 numbers_of = partial(_list_of, float, "numbers separated by commas such as 0,.1,.5")
 
 

@@ -10,10 +10,12 @@ import contextlib
 import io
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from salientpp.files import check_output, is_replaced
+from salientpp.files import check_output, is_replaced, write_whole
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -53,6 +55,38 @@ def show(*what: RenderableType) -> None:
     for renderable in what:
         console.print(renderable)
     print_whole(text.getvalue())
+
+
+def finish(
+    files: Mapping[str, Path],
+    contents: Mapping[str, Callable[[], bytes]],
+    written: list[Path],
+    shown: Callable[[], Sequence[RenderableType]],
+) -> None:
+    """Writes the files of a subcommand, and then prints its tables. If one of these fails, the others are still made.
+
+    Args:
+        files: path by the name of its option.
+        contents: by the same names, functions that return the contents.
+        written: receives each path that was written.
+        shown: returns what is printed.
+
+    Raises:
+        OSError: something could not be written.
+    """
+    failed = []
+    for option, path in files.items():
+        try:
+            write_whole(path, methodcaller("write", contents[option]()))
+            written.append(path)
+        except OSError as error:
+            failed.append(f"--{option}: {error}")
+    try:
+        show(*shown())
+    except OSError as error:
+        failed.append(str(error))
+    if failed:
+        raise OSError("; ".join(failed))
 
 
 class _Terminal(io.StringIO):

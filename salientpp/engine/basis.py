@@ -90,6 +90,11 @@ class Basis:
         """The ranks of this host. All of them create it at the same time."""
         return self.comm.among(self.source.exchange.placement.ranks_of_host)
 
+    @property
+    def ranks_on_host(self) -> int:
+        """Number of ranks that share this rank's host and its copies of rows; 1 if :attr:`ranks_by_host` is empty."""
+        return len(self.epochs.placement.ranks_of_host) if self.ranks_by_host else 1
+
     def seeds_only(self, type_: str | None) -> list[str]:
         """Returns the names of those attributes of a vertex type that a batch has only for its seeds."""
         return [name for owner, name in self.source.seed_columns if owner == type_]

@@ -16,7 +16,7 @@ from salientpp.loader.values import EXCLUDED, Options, is_given
 from salientpp.ranks.comm import Comm
 from salientpp.vip.policies import PROBABILITIES
 from salientpp.ways.cache import GivenCache
-from salientpp.ways.planner.choices import Budget, Choice
+from salientpp.ways.planner.choices import Budget, Choice, index_bytes
 from salientpp.ways.planner.machines import Link, Machines
 from salientpp.ways.planner.plan import lines_together, plan_together
 from salientpp.ways.planner.result import Plan
@@ -144,8 +144,7 @@ def budget_together(data: Any, basis: Basis, options: Options) -> Budget:
         memory=options.memory or 0,
         device_memory=options.device_memory or 0,
         all_rows=max(facts["all_rows"] for facts in told),
-        # Each set of ids has a word of 8 bytes for 32 ids. α rounds to less than one byte for each part.
-        index=sum(8 * -(-book.num_vertices // 32) + book.num_parts for book in books.values()),
+        index=index_bytes(books.values()),
         all_lists=max(facts["all_lists"] for facts in told),
         looks_ahead=all(facts["looks_ahead"] for facts in told),
         sums="mean" if all(facts["sums"] for facts in told) else None,

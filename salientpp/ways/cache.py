@@ -105,8 +105,8 @@ class Cache(Way):
         """Returns the ids to cache, by vertex type, ascending int64."""
         source = basis.source
         if basis.ranks_by_host:
-            add = partial(add_scores, self._policy)
-            scores = pooled(basis.host, {type_: scores[type_] for type_ in source.travelling}, add)
+            add, own = partial(add_scores, self._policy), {type_: scores[type_] for type_ in source.travelling}
+            scores = basis.once(("pooled scores", self._policy), lambda: pooled(basis.host, own, add))
         books, alpha = {type_: source.books[type_] for type_ in source.travelling}, self._factor
         if isinstance(alpha, int):
             whole = cache_bytes(1.0, books, source.row_bytes)

@@ -10,6 +10,7 @@ import pytest
 
 import salientpp
 import salientpp.nn
+from salientpp.analysis.plan_result import Planned, Prediction
 from salientpp.analysis.result import Ahead, Analysis, Copies, DeviceRows, ListTraffic, Recommendation, Summed, Volume
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -36,6 +37,8 @@ def test_api_pages_name_exactly_the_public_names():
         ("### copies", Copies),
         ("### lists", ListTraffic),
         ("### recommendations", Recommendation),
+        ("## Plan", Planned),
+        ("### predictions", Prediction),
     ],
 )
 def test_analysis_page_lists_every_field(section, kind):
@@ -43,4 +46,5 @@ def test_analysis_page_lists_every_field(section, kind):
     table = re.split(r"^##", text, flags=re.MULTILINE)[0]
     cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     listed = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
-    assert sorted(listed) == sorted([field.name for field in fields(kind)] + ["schema"] * (kind is Analysis))
+    added = {Analysis: ["schema"], Planned: ["schema", "fastest", "cheapest"]}.get(kind, [])
+    assert sorted(listed) == sorted([field.name for field in fields(kind)] + added)

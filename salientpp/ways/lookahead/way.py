@@ -160,7 +160,7 @@ class Lookahead(Cache):
         source = basis.source
         self._basis, self._blocks = basis, cache(lambda: basis.once("blocks", partial(_blocks_of, basis)))
         static_bytes = sum(of_type.numel() * source.row_bytes[type_] for type_, of_type in members.items())
-        num_sharing = basis.host.size if basis.ranks_by_host else 1
+        num_sharing = basis.ranks_on_host
 
         waits = source.rounds_topology is not None
 

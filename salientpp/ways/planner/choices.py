@@ -9,6 +9,7 @@ from typing import Any
 
 from salientpp.arguments import as_real
 from salientpp.engine.way import Way
+from salientpp.ranks.partition_book import PartitionBook
 from salientpp.ways.cache import Cache
 from salientpp.ways.device import DeviceRows
 from salientpp.ways.lookahead.shape import check_lookahead
@@ -102,6 +103,12 @@ class Choice:
         ways += ["device rows"] if self.device_rows else []
         ways += ["device cache"] if self.device_cache else []
         return " + ".join(ways) or "no cache"
+
+
+def index_bytes(books: Iterable[PartitionBook]) -> int:
+    """Returns the bytes of the index of cached rows, for the partition books of the rows that travel."""
+    # Each set of ids has a word of 8 bytes for 32 ids. α rounds to less than one byte for each part.
+    return sum(8 * -(-book.num_vertices // 32) + book.num_parts for book in books)
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ def _memory(basis: Basis, ways: Sequence[Way], tiers: TiersByType) -> dict[str, 
         if isinstance(way, TopologyCache):
             found.update(way.memory())
         for type_, planner in way.planners.items() if isinstance(way, Lookahead) else ():
-            sharing = basis.host.size if basis.ranks_by_host else 1
+            sharing = basis.ranks_on_host
             found["cache"] += planner.shape.num_slots * row_bytes[type_] * sharing
             found["lookahead"] += planner.shape.state_bytes * sharing
     return {name: number for name, number in found.items() if number}

@@ -21,7 +21,7 @@ _WIDTH = 80
 COPIES = {"cache": "cached rows", "lookahead": "lookahead", "topology_cache": "copies of lists"}
 
 #: Names of other memory, which the budget does not contain.
-_OTHERS = {"host": "own rows", "graph": "topology", "batches": "batches in flight"}
+OTHERS = {"host": "own rows", "graph": "topology", "batches": "batches in flight"}
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Plan:
         if self.memory and chosen.copies > self.memory:
             yield "note: the options that were given need more memory than the budget."
         if self.held:
-            others = [f"{amount(self.held.get(name, 0))} {words}" for name, words in _OTHERS.items()]
+            others = [f"{amount(self.held.get(name, 0))} {words}" for name, words in OTHERS.items()]
             yield f"besides the budget, this rank holds {', '.join(others)}."
         for saved, where in ((self.saves, "memory per host"), (self.device_saves, "device memory")):
             if saved is not None:

@@ -1,0 +1,431 @@
+"""Predicts a job's epochs before machines are rented: for numbers of hosts, amounts of memory, and combinations of ways.
+
+The planner of the loaders (:mod:`salientpp.ways.planner`) prices each combination for each rank of a :class:`~salientpp.analysis.job.Job`. The ranks run in
+this process, one after the other, and no rows move. The slowest rank determines the time of an epoch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from salientpp.analysis.batches import Batches
+from salientpp.analysis.graph import open_graph
+from salientpp.analysis.job import Job, placed
+from salientpp.analysis.plan_result import ALLOWED, Planned, Prediction
+from salientpp.analysis.result import word_of_type
+from salientpp.engine.basis import Basis
+from salientpp.engine.engine import Engine
+from salientpp.partitioning.options import PartitionOptions
+from salientpp.progress import Progress
+from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.store.narrow import WIDE, Narrow
+from salientpp.vip.policies import add_scores
+from salientpp.ways.planner.choices import Budget, Choice, index_bytes
+from salientpp.ways.planner.machines import LINKS, Link, Machines
+from salientpp.ways.planner.plan import best_of, lines_of, slowest
+from salientpp.ways.planner.result import Line
+from salientpp.ways.planner.trials import Batch
+
+#: Amounts of memory that are compared if none is given, as fractions of the bytes of all rows.
+SHARES = (0.0, 0.05, 0.2, 1.0)
+
+
+@dataclass(frozen=True)
+class Question:
+    """The jobs and ways that a plan compares.
+
+    Attributes:
+        hosts: numbers of hosts. Empty: for a dataset directory, the powers of two up to the number of parts, and this number.
+        ranks_per_host: ranks on each host.
+        memory: bytes of a host for copies of rows. Empty: :data:`SHARES` of the bytes of all rows.
+        device_memory: bytes of each rank's device for copies of rows.
+        allow: names in :data:`ALLOWED`.
+        epochs: number of epochs to pay for.
+    """
+
+    hosts: Sequence[int] = ()
+    ranks_per_host: int = 1
+    memory: Sequence[int] = ()
+    device_memory: Sequence[int] = (0,)
+    allow: Sequence[str] = ()
+    epochs: int = 1
+
+    def check(self, machines: Machines) -> None:
+        """Raises ValueError for values that are wrong for every graph."""
+        for name, values in (("hosts", self.hosts), ("ranks_per_host", [self.ranks_per_host])):
+            if wrong := [value for value in values if value < 1]:
+                raise ValueError(f"{name} must be integers >= 1, got {wrong[0]}")
+        for name, values in (("memory", self.memory), ("device_memory", self.device_memory)):
+            if wrong := [value for value in values if value < 0]:
+                raise ValueError(f"{name} must be numbers of bytes >= 0, got {wrong[0]}")
+        if unknown := [name for name in self.allow if name not in ALLOWED]:
+            raise ValueError(f"allow must hold names of {', '.join(ALLOWED)}, got {unknown[0]!r}")
+        if self.epochs < 1:
+            raise ValueError(f"epochs must be >= 1, got {self.epochs}")
+        if any(self.device_memory) and not machines.to_device:
+            raise ValueError(
+                "device_memory needs constants of machines with a device, and to_device (bytes per second from host to device) is 0; "
+                "measure the machines with their devices, set to_device, or leave device_memory out"
+            )
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of batches and of rows. ``name`` is for tables, and ``options`` is for the loader."""
+
+    name: str
+    options: dict[str, Any]
+    job: Job
+    widths: Mapping[str | None, int]
+    sums: str | None
+
+
+class _Widths:
+    """Rows of a given number of bytes, without contents. It is a :class:`~salientpp.store.rows.RowSource`."""
+
+    dtype = torch.uint8
+
+    def __init__(self, num_rows: int, row_bytes: int) -> None:
+        self.shape = (num_rows, row_bytes)
+
+    def take(self, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
+        raise NotImplementedError("rows of a plan have no contents")
+
+
+def named_link(name: str, ranks_per_host: int) -> Machines:
+    """Returns constants for a link of :data:`LINKS`, which the ranks of a host share, with defaults for everything else.
+
+    Raises:
+        ValueError: no link has this name.
+    """
+    if name not in LINKS:
+        raise ValueError(
+            f"machines must be a JSON file of salientpp calibrate, or a link ({', '.join(LINKS)}), got {name!r}"
+        )
+    link = LINKS[name]
+    return Machines(Link(link.bytes_per_second / max(1, ranks_per_host), link.delay), about={"link": name})
+
+
+def plan(
+    data: Data | PartitionedGraph,
+    machines: Machines,
+    question: Question | None = None,
+    batches: Batches | None = None,
+    *,
+    method: str | Tensor = "auto",
+    edge_weights: str = "vip",
+    refine: bool | None = None,
+    name: str = "graph",
+    progress: Progress | None = None,
+) -> Planned:
+    """Predicts the epochs of a job for each number of hosts, each amount of memory and each combination of ways.
+
+    Args:
+        data: an opened dataset directory, or a ``Data``. The parts of a directory are joined if there are fewer ranks. A ``Data`` is partitioned in memory for
+            each number of hosts, into one part for each rank.
+        machines: constants of the machines. With ``machines.price``, costs are predicted too.
+        question: what to compare.
+        batches: the batches of the loaders. ``epochs``, ``shared_draws`` and ``draw_block`` are not used.
+        method, edge_weights, refine: options for partitioning a ``Data``, as in ``partition``.
+        name: name of the dataset, for the report.
+        progress: object that is told of each step.
+
+    Raises:
+        ValueError: an argument is wrong. It is raised before anything is computed.
+    """
+    question, progress = question or Question(), progress or Progress()
+    question.check(machines)
+    batches = (batches or Batches()).filled(data)
+    batches = dataclasses.replace(batches, shared_draws=None, draw_block=1)
+    hosts = _numbers_of_hosts(data, question)
+    options = PartitionOptions(method, edge_weights, refine=refine, seed=batches.seed)
+    per_host = question.ranks_per_host
+    # Open the graph for all numbers of hosts before any work, so that wrong arguments are refused at once.
+    graphs = []
+    for number in hosts:
+        parts = None if isinstance(data, PartitionedGraph) else number * per_host
+        graph, widths = open_graph(data, parts, batches)
+        placed(
+            number * per_host, graph.num_parts if isinstance(graph, PartitionedGraph) else number * per_host, per_host
+        )
+        graphs.append((number, graph))
+    if not any(widths.values()):
+        raise ValueError(f"{name} has no rows of x, so nothing travels and there is nothing to plan; add features x")
+    narrow = _narrow_widths(data, widths) if "int8" in question.allow else None
+    _check_sums(data, batches, question)
+    predictions: list[Prediction] = []
+    for number, graph in graphs:
+        part: Any = graph if isinstance(graph, PartitionedGraph) else graph(options, progress)
+        placements = placed(number * per_host, part.num_parts, per_host)
+        kinds = _kinds(part, batches, placements, widths, narrow, question.allow)
+        predictions += _predictions(number, kinds, machines, question, progress)
+    return Planned(
+        dataset=name,
+        num_vertices={word_of_type(type_): book.num_vertices for type_, book in part.books.items()},
+        num_edges=part.num_edges,
+        batch_size=batches.batch_size or 0,
+        num_neighbors=batches.numbers,
+        seeds=batches.words_of_seeds(),
+        row_bytes={word_of_type(type_): width for type_, width in widths.items()},
+        epochs=question.epochs,
+        machines=machines.to_dict(),
+        notes=tuple(_notes(part, machines)),
+        predictions=tuple(predictions),
+    )
+
+
+def _numbers_of_hosts(data: Data | PartitionedGraph, question: Question) -> list[int]:
+    """Returns the numbers of hosts, ascending. Raises ValueError if a directory has too few parts."""
+    if not isinstance(data, PartitionedGraph):
+        if not question.hosts:
+            raise ValueError("hosts must be given for a graph that is not partitioned yet, such as hosts=[2, 4, 8]")
+        return sorted(set(question.hosts))
+    parts = data.num_parts
+    if not question.hosts:
+        return sorted({parts, *(2**power for power in range(parts.bit_length()))})
+    if max(question.hosts) > parts:
+        raise ValueError(
+            f"hosts must be at most the number of parts of {data.root}, which is {parts}, got {max(question.hosts)}; "
+            "partition again into more parts, or plan for the graph itself"
+        )
+    return sorted(set(question.hosts))
+
+
+def _narrow_widths(data: Data | PartitionedGraph, widths: Mapping[str | None, int]) -> dict[str | None, int]:
+    """Returns the bytes of a row that travels as int8. Rows that would not get shorter stay as they are."""
+    shapes: dict[str | None, tuple[torch.dtype, Sequence[int]]] = {}
+    if isinstance(data, PartitionedGraph):
+        for type_ in data.description.node_types:
+            entry = type_.attributes.get("x")
+            if entry is not None and not type_.replicated and type_.narrow("x") is None:
+                shapes[type_.name] = getattr(torch, entry["dtype"]), entry["row_shape"]
+    else:
+        shapes[None] = data.x.dtype, data.x.shape[1:]
+    found = dict(widths)
+    for name, (dtype, shape) in shapes.items():
+        if dtype in WIDE:
+            found[name] = min(widths[name], Narrow("int8", dtype, tuple(shape)).row_bytes)
+    if found == widths:
+        raise ValueError(
+            "allow int8: no rows of x would travel in fewer bytes, because they are short, stored in a narrow format or not floating-point numbers; "
+            "leave int8 out"
+        )
+    return found
+
+
+def _check_sums(data: Data | PartitionedGraph, batches: Batches, question: Question) -> None:
+    """Raises ValueError if sums are allowed, but no loader could use them."""
+    if "sums" not in question.allow:
+        return
+    why = None
+    if not batches.is_plain:
+        why = "the batches are not plain draws from vertices"
+    elif isinstance(data, PartitionedGraph) and data.is_hetero:
+        why = f"{data.root} has several vertex types"
+    elif isinstance(data, PartitionedGraph) and data.description.vertices(None).narrow("x") is not None:
+        why = f"{data.root} stores x in a narrow format, and rows are summed in their own format"
+    if why is not None:
+        raise ValueError(f"allow sums: {why}; leave sums out")
+
+
+def _kinds(
+    part: Any,
+    batches: Batches,
+    placements: Sequence[Any],
+    widths: Mapping[str | None, int],
+    narrow: Mapping[str | None, int] | None,
+    allow: Sequence[str],
+) -> Iterator[_Kind]:
+    """Yields the kinds of batches and rows that may be used. The first kind changes nothing."""
+    sums = ALLOWED["sums"]["partial_aggregation"] if "sums" in allow else None
+    for draws in ({}, ALLOWED["shared_draws"]) if "shared_draws" in allow else ({},):
+        job = Job.of(part, widths, placements, dataclasses.replace(batches, **draws))
+        words = ["shared draws"] if draws else []
+        yield _Kind("".join(words), {**draws}, job, widths, sums)
+        if narrow is not None:
+            yield _Kind(" + ".join(["int8", *words]), {**ALLOWED["int8"], **draws}, job, narrow, None)
+
+
+def _predictions(
+    hosts: int, kinds: Iterable[_Kind], machines: Machines, question: Question, progress: Progress
+) -> list[Prediction]:
+    """Returns the predictions for one number of hosts."""
+    found: dict[tuple[int, int], list[list[tuple[Prediction, Line]]]] = {}
+    scores: Sequence[Mapping[str | None, Tensor]] = ()
+    budgets = question.memory
+    for kind in kinds:
+        progress.begin(f"{hosts} hosts: inclusion probabilities")
+        scores = scores or kind.job.vip  # draws that agree have the same probabilities
+        whole = sum(book.num_vertices * kind.widths[type_] for type_, book in kind.job.held.items())
+        budgets = budgets or sorted({_rounded(share * whole) for share in SHARES})  # of the first kind
+        if all(book.num_parts == 1 for book in kind.job.held.values()):
+            budgets = budgets[:1]  # the host has all rows
+        choices = {
+            (memory, on_device): _choices(kind, memory, on_device)
+            for memory in budgets
+            for on_device in question.device_memory
+        }
+        every = [*dict.fromkeys(choice for of_budget in choices.values() for choice in of_budget)]
+        number = len(kind.job.engines)
+        progress.begin(f"{hosts} hosts: {kind.name or 'batches as they are'}", number, "ranks")
+        by_rank, sizes = [], []
+        for rank in range(number):
+            lines, batch = _lines(kind, rank, scores, every, machines)
+            by_rank.append(lines)
+            sizes.append(batch)
+            progress.advance()
+        arriving = [sum(line.cost.bytes_in for line in of_choice) for of_choice in zip(*by_rank)]
+        lines_by_choice = dict(zip(every, zip(slowest(by_rank), arriving)))
+        fixed = _fixed_memory(kind.job, hosts, sizes)
+        for budget, of_budget in choices.items():
+            compared = [lines_by_choice[choice] for choice in of_budget]
+            shown = [
+                _prediction(hosts, budget, kind, line, moved, sizes, fixed, machines, question)
+                for line, moved in compared
+            ]
+            found.setdefault(budget, []).append([(each, line) for each, (line, _) in zip(shown, compared)])
+    chosen: list[Prediction] = []
+    for by_kind in found.values():
+        # A kind that changes batches is chosen only if it saves enough beside the kinds before it.
+        bests = [best_of([line for _, line in of_kind]) for of_kind in by_kind]
+        best = reduce(lambda one, other: best_of([one, other]), bests)
+        chosen += [dataclasses.replace(each, chosen=line is best) for of_kind in by_kind for each, line in of_kind]
+    return chosen
+
+
+def _choices(kind: _Kind, memory: int, device_memory: int) -> list[Choice]:
+    """Returns the combinations within a budget: the first is the static cache in all of it, the last holds no copies."""
+    held = kind.job.held
+    smallest = {type_: min(map(book.size_of, range(book.num_parts))) for type_, book in held.items()}
+    remote = sum((book.num_vertices - smallest[type_]) * kind.widths[type_] for type_, book in held.items())
+    budget = Budget(memory, device_memory, all_rows=remote, index=index_bytes(held.values()), sums=kind.sums)
+    return [*dict.fromkeys([*budget.choices(), Choice()])]
+
+
+def _lines(
+    kind: _Kind,
+    rank: int,
+    scores: Sequence[Mapping[str | None, Tensor]],
+    choices: Sequence[Choice],
+    machines: Machines,
+) -> tuple[list[Line], Batch]:
+    """Returns the expected cost of each combination for one rank, and the mean size of its batches."""
+    engines, unit = kind.job.engines, {basis.epochs.placement.own_part: n for n, basis in enumerate(kind.job.units)}
+
+    def of(engine: Engine) -> Mapping[str | None, Tensor]:
+        return scores[unit[engine.basis.epochs.placement.own_part]]
+
+    basis = _basis(kind, engines[rank].basis, machines)
+    with basis.remembering():
+        basis.once(("scores", "vip"), lambda: of(engines[rank]))
+        if basis.ranks_by_host:
+            host = [of(engines[other]) for other in basis.epochs.placement.ranks_of_host]
+            basis.once(("pooled scores", "vip"), lambda: _pooled(host))
+        return lines_of(basis, choices, machines)
+
+
+def _basis(kind: _Kind, basis: Basis, machines: Machines) -> Basis:
+    """Returns the values of a rank's engine, with rows of this kind's width, and with the host and the device that the rank will have."""
+    source, placement = basis.source, basis.epochs.placement
+    rows: dict[str | None, Any] = {type_: {} for type_ in source.books}
+    for type_, name in source.exchanged:
+        size = source.books[type_].size_of(source.exchange.part_of(type_))
+        rows[type_] = {name: _Widths(size, kind.widths[type_])}
+    shared = placement.ranks_by_host if max(placement.ranks_by_host) > 1 else ()
+    found = dataclasses.replace(
+        basis,
+        source=dataclasses.replace(source, rows=rows),
+        device=torch.device("cuda" if machines.to_device else "cpu"),
+        ranks_by_host=shared,
+    )
+    found.__dict__["host"] = basis.comm  # the scores of the host's ranks are pooled without communication
+    return found
+
+
+def _pooled(scores: Sequence[Mapping[str | None, Tensor]]) -> dict[str | None, Tensor]:
+    """Returns the scores of a host, from those of its ranks, as :func:`salientpp.ways.cache.pooled`."""
+    pool = {type_: torch.zeros_like(of, dtype=torch.float64) for type_, of in scores[0].items()}
+    for each in scores:
+        for type_, of_type in each.items():
+            add_scores("vip", pool[type_], of_type)
+    return pool
+
+
+def _fixed_memory(job: Job, hosts: int, batches: Sequence[Batch]) -> dict[str, int]:
+    """Returns bytes of a host that do not depend on the ways: its own rows, the topology, and the batches in flight."""
+    part, basis = job.part, job.engines[0].basis
+    books = basis.source.books
+    own = sum(
+        max(map(books[type_].size_of, range(books[type_].num_parts))) * width for type_, width in job.widths.items()
+    )
+    topology = basis.source.sampler.nbytes
+    # A batch has int64 ids of its vertices and of the ends of its edges.
+    largest = max(batch.row_bytes + 8 * batch.vertices + 16 * batch.edges for batch in batches)
+    return {
+        "host": own,
+        "graph": topology // hosts if part.topology == "parts" else topology,
+        "batches": int(basis.depth * largest * len(job.hosts[0])),
+    }
+
+
+def _prediction(
+    hosts: int,
+    budget: tuple[int, int],
+    kind: _Kind,
+    line: Line,
+    moved: float,
+    batches: Sequence[Batch],
+    fixed: Mapping[str, int],
+    machines: Machines,
+    question: Question,
+) -> Prediction:
+    cost = line.cost
+    copies = {name: number for name, number in line.memory.items() if name != "device"}
+    paid = None if machines.price is None else hosts * machines.price * cost.seconds * question.epochs / 3600
+    changed = {name: value for name, value in line.choice.options.items() if value}
+    return Prediction(
+        hosts=hosts,
+        ranks=len(kind.job.engines),
+        budget=budget[0],
+        device_budget=budget[1],
+        ways=" + ".join(filter(None, [line.choice.words, kind.name])),
+        options={**changed, **kind.options},
+        seconds=cost.seconds,
+        training=cost.training,
+        loading=cost.loading,
+        waiting=cost.waiting,
+        link=cost.link,
+        cpu=cost.cpu,
+        steps=max(batch.number for batch in batches),
+        network_bytes=moved,
+        memory={**fixed, **copies},
+        device_bytes=line.memory.get("device", 0),
+        cost=paid,
+    )
+
+
+def _rounded(number: float) -> int:
+    """Rounds a number of bytes up to two digits."""
+    digits = 10 ** max(0, len(str(int(number))) - 2)
+    return -(-int(number) // digits) * digits
+
+
+def _notes(part: Any, machines: Machines) -> Iterator[str]:
+    """Yields what a reader must know about the constants and the prediction."""
+    if "link" in machines.about:
+        yield (
+            f"constants were not measured: the link is {machines.about['link']}, and the rest are defaults. Run salientpp calibrate on your "
+            "machines, and pass its file to --machines."
+        )
+    if machines.step is None:
+        yield "no training step is known, so times are those of loading alone. Measure a step, or pass --set step.seconds=S."
+    if part.topology == "parts":
+        yield "requests for neighbour lists of the topology in parts are not counted."

@@ -1,0 +1,191 @@
+"""Shows the plan of a job: tables, a recommendation, and a plot."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+
+from salientpp.analysis.plan_result import Planned, Prediction
+from salientpp.analysis.report import check_matplotlib
+from salientpp.analysis.result import format_bytes
+from salientpp.ways.planner.choices import Choice
+from salientpp.ways.planner.result import COPIES, OTHERS
+
+#: Largest number of combinations that the second table shows; a file has all of them.
+_MOST_COMBINATIONS = 12
+
+#: Parts of an epoch, with their colours in the plot.
+_CAUSES = {"training": "#4c78a8", "loading": "#f2b134", "waiting": "#d1495b"}
+
+
+def shown(planned: Planned) -> list[RenderableType]:
+    """Returns everything that is printed of a plan."""
+    widths = ", ".join(
+        f"{width:,} bytes per row{f' of {type_}' if type_ else ''}"
+        for type_, width in planned.row_bytes.items()
+        if width
+    )
+    lines: list[RenderableType] = [
+        f"{sum(planned.num_vertices.values()):,} vertices, {planned.num_edges:,} edges, {widths}; num_neighbors {list(planned.num_neighbors)}, "
+        f"batch size {planned.batch_size:,}, seeds {planned.seeds}"
+    ]
+    best = planned.fastest
+    lines.append(_table_of_hosts(planned))
+    others = [
+        each
+        for each in planned.predictions
+        if (each.hosts, each.budget, each.device_budget) == (best.hosts, best.budget, best.device_budget)
+    ]
+    lines.append(_table_of_ways(sorted(others, key=attrgetter("seconds")), best))
+    lines.append(f"Fastest: {_words(best, planned)}")
+    if planned.cheapest is not None:
+        is_same = planned.cheapest is best
+        lines.append("Cheapest: the same." if is_same else f"Cheapest: {_words(planned.cheapest, planned)}")
+    return [*lines, *(f"Note: {note}" for note in planned.notes)]
+
+
+def _table_of_hosts(planned: Planned) -> Table:
+    """Shows the best combination for each number of hosts and each memory. The recommended line is bold."""
+    columns: list[tuple[str, Any]] = [
+        ("hosts", lambda each: str(each.hosts)),
+        ("copies", lambda each: words_of_bytes(each.budget)),
+        ("device", lambda each: words_of_bytes(each.device_budget)),
+        ("best ways", attrgetter("ways")),
+        ("seconds", lambda each: _short(each.seconds)),
+        ("network", lambda each: format_bytes(each.network_bytes)),
+        ("per host", lambda each: format_bytes(each.host_bytes)),
+        ("cost", lambda each: _short(each.cost)),
+    ]
+    if not any(each.device_budget for each in planned.predictions):
+        columns = [column for column in columns if column[0] != "device"]
+    if planned.cheapest is None:
+        columns.pop()
+    return _table(
+        "Expected epoch for each number of hosts and each memory for copies of rows per host. network: bytes that all ranks receive. per host: all memory"
+        + ("" if planned.cheapest is None else f". cost: {_epochs(planned)}"),
+        columns,
+        planned.chosen,
+        planned.fastest,
+    )
+
+
+def _table_of_ways(lines: Sequence[Prediction], best: Prediction) -> Table:
+    """Shows all combinations for one number of hosts and one memory."""
+    columns: list[tuple[str, Any]] = [
+        ("ways", attrgetter("ways")),
+        ("seconds", lambda each: _short(each.seconds)),
+        *((cause, lambda each, cause=cause: _short(getattr(each, cause))) for cause in _CAUSES),
+        ("network", lambda each: format_bytes(each.network_bytes)),
+    ]
+    device = f" and {words_of_bytes(best.device_budget)} of the device" if best.device_budget else ""
+    return _table(
+        f"{_hosts(best.hosts)}, {words_of_bytes(best.budget)} for copies{device}: each combination. loading: time that loading adds to training. waiting: "
+        "for the network or the device",
+        columns,
+        lines[:_MOST_COMBINATIONS],
+        best,
+    )
+
+
+def _table(title: str, columns: Sequence[tuple[str, Any]], lines: Sequence[Prediction], best: Prediction) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading, _ in columns:
+        is_text = heading.endswith("ways")
+        table.add_column(heading, justify="left" if is_text else "right", no_wrap=not is_text)
+    for each in lines:
+        table.add_row(*(cell(each) for _, cell in columns), style="bold" if each is best else "")
+    return table
+
+
+def _words(each: Prediction, planned: Planned) -> str:
+    """Describes a recommended prediction: hosts, memory and options, then time and cost, then memory by name."""
+    memory = ", ".join(
+        f"{words} {format_bytes(each.memory[name])}"
+        for name, words in {**OTHERS, **COPIES}.items()
+        if name in each.memory
+    )
+    device = f", and {format_bytes(each.device_bytes)} of each device" if each.device_bytes else ""
+    cost = "" if each.cost is None else f", and {_epochs(planned)} costs {_short(each.cost)}"
+    options = [f'memory="{words_of_bytes(each.budget)}"']
+    options += [f'device_memory="{words_of_bytes(each.device_budget)}"'] if each.device_budget else []
+    chosen = Choice.OPTIONS.values()
+    options += ['allow="sums"'] if "partial_aggregation" in each.options else []
+    options += [f"{name}={value!r}" for name, value in each.options.items() if name not in chosen]
+    return (
+        f"{_hosts(each.hosts)}, {each.ways}. An epoch takes {_short(each.seconds)} s{cost}. Options of the loader: {', '.join(options)}. "
+        f"Memory of a host: {memory}{device}."
+    )
+
+
+def _epochs(planned: Planned) -> str:
+    return "an epoch" if planned.epochs == 1 else f"a run of {planned.epochs:,} epochs"
+
+
+def _hosts(number: int) -> str:
+    return "1 host" if number == 1 else f"{number} hosts"
+
+
+def words_of_bytes(number: int) -> str:
+    """Writes a number of bytes exactly, in the form that options take: 8GiB, 250MB, 1234B."""
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if number and number % size == 0:
+            return f"{number // size}{unit}"
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if number and number * 10 % size == 0:
+            return f"{number / size:g}{unit}"
+    return f"{number}B"
+
+
+def _short(number: float) -> str:
+    """Writes a number >= 0 with three digits."""
+    if number >= 100:
+        return f"{number:,.0f}"
+    return "0" if number < 1e-6 else f"{number:.3g}"
+
+
+def plot(planned: Planned, kind: str) -> bytes:
+    """Draws a picture, 'png' or 'svg': the epoch's seconds over hosts and memory, stacked by cause.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    check_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    chosen = planned.chosen
+    figure = Figure(figsize=(max(5.0, 1.5 + 0.7 * len(chosen)), 4.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: Any = figure.subplots()
+    places, place, before = [], 0.0, chosen[0].hosts
+    for each in chosen:
+        place += 1.0 if each.hosts == before else 1.6  # a gap between numbers of hosts
+        places.append(place)
+        before = each.hosts
+    bottom = [0.0] * len(chosen)
+    for cause, colour in _CAUSES.items():
+        heights = [getattr(each, cause) for each in chosen]
+        axes.bar(places, heights, 0.8, bottom=bottom, label=cause, color=colour)
+        bottom = [low + height for low, height in zip(bottom, heights)]
+    labels = [f"{each.hosts} × {words_of_bytes(each.budget)}" for each in chosen]
+    if any(each.device_budget for each in chosen):
+        labels = [f"{label}, {words_of_bytes(each.device_budget)}" for label, each in zip(labels, chosen)]
+    axes.set_xticks(places, labels, rotation=45, ha="right")
+    best = chosen.index(planned.fastest)
+    axes.annotate(
+        "fastest", (places[best], bottom[best]), (0, 4), textcoords="offset points", ha="center", fontsize="small"
+    )
+    axes.set(xlabel="hosts × memory for copies per host", ylabel="seconds of an epoch")
+    axes.legend(fontsize="small")
+    name = planned.dataset.encode(errors="replace").decode()  # a file name need not be valid text
+    axes.margins(y=0.1)
+    figure.suptitle(f"{name}\nbatch size {planned.batch_size}", parse_math=False, fontsize="small")
+    picture = io.BytesIO()
+    figure.savefig(picture, format=kind, dpi=150)
+    return picture.getvalue()

@@ -1,0 +1,94 @@
+"""Results of a plan, as JSON. docs/reference/analysis-files.md describes each field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from salientpp.ways.planner.plan import WORTH_IT
+
+#: Methods that change batches, which a plan uses only if they are allowed: name -> values of loader options.
+ALLOWED: Mapping[str, Mapping[str, Any]] = {
+    "sums": {"partial_aggregation": "mean"},
+    "int8": {"send_as": {"x": "int8"}},
+    "shared_draws": {"shared_draws": "batch", "draw_block": 64},
+}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Expected epoch of a job. Times are seconds of the slowest rank. Memory is bytes of the host that needs the most."""
+
+    hosts: int
+    ranks: int
+    budget: int
+    device_budget: int
+    ways: str
+    options: dict[str, Any]
+    seconds: float
+    training: float
+    loading: float
+    waiting: float
+    link: float
+    cpu: float
+    steps: int
+    network_bytes: float
+    memory: dict[str, int]
+    device_bytes: int
+    cost: float | None
+    chosen: bool = False
+
+    @property
+    def host_bytes(self) -> int:
+        """All memory of a host that the plan counts."""
+        return sum(self.memory.values())
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The result of :func:`plan`."""
+
+    dataset: str
+    num_vertices: dict[str, int]
+    num_edges: int
+    batch_size: int
+    num_neighbors: Any
+    seeds: str
+    row_bytes: dict[str, int]
+    epochs: int
+    machines: dict[str, Any]
+    notes: tuple[str, ...]
+    predictions: tuple[Prediction, ...]
+
+    @property
+    def chosen(self) -> list[Prediction]:
+        """The combination that the planner chooses for each number of hosts and each budget."""
+        return [each for each in self.predictions if each.chosen]
+
+    @property
+    def fastest(self) -> Prediction:
+        """The least hosts, and then the least memory, with which an epoch takes at most 3 % longer than the shortest one."""
+        limit = min(each.seconds for each in self.chosen) / (1 - WORTH_IT)
+        good = [each for each in self.chosen if each.seconds <= limit]
+        return min(good, key=lambda each: (each.hosts, each.budget + each.device_budget, each.seconds))
+
+    @property
+    def cheapest(self) -> Prediction | None:
+        """The shortest epoch among those that cost at most 3 % more than the least; of epochs within 3 %, the least memory. None without a price."""
+        costs = [each.cost for each in self.chosen if each.cost is not None]
+        if not costs:
+            return None
+        cheap = [each for each in self.chosen if each.cost is not None and each.cost <= min(costs) / (1 - WORTH_IT)]
+        limit = min(each.seconds for each in cheap) / (1 - WORTH_IT)
+        good = [each for each in cheap if each.seconds <= limit]
+        return min(good, key=lambda each: (each.budget + each.device_budget, each.seconds))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns JSON values; ``schema`` is the version of their format."""
+        cheapest = self.cheapest
+        found = {
+            "fastest": self.predictions.index(self.fastest),
+            "cheapest": None if cheapest is None else self.predictions.index(cheapest),
+        }
+        return {"schema": 1, **asdict(self), **found}

@@ -1,0 +1,217 @@
+"""``salientpp plan``: predicts epoch time, traffic, memory and cost for several numbers of hosts."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from salientpp.cli import terminal
+from salientpp.cli.shared_arguments import (
+    DATASETS,
+    add_data,
+    add_partitioning,
+    add_seed,
+    adder,
+    num_neighbors_of,
+    values_of,
+    whole_numbers_of,
+)
+
+if TYPE_CHECKING:
+    from salientpp.analysis.batches import Batches
+    from salientpp.analysis.plan import Question
+    from salientpp.ways.planner.machines import Machines
+
+#: Names that --allow accepts. They are the keys of salientpp.analysis.plan_result.ALLOWED, a module whose import takes seconds.
+ALLOWED_NAMES = ("sums", "int8", "shared_draws")
+
+HELP = "predict epoch time, traffic, memory and cost for several numbers of hosts"
+
+#: Help of each argument.
+TEXTS = {
+    "dataset": f"a dataset directory, or {DATASETS}. A graph that is not partitioned yet is partitioned in memory for each number of hosts",
+    "--machines": "JSON file of `salientpp calibrate`; or for a first look the name of a link, such as 10GbE, with defaults for everything else",
+    "--set": "replaces a constant of the machines, such as `--set step.seconds=0.05`. May be given several times",
+    "--hosts": "numbers of hosts to compare (default: for a dataset directory the powers of two up to the number of parts)",
+    "--ranks-per-host": "ranks on each host (default: 1)",
+    "--memory": "bytes of a host for copies of rows, to compare, such as `--memory 0B,8GiB,16GiB` "
+    "(default: 0, 5, 20 and 100 per cent of the bytes of all rows)",
+    "--device-memory": "bytes of each rank's device for copies of rows, to compare (default: 0)",
+    "--num-neighbors": "neighbours per hop, -1 for all; a list that begins with -1 needs an equals sign: --num-neighbors=-1,10 (default: those of the "
+    "dataset directory, or 15,10,5)",
+    "--batch-size": "seeds per batch and rank (default: that of the dataset directory, or 1024)",
+    "--seeds": "split that batches start from: train, val, test or all; with several vertex types TYPE:SPLIT "
+    "(default: that of the dataset directory, or train)",
+    "--allow": f"methods that change batches and that the plan may use: {', '.join(ALLOWED_NAMES)} (default: none)",
+    "--price": "price of a host per hour, in any currency (default: that of the file of --machines, if it has one)",
+    "--epochs": "number of epochs to pay for (default: 1)",
+    "--output": "write all figures to this JSON file",
+    "--plot": "draw the seconds of an epoch over hosts and memory, as .png or .svg (needs matplotlib)",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Predicts an epoch of a training job, before machines are rented. For each number of hosts and each amount of memory, the command compares the "
+        "combinations of ways that move fewer bytes, as a loader with `memory=` does. It predicts the seconds of an epoch, the bytes that travel, "
+        "the memory of a host and, with a price, the cost. It runs on one machine without a GPU, and trains nothing."
+    )
+    add = adder(parser, TEXTS)
+    add("dataset")
+    add("--machines", required=True, metavar="FILE")
+    add("--set", action="append", default=[], type=_constant, metavar="NAME=VALUE")
+    add("--hosts", type=whole_numbers_of, default=[], metavar="H,H,...")
+    add("--ranks-per-host", type=int, default=1, metavar="R")
+    add("--memory", type=_words, metavar="BYTES,...")
+    add("--device-memory", type=_words, metavar="BYTES,...")
+    add_partitioning(parser, ". No effect on a dataset directory, like the next two options")
+    add("--num-neighbors", type=num_neighbors_of, metavar="F,F,...")
+    add("--batch-size", type=int, metavar="B")
+    add("--seeds", metavar="[TYPE:]SPLIT")
+    add("--allow", type=_words, default=[], metavar="NAME,...")
+    add("--price", type=float, metavar="PER_HOUR")
+    add("--epochs", type=int, default=1)
+    for name in ("--output", "--plot"):
+        add(name, type=Path, metavar="FILE")
+    add_seed(parser, "seed of batches and partition")
+    add_data(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from torch_geometric.data import HeteroData
+
+    from salientpp.analysis import plan_report
+    from salientpp.analysis.plan import plan
+    from salientpp.cli.given_graph import graph_of, method_of
+    from salientpp.cli.progress import shown_progress, warnings_in_lines
+    from salientpp.store.directory.load import load
+
+    with warnings_in_lines("plan"):
+        # Check all arguments before the minutes of work.
+        _check_files(arguments)
+        machines, question = _machines(arguments), _question(arguments)
+        question.check(machines)
+        is_directory = (Path(arguments.dataset) / "manifest.json").is_file()
+        method: Any = "auto"
+        if not is_directory:
+            method = method_of(arguments.method, arguments.dataset)
+            if method is None:
+                raise ValueError(
+                    f"{arguments.dataset} has an assignment for one number of parts; write a dataset directory with `salientpp partition` first, "
+                    "or pass another --method"
+                )
+            if not question.hosts:
+                raise ValueError(f"--hosts is required, because {arguments.dataset} is not a dataset directory")
+        with shown_progress(lines=False) as progress:
+            progress.begin("loading")
+            graph: Any = load(arguments.dataset) if is_directory else graph_of(arguments, method)[0]
+            if isinstance(graph, HeteroData):
+                raise ValueError(
+                    f"{arguments.dataset} has several vertex types, which are planned only on a dataset directory; write one with "
+                    "`salientpp partition` first"
+                )
+            planned = plan(
+                graph,
+                machines,
+                question,
+                _batches(arguments, graph if is_directory else None),
+                method=method,
+                name=arguments.dataset,
+                progress=progress,
+                **values_of(arguments, "edge_weights", "refine"),
+            )
+        contents: dict[str, Callable[[], bytes]] = {
+            "output": lambda: (json.dumps(planned.to_dict(), indent=1) + "\n").encode(),
+            "plot": lambda: plan_report.plot(planned, arguments.plot.suffix[1:].lower()),
+        }
+        terminal.finish(_files(arguments), contents, arguments.written, lambda: plan_report.shown(planned))
+        return 0
+
+
+def _machines(arguments: argparse.Namespace) -> Machines:
+    """Returns the constants of the machines, with those of --set and --price."""
+    from salientpp.analysis.plan import named_link
+    from salientpp.ways.planner.machines import Machines
+
+    is_file = Path(arguments.machines).suffix == ".json" or Path(arguments.machines).is_file()
+    machines = (
+        Machines.read(arguments.machines) if is_file else named_link(arguments.machines, arguments.ranks_per_host)
+    )
+    if arguments.set:
+        values = machines.to_dict()
+        for names, value in arguments.set:
+            inner = values
+            for name in names[:-1]:
+                if not isinstance(inner.get(name), dict):
+                    inner[name] = {}
+                inner = inner[name]
+            inner[names[-1]] = value
+        machines = Machines.of(values, f"{arguments.machines} with --set")
+    if arguments.price is not None:
+        if not 0 <= arguments.price < float("inf"):
+            raise ValueError(f"--price must be a number >= 0, got {arguments.price}")
+        machines = dataclasses.replace(machines, price=arguments.price)
+    return machines
+
+
+def _question(arguments: argparse.Namespace) -> Question:
+    from salientpp.analysis.plan import Question
+    from salientpp.engine.option import num_bytes
+
+    def amounts(name: str) -> list[int]:
+        words: Sequence[str] = getattr(arguments, name) or ()
+        option = f"--{name.replace('_', '-')}"
+        return sorted({num_bytes(option, int(word) if word.isdecimal() else word) for word in words})
+
+    return Question(
+        hosts=arguments.hosts,
+        ranks_per_host=arguments.ranks_per_host,
+        memory=amounts("memory"),
+        device_memory=amounts("device_memory") or [0],
+        allow=[name.replace("-", "_") for name in arguments.allow],
+        epochs=arguments.epochs,
+    )
+
+
+def _batches(arguments: argparse.Namespace, part: Any) -> Batches:
+    """Returns the batches to plan for; ``part`` is the dataset directory, or None."""
+    from salientpp.analysis.batches import Batches
+
+    seeds: Any = arguments.seeds
+    if seeds is not None and part is not None and part.is_hetero:  # a type, a split, or both
+        type_, colon, split = seeds.rpartition(":")
+        stored = part.description.seeds
+        seeds = (type_ if colon else stored[0], split or stored[1])
+    return Batches(seeds=seeds, **values_of(arguments, "num_neighbors", "batch_size", "seed"))
+
+
+def _files(arguments: argparse.Namespace) -> dict[str, Path]:
+    """Returns the files to write, by the name of their option."""
+    return {option: path for option in ("output", "plot") if (path := getattr(arguments, option)) is not None}
+
+
+def _check_files(arguments: argparse.Namespace) -> None:
+    terminal.check_outputs({f"--{option}": path for option, path in _files(arguments).items()})
+    if arguments.plot is not None:
+        from salientpp.analysis.report import check_plot
+
+        check_plot(arguments.plot)
+
+
+def _words(text: str) -> list[str]:
+    return text.split(",")
+
+
+def _constant(text: str) -> tuple[list[str], Any]:
+    """Returns the path of names, and the value: a number, or a name such as that of a link."""
+    name, equals, value = text.partition("=")
+    if not equals or not name or not value:
+        raise argparse.ArgumentTypeError(f"expected a constant and its value such as step.seconds=0.05, got {text!r}")
+    try:
+        return name.split("."), float(value)
+    except ValueError:
+        return name.split("."), value
