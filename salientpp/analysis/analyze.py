@@ -16,9 +16,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from salientpp.analysis import lookahead, sums
-from salientpp.analysis.advice import advise
 from salientpp.analysis.batches import Batches, one_or_several
 from salientpp.analysis.caches import CACHE, Accesses, Caches, Values, check_policies, other_accesses
+from salientpp.analysis.device_rows import device_rows
 from salientpp.analysis.graph import open_graph
 from salientpp.analysis.job import MOST_RANKS, Job, placed
 from salientpp.analysis.lists import Lists
@@ -127,7 +127,7 @@ def analyze(
     steps = max(jobs[0].engines[0].basis.epochs.order.batches_by_rank)
     found = [_count(jobs.pop(0), ways, policies, epochs, progress) for _ in several]  # one by one, to bound memory
     first, send_as = several[0], (ways.send_as or {}).items()
-    counted = "results", "device_rows", "recommendations", "copies", "lists"
+    counted = "results", "device_rows", "copies", "lists"
     quality = part.description.quality if isinstance(part, PartitionedGraph) else part.quality
     return Analysis(
         dataset=name,
@@ -212,8 +212,7 @@ def _count(job: Job, ways: Ways, policies: Sequence[str], epochs: int, progress:
     found: dict[str, Any] = {"results": list(caches.volumes())}
     vip = [volume for volume in found["results"] if (volume.way, volume.policy) == (CACHE, "vip")]
     if job.is_simple:
-        found["device_rows"], recommendation = advise(job, vip)
-        found["recommendations"] = [recommendation]
+        found["device_rows"] = device_rows(job)
         found["results"] += lookahead.volumes(ahead, job, vip, counted)
     if summed:
         volumes, found["copies"] = sums.volumes(summed, vip, epochs)

@@ -69,7 +69,7 @@ def check_policies(policies: Sequence[str] | None, predict_only: bool, is_typed:
             raise ValueError(f"policies must be among {', '.join([*sorted(known), 'oracle'])}{words}, got {policy!r}")
     checked = [each for policy in names for each in (ORACLES if policy == "oracle" else [policy])]
     if "vip" not in checked:
-        checked.insert(0, "vip")  # forecasts and recommendations need it
+        checked.insert(0, "vip")  # forecasts need it
     return [*dict.fromkeys(policy for policy in checked if not predict_only or policy not in LEARNED)]
 
 

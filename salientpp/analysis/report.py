@@ -1,4 +1,4 @@
-"""Shows an analysis: tables, written advice, and a plot."""
+"""Shows an analysis: tables, remarks, and a plot."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shown(analysis: Analysis) -> list[RenderableType]:
         lines += [table for make in makers if (table := make(analysis, numbers)).row_count]
     if len(analysis.num_neighbors) > 1:
         lines.append(mean_table(analysis))
-    return [*lines, *advice(analysis)]
+    return [*lines, *remarks(analysis)]
 
 
 def cache_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
@@ -182,9 +182,9 @@ def copies_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
     )
 
 
-def advice(analysis: Analysis) -> list[str]:
-    """Returns recommendations for each of the num_neighbors, and the reasons why lookahead was not counted."""
-    lines = list(map(str, analysis.recommendations))
+def remarks(analysis: Analysis) -> list[str]:
+    """Returns what lookahead and sums are expected to save, the reasons why lookahead was not counted, and the command that chooses sizes."""
+    lines = []
     for numbers in analysis.num_neighbors:
         ahead: list[Any] = analysis.of(num_neighbors=numbers, way="lookahead")
         refused = [each for each in ahead if each.ahead.refused is not None]
@@ -199,12 +199,13 @@ def advice(analysis: Analysis) -> list[str]:
                 f"num_neighbors {list(numbers)}: lookahead='auto' is expected to fetch {best.ahead.predicted_share:.0%} of these rows at "
                 f"α = {best.replication_factor:g}, with {known} {'batch' if known == 1 else 'batches'} known ahead; neighbours are drawn twice"
             )
-    return lines + [
+    lines += [
         f"num_neighbors {list(volume.num_neighbors)}, α = {volume.replication_factor:g}: partial_aggregation leaves {volume.summed.share:.0%} of the bytes; "
         "the model's first layer must be one that salientpp.nn.merge_partial takes"
         for volume in analysis.of(way="sums")
         if volume.summed is not None and any(volume.summed.auto)
     ]
+    return [*lines, "`salientpp plan` chooses these sizes for your memory, your machines and your network."]
 
 
 def mean_table(analysis: Analysis) -> Table:

@@ -141,29 +141,6 @@ class DeviceRows:
 
 
 @dataclass(frozen=True)
-class Recommendation:
-    """A recommended replication factor and GPU fraction for one fanout list, with policy 'vip'."""
-
-    num_neighbors: tuple[int, ...]
-    replication_factor: float
-    remaining: float
-    cache_bytes: int
-    next_gb_saves: float
-    device_fraction: float
-    device_remaining: float
-    device_bytes: int
-    next_device_gb_saves: float
-
-    def __str__(self) -> str:
-        return (
-            f"num_neighbors {list(self.num_neighbors)}: α = {self.replication_factor:g} ({format_bytes(self.cache_bytes)} per machine) leaves "
-            f"{self.remaining:.0%} of the rows to fetch; {_next_gb(self.next_gb_saves, self.remaining)}. "
-            f"β = {self.device_fraction:g} ({format_bytes(self.device_bytes)} of GPU memory) leaves {self.device_remaining:.0%} of the rows "
-            f"to copy from host to device; {_next_gb(self.next_device_gb_saves, self.device_remaining)}."
-        )
-
-
-@dataclass(frozen=True)
 class Analysis:
     """The result of :func:`~salientpp.analysis.analyze.analyze`."""
 
@@ -186,7 +163,6 @@ class Analysis:
     steps_per_epoch: int
     results: tuple[Volume, ...]
     device_rows: tuple[DeviceRows, ...]
-    recommendations: tuple[Recommendation, ...]
     copies: tuple[Copies, ...]
     lists: tuple[ListTraffic, ...] = ()
 
@@ -213,7 +189,7 @@ class Analysis:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values; ``schema`` is the version of their format."""
-        return {"schema": 2, **asdict(self)}
+        return {"schema": 3, **asdict(self)}
 
     def to_csv(self) -> str:
         """Returns one line per result. The columns are the fields of :class:`Volume`, :class:`Ahead` and :class:`Summed`, without figures by rank."""
@@ -232,11 +208,6 @@ class Analysis:
 
 def word_of_type(type_: Any) -> str:
     return "" if type_ is None else str(type_)
-
-
-def _next_gb(saves: float, left: float) -> str:
-    # The remaining rows were counted, but the savings of a GB are a forecast. So "the rest" may be slightly wrong.
-    return "one more GB would save the rest" if saves >= 0.99 * left else f"one more GB would save another {saves:.1%}"
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "A graph of N vertices is spread over K machines, and each batch fetches the feature rows that its machine lacks. This command counts "
         "these rows for every cache policy and every replication factor α (each machine caches α N / K rows of other machines). It also forecasts them by "
-        "vertex inclusion probability (VIP), and advises on α and β. β is the share of its own rows that a machine keeps in "
+        "vertex inclusion probability (VIP). β is the share of its own rows that a machine keeps in "
         "GPU memory. The command runs on one machine without a GPU."
     )
     add = adder(parser, TEXTS)

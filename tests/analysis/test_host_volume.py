@@ -164,7 +164,7 @@ def test_the_command_counts_hosts(root, tmp_path, capsys):
     assert main(["analyze", str(root), *given, "--json", str(files[0]), "--csv", str(files[1])]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     figures = json.loads(files[0].read_text())
-    assert figures["ranks_by_host"] == [2, 2] and figures["parts"] == 4 and figures["schema"] == 2
+    assert figures["ranks_by_host"] == [2, 2] and figures["parts"] == 4 and figures["schema"] == 3
     batches, ways = Batches(epochs=2), Ways(replication_factors=[0, 0.2])
     expected = analyze(salientpp.load(root), batches, ways, ranks_per_host=2)
     assert figures["results"] == json.loads(json.dumps(expected.to_dict()["results"]))

@@ -687,7 +687,7 @@ def test_a_symbolic_link_stays_and_its_target_is_written(capsys, tmp_path):
     link.symlink_to(real)
     dangling.symlink_to(tmp_path / "results" / "new.csv")
     assert run(capsys, *ANALYZE, "--json", link, "--csv", dangling)[0] == 0
-    assert link.is_symlink() and json.loads(real.read_text())["schema"] == 2
+    assert link.is_symlink() and json.loads(real.read_text())["schema"] == 3
     assert real.stat().st_mode & 0o777 == 0o600, "a file keeps its mode"
     assert dangling.is_symlink() and (tmp_path / "results" / "new.csv").read_text().startswith(
         "num_neighbors,way,policy"
@@ -707,7 +707,7 @@ def test_pipes_are_written_and_not_replaced(capsys, tmp_path):
     for option, pipe in pipes.items():  # daemons, because a reader of a pipe without writer never ends
         threading.Thread(target=lambda o=option, p=pipe: read[o].put(p.read_bytes()), daemon=True).start()
     assert run(capsys, *ANALYZE, *(word for pair in pipes.items() for word in pair))[0] == 0
-    assert json.loads(read["--json"].get(timeout=HANG))["schema"] == 2
+    assert json.loads(read["--json"].get(timeout=HANG))["schema"] == 3
     assert read["--csv"].get(timeout=HANG).startswith(b"num_neighbors,way,policy")
     assert read["--plot"].get(timeout=HANG).startswith(b"\x89PNG")
     assert all(pipe.is_fifo() for pipe in pipes.values())
@@ -788,7 +788,7 @@ def test_files_are_written_if_the_table_cannot_be_printed(capsys, monkeypatch, t
     assert cli.main([*ANALYZE, "--json", str(tmp_path / "out.json")]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "the result could not be printed" in said
-    assert json.loads((tmp_path / "out.json").read_text())["schema"] == 2
+    assert json.loads((tmp_path / "out.json").read_text())["schema"] == 3
     assert out is None or out.closed, "Python must not retry at exit"
     assert cli.main(["slurm", "--parts", "1", "--time", "1", "--", "t.py"]) == 2, "no script was given"
 

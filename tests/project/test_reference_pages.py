@@ -11,7 +11,7 @@ import pytest
 import salientpp
 import salientpp.nn
 from salientpp.analysis.plan_result import Planned, Prediction
-from salientpp.analysis.result import Ahead, Analysis, Copies, DeviceRows, ListTraffic, Recommendation, Summed, Volume
+from salientpp.analysis.result import Ahead, Analysis, Copies, DeviceRows, ListTraffic, Summed, Volume
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -36,7 +36,6 @@ def test_api_pages_name_exactly_the_public_names():
         ("### device_rows", DeviceRows),
         ("### copies", Copies),
         ("### lists", ListTraffic),
-        ("### recommendations", Recommendation),
         ("## Plan", Planned),
         ("### predictions", Prediction),
     ],
