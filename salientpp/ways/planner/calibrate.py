@@ -27,6 +27,7 @@ from salientpp.engine.engine import Engine
 from salientpp.engine.way import Way
 from salientpp.ranks.comm import Comm
 from salientpp.ways.lookahead.way import Lookahead
+from salientpp.ways.planner.loads import Draws, Load, Trial, measure_draws, measure_rows
 from salientpp.ways.planner.machines import Link, Machines, Step
 from salientpp.ways.planner.rates import (
     largest,
@@ -37,7 +38,6 @@ from salientpp.ways.planner.rates import (
     smallest,
     wait_for_device,
 )
-from salientpp.ways.planner.loads import Draws, Load, Trial, measure_draws, measure_rows
 from salientpp.ways.sums.check import check_partial
 from salientpp.ways.sums.moved import SUMS
 from salientpp.ways.sums.way import SumsOfRows
