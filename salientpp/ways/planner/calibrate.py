@@ -9,13 +9,14 @@ CPU seconds are means over the ranks, because the machines of a job are taken to
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import platform
 import socket
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -30,6 +31,7 @@ from salientpp.ways.lookahead.way import Lookahead
 from salientpp.ways.planner.loads import Draws, Load, Trial, measure_draws, measure_rows
 from salientpp.ways.planner.machines import Link, Machines, Step
 from salientpp.ways.planner.rates import (
+    Measured,
     largest,
     mean,
     measure_copies,
@@ -75,9 +77,9 @@ def calibrate(
     * ``to_device``: copies from pinned memory, if batches are on a device.
     * ``draw``: CPU time of drawing some batches, per edge.
     * ``row``, ``byte``: CPU time of looking up and gathering the own rows of these batches. Gathers of rows with twice the width separate the two.
-    * ``wire``: CPU time of the exchanges, per byte sent or received, and of gathering the bytes that are sent.
+    * ``wire``: CPU time of the exchanges, per byte sent or received.
     * ``batch``: remainder of the CPU time of short epochs without ways, per batch.
-    * ``look_ahead``: remainder with a small lookahead cache, per remote row. It has its default if no cache can be used.
+    * ``look_ahead``: remainder with a small lookahead cache, per vertex of a batch. It has its default if no cache can be used.
     * ``sum``: remainder with sums, per edge of the last hop. It has its default if the ranks cannot send the messages of sums.
     * ``step``: time of training steps on batches that were loaded before.
 
@@ -126,42 +128,54 @@ def _calibrated(
             f"every rank must have at least one batch to measure, but rank {rank} has none; choose other seeds"
         )
     basis = dataclasses.replace(basis, depth=min(basis.depth, _DEPTH))
-    values = _rates(basis, between, hosts, _CORES * seconds)
+    machines = _rates(basis, between, hosts, _CORES * seconds)
     engine = Engine(basis, ())
-    draws = measure_draws(basis, _DRAWS * seconds)
-    values["draw"] = mean(comm, draws.seconds)
-    row, byte = measure_rows(engine, draws.ids, _ROWS * seconds)
-    values["row"], values["byte"] = mean(comm, row), mean(comm, byte)
-    machines = Machines(**{name: value for name, value in values.items() if value is not None and value == value})
-    row_bytes = max(basis.source.row_bytes.values(), default=0)
-    # The sender has gathered each byte, and half of the counted bytes are sent.
-    machines = dataclasses.replace(
-        machines, wire=machines.wire + (machines.byte + machines.row / max(1, row_bytes)) / 2, batch=0.0
-    )
-    trial = Trial.of(engine, number, _EPOCHS * seconds)
-    plain = trial.load(engine)
-    left = mean(comm, plain.left(machines) / plain.batches)
-    machines = dataclasses.replace(machines, batch=max(0.0, left))
-    machines = dataclasses.replace(machines, **_measure_ways(basis, trial, plain, machines, draws))
+    with _one_thread():
+        trial, machines = _loading(engine, machines, number, seconds)
     if step is not None:
         taken = _measure_step(comm, step, trial.keep(engine), _STEPS * seconds, basis.device)
         machines = dataclasses.replace(machines, step=dataclasses.replace(taken, gradient_bytes=gradient_bytes))
     return dataclasses.replace(machines, about={**_about(basis, hosts, time.perf_counter() - began), **about})
 
 
-def _rates(basis: Basis, between: Link | None, hosts: Sequence[int], seconds: float) -> dict[str, Any]:
-    """Measures cores, links and copies. Values that cannot be measured are None or NaN."""
+def _rates(basis: Basis, between: Link | None, hosts: Sequence[int], seconds: float) -> Machines:
+    """Measures cores, links and copies. Other constants have their defaults. Collective."""
     comm, here = basis.comm, basis.source.exchange.placement.ranks_of_host
     found: dict[str, Any] = {"cores": measure_cores(comm, min(0.5, max(0.1, seconds))), "between": between}
-    links = []
+    measured: dict[str, Measured] = {}
     for name, exists in (("between", len(hosts) > 1), ("within", max(hosts) > 1)):
         if exists:
             peers = [rank for rank in range(comm.size) if (rank in here) == (name == "within") and rank != comm.rank]
-            links.append(measure_link(comm, peers))
-            found[name] = found.get(name) or links[-1].link
-    if links:
-        found["wire"] = links[0].cpu_per_byte
-    return {**found, "to_device": measure_copies(comm, basis.device)}
+            measured[name] = measure_link(comm, peers)
+            found[name] = found.get(name) or measured[name].link
+    if measured:
+        found["wire"] = next(iter(measured.values())).cpu_per_byte
+    return Machines(**found, to_device=measure_copies(comm, basis.device))
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Lets operators of torch use one thread. The others would count the time for which they wait."""
+    number = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(number)
+
+
+def _loading(engine: Engine, machines: Machines, per_epoch: int, seconds: float) -> tuple[Trial, Machines]:
+    """Adds the constants of loading, and returns the epochs that were run. Collective."""
+    basis, comm = engine.basis, engine.basis.comm
+    draws = measure_draws(basis, _DRAWS * seconds)
+    row, byte = measure_rows(engine, draws.ids, _ROWS * seconds)
+    alone = {"draw": mean(comm, draws.seconds), "row": mean(comm, row), "byte": mean(comm, byte)}
+    known: dict[str, Any] = {name: value for name, value in alone.items() if not math.isnan(value)}
+    machines = dataclasses.replace(machines, batch=0.0, **known)
+    trial = Trial.of(engine, per_epoch, _EPOCHS * seconds)
+    plain = trial.load(engine)
+    machines = dataclasses.replace(machines, batch=max(0.0, mean(comm, plain.left(machines) / plain.batches)))
+    return trial, dataclasses.replace(machines, **_measure_ways(basis, trial, plain, machines, draws))
 
 
 def _about(basis: Basis, hosts: Sequence[int], seconds: float) -> dict[str, Any]:
@@ -198,10 +212,11 @@ def _measure_ways(basis: Basis, trial: Trial, plain: Load, machines: Machines, d
         load = measured(way)
         # A batch over lists in parts waits after its draw. Other batches are drawn again, for their vertices.
         left = load.left(machines, 2 if source.rounds_topology is None else 1)
-        found["look_ahead"] = mean(comm, left / load.remote if way.planners and load.remote else math.nan)
+        found["look_ahead"] = mean(comm, left / load.vertices if way.planners else math.nan)
     if comm.size > 1 and draws.last and _has_sums(basis):
         load = measured(SumsOfRows("mean", None))
-        load.edges = plain.edges * load.batches / plain.batches  # all edges are drawn, but some do not reach the batch
+        # All edges are drawn, and all vertices are looked up, before sums replace some of them.
+        load = dataclasses.replace(load, edges=plain.edges, vertices=plain.vertices, num_bytes=plain.num_bytes)
         found["sum"] = mean(comm, load.left(machines) / (draws.last * load.batches))
     return {name: max(0.0, value) for name, value in found.items() if not math.isnan(value)}
 

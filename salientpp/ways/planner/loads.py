@@ -144,6 +144,7 @@ class Load:
         cpu: CPU seconds of all threads.
         edges, vertices: edges and vertices of the delivered batches.
         num_bytes: bytes of their rows.
+        served: bytes of the rows that this rank received. On average it gathers as many for other ranks.
         wire_bytes: bytes sent and received.
         remote: rows of other ranks, including those found in a cache.
     """
@@ -153,6 +154,7 @@ class Load:
     edges: float = 0.0
     vertices: int = 0
     num_bytes: int = 0
+    served: float = 0.0
     wire_bytes: float = 0.0
     remote: float = 0.0
 
@@ -168,7 +170,8 @@ class Load:
     def left(self, machines: Machines, draws: int = 1) -> float:
         """Returns the CPU seconds that remain after those which the constants explain, if each batch is drawn ``draws`` times."""
         explained = machines.batch * self.batches + machines.draw * self.edges * draws + machines.row * self.vertices
-        return self.cpu - explained - machines.byte * self.num_bytes - machines.wire * self.wire_bytes
+        explained += machines.byte * (self.num_bytes + self.served) + machines.wire * self.wire_bytes
+        return self.cpu - explained
 
 
 @dataclass(frozen=True)
@@ -213,10 +216,11 @@ class Trial:
         """Runs the epochs and counts their work. Collective."""
         load, source, counting = Load(), engine.basis.source, 0.0
 
-        def counts() -> tuple[float, int, int]:
+        def counts() -> tuple[float, ...]:
             traffic, rows = source.exchange.traffic, engine.producer.fetch.counts
             remote = sum(number for (_, tier), number in rows.items() if tier in ("remote", "cache"))
-            return time.process_time(), traffic.bytes_sent + traffic.bytes_received, remote
+            received = sum(traffic.row_bytes_received.values())
+            return time.process_time(), traffic.bytes_sent + traffic.bytes_received, received, remote
 
         row_bytes = source.row_bytes
         for place, batch in enumerate(self.deliver(engine), 1):
@@ -228,7 +232,7 @@ class Trial:
                 before = counts()
             elif place == self.skipped + self.number:
                 after = counts()
-        cpu, load.wire_bytes, load.remote = (b - a for a, b in zip(before, after))
+        cpu, load.wire_bytes, load.served, load.remote = (b - a for a, b in zip(before, after))
         load.cpu = cpu - counting
         return load
 

@@ -1,7 +1,7 @@
 """Constants of the machines of a job: the rates and seconds from which the planner predicts an epoch.
 
-``salientpp calibrate`` measures them and writes a JSON file. A file may also be written by hand, for machines that are not available yet. All seconds are
-those of one thread. All ranks compute and communicate at the same time while the constants are measured, because they do so in training.
+``salientpp calibrate`` measures them and writes a JSON file. A file may also be written by hand, for machines that are not available yet. All seconds
+are seconds of one thread. All ranks compute and communicate at the same time while the constants are measured, because they do so in training.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Link:
     delay: float = 0.0
 
 
-#: Links by name, with the rate of their data sheets. A file may name a link instead of giving its numbers. Delays are those of a round trip in one room,
-#: between 10 and 100 microseconds, which depend more on the software than on the link.
+#: Links by name, with the rate of their data sheets. A file may name a link instead of giving its numbers. Delays are round trips in one room, between
+#: 10 and 100 microseconds. They depend more on the software than on the link.
 LINKS: Mapping[str, Link] = {
     "1GbE": Link(1e9 / 8, 1e-4),  # IEEE 802.3ab: 1 Gbit/s
     "10GbE": Link(10e9 / 8, 5e-5),  # IEEE 802.3ae: 10 Gbit/s
@@ -81,7 +81,7 @@ class Machines:
         row, byte: seconds per gathered row, and per byte of it.
         wire: seconds per byte of rows that is sent or received.
         batch: seconds per batch, for all steps whose time does not depend on the batch's size.
-        look_ahead: seconds per remote row of a batch, to decide what a lookahead cache keeps.
+        look_ahead: seconds per vertex of a batch, to decide which rows a lookahead cache keeps.
         sum: seconds per edge of the last hop, to choose and to compute sums.
         step: the training step; None: only loading is planned.
         price: price of a host per hour, in any currency; None: unknown.
