@@ -17,7 +17,7 @@ from salientpp.ranks.comm import Comm
 from salientpp.vip.policies import PROBABILITIES
 from salientpp.ways.cache import GivenCache
 from salientpp.ways.planner.choices import Budget, Choice, index_bytes
-from salientpp.ways.planner.machines import Link, Machines
+from salientpp.ways.planner.few import measure_few
 from salientpp.ways.planner.plan import lines_together, plan_together
 from salientpp.ways.planner.result import Plan
 from salientpp.ways.sums.check import why_no_sums
@@ -42,7 +42,7 @@ class Planning:
     @classmethod
     def together(cls, data: Any, basis: Basis, options: Options, everyone: Sequence[Facts]) -> Planning:
         """Plans for the ranks that make a loader together. Collective."""
-        machines = options.machines or Machines(Link(1.25e9, 5e-5))
+        machines = options.machines or measure_few(basis)
         budget = budget_together(data, basis, options)
         plan = plan_together(basis, budget, machines, options.policy, options.partial_weight, ways_beside(options))
         if options.memory is None:

@@ -173,7 +173,15 @@ def test_the_table_fits_a_terminal_and_marks_the_chosen_line(found):
         text = str(ranks[0].plan)
         assert max(map(len, text.splitlines())) <= 80
         assert len(re.findall("^ *> ", text, re.MULTILINE)) == 1
-        for part in ("epoch s", "own rows", "topology", "batches in flight", "one more GiB", "no training step"):
+        for part in (
+            "epoch s",
+            "own rows",
+            "topology",
+            "batches in flight",
+            "one more GiB",
+            "MB/s between hosts",
+            "no training step",
+        ):
             assert part in " ".join(text.split()), part
 
 
@@ -191,6 +199,20 @@ def _check_notes(rank: int, root: str) -> None:
     plain = _loader(part)
     with pytest.raises(ValueError, match="this loader has no plan, because it has no memory budget; pass memory= or"):
         plain.plan()
+
+
+def test_constants_are_measured_if_none_are_given(tmp_path):
+    machines = distributed.run(_measured, 2, directory(tmp_path / "parts", 2))
+    assert machines[0] == machines[1]
+    default = Machines(between=Link(1.25e9, 5e-5))
+    assert machines[0].between not in (default.between, machines[0].within) and machines[0].cores != default.cores
+    assert machines[0].batch == default.batch
+
+
+def _measured(rank: int, root: str) -> Machines:
+    loader = _loader(salientpp.load(root), memory=5000, machines=None)
+    assert len(list(loader)) == len(loader)
+    return loader.plan().machines
 
 
 # --- saved states ---------------------------------------------------------------------------------------------

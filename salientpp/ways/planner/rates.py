@@ -88,7 +88,7 @@ class Measured:
     cpu_per_byte: float
 
 
-def measure_link(comm: Comm, peers: Container[int]) -> Measured:
+def measure_link(comm: Comm, peers: Container[int], seconds: float = _RATE_SECONDS) -> Measured:
     """Measures the link to the ranks ``peers`` by exchanges of all ranks. Collective.
 
     Exchanges grow until the rate of the link dominates their time. The first exchange of each size is not timed, because some links let a burst pass. The rate
@@ -96,24 +96,25 @@ def measure_link(comm: Comm, peers: Container[int]) -> Measured:
 
     Args:
         peers: numbers of ranks other than this one. If rank a is a peer of rank b, then b is a peer of a.
+        seconds: approximate time of each of the measurements whose median counts.
     """
     others = [rank for rank in range(comm.size) if rank in peers]
     delays = [_exchange(comm, others, 1, 1, under_way=1) for _ in range(_EMPTY)]
     delay = largest(comm, statistics.median(seconds for seconds, _ in delays) if others else 0.0)
     empty_cpu = statistics.median(cpu for _, cpu in delays)
     most_peers = int(largest(comm, len(others)))
-    num_bytes = _FEW_BYTES
+    num_bytes, long = _FEW_BYTES, _LONG_SECONDS * seconds / _RATE_SECONDS
     while True:
         longest = largest(comm, _exchange(comm, others, num_bytes, 1)[0])
-        growth = 4 if longest < _LONG_SECONDS / 4 else 2
-        if longest - delay >= _LONG_SECONDS or num_bytes * growth * most_peers > _MOST_BYTES:
+        growth = 4 if longest < long / 4 else 2
+        if longest - delay >= long or num_bytes * growth * most_peers > _MOST_BYTES:
             break
         num_bytes *= growth
-    number = min(_MOST, max(_FEWEST, math.ceil(_RATE_SECONDS / longest)))
+    number = min(_MOST, max(_FEWEST, math.ceil(seconds / longest)))
     rounds = [_exchange(comm, others, num_bytes, number) for _ in range(_ROUNDS)]
-    seconds, cpu = (statistics.median(of_rounds) for of_rounds in zip(*rounds))
+    passed, cpu = (statistics.median(of_rounds) for of_rounds in zip(*rounds))
     received = number * num_bytes * len(others)
-    rate = received / max(seconds - number * delay, seconds / 10) if others else math.inf
+    rate = received / max(passed - number * delay, passed / 10) if others else math.inf
     per_byte = max(0.0, cpu - number * empty_cpu) / (2 * received) if others else math.nan
     return Measured(Link(smallest(comm, rate), delay), mean(comm, per_byte))
 

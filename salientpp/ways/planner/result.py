@@ -120,6 +120,8 @@ class Plan:
         for saved, where in ((self.saves, "memory per host"), (self.device_saves, "device memory")):
             if saved is not None:
                 yield f"one more GiB of {where} would save {saved:.3g} s of an epoch."
+        link, cores = self.machines.between, self.machines.cores
+        yield f"constants: {link.bytes_per_second / 1e6:,.4g} MB/s between hosts, {cores:.2g} cores for a rank."
         if self.machines.step is None:
             yield "note: no training step was measured, so this plan is for loading alone (salientpp calibrate --step)."
 

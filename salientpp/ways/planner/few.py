@@ -1,0 +1,34 @@
+"""A few constants of the machines, measured while a loader is made: cores, links, and copies to the device."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from salientpp.engine.basis import Basis
+from salientpp.ways.planner.machines import Link, Machines
+from salientpp.ways.planner.rates import measure_copies, measure_cores, measure_link
+
+#: Seconds in which cores are measured, and approximate seconds of each measurement of a link.
+_CORES, _LINK = 0.1, 0.1
+
+#: Constants that are not measured, for a link of 10 Gbit/s.
+_DEFAULT = Machines(between=Link(1.25e9, 5e-5))
+
+
+def measure_few(basis: Basis) -> Machines:
+    """Measures cores, links and copies to the device, in about half a second. The other constants are defaults. Collective; equal on all ranks.
+
+    A link has its default if no other rank is at its other end.
+    """
+    comm, placement = basis.comm, basis.source.exchange.placement
+    found: dict[str, Any] = {"about": {"measured": "a few constants, when the loader was made"}}
+    if comm.size > 1:
+        found["cores"] = measure_cores(comm, _CORES)
+        found["to_device"] = measure_copies(comm, basis.device)
+        here, hosts = placement.ranks_of_host, placement.ranks_by_host
+        for name, exists in (("between", len(hosts) > 1), ("within", max(hosts) > 1)):
+            if exists:
+                peers = [rank for rank in range(comm.size) if (rank in here) == (name == "within")]
+                found[name] = measure_link(comm, [rank for rank in peers if rank != comm.rank], _LINK).link
+    return dataclasses.replace(_DEFAULT, **found)
