@@ -26,10 +26,15 @@ from salientpp.loader.batch_loader import BatchLoader
 from salientpp.loader.link_loader import LinkNeighborLoader
 from salientpp.loader.node_loader import NeighborLoader
 from salientpp.sampling.neighbor_sampler import NeighborSampler
+from salientpp.store.cache import FeatureCache
 from salientpp.store.directory.opened import PartitionedGraph
 
 #: Attributes of a sampler that may be set on a copy, to draw differently from the same graph.
 _SETTABLE = {"num_neighbors", "replace", "disjoint", "subgraph_type", "temporal_strategy"}
+
+
+#: Options of a memory budget. The training loader takes the budget of all loaders of a data module.
+_BUDGET = {"memory", "device_memory", "machines", "allow"}
 
 
 class FollowingLoader:
@@ -188,8 +193,9 @@ class _GraphData(pyg.LightningDataModule):
         trainer, accelerator = self.trainer, torch.accelerator.current_accelerator()
         if trainer is not None and accelerator is not None and trainer.strategy.root_device.type == accelerator.type:
             kwargs.setdefault("device", trainer.strategy.root_device)
-        if partitioned and self._cache is not None and kwargs.get("cache") is None and kwargs.get("replication_factor"):
-            _, kwargs = _split({**kwargs, "cache": self._cache}, {"replication_factor", "device_cache"})
+        if partitioned and self._cache is not None and kwargs.get("cache") is None and _fills_cache(kwargs):
+            # Other loaders share the first one's cache, so they get no memory of their own.
+            _, kwargs = _split({**kwargs, "cache": self._cache}, {"replication_factor", "device_cache", *_BUDGET})
         if not partitioned:
             kwargs["neighbor_sampler"] = sampler
             kwargs["num_neighbors"] = getattr(sampler, "num_neighbors", [])
@@ -206,7 +212,9 @@ class _GraphData(pyg.LightningDataModule):
         if partitioned:
             _check_every_rank_has_batches(found)
         # A cache that looks ahead follows the batches of its loader, so each such loader has a cache of its own.
-        if partitioned and self._cache is None and kwargs.get("replication_factor") and not kwargs.get("lookahead"):
+        if partitioned and self._cache is None and kwargs.get("memory") is not None:
+            self._cache = FeatureCache.empty() if found.looks_ahead else found.cache
+        elif partitioned and self._cache is None and kwargs.get("replication_factor") and not kwargs.get("lookahead"):
             self._cache = found.cache
         return found
 
@@ -268,7 +276,7 @@ class _GraphData(pyg.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Makes the training loader before the others, because the cache that all loaders share is planned for the training workload."""
-        if stage == "fit" and self._cache is None and self.loader_kwargs.get("replication_factor"):
+        if stage == "fit" and self._cache is None and _fills_cache(self.loader_kwargs):
             self._first = self._train()
 
     def state_dict(self) -> dict[str, Any]:
@@ -445,6 +453,11 @@ def _stored_seeds(data: Any, what: str, split: str) -> Any:
         if found is not None:
             return found
     return None
+
+
+def _fills_cache(kwargs: dict[str, Any]) -> bool:
+    """Returns True if a loader with these arguments may fill a cache of its own."""
+    return bool(kwargs.get("replication_factor")) or kwargs.get("memory") is not None
 
 
 def _split(kwargs: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:

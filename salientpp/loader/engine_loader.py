@@ -177,6 +177,12 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
     # --- reports ------------------------------------------------------------------------------------------
 
     @property
+    def looks_ahead(self) -> bool:
+        """True if this loader has a cache whose rows follow its batches."""
+        way = self.engine.way(Cache)
+        return way is not None and way.finds_late
+
+    @property
     def cache(self) -> FeatureCache | TypedFeatureCache:
         """The cached rows; pass them to another loader as ``cache=``.
 
@@ -184,7 +190,7 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
             RuntimeError: this loader looks ahead.
         """
         way = self.engine.way(Cache)
-        if way is not None and way.finds_late:
+        if self.looks_ahead:
             raise RuntimeError(
                 "a cache that looks ahead cannot be shared, because its rows change from batch to batch; make the other loader with its own "
                 "replication_factor"

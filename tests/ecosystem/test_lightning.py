@@ -766,6 +766,29 @@ def test_loaders_of_a_data_module_can_use_lookahead(tmp_path):
         assert train > val > 0
 
 
+def with_a_budget_on_rank(rank, directory, rate):
+    from salientpp.ways.planner.machines import Link, Machines
+
+    machines = Machines(between=Link(rate), look_ahead=1e-5)
+    module = LightningNodeData(
+        salientpp.load(directory), num_neighbors=[3, 2], batch_size=8, memory=300, machines=machines
+    )
+    loaders = [module.train_dataloader(), module.val_dataloader(), module.test_dataloader()]
+    assert all(sum(batch.batch_size for batch in loader) > 0 for loader in loaders)
+    held = [loader.memory_used() for loader in loaders]
+    return [(used["cache"], used.get("lookahead", 0)) for used in held], bool(loaders[0].plan().chosen.choice.lookahead)
+
+
+@pytest.mark.parametrize("rate", [1e3, 1e12], ids=["slow link", "free link"])
+def test_loaders_of_a_data_module_have_one_budget(tmp_path, rate):
+    salientpp.partition(graph(), 2, tmp_path / "parts", [3, 2], 8)
+    for held, looks_ahead in distributed.run(with_a_budget_on_rank, 2, tmp_path / "parts", rate, seconds=240):
+        train, *others = held
+        assert 0 < sum(train) <= 300
+        # A static cache is shared. A cache that looks ahead belongs to the batches of one loader.
+        assert others == ([(0, 0)] * 2 if looks_ahead else [train] * 2)
+
+
 class Reduced(Homogeneous):
     """Evaluates with its own collectives, as metrics over several ranks do."""
 
