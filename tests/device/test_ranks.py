@@ -15,12 +15,14 @@ from torch_geometric.nn import SAGEConv
 import salientpp
 from salientpp import NeighborLoader
 from salientpp.nn import merge_partial
+from salientpp.ways.planner.machines import Link, Machines
 
 from .devices import ORDERS, SIMULATES, find_device, need_cuda, on_cpu
 
 FANOUTS, BATCH, WIDTH = [4, 3], 16, 6
 SAME = {"batch_size": BATCH, "shuffle": True, "seed": 3}
 CACHE = {"replication_factor": 0.3}
+SLOW = Machines(between=Link(1e5), to_device=1e5)
 CASES: dict[str, dict[str, Any]] = {
     "depth 1": {**CACHE, "depth": 1},
     "device rows": {**CACHE, "device_rows": 0.3, "device_cache": 100, "num_workers": 1},
@@ -30,6 +32,9 @@ CASES: dict[str, dict[str, Any]] = {
     "shared host": {**CACHE, "ranks_per_host": 2},
     "sent narrow": {"send_as": {"x": "int8"}, "device_rows": 0.3, "num_workers": 2},
     "stored narrow": {**CACHE, "device_rows": 0.3, "device_cache": 50},
+    "planned": {"memory": 5000, "device_memory": 3000, "machines": SLOW},
+    "planned device": {"replication_factor": 0.2, "device_memory": 3000, "machines": SLOW},
+    "planned host": {"memory": 5000, "device_rows": 0.2, "machines": SLOW},
 }
 
 
