@@ -1,0 +1,138 @@
+"""Laws of budgets, choices and the table of a plan, without ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from salientpp.ways.cache import Cache
+from salientpp.ways.device import DeviceRows
+from salientpp.ways.lookahead.way import Lookahead
+from salientpp.ways.planner.choices import Budget, Choice
+from salientpp.ways.planner.costs import Cost
+from salientpp.ways.planner.machines import Link, Machines, Step
+from salientpp.ways.planner.plan import best_of, slowest
+from salientpp.ways.planner.result import Line, Plan, amount
+from salientpp.ways.planner.trials import Batch
+from salientpp.ways.sums.way import SumsOfRows
+from salientpp.ways.topology_cache import TopologyCache
+
+ALL = Budget(1000, device_memory=200, all_rows=10**6, index=40, all_lists=10**6, sums="mean")
+
+
+def test_no_choice_takes_more_than_the_budget():
+    for memory in (0, 39, 40, 41, 1000):
+        for choice in dataclasses.replace(ALL, memory=memory).choices():
+            index = 0 if not choice.cache else (2 if choice.device_cache else 1) * ALL.index
+            assert choice.cache + index + choice.lists <= memory
+            assert choice.device_rows + choice.device_cache <= ALL.device_memory
+
+
+def test_choices_differ_and_begin_with_the_static_cache():
+    choices = ALL.choices()
+    assert len(set(choices)) == len(choices)
+    assert choices[0] == Choice(960, device_rows=200)
+    assert any(choice.lookahead for choice in choices) and any(choice.sums for choice in choices)
+    assert any(choice.lists for choice in choices) and any(choice.device_cache for choice in choices)
+    assert not any(choice.lookahead and choice.sums for choice in choices)
+
+
+def test_more_rows_and_lists_than_there_are_need_no_memory():
+    choices = dataclasses.replace(ALL, memory=10**9).choices()
+    assert max(choice.cache for choice in choices) == max(choice.lists for choice in choices) == 10**6
+
+
+def test_ways_that_are_not_possible_are_not_chosen():
+    plain = dataclasses.replace(ALL, looks_ahead=False, sums=None, all_lists=0, device_memory=0)
+    assert plain.choices() == [Choice(960)]
+
+
+def test_given_values_stay():
+    given = {"cache": 0.5, "lists": 77}
+    choices = dataclasses.replace(ALL, given=given).choices()
+    assert {(choice.cache, choice.lists) for choice in choices} == {(0.5, 77)}
+    assert len(set(choices)) == len(choices)
+
+
+def test_a_choice_makes_its_ways_in_the_order_in_which_they_act():
+    kinds = [type(way) for way in Choice(9, 0, "mean", 5, 3, 2).ways()]
+    assert kinds == [TopologyCache, DeviceRows, Cache, SumsOfRows]
+    assert [type(way) for way in Choice(9, "auto").ways()] == [Lookahead] and Choice().ways() == []
+
+
+@pytest.mark.parametrize("choice", [*ALL.choices(), Choice(0.25, 7), Choice()])
+def test_a_choice_survives_json_and_the_names_of_the_options(choice):
+    again = Choice.of(json.loads(json.dumps(choice.options)))
+    assert again == choice and [type(value) for value in vars(again).values()] == [
+        type(value) for value in vars(choice).values()
+    ]
+
+
+# --- lines ----------------------------------------------------------------------------------------------------
+
+
+def line(choice: Choice, seconds: float, memory: dict[str, int] | None = None) -> Line:
+    return Line(choice, Cost(seconds, 0.0, seconds, 0.0, 0.0, seconds, 1e6), memory or {})
+
+
+def test_the_slowest_rank_decides_and_the_largest_memory_is_shown():
+    first = [line(Choice(1), 2.0, {"cache": 10, "lookahead": 5}), line(Choice(2), 1.0)]
+    second = [line(Choice(1), 1.0, {"cache": 14}), line(Choice(2), 3.0)]
+    found = slowest([first, second])
+    assert [each.cost.seconds for each in found] == [2.0, 3.0]
+    assert found[0].memory == {"cache": 10, "lookahead": 5} and found[0].copies == 15
+
+
+def test_a_small_saving_does_not_replace_the_static_cache():
+    static = line(Choice(1), 1.0)
+    assert best_of([static, line(Choice(2), 0.98)]) is static
+    assert best_of([static, line(Choice(2), 0.9)]).choice == Choice(2)
+
+
+def table(**changes) -> str:
+    lines = [line(Choice(number, "auto", None, number * 3, 5), number / 10) for number in range(1, 30)]
+    machines = Machines(Link(1e9), step=Step(seconds=1.0))
+    values = {"chosen": lines[20], "lines": lines, "batch": Batch(10, 1.0, 1.0, 1.0, 1.0), "machines": machines}
+    return " ".join(str(Plan(**{**values, "memory": 100, "device_memory": 7, "saves": 0.5, **changes})).split())
+
+
+def test_a_table_shows_the_chosen_line_even_if_it_is_not_among_the_fastest():
+    text = table()
+    assert "> lookahead + lists 63% +" in text
+    assert "17 slower combinations are not shown" in text
+    assert "one more GiB of memory per host would save 0.5 s of an epoch" in text
+    assert "no training step" not in text and "this rank holds" not in text
+
+
+def test_a_table_names_what_the_budget_does_not_contain():
+    text = table(held={"host": 2**21, "graph": 3 * 2**10, "batches": 7}, device_saves=0.25)
+    assert "besides the budget, this rank holds 2 MiB own rows, 3 KiB topology, 7 B batches in flight." in text
+    assert "one more GiB of device memory would save 0.25 s" in text
+    assert "no training step was measured" in table(machines=Machines(Link(1e9)))
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (1010, "1010 B"), (1536, "1.5 KiB"), (2**30, "1 GiB"), (2**41, "2,048 GiB")],
+)
+def test_amounts_are_shown_with_units(num_bytes, text):
+    assert amount(num_bytes) == text
+
+
+def test_results_of_once_are_kept_until_the_outermost_block_ends():
+    from salientpp.engine.basis import Basis
+
+    basis, calls = object.__new__(Basis), []
+    basis._remembered = None
+
+    def compute() -> int:
+        calls.append(0)
+        return len(calls)
+
+    with basis.remembering():
+        with basis.remembering():
+            assert basis.once("a", compute) == basis.once("a", compute) == 1
+        assert basis.once("a", compute) == 1
+    assert basis.once("a", compute) == 2
