@@ -115,7 +115,7 @@ def _words(each: Prediction, planned: Planned) -> str:
     options = [f'memory="{words_of_bytes(each.budget)}"']
     options += [f'device_memory="{words_of_bytes(each.device_budget)}"'] if each.device_budget else []
     chosen = Choice.OPTIONS.values()
-    options += ['allow="sums"'] if "partial_aggregation" in each.options else []
+    options += ['allow=["sums"]'] if "partial_aggregation" in each.options else []
     options += [f"{name}={value!r}" for name, value in each.options.items() if name not in chosen]
     return (
         f"{_hosts(each.hosts)}, {each.ways}. An epoch takes {_short(each.seconds)} s{cost}. Options of the loader: {', '.join(options)}. "

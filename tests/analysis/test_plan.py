@@ -6,12 +6,14 @@ import dataclasses
 import json
 from itertools import pairwise
 
+import distributed
 import pytest
 import torch
 from graphs import random_data, random_hetero
 from torch_geometric.data import Data
 
 import salientpp
+from salientpp import NeighborLoader
 from salientpp.analysis.analyze import Ways, analyze
 from salientpp.analysis.batches import Batches
 from salientpp.analysis.plan import Question, named_link, plan
@@ -161,6 +163,39 @@ def test_ranks_of_a_host_share_rows_and_a_cache(graph, directory):
     alone = plan(directory, machines, Question([4], memory=[0]))
     assert bare.memory["host"] > 1.8 * alone.predictions[0].memory["host"]
     assert bare.network_bytes < alone.predictions[0].network_bytes
+
+
+def _planned_by_loader(rank: int, root: str, ranks_per_host: int, memory: int, machines: Machines) -> dict:
+    loader = NeighborLoader(
+        salientpp.load(root),
+        FANOUTS,
+        "train",
+        batch_size=BATCH,
+        shuffle=True,
+        seed=3,
+        memory=memory,
+        machines=machines,
+        ranks_per_host=ranks_per_host,
+        allow=["sums"],
+    )
+    found = loader.plan()
+    return {line.choice.words: (line.cost.seconds, line.memory, line is found.chosen) for line in found.lines}
+
+
+@pytest.mark.parametrize(("ranks", "ranks_per_host"), [(2, 1), (4, 1), (4, 2)])
+def test_loaders_with_the_same_memory_make_the_same_plan(directory, ranks, ranks_per_host):
+    machines, hosts = Machines(SLOW, step=Step(0.001)), ranks // ranks_per_host
+    by_loaders = distributed.run(_planned_by_loader, ranks, str(directory.root), ranks_per_host, 50_000, machines)
+    question = Question([hosts], ranks_per_host, memory=[50_000], allow=["sums"])
+    planned = plan(directory, machines, question, dataclasses.replace(BATCHES, seeds="train"))
+    predicted = {each.ways: each for each in planned.predictions if each.ways != "no cache"}
+    assert set(predicted) == {"cache", "cache + sums", "lookahead"}
+    for by_loader in by_loaders:
+        assert set(by_loader) == set(predicted)
+        for ways, (seconds, memory, chosen) in by_loader.items():
+            found = predicted[ways]
+            assert found.seconds == pytest.approx(seconds, rel=1e-9) and found.chosen == chosen
+            assert {name: found.memory.get(name) for name in memory} == memory
 
 
 def test_a_price_gives_costs_and_the_cheapest_plan(directory):
