@@ -2,11 +2,11 @@
 
 Loading and training run at the same time, and each needs cores and the link. For n batches:
 
-    loading  L = n (batch + drawing + gathering + sending + the ways' own work)               seconds of one thread
-    steps    S = n (seconds of a training step)                                                as measured on all ranks at once
-    cores    C = S + max(0, L - S max(0, cores - 1)) / min(cores, 2)                           loading uses the cores that the step leaves free
-    link     N = n max((arriving bytes) / (bytes per second), delay / 2)                       rows, requests, lists and gradients
-    copies   D = n (bytes to the device) / (bytes per second)
+* Loading takes ``L = n (batch + drawing + gathering + sending + work of the ways)`` seconds of one thread.
+* Training steps take ``S = n step``, as measured on all ranks at once.
+* The cores are busy for ``C = S + max(0, L - S max(0, cores - 1)) / min(cores, 2)``, because loading uses the cores that the step leaves free.
+* The link is busy for ``N = n max(arriving / rate, delay / 2)``. Rows, requests, neighbour lists and gradients arrive.
+* Copies to the device take ``D = n copied / rate``.
 
 The three overlap, so the epoch takes a little more than the longest of them: ``(C^p + N^p + D^p)^(1/p)`` with p = 6. docs/results/plan.md compares predictions
 with measurements.
