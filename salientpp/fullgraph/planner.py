@@ -29,6 +29,9 @@ from salientpp.ways.planner.full_graph import MOST_ARCS, Choice, Constants, Cost
 #: Candidates that take longer than this multiple of the fastest one are not timed again.
 _SLOW = 1.5
 
+#: Candidates that are not the cut are timed only if kept vertices take at most this multiple of the memory of the rank's own vertices and edges.
+_MOST_MEMORY = 4
+
 #: Layouts with blocks of the matrix that are timed, at most.
 _MOST_LAYOUTS = 2
 
@@ -208,12 +211,16 @@ def _others(cut: Plan, taken: Choice, budget: float, model: torch.nn.Module) -> 
     costs = problem.costs
     kept = {name: problem.pure(name).depths for name in ("fetch", "cache")}
     choices = {"fetch": problem.pure("fetch"), "cache": problem.pure("cache")}
+    if problem.may_recompute:
+        choices["recompute"] = problem.pure("recompute")
     if any(costs.products) and problem.num_arcs <= MOST_ARCS:
         choices |= {"sum": problem.cut(depths=kept["fetch"]), "cache, sum": problem.cut(depths=kept["cache"])}
+    own = graph.num_own * costs.vertex_bytes + graph.edge_index.size(1) * costs.edge_bytes
+    limit = min(budget, _MOST_MEMORY * own)
     facts = [
         fact
         for each in choices.values()
-        for fact in (float(problem.memory(each.depths)) <= budget, not problem.same(each, taken))
+        for fact in (float(problem.memory(each.depths)) <= limit, not problem.same(each, taken))
     ]
     everyone = [*zip(*ranks.gather_numbers("plan_for", facts))]
     found: list[Callable[[], Plan]] = []
@@ -223,11 +230,11 @@ def _others(cut: Plan, taken: Choice, budget: float, model: torch.nn.Module) -> 
     # A layout is timed only if its communication takes less time than that of the cut.
     words = cut.summary()["words with gradients"]
     most = max(numbers[0] for numbers in ranks.gather_numbers("plan_for", [int(words)]))
-    limit = most * costs.constants.word + sum(1 + back for back in costs.backward) * costs.constants.exchange
+    least = most * costs.constants.word + sum(1 + back for back in costs.backward) * costs.constants.exchange
     reductions = set(reductions_of(model).values())
     names = [] if None in reductions else _layouts(ranks.size, "max" not in reductions)
     seconds = {name: max(each[2] for each in _traffic(graph, costs, name)) for name in names}
-    for name in sorted((each for each in names if seconds[each] < limit), key=seconds.__getitem__)[:_MOST_LAYOUTS]:
+    for name in sorted((each for each in names if seconds[each] < least), key=seconds.__getitem__)[:_MOST_LAYOUTS]:
         found.append(partial(Plan, name, graph, name, problem))
     return found
 

@@ -285,7 +285,8 @@ def kind_of(candidate: DistributedModel) -> str:
     facts = [graph.inner.numel(), cached and not graph.depths.any(), any(hop.has_sums for hop in graph.hops)]
     kept, all_cached, sums = zip(*graph.ranks.comm.gather_numbers([*map(int, facts)]))
     if any(kept) and not all(all_cached):
-        return "cut"
+        fetches = graph.ranks.comm.gather_numbers([sum(hop.route.num_received for hop in graph.hops[:3])])
+        return "cut" if any(sums) or any(rows for (rows,) in fetches) else "recompute"
     return ("cache, sum" if any(sums) else "cache") if any(kept) else ("sum" if any(sums) else "fetch")
 
 
@@ -306,6 +307,7 @@ def taken_of(rank: int, fast: str, memory: int | None) -> tuple[str, float]:
         ("fetch", None, "fetch"),
         ("sum", None, "sum"),
         ("cache, sum", None, "cache, sum"),
+        ("recompute", None, "recompute"),
         ("cut", None, "cut"),
         ("cache", 0, "cut"),  # the cut within the budget keeps nothing
         ("fetch", 0, "fetch"),
