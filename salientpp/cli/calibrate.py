@@ -28,13 +28,13 @@ TEXTS = {
     "root": "dataset directory that `salientpp partition` wrote",
     "--num-neighbors": "fanouts, nearest the seeds first, as in 15,10,5 (default: those of the directory)",
     "--batch-size": "seeds in a batch (default: that of the directory)",
-    "--split": "split that batches start from, with several vertex types TYPE:SPLIT (default: that of the directory)",
+    "--seeds": "split that batches start from, with several vertex types TYPE:SPLIT (default: that of the directory)",
     "--step": "your training step: FUNCTION(part) in FILE.py returns step(batch), or (step, module) if the ranks average the gradients of module "
     "(default: no step is measured)",
     "--device": "device of the batches, such as cpu or cuda (default: the GPU of the rank, or the CPU)",
     "--ranks-per-host": "ranks on each host (default: the number that torchrun or SLURM states)",
-    "--between": "link between hosts, instead of a measurement: a name such as 10GbE, or BYTES_PER_SECOND[:DELAY], as in 1.25e9:5e-5. "
-    "Needed if all ranks are on one host",
+    "--between": "link of a host, which its ranks share, instead of a measurement: a name such as 10GbE, or BYTES_PER_SECOND[:DELAY], as in "
+    "1.25e9:5e-5. Needed if all ranks are on one host",
     "--seconds": "approximate time of all measurements (default: 20)",
     "--output": "file to write (default: machines.json)",
 }
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("root", type=Path)
     add("--num-neighbors", type=num_neighbors_of, metavar="F,F,...")
     add("--batch-size", type=int, metavar="B")
-    add("--split", metavar="[TYPE:]SPLIT")
+    add("--seeds", metavar="[TYPE:]SPLIT")
     add("--step", metavar="FILE.py:FUNCTION")
     add("--device", metavar="D")
     add("--ranks-per-host", type=int, metavar="R")
@@ -86,10 +86,14 @@ def run(arguments: argparse.Namespace) -> int:
 def _measured(arguments: argparse.Namespace, comm: Comm, device: torch.device) -> Machines:
     from salientpp import __version__
     from salientpp.ways.planner.calibrate import calibrate
+    from salientpp.ways.planner.machines import Link
 
     between, part, make_step = _together(comm, lambda: _checked(arguments, comm.rank))
     basis = _basis(arguments, part, device)
-    if between is None and len(basis.source.exchange.placement.ranks_by_host) == 1:
+    ranks_by_host = basis.source.exchange.placement.ranks_by_host
+    if between is not None:
+        between = Link(between.bytes_per_second / max(ranks_by_host), between.delay)
+    elif len(ranks_by_host) == 1:
         here = "this is a single process" if comm.size == 1 else f"all {comm.size} ranks are on one host"
         raise ValueError(
             f"--between is required, because {here}, which cannot measure the link between hosts; pass its name or rate, as in "
@@ -198,8 +202,8 @@ def _basis(arguments: argparse.Namespace, part: PartitionedGraph, device: torch.
 
     batches = Batches(arguments.num_neighbors, arguments.batch_size)
     filled, (type_, split) = batches.filled(part), part.description.seeds
-    if arguments.split is not None:
-        named, colon, split = arguments.split.rpartition(":")
+    if arguments.seeds is not None:
+        named, colon, split = arguments.seeds.rpartition(":")
         type_ = named if colon else type_
     seeds: Any = (type_, split) if part.is_hetero else split
     options: dict[str, Any] = {

@@ -128,8 +128,11 @@ def test_one_process_measures_everything_except_links(capsys, steps, tmp_path):
             ["--step={steps}:wrong", "--between=1GbE"],
             "steps.py:wrong must return step(batch), or (step, module), got int",
         ),
-        (["--seconds=0", "--between=1GbE"], "seconds must be a number > 0 (the time that measuring takes), got 0.0"),
-        (["--split=spam", "--between=1GbE"], "spam"),
+        (
+            ["--seconds=0", "--between=1GbE"],
+            "seconds must be a number > 0 and at most 3600 (the time that measuring takes), got 0.0",
+        ),
+        (["--seeds=spam", "--between=1GbE"], "spam"),
     ],
 )
 def test_a_mistake_is_one_line(capsys, root, steps, tmp_path, options, text):

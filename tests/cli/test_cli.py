@@ -552,7 +552,8 @@ def help_of(capsys, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["partition"], ["analyze"], ["plan"], ["info"], ["rewrite"], ["copy-to-disk"], ["slurm"]]
+    "command",
+    [[], ["partition"], ["analyze"], ["calibrate"], ["plan"], ["info"], ["rewrite"], ["copy-to-disk"], ["slurm"]],
 )
 def test_help_does_not_import_torch(command):
     """Help takes a few tenths of a second; importing torch and PyG takes several seconds."""
@@ -880,13 +881,26 @@ KEYS = [*inspect.signature(synthetic).parameters, "no_such_key", ""]
 def odd_command(rng: random.Random) -> list[str]:
     """Returns a valid command with random values for one to three of its arguments."""
     name = rng.choice(
-        ["partition", "partition", "analyze", "analyze", "plan", "plan", "info", "rewrite", "copy-to-disk", "slurm"]
+        [
+            "partition",
+            "partition",
+            "analyze",
+            "analyze",
+            "calibrate",
+            "plan",
+            "plan",
+            "info",
+            "rewrite",
+            "copy-to-disk",
+            "slurm",
+        ]
     )
     of_graph = {"--num-neighbors": "2,2", "--batch-size": "8", "--method": rng.choice(["random", "metis"])}
     values = {
         "partition": {"dataset": "npz:g.npz", "root": f"root-{rng.random()}", "--parts": "2", **of_graph},
         "analyze": {"dataset": "npz:g.npz", "--parts": "2", "--epochs": "1", **of_graph},
         "plan": {"dataset": "npz:g.npz", "--machines": "10GbE", "--hosts": "1,2", **of_graph},
+        "calibrate": {"root": "d", "--between": "1GbE", "--seconds": "0.1", "--output": "machines.json"},
         "info": {"root": "d"},
         "rewrite": {"root": "d", "to": f"to-{rng.random()}", "--topology": "parts"},
         "copy-to-disk": {"root": "d", "--to": f"to-{rng.randrange(5)}", "--part": "0"},

@@ -44,8 +44,8 @@ from salientpp.ways.sums.check import check_partial
 from salientpp.ways.sums.moved import SUMS
 from salientpp.ways.sums.way import SumsOfRows
 
-#: Seconds that the measurements take in all, if the caller gives none. Where a batch takes a second, they take longer.
-SECONDS = 20.0
+#: Seconds that the measurements take in all, if the caller gives none, and at most. Where a batch takes a second, they take longer.
+SECONDS, MOST_SECONDS = 20.0, 3600.0
 
 #: Shares of these seconds: of cores, of draws, of rows, of each kind of short epochs, and of steps.
 _CORES, _DRAWS, _ROWS, _EPOCHS, _STEPS = 0.02, 0.04, 0.02, 0.15, 0.15
@@ -92,7 +92,7 @@ def calibrate(
         about: further entries of ``about``.
 
     Raises:
-        ValueError: ``seconds`` is not > 0, a rank has no batches, or ``between`` is None and all ranks are on one host.
+        ValueError: ``seconds`` is not in (0, 3600], a rank has no batches, or ``between`` is None and all ranks are on one host.
         RankFailure: another rank failed.
         Exception: ``step`` failed.
     """
@@ -114,8 +114,10 @@ def _calibrated(
 ) -> Machines:
     began, comm, order = time.perf_counter(), basis.comm, basis.epochs.order
     real = as_real(seconds)
-    if real is None or real <= 0:
-        raise ValueError(f"seconds must be a number > 0 (the time that measuring takes), got {seconds!r}")
+    if real is None or not 0 < real <= MOST_SECONDS:
+        raise ValueError(
+            f"seconds must be a number > 0 and at most {MOST_SECONDS:g} (the time that measuring takes), got {seconds!r}"
+        )
     hosts, number = basis.source.exchange.placement.ranks_by_host, min(order.batches_by_rank)
     if between is None and len(hosts) == 1:
         raise ValueError(

@@ -143,7 +143,9 @@ def test_one_process_measures_itself_and_needs_the_link(root):
         ValueError, match=r"can be measured with ranks on several hosts, but all 1 rank is on one; start"
     ):
         calibrate(basis, seconds=SHORT)
-    with pytest.raises(ValueError, match=r"seconds must be a number > 0 \(the time that measuring takes\), got 0"):
+    with pytest.raises(
+        ValueError, match=r"seconds must be a number > 0 and at most 3600 \(the time that measuring takes\), got 0"
+    ):
         calibrate(basis, seconds=0)
     found = calibrate(basis, lambda batch: batch.x.sum(), seconds=SHORT, between=Link(1e9))
     assert found.between == Link(1e9) and found.step.seconds > 0 and found.batch > 0
