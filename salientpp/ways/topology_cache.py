@@ -58,7 +58,12 @@ class TopologyCache(Way):
             needs = _needs(basis, topology)
             members = chosen_members(topology, *needs, self._num_bytes)
             size = bytes_of_copies(topology, members, *needs[1:]) if any(ids.numel() for ids in members) else 0
-            self._chosen = _Chosen(topology, members, size)
+            sizes = topology.part.num_vertices
+            masks = [
+                torch.zeros(number, dtype=torch.bool, device="cpu").index_fill_(0, ids, True)
+                for ids, number in zip(members, sizes)
+            ]
+            self._chosen = _Chosen(topology, masks, size)
         return tiers
 
     def place(self, basis: Basis, tiers: TiersByType) -> TiersByType:
@@ -97,10 +102,15 @@ class TopologyCache(Way):
 
 @dataclass(frozen=True, eq=False)
 class _Chosen:
-    """Copies that a plan considers: per vertex type the ids of their vertices, and their bytes."""
+    """Copies that a plan considers.
+
+    Attributes:
+        is_copied: per vertex type bool [N], True for vertices whose lists would be copied.
+        num_bytes: bytes of the copies.
+    """
 
     topology: PartTopology
-    members: Sequence[Tensor]
+    is_copied: Sequence[Tensor]
     num_bytes: int
 
     def share_left(self, mfg: Any) -> float:
@@ -121,9 +131,8 @@ class _Chosen:
             expanded, weight = ids[name][read], weight[read]
             begin, end = book.range_of(topology.part_id)
             elsewhere = (expanded < begin) | (expanded >= end)
-            copied = torch.isin(expanded, self.members[type_])
             everything += int(weight[elsewhere].sum())
-            left += int(weight[elsewhere & ~copied].sum())
+            left += int(weight[elsewhere & ~self.is_copied[type_][expanded]].sum())
         return left / everything if everything else 1.0
 
 

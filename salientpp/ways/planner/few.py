@@ -10,7 +10,7 @@ from salientpp.ways.planner.machines import Link, Machines
 from salientpp.ways.planner.rates import measure_copies, measure_cores, measure_link
 
 #: Seconds in which cores are measured, and approximate seconds of each measurement of a link.
-_CORES, _LINK = 0.1, 0.1
+_CORES, _LINK = 0.1, 0.05
 
 #: Constants that are not measured, for a link of 10 Gbit/s.
 _DEFAULT = Machines(between=Link(1.25e9, 5e-5))
