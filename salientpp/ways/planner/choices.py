@@ -153,7 +153,9 @@ class Budget:
 
     def _lists(self) -> Iterable[int]:
         """Returns amounts of memory for lists, beginning with none."""
-        shares: Sequence[float] = LIST_SHARES if self.all_lists else (0.0,)
+        # A given window may be too long for a cache that gives memory to lists, which would be an error.
+        is_open = self.all_lists > 0 and isinstance(self.given.get("lookahead", "auto"), str)
+        shares: Sequence[float] = LIST_SHARES if is_open else (0.0,)
         return (min(self.all_lists, int(share * self.memory)) for share in shares)
 
     def _on_device(self) -> Iterable[tuple[int, int]]:

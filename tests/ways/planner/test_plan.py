@@ -56,6 +56,11 @@ def test_given_values_stay():
     assert len(set(choices)) == len(choices)
 
 
+def test_a_given_window_keeps_the_whole_memory_of_its_cache():
+    choices = dataclasses.replace(ALL, given={"lookahead": 5}, sums=None, device_memory=0).choices()
+    assert choices == [Choice(960, 5)]
+
+
 def test_a_choice_makes_its_ways_in_the_order_in_which_they_act():
     kinds = [type(way) for way in Choice(9, 0, "mean", 5, 3, 2).ways()]
     assert kinds == [TopologyCache, DeviceRows, Cache, SumsOfRows]
