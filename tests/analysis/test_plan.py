@@ -9,7 +9,7 @@ from itertools import pairwise
 import distributed
 import pytest
 import torch
-from graphs import random_data, random_hetero
+from graphs import random_data, random_hetero, real_data
 from torch_geometric.data import Data
 
 import salientpp
@@ -134,6 +134,20 @@ def test_predicted_bytes_are_close_to_the_bytes_that_the_analysis_counts(graph, 
                     assert each.network_bytes == pytest.approx(expected, rel=0.15)
                     found += 1
     assert found == 6
+
+
+def test_predicted_bytes_of_a_real_graph_are_close_to_counted_bytes():
+    data = real_data("facebook_pages")
+    data.x = data.x.repeat(1, 16)
+    whole = data.x.nbytes
+    batches = dataclasses.replace(BATCHES, epochs=3)
+    planned = plan(data, Machines(SLOW), Question([2], memory=[0, whole // 20]), batches)
+    counted = analyze(data, batches, Ways(["vip"], [0.0, 0.1]), parts=2).of(way="cache", policy="vip")
+    row_bytes = data.x[0].nbytes + 4  # and an id
+    bare, cached = (volume.remote_rows_per_epoch * row_bytes for volume in counted)
+    for each in planned.predictions:
+        expected = {"no cache": bare, "cache": cached}.get(each.ways)
+        assert expected is None or abs(each.network_bytes - expected) < 0.15 * bare
 
 
 def test_a_graph_is_planned_like_the_directory_that_the_same_options_make(graph, directory):
