@@ -21,6 +21,7 @@ import salientpp
 from salientpp import NeighborLoader
 from salientpp.engine.way import Price, TiersByType
 from salientpp.loader.construction import ways_of
+from salientpp.loader.values import Options
 from salientpp.nn import merge_partial
 from salientpp.ways.planner.trials import Trials
 from salientpp.ways.sums.way import SumsOfRows
@@ -75,15 +76,16 @@ def _compare(root: str, options: dict[str, Any]) -> Found:
     stats, row_bytes = loader.stats(), WIDTH * 4
     counted = stats.by_type[None]["bytes_received"] / number, (stats.rows_host + stats.rows_cache) * row_bytes / number
     remote = stats.rows_remote + stats.rows_partial, plain.stats().rows_remote
-    unlike = _unlike_plan(loader, price)
+    unlike = _unlike_plan(loader, options, price)
     return Found(
         wrong, (price.fetched[None], counted[0]), (price.copied[None], counted[1]), price.seconds, remote, unlike
     )
 
 
-def _unlike_plan(loader: NeighborLoader, price: Price) -> list[str]:
+def _unlike_plan(loader: NeighborLoader, given: dict[str, Any], price: Price) -> list[str]:
     """Lists the differences between the engine of a loader, and its ways after they have only chosen what to hold."""
-    basis, options, topology = loader.engine.basis, loader._given_options, loader.engine.basis.source.rounds_topology
+    basis, topology = loader.engine.basis, loader.engine.basis.source.rounds_topology
+    options = Options(**given).checked(basis.device)
     # Sums are chosen last, because they see the copies of all ways in an engine.
     ways = sorted(ways_of(options, []), key=lambda way: isinstance(way, SumsOfRows))
     copied, before = (None, None) if topology is None else (topology.copied, topology.copied)
