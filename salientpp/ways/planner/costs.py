@@ -4,11 +4,13 @@ Loading and training run at the same time, and each needs cores and the link. Fo
 
 * Loading takes ``L = n (batch + drawing + gathering + sending + work of the ways)`` seconds of one thread.
 * Training steps take ``S = n step``, as measured on all ranks at once.
-* The cores are busy for ``C = S + max(0, L - S max(0, cores - 1)) / min(cores, 2)``, because loading uses the cores that the step leaves free.
+* Loading prolongs the steps by ``E = max(0, L - S max(0, cores - 1)) / min(cores, 2)``, because it uses the cores that the step leaves free.
+* It also uses the time in which steps wait for gradients: the smaller of ``n gradients / rate`` and ``S - n cpu / min(cores, 1)``. The cores are busy for
+  C, which is S and what then remains of E.
 * The link is busy for ``N = n max(arriving / rate, delay / 2)``. Rows, requests, neighbour lists and gradients arrive.
 * Copies to the device take ``D = n copied / rate``.
 
-The three overlap, so the epoch takes a little more than the longest of them: ``(C^p + N^p + D^p)^(1/p)`` with p = 6. docs/results/plan.md compares predictions
+The three overlap, so the epoch takes a little more than the longest of them: ``(C^p + N^p + D^p)^(1/p)`` with p = 10. docs/results/plan.md compares predictions
 with measurements.
 """
 
@@ -22,7 +24,7 @@ from salientpp.ways.planner.machines import Machines
 from salientpp.ways.planner.trials import Batch
 
 #: Exponent p: infinite would mean that cores, link and copies overlap completely.
-OVERLAP = 6.0
+OVERLAP = 10.0
 
 #: Number of ticks that the first batch needs to pass through the pipeline.
 FILL = 10
@@ -69,8 +71,11 @@ def cost_of(price: Price, batch: Batch, choice: Choice, machines: Machines) -> C
     training = 0.0 if step is None else n * step.seconds * scale
     spare = training * max(0.0, machines.cores - 1)
     exposed = max(0.0, loading - spare) / min(machines.cores, 2.0)
-    cores = training + exposed
     gradients = 0.0 if step is None else step.gradient_bytes
+    if step is not None:
+        idle = max(0.0, training - n * step.cpu_seconds * scale / min(machines.cores, 1.0))
+        exposed = max(0.0, exposed - min(idle, n * gradients / machines.between.bytes_per_second))
+    cores = training + exposed
     arriving = (incoming + gradients) / machines.between.bytes_per_second
     link = n * max(arriving, machines.between.delay / 2) + FILL * machines.between.delay
     if not incoming:

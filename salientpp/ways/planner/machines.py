@@ -97,7 +97,7 @@ class Machines:
     byte: float = 2e-10
     wire: float = 4e-10
     batch: float = 1.5e-3
-    look_ahead: float = 2e-7
+    look_ahead: float = 1e-7
     sum: float = 3e-7
     step: Step | None = None
     price: float | None = None

@@ -22,8 +22,9 @@ from salientpp.ways.planner.machines import Link
 #: Bytes per pair of ranks in the first timed exchange, and the largest number of bytes that a rank sends in one exchange.
 _FEW_BYTES, _MOST_BYTES = 64 * 2**10, 64 * 2**20
 
-#: An exchange of this many seconds is dominated by the rate of the link. The seconds of a round of exchanges of the final size, and limits of their number.
-_LONG_SECONDS, _RATE_SECONDS, _FEWEST, _MOST = 0.08, 0.3, 2, 50
+#: An exchange of this many seconds is dominated by the rate of the link. Longer ones are not measured: if several ranks send a megabyte each to one rank, its
+#: link drops packets, and the messages of batches are shorter. The seconds of a round of exchanges of the final size, and limits of their number.
+_LONG_SECONDS, _RATE_SECONDS, _FEWEST, _MOST = 0.01, 0.3, 4, 200
 
 #: Number of exchanges without content, and number of rounds of each other measurement, of which the median counts.
 _EMPTY, _ROUNDS = 20, 3

@@ -54,6 +54,18 @@ def test_cores_and_link_overlap_except_for_a_little():
     assert 1.0 < both < 1.15
 
 
+def test_loading_uses_the_cores_while_steps_wait_for_gradients():
+    loaded = replace(FREE, batch=5e-3)  # 0.5 s beside 1 s of training, of which the cores compute 0.7 s
+    waits = Step(seconds=0.01, cpu_seconds=0.007, gradient_bytes=1e3)
+    for rate, expected in (
+        (1e12, 1.5),
+        (1e6, 1.4),
+        (2.5e5, 1.2),
+    ):  # gradients take nothing, 0.1 s, and more than the cores are idle
+        found = cost_of(NO_DRAWS, BATCH, Choice(), replace(loaded, step=waits, between=Link(rate)))
+        assert found.training + found.loading == pytest.approx(expected)
+
+
 def test_the_ways_own_work_counts_only_for_these_ways():
     constants = {"look_ahead": 1e-5, "sum": 1e-5}
     assert seconds(choice=Choice(cache=1), **constants) == pytest.approx(1.0)
