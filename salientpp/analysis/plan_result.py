@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from salientpp.ways.planner.plan import WORTH_IT
+#: Difference, as a fraction, up to which two epochs or costs count as equal.
+ALIKE = 0.03
 
 #: Methods that change batches, which a plan uses only if they are allowed: name -> values of loader options.
 ALLOWED: Mapping[str, Mapping[str, Any]] = {
@@ -69,7 +70,7 @@ class Planned:
     @property
     def fastest(self) -> Prediction:
         """The least hosts, and then the least memory, with which an epoch takes at most 3 % longer than the shortest one."""
-        limit = min(each.seconds for each in self.chosen) / (1 - WORTH_IT)
+        limit = min(each.seconds for each in self.chosen) / (1 - ALIKE)
         good = [each for each in self.chosen if each.seconds <= limit]
         return min(good, key=lambda each: (each.hosts, each.budget + each.device_budget, each.seconds))
 
@@ -79,8 +80,8 @@ class Planned:
         costs = [each.cost for each in self.chosen if each.cost is not None]
         if not costs:
             return None
-        cheap = [each for each in self.chosen if each.cost is not None and each.cost <= min(costs) / (1 - WORTH_IT)]
-        limit = min(each.seconds for each in cheap) / (1 - WORTH_IT)
+        cheap = [each for each in self.chosen if each.cost is not None and each.cost <= min(costs) / (1 - ALIKE)]
+        limit = min(each.seconds for each in cheap) / (1 - ALIKE)
         good = [each for each in cheap if each.seconds <= limit]
         return min(good, key=lambda each: (each.budget + each.device_budget, each.seconds))
 

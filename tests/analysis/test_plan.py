@@ -17,6 +17,7 @@ from salientpp import NeighborLoader
 from salientpp.analysis.analyze import Ways, analyze
 from salientpp.analysis.batches import Batches
 from salientpp.analysis.plan import Question, named_link, plan
+from salientpp.analysis.plan_result import ALIKE
 from salientpp.datasets import synthetic
 from salientpp.store.tiers import IdSet
 from salientpp.ways.planner.machines import Link, Machines, Step
@@ -218,7 +219,7 @@ def test_a_price_gives_costs_and_the_cheapest_plan(directory):
     for each in planned.chosen:
         assert each.cost == pytest.approx(each.hosts * 3.6 * each.seconds * 10 / 3600)
     costs = [each.cost for each in planned.chosen]
-    assert planned.cheapest.cost <= min(costs) / (1 - WORTH_IT)
+    assert planned.cheapest.cost <= min(costs) / (1 - ALIKE)
     assert plan(directory, Machines(FAST), Question([2])).cheapest is None
 
 
