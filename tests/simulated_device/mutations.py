@@ -35,6 +35,7 @@ _CALLS = {
 NO_GUARDS = {
     ("fullgraph.trial", "torch.get_device_module(ranks.device).synchronize(ranks.device)"): "it measures time",
     ("fullgraph.measure", "torch.get_device_module(device).synchronize(device)"): "it measures time",
+    ("ways.planner.rates", "torch.accelerator.synchronize(device)"): "it measures time",
     ("launch.preemption", "self._work.wait()"): "it waits for another rank, on the host",
 }
 
