@@ -14,6 +14,7 @@ from salientpp.fullgraph.exchange import Route
 from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.product import Sparse, multiplied
 from salientpp.ways.planner.full_graph import Constants
+from salientpp.ways.planner.rates import wait_for_device
 
 #: Rows and columns of the timed products, and number of repetitions.
 _ROWS, _WIDTH, _TIMES = 4096, 64, 5
@@ -50,6 +51,6 @@ def _seconds(action: Callable[[], object], device: torch.device) -> float:
     for _ in range(_TIMES):
         begin = time.perf_counter()
         action()
-        torch.get_device_module(device).synchronize(device)
+        wait_for_device(device)
         least = min(least, time.perf_counter() - begin)
     return least

@@ -26,6 +26,7 @@ from salientpp.fullgraph.model import DistributedModel
 from salientpp.fullgraph.outputs import tensors_of
 from salientpp.store.rows import TensorRows
 from salientpp.ways.planner.full_graph import StepTimes
+from salientpp.ways.planner.rates import wait_for_device
 
 #: Timed repetitions after a warm-up: their minimum and maximum number, and the seconds after which none is started.
 _LEAST, _MOST, _ENOUGH = 3, 30, 5.0
@@ -124,7 +125,7 @@ def _step(model: DistributedModel, arguments: Sequence[Any]) -> float:
         outs = [each for each in tensors_of(out) if each.is_floating_point() and each.requires_grad]
         if parameters:
             torch.autograd.grad(outs, parameters, [*map(torch.ones_like, outs)], allow_unused=True)
-    torch.get_device_module(ranks.device).synchronize(ranks.device)
+    wait_for_device(ranks.device)
     seconds = time.perf_counter() - begin
     ranks.received = before
     return seconds

@@ -33,8 +33,6 @@ _CALLS = {
 
 #: Statements that a module uses for something else, with the reason.
 NO_GUARDS = {
-    ("fullgraph.trial", "torch.get_device_module(ranks.device).synchronize(ranks.device)"): "it measures time",
-    ("fullgraph.measure", "torch.get_device_module(device).synchronize(device)"): "it measures time",
     ("ways.planner.rates", "torch.accelerator.synchronize(device)"): "it measures time",
     ("launch.preemption", "self._work.wait()"): "it waits for another rank, on the host",
 }
