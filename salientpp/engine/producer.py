@@ -24,7 +24,7 @@ from salientpp.engine.workers import Maker, SamplingWorkers
 from salientpp.processes import Threads, Undone, forks, may_compute_in_parallel
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.schedule import BatchKeys, Turn
-from salientpp.sampling.topology import Mfg, ids_by_type
+from salientpp.sampling.topology import ByType, Mfg, ids_by_type
 from salientpp.store.buffers import BufferPool
 from salientpp.store.fetch import Fetch, InPlace, Packed
 
@@ -45,6 +45,15 @@ class Drawn:
     places: PlacesByType
     notes: Sequence[Any]
     list_bytes: int = 0
+
+    @classmethod
+    def of(cls, mfg: Mfg, ways: Sequence[Way], look_up: Callable[[ByType], PlacesByType]) -> Drawn:
+        """Passes a sample through the ways, and looks up the places of the rows that are left."""
+        notes, list_bytes = [], getattr(mfg, "list_bytes", 0)
+        for way in ways:
+            mfg, note = way.on_drawn(mfg)
+            notes.append(note)
+        return cls(mfg, look_up(ids_by_type(mfg.node)), notes, list_bytes)
 
 
 class Producer:
@@ -204,8 +213,4 @@ class Producer:
 
     def noted(self, mfg: Mfg) -> Drawn:
         """Looks up the places of a sample's rows."""
-        notes, list_bytes = [], getattr(mfg, "list_bytes", 0)
-        for way in self.ways:
-            mfg, note = way.on_drawn(mfg)
-            notes.append(note)
-        return Drawn(mfg, self.fetch.look_up(ids_by_type(mfg.node)), notes, list_bytes)
+        return Drawn.of(mfg, self.ways, self.fetch.look_up)

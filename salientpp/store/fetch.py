@@ -265,6 +265,27 @@ class Taken:
     plan: Mapping[str | None, Any]
 
 
+def places_of(
+    tiers: Mapping[str | None, Tiers],
+    columns: Sequence[Column],
+    n_id: Mapping[str | None, Tensor],
+    repeats: bool = False,
+) -> dict[str | None, Places]:
+    """Returns the place of every needed row, by vertex type. A type without ``columns``, or missing in ``n_id``, gets empty places.
+
+    Args:
+        repeats: True if ``n_id`` may hold a vertex several times. Its row is then fetched once.
+    """
+    needed = {type_ for type_, _ in columns}
+    places = {
+        type_: of_type.look_up(n_id.get(type_, NO_IDS) if type_ in needed else NO_IDS)
+        for type_, of_type in tiers.items()
+    }
+    if repeats:
+        places = {type_: tiers[type_].fetched_once(of_type) for type_, of_type in places.items()}
+    return places
+
+
 @dataclass
 class Fetch:
     """Fetching of the rows for the batches of one engine.
@@ -322,15 +343,8 @@ class Fetch:
         return found
 
     def look_up(self, n_id: Mapping[str | None, Tensor]) -> dict[str | None, Places]:
-        """Returns the place of every needed row, by vertex type. A type without ``columns``, or missing in ``n_id``, gets empty places."""
-        needed = {type_ for type_, _ in self.columns}
-        places = {
-            type_: tiers.look_up(n_id.get(type_, NO_IDS) if type_ in needed else NO_IDS)
-            for type_, tiers in self.tiers.items()
-        }
-        if self.repeats:
-            places = {type_: self.tiers[type_].fetched_once(of_type) for type_, of_type in places.items()}
-        return places
+        """Returns the place of every needed row, by vertex type. See :func:`places_of`."""
+        return places_of(self.tiers, self.columns, n_id, self.repeats)
 
     def take_all(
         self, columns: Sequence[Column], n_id: Mapping[str | None, Tensor]

@@ -31,12 +31,11 @@ from salientpp.ways.lookahead.way import Lookahead
 from salientpp.ways.planner.loads import Draws, Load, Trial, measure_draws, measure_rows
 from salientpp.ways.planner.machines import Link, Machines, Step
 from salientpp.ways.planner.rates import (
-    Measured,
     largest,
     mean,
     measure_copies,
     measure_cores,
-    measure_link,
+    measure_links,
     smallest,
     wait_for_device,
 )
@@ -130,7 +129,7 @@ def _calibrated(
             f"every rank must have at least one batch to measure, but rank {rank} has none; choose other seeds"
         )
     basis = dataclasses.replace(basis, depth=min(basis.depth, _DEPTH))
-    machines = _rates(basis, between, hosts, _CORES * seconds)
+    machines = _rates(basis, between, _CORES * seconds)
     engine = Engine(basis, ())
     with _one_thread():
         trial, machines = _loading(engine, machines, number, seconds)
@@ -140,16 +139,14 @@ def _calibrated(
     return dataclasses.replace(machines, about={**_about(basis, hosts, time.perf_counter() - began), **about})
 
 
-def _rates(basis: Basis, between: Link | None, hosts: Sequence[int], seconds: float) -> Machines:
+def _rates(basis: Basis, between: Link | None, seconds: float) -> Machines:
     """Measures cores, links and copies. Other constants have their defaults. Collective."""
-    comm, here = basis.comm, basis.source.exchange.placement.ranks_of_host
-    found: dict[str, Any] = {"cores": measure_cores(comm, min(0.5, max(0.1, seconds))), "between": between}
-    measured: dict[str, Measured] = {}
-    for name, exists in (("between", len(hosts) > 1), ("within", max(hosts) > 1)):
-        if exists:
-            peers = [rank for rank in range(comm.size) if (rank in here) == (name == "within") and rank != comm.rank]
-            measured[name] = measure_link(comm, peers)
-            found[name] = found.get(name) or measured[name].link
+    comm = basis.comm
+    found: dict[str, Any] = {"cores": measure_cores(comm, min(0.5, max(0.1, seconds)))}
+    measured = measure_links(comm, basis.source.exchange.placement)
+    found |= {name: of_link.link for name, of_link in measured.items()}
+    if between is not None:
+        found["between"] = between
     if measured:
         found["wire"] = next(iter(measured.values())).cpu_per_byte
     return Machines(**found, to_device=measure_copies(comm, basis.device))

@@ -20,11 +20,13 @@ from dataclasses import dataclass
 
 from salientpp.engine.way import Price
 from salientpp.ways.planner.choices import Choice
-from salientpp.ways.planner.machines import Machines
+from salientpp.ways.planner.machines import Machines, Step
 from salientpp.ways.planner.trials import Batch
 
 #: Exponent p: infinite would mean that cores, link and copies overlap completely.
 OVERLAP = 10.0
+
+_NO_STEP = Step(seconds=0.0)
 
 #: Number of ticks that the first batch needs to pass through the pipeline.
 FILL = 10
@@ -55,31 +57,27 @@ class Cost:
 
 def cost_of(price: Price, batch: Batch, choice: Choice, machines: Machines) -> Cost:
     """Returns the cost of an epoch of ``batch.number`` batches."""
-    n, step = batch.number, machines.step
+    n, step = batch.number, machines.step or _NO_STEP
     rows = sum(price.fetched.values())
     # On average a rank sends as many rows and lists as it receives, and receives as many requests as it sends.
     incoming = rows + price.requests + price.lists
-    moved = 2 * incoming
-    cpu = machines.batch + price.seconds
-    cpu += machines.row * batch.vertices + machines.byte * (batch.row_bytes + rows) + machines.wire * moved
+    cpu = price.seconds + machines.loading(1, batch.vertices, batch.row_bytes + rows, 2 * incoming)
     if choice.lookahead and choice.cache:
         cpu += machines.look_ahead * batch.vertices
     if choice.sums:
         cpu += machines.sum * batch.last_edges
     loading = n * cpu
-    scale = batch.edges / step.edges if step is not None and step.edges else 1.0
-    training = 0.0 if step is None else n * step.seconds * scale
+    scale = batch.edges / step.edges if step.edges else 1.0
+    training = n * step.seconds * scale
     spare = training * max(0.0, machines.cores - 1)
     exposed = max(0.0, loading - spare) / min(machines.cores, 2.0)
-    gradients = 0.0 if step is None else step.gradient_bytes
-    if step is not None:
-        idle = max(0.0, training - n * step.cpu_seconds * scale / min(machines.cores, 1.0))
-        exposed = max(0.0, exposed - min(idle, n * gradients / machines.between.bytes_per_second))
-    cores = training + exposed
-    arriving = (incoming + gradients) / machines.between.bytes_per_second
-    link = n * max(arriving, machines.between.delay / 2) + FILL * machines.between.delay
-    if not incoming:
-        link = n * gradients / machines.between.bytes_per_second
+    gradients = n * step.gradient_bytes / machines.between.bytes_per_second
+    idle = max(0.0, training - n * step.cpu_seconds * scale / min(machines.cores, 1.0))
+    exposed = max(0.0, exposed - min(idle, gradients))
+    cores, link = training + exposed, gradients
+    if incoming:
+        arriving = gradients + n * incoming / machines.between.bytes_per_second
+        link = max(arriving, n * machines.between.delay / 2) + FILL * machines.between.delay
     to_device = rows + sum(price.copied.values())
     copies = n * to_device / machines.to_device if machines.to_device else 0.0
     seconds = sum(each**OVERLAP for each in (cores, link, copies)) ** (1 / OVERLAP)

@@ -7,7 +7,7 @@ from typing import Any
 
 from salientpp.engine.basis import Basis
 from salientpp.ways.planner.machines import Link, Machines
-from salientpp.ways.planner.rates import measure_copies, measure_cores, measure_link
+from salientpp.ways.planner.rates import measure_copies, measure_cores, measure_links
 
 #: Seconds in which cores are measured, and approximate seconds of each measurement of a link.
 _CORES, _LINK = 0.1, 0.05
@@ -26,9 +26,5 @@ def measure_few(basis: Basis) -> Machines:
     if comm.size > 1:
         found["cores"] = measure_cores(comm, _CORES)
         found["to_device"] = measure_copies(comm, basis.device)
-        here, hosts = placement.ranks_of_host, placement.ranks_by_host
-        for name, exists in (("between", len(hosts) > 1), ("within", max(hosts) > 1)):
-            if exists:
-                peers = [rank for rank in range(comm.size) if (rank in here) == (name == "within")]
-                found[name] = measure_link(comm, [rank for rank in peers if rank != comm.rank], _LINK).link
+        found |= {name: measured.link for name, measured in measure_links(comm, placement, _LINK).items()}
     return dataclasses.replace(_DEFAULT, **found)

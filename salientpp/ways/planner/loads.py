@@ -16,10 +16,11 @@ from torch import Tensor
 
 from salientpp.engine.basis import Basis
 from salientpp.engine.engine import Engine
-from salientpp.sampling.topology import Mfg, ids_by_type
+from salientpp.sampling.topology import ids_by_type
 from salientpp.store.rows import RowSource, TensorRows, empty_rows
 from salientpp.ways.planner.machines import Machines
 from salientpp.ways.planner.rates import largest
+from salientpp.ways.planner.trials import num_edges, num_last_edges
 
 #: Limits of the numbers of batches that are counted, and largest number of batches that are drawn alone.
 _FEWEST_BATCHES, _MOST_BATCHES, _MOST_DRAWS = 4, 256, 64
@@ -59,31 +60,19 @@ def measure_draws(basis: Basis, seconds: float) -> Draws:
         began = time.process_time()
         mfgs = basis.draw_each(some, lambda mfg: mfg)
         spent = time.process_time() - began
-        num_edges = sum(map(_num_edges, mfgs))
+        total = sum(map(num_edges, mfgs))
     else:
         source.draw_joined(next(batches))
-        mfgs, spent, num_edges, end = [], 0.0, 0, time.perf_counter() + seconds
+        mfgs, spent, total, end = [], 0.0, 0, time.perf_counter() + seconds
         for pieces in batches:
             began = time.thread_time()
             mfgs.append(source.draw_joined(pieces))
             spent += time.thread_time() - began
-            num_edges += _num_edges(mfgs[-1])
+            total += num_edges(mfgs[-1])
             if time.perf_counter() > end:
                 break
-    last = statistics.fmean(map(_num_last_edges, mfgs))
-    return Draws(spent / num_edges if num_edges else math.nan, last, [ids_by_type(mfg.node) for mfg in mfgs])
-
-
-def _num_edges(mfg: Mfg) -> int:
-    rows: Any = mfg.row
-    return sum(ends.numel() for ends in (rows.values() if isinstance(rows, Mapping) else [rows]))
-
-
-def _num_last_edges(mfg: Mfg) -> int:
-    counts: Any = mfg.num_sampled_edges
-    if counts is None:
-        return 0
-    return sum(of_type[-1] for of_type in (counts.values() if isinstance(counts, Mapping) else [counts]) if of_type)
+    last = statistics.fmean(map(num_last_edges, mfgs))
+    return Draws(spent / total if total else math.nan, last, [ids_by_type(mfg.node) for mfg in mfgs])
 
 
 def measure_rows(engine: Engine, batches: Sequence[Mapping[str | None, Tensor]], seconds: float) -> tuple[float, float]:
@@ -169,9 +158,8 @@ class Load:
 
     def left(self, machines: Machines, draws: int = 1) -> float:
         """Returns the CPU seconds that remain after those which the constants explain, if each batch is drawn ``draws`` times."""
-        explained = machines.batch * self.batches + machines.draw * self.edges * draws + machines.row * self.vertices
-        explained += machines.byte * (self.num_bytes + self.served) + machines.wire * self.wire_bytes
-        return self.cpu - explained
+        drawing, gathered = machines.draw * self.edges * draws, self.num_bytes + self.served
+        return self.cpu - drawing - machines.loading(self.batches, self.vertices, gathered, self.wire_bytes)
 
 
 @dataclass(frozen=True)

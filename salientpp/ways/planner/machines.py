@@ -103,6 +103,16 @@ class Machines:
     price: float | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
+    def loading(self, batches: float, vertices: float, gathered: float, moved: float) -> float:
+        """Returns the seconds of one thread to load batches that are drawn.
+
+        Args:
+            vertices: number of their vertices.
+            gathered: bytes of rows that are gathered for these batches and for other ranks.
+            moved: bytes that are sent and received.
+        """
+        return self.batch * batches + self.row * vertices + self.byte * gathered + self.wire * moved
+
     @classmethod
     def read(cls, path: str | Path) -> Machines:
         """Reads constants from a JSON file.

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from salientpp.ranks.comm import Comm, Pending
+from salientpp.ranks.placement import Placement
 from salientpp.ways.planner.machines import Link
 
 #: Bytes per pair of ranks in the first timed exchange, and the largest number of bytes that a rank sends in one exchange.
@@ -118,6 +119,16 @@ def measure_link(comm: Comm, peers: Container[int], seconds: float = _RATE_SECON
     rate = received / max(passed - number * delay, passed / 10) if others else math.inf
     per_byte = max(0.0, cpu - number * empty_cpu) / (2 * received) if others else math.nan
     return Measured(Link(smallest(comm, rate), delay), mean(comm, per_byte))
+
+
+def measure_links(comm: Comm, placement: Placement, seconds: float = _RATE_SECONDS) -> dict[str, Measured]:
+    """Measures the links that exist: ``between`` hosts, and ``within`` a host with several ranks. Collective. See :func:`measure_link`."""
+    here, hosts, found = placement.ranks_of_host, placement.ranks_by_host, {}
+    for name, exists in (("between", len(hosts) > 1), ("within", max(hosts) > 1)):
+        if exists:
+            peers = [rank for rank in range(comm.size) if (rank in here) == (name == "within") and rank != comm.rank]
+            found[name] = measure_link(comm, peers, seconds)
+    return found
 
 
 def _exchange(

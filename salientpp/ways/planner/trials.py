@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from salientpp.engine.basis import Basis
@@ -12,6 +12,7 @@ from salientpp.engine.price import price_of
 from salientpp.engine.producer import Drawn
 from salientpp.engine.way import Price, TiersByType, Way
 from salientpp.sampling.topology import Mfg, ids_by_type
+from salientpp.store.fetch import places_of
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Batch:
     Attributes:
         number: batches in an epoch.
         vertices, edges: mean numbers in a batch.
-        last_edges: mean number of edges of the last hop; 0 with several types.
+        last_edges: mean number of edges of the last hop; 0 if edges do not follow hops.
         row_bytes: mean bytes of the rows of a batch, as they travel.
     """
 
@@ -30,6 +31,20 @@ class Batch:
     edges: float
     last_edges: float
     row_bytes: float
+
+
+def num_edges(mfg: Mfg) -> int:
+    """Returns the number of sampled edges, of all types."""
+    rows: Any = mfg.row
+    return sum(0 if row is None else row.numel() for row in (rows.values() if isinstance(rows, Mapping) else [rows]))
+
+
+def num_last_edges(mfg: Mfg) -> int:
+    """Returns the number of edges of the last hop, of all types; 0 if edges do not follow hops."""
+    counts: Any = mfg.num_sampled_edges
+    if counts is None:
+        return 0
+    return sum(of_type[-1] for of_type in (counts.values() if isinstance(counts, Mapping) else [counts]) if of_type)
 
 
 class Trials:
@@ -53,10 +68,8 @@ class Trials:
             for type_, ids in ids_by_type(mfg.node).items():
                 vertices += ids.numel()
                 moved += ids.numel() * row_bytes.get(type_, 0)
-            rows = mfg.row if isinstance(mfg.row, dict) else {None: mfg.row}
-            edges += sum(0 if row is None else row.numel() for row in rows.values())
-            if isinstance(mfg.num_sampled_edges, list) and mfg.num_sampled_edges:
-                last += mfg.num_sampled_edges[-1]
+            edges += num_edges(mfg)
+            last += num_last_edges(mfg)
         of_epoch = len(basis.epochs.order.of_epoch(0))
         return Batch(of_epoch, vertices / number, edges / number, last / number, moved / number)
 
@@ -70,18 +83,7 @@ class Trials:
         tiers: TiersByType = basis.tiers()
         for way in ways:
             tiers = way.choose(basis, tiers)
-        tried = [self._drawn(mfg, ways, tiers) for mfg in self._mfgs]
+        look_up = partial(places_of, tiers, source.exchanged, repeats=basis.repeats)
+        tried = [Drawn.of(mfg, ways, look_up) for mfg in self._mfgs]
         id_bytes, seconds = source.exchange.wire_dtype.itemsize, self.batch.edges * seconds_per_edge
         return price_of(tried, tiers, source.row_bytes, id_bytes, ways, seconds), tiers
-
-    def _drawn(self, mfg: Mfg, ways: Sequence[Way], tiers: TiersByType) -> Drawn:
-        notes: list[Any] = []
-        list_bytes = getattr(mfg, "list_bytes", 0)
-        for way in ways:
-            mfg, note = way.on_drawn(mfg)
-            notes.append(note)
-        ids = ids_by_type(mfg.node)
-        places = {type_: of_type.look_up(ids[type_]) for type_, of_type in tiers.items() if type_ in ids}
-        if self._basis.repeats:
-            places = {type_: tiers[type_].fetched_once(of_type) for type_, of_type in places.items()}
-        return Drawn(mfg, places, notes, list_bytes)
