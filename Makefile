@@ -10,7 +10,8 @@ SALIENTPP_PEER_WHEELS ?=
 .PHONY: demo test test-quick test-faults test-slurm test-simulated test-wheel wheel lint format sanitize bench gpu-check paper docs build peers clean
 
 demo: build
-	$(BIN)/python examples/demo.py
+	mkdir -p build
+	$(BIN)/salientpp demo --plot build/demo.png
 
 # One process per core. Each test has its own files and ports. A test that fails runs once more, alone (tests/run.py).
 test: build peers

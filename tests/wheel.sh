@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Tests that a source release and a wheel are complete: tests/wheel.sh PYTHON, where PYTHON has the requirements and the tools to build.
 # The wheel is built from the source release and installed into an empty environment that sees only the requirements. There, away from the source
-# tree, it must serve batches, and every command of the quickstart must work.
+# tree, it must serve batches, the demo must print what README shows, and every command of the quickstart must work.
 set -euo pipefail
 python=$(realpath --no-symlinks "$1")
 quickstart=$(realpath docs/quickstart.md)
+readme=$(realpath README.md)
 support=$(realpath tests/support)
 work=$(mktemp --directory)
 trap 'rm -rf "$work"' EXIT
@@ -60,6 +61,21 @@ END
 "$work/venv/bin/salientpp" partition synthetic:num_vertices=2000 parts-2 --parts 2 --num-neighbors 5,3 --batch-size 32 >/dev/null
 "$work/venv/bin/salientpp" info parts-2 >/dev/null
 
+# The demo prints what README shows.
+"$work/venv/bin/salientpp" demo --plot demo.png >demo.txt
+test -s demo.png
+"$here" - "$readme" demo.txt <<'END'
+import re
+import sys
+from pathlib import Path
+
+page, printed = (Path(path).read_text() for path in sys.argv[1:])
+shown = re.search("salientpp demo.*?```text\n(.*?)```", page, re.DOTALL)[1]
+lines = [[line.rstrip() for line in text.splitlines() if line.strip()] for text in (shown, printed)]
+missing = [line for line in lines[0] if line not in lines[1]]
+assert lines[0] and not missing, f"README shows lines that the demo does not print: {missing}; it printed {lines[1]}"
+END
+
 # The quickstart, as a reader follows it: scripts are saved under their names, and commands run in a shell. The commands that install are left out.
 mkdir "$work/quickstart"
 PYTHONPATH=$support "$here" - "$quickstart" "$work/quickstart" <<'END'
@@ -81,4 +97,4 @@ printf '#!/bin/sh\nexec "%s" -m torch.distributed.run "$@"\n' "$here" > "$work/v
 chmod +x "$work/venv/bin/torchrun"
 (cd "$work/quickstart" && PATH="$work/venv/bin:$PATH" bash -euo pipefail commands.sh >output 2>errors) || { cat "$work"/quickstart/{output,errors}; exit 1; }
 grep --quiet "fetched" "$work/quickstart/output"
-echo "$(basename "$work"/*.whl): installed, imported, partitioned, loaded batches and followed the quickstart away from its sources"
+echo "$(basename "$work"/*.whl): installed, imported, partitioned, loaded batches, showed the demo and followed the quickstart away from its sources"

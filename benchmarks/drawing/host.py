@@ -275,20 +275,6 @@ def draw_vip(result: Row) -> str:
     return joined(title, table(header, lines), source(result))
 
 
-def draw_demo(result: Row) -> str:
-    runs = result["rows"]
-    rows = [
-        [quantity, *(f"{run[quantity]:,.1f}" if "MB" in quantity else f"{run[quantity]:,.0f}" for run in runs)]
-        for quantity in list(runs[0])[1:]
-    ]
-    rows += [[f"test accuracy, {who}", f"{value:.3f}", ""] for who, value in result["test accuracy"].items()]
-    title = (
-        f"**The demo.** {result['ranks']} ranks on one machine, generated graph of 100,000 vertices, fanouts {result['fanouts']}, "
-        f"{result['batch_size']} seeds per batch and rank. Figures are per epoch, summed over ranks. The whole demo takes {result['seconds']:.0f} s."
-    )
-    return joined(title, table(["", *(run["name"] for run in runs)], rows), source(result))
-
-
 def draw_cuda(result: Row) -> str:
     """Draws three small tables: epochs against the floor, over β in two orders, and the assembly kernel."""
     parts = {name: [row for row in result["rows"] if row["part"] == name] for name in ("epoch", "tier", "assembly")}
@@ -434,6 +420,5 @@ DRAWN: Drawn = {
     "gather": ("gather", draw_gather),
     "lookup": ("lookup", draw_lookup),
     "vip": ("vip", draw_vip),
-    "demo": ("demo", draw_demo),
     "cuda": ("cuda", draw_cuda),
 }

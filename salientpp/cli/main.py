@@ -22,7 +22,18 @@ from salientpp.launch.environment import LaunchError
 from salientpp.partitioning.errors import PartitionerError, is_out_of_memory
 from salientpp.versions import check_versions
 
-SUBCOMMANDS = ("partition", "analyze", "calibrate", "plan", "convert", "info", "rewrite", "copy-to-disk", "slurm")
+SUBCOMMANDS = (
+    "demo",
+    "partition",
+    "analyze",
+    "calibrate",
+    "plan",
+    "convert",
+    "info",
+    "rewrite",
+    "copy-to-disk",
+    "slurm",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -12,11 +15,31 @@ from forked_python import python
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "partition_to_plot.ipynb"
 
 
-def test_cells_run_in_order(tmp_path: Path) -> None:
+README = NOTEBOOK.parents[1] / "README.md"
+
+
+def code_cells() -> list[str]:
     cells = json.loads(NOTEBOOK.read_text())["cells"]
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+def test_the_first_cell_installs_what_is_missing(monkeypatch) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", lambda command, check: commands.append(command))
+    exec(code_cells()[0], {})
+    assert not commands  # the package is installed here
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    exec(code_cells()[0], {})
+    said = [line.split("pip install ")[-1] for line in README.read_text().replace("\\\n", " ").splitlines()]
+    *needed, source = [shlex.split(line) for line in said if "ninja" in line or "git+" in line]
+    assert commands[-1][-2:] == source
+    assert {re.split(">=", word)[0] for word in commands[0]} >= {re.split(">=", word)[0] for word in needed[0]}
+
+
+def test_cells_run_in_order(tmp_path: Path) -> None:
+    code = code_cells()
     # The graph is smaller here. The last cell's figure is checked, because a plot without lines raises no error.
-    assert "num_vertices=100000" in code[0]
+    assert "num_vertices=100000" in code[1]
     script = "\n\n".join(code).replace("num_vertices=100000", "num_vertices=5000")
     script += "\n\nlines = pyplot.gca().lines\nassert [len(line.get_xdata()) for line in lines] == [len(alphas)] * 3\n"
     script += "for policy, values in rows.items():\n    assert values == sorted(values, reverse=True) and values[0] > values[-1] > 0, policy\n"
