@@ -27,7 +27,7 @@ ALPHAS, ALPHA = (0.0, 0.05, 0.1, 0.2, 0.4), 0.2
 
 TEXTS = {
     "--vertices": "size of the generated graph (default: 50,000)",
-    "--plot": "where to draw the fetched rows over the size of the cache, as .png or .svg; without this option salientpp-demo.png, unless matplotlib is missing",
+    "--plot": "draw the fetched rows over the size of the cache, as .png or .svg (default: salientpp-demo.png, unless matplotlib is missing)",
 }
 
 
