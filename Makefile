@@ -7,7 +7,7 @@ CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h')
 # A folder with wheels of pyg-lib, torch_sparse and torch_scatter. `make test` installs them, and tests then fail without them.
 SALIENTPP_PEER_WHEELS ?=
 
-.PHONY: demo test test-quick test-faults test-slurm test-simulated test-wheel wheel lint format sanitize bench gpu-check paper docs build peers clean
+.PHONY: demo test test-quick test-faults test-slurm test-simulated test-wheel wheel lint format sanitize bench score gpu-check paper docs build peers clean
 
 demo: build
 	mkdir -p build
@@ -83,6 +83,11 @@ bench: build
 	for name in sampler typed gather lookup loader small start parts batch train growth; do $(BIN)/python benchmarks/bench_$$name.py || exit 1; done
 	$(BIN)/python benchmarks/bench_vip.py --repeats 3
 	$(BIN)/python benchmarks/bench_growth.py --long 5000
+	$(BIN)/python benchmarks/draw.py
+
+# Every installed loader on one graph, in one run: docs/results/score.md. benchmarks/score.py --help has the options.
+score: build peers
+	$(BIN)/python benchmarks/score.py
 	$(BIN)/python benchmarks/draw.py
 
 # For a machine with a GPU and a Python (PYTHON=...) that has torch, torch_geometric, Triton and pytest. Builds, tests and measures. It downloads nothing,

@@ -8,10 +8,10 @@ A table stands between ``<!-- name -->`` and ``<!-- /name -->``; everything betw
 
 from __future__ import annotations
 
-from drawing import communication, full_graph, gpu, host, plan, policies, scale, topology, training
+from drawing import communication, full_graph, gpu, host, plan, policies, scale, score, topology, training
 from drawing.base import ROOT, filled, load, replaced
 
-PAGES = (host, training, policies, communication, full_graph, topology, plan, scale, gpu)
+PAGES = (host, training, policies, communication, full_graph, topology, plan, scale, score, gpu)
 DRAWN = {name: drawn for page in PAGES for name, drawn in page.DRAWN.items()}
 
 
