@@ -8,8 +8,8 @@ Loaders are the files of benchmarks/loaders/. benchmarks/loaders/README.md says 
 Python. The processes take turns, one works at a time. Before the turns, the batches of an epoch are checked against the graph; a loader whose batches are
 wrong gets no figures.
 
-Figures: batches per second and CPU seconds per batch, worker processes included, once the loader is running; the seconds until the first batch of an epoch;
-and the memory of the loader's processes beyond the graph (proportional set size, which counts shared pages once).
+Figures: batches per second and CPU seconds per batch, once the loader is running; the seconds until the first batch of an epoch; and memory beyond the graph.
+All of them include worker processes. Memory is the proportional set size, which counts shared pages once.
 """
 
 from __future__ import annotations

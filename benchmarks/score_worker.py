@@ -76,7 +76,7 @@ def obey(module: ModuleType, loader: object, graph: SimpleNamespace, options: Si
 def fault(module: ModuleType, loader: object, graph: SimpleNamespace, options: SimpleNamespace) -> str:
     """Returns what is wrong with the batches of an epoch, or an empty text.
 
-    Each hop holds for each target as many neighbours of the graph as the fanout asks for, each of them once. Rows are those of the graph.
+    Each hop holds for each target as many neighbours of the graph as the fanout asks for, each of them once. A vertex has its row of the graph.
     Every seed comes once.
     """
     num_vertices = len(graph.x)

@@ -1,4 +1,4 @@
-"""What the loaders that deliver PyG's batches share."""
+"""Parts of the loaders that deliver PyG's batches."""
 
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
