@@ -17,6 +17,7 @@ import ctypes
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -204,8 +205,8 @@ def _version() -> str:
 
 def _anonymous(argument: str) -> str:
     """Drops folders of this machine from an argument and keeps the file's name."""
-    kind, colon, path = argument.rpartition(":")
-    return f"{kind}{colon}{os.path.basename(path)}" if os.path.isabs(path) or path.startswith("..") else argument
+    kind, path = re.fullmatch(r"(.*[:=])?(.*)", argument).groups(default="")
+    return f"{kind}{os.path.basename(path)}" if os.path.isabs(path) or path.startswith("..") else argument
 
 
 def seconds_on_device(function: Callable[[], object], device: torch.device) -> float:

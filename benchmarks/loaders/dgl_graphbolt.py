@@ -17,7 +17,7 @@ def make(graph: SimpleNamespace, options: SimpleNamespace) -> gb.DataLoader:
     features = gb.BasicFeatureStore({("node", None, "feat"): gb.TorchBasedFeature(graph.x)})
     seeds = gb.ItemSet((graph.seeds, graph.y[graph.seeds]), names=("seed_nodes", "labels"))
     pipe = gb.ItemSampler(seeds, batch_size=options.batch_size, shuffle=True)
-    pipe = pipe.sample_neighbor(lists, options.fanouts)
+    pipe = pipe.sample_neighbor(lists, options.fanouts[::-1])  # GraphBolt begins with the hop furthest from the seeds
     pipe = pipe.fetch_feature(features, node_feature_keys=["feat"])
     return gb.DataLoader(pipe, num_workers=options.workers)
 
