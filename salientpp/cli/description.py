@@ -135,4 +135,13 @@ def describe_converted(root: Path) -> Table:
     for edges in manifest["edge_types"]:
         name = "edges" if edges["name"] is None else f"edges {' '.join(edges['name'])}"
         facts.append((name, f"{edges['num_edges']:,}"))
+    for links in manifest.get("link_splits", ()):
+        split, of = links["name"], links["columns"]
+        entries = {name: manifest["files"][f"l.{split}.{name}.npy"] for name in of if name not in ("edge", "edge_neg")}
+        columns = {
+            name: {"dtype": each["torch_dtype"], "row_shape": each["shape"][1:]} for name, each in entries.items()
+        }
+        negatives = [f"{of['edge_neg']:,} negatives"] if "edge_neg" in of else []
+        more = [*negatives, *([_columns(columns)] if columns else [])]
+        facts.append((f"link split {split}", "; ".join([f"{of['edge']:,} edges", *more])))
     return _grid(facts)

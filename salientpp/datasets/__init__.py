@@ -5,13 +5,24 @@
 * :func:`load_partition` loads a partition that another library wrote.
 * :func:`load_dgl_assignment` reads the parts that DGL assigned to vertices.
 * :func:`convert` writes a graph that is larger than memory to files, which :func:`load_dataset` memory-maps.
+* :func:`load_link_splits` loads the link splits of such a graph.
 """
 
 from salientpp.datasets.converted.convert import convert
+from salientpp.datasets.converted.links import LinkSplit, load_link_splits
 from salientpp.datasets.generated import synthetic
 from salientpp.datasets.generated_mag import synthetic_mag
 from salientpp.datasets.load import load_dataset
 from salientpp.datasets.partitions.dgl import load_dgl_assignment
 from salientpp.datasets.partitions.load import load_partition
 
-__all__ = ["convert", "load_dataset", "load_dgl_assignment", "load_partition", "synthetic", "synthetic_mag"]
+__all__ = [
+    "LinkSplit",
+    "convert",
+    "load_dataset",
+    "load_dgl_assignment",
+    "load_link_splits",
+    "load_partition",
+    "synthetic",
+    "synthetic_mag",
+]

@@ -88,8 +88,14 @@ def _read_ogb_files(raw: Path, meta: dict[str, str], add_inverse_edge: bool) -> 
         return graph, np.loadtxt(raw / "node-label.csv.gz", delimiter=",", ndmin=2)
 
 
+def is_link(name: str) -> bool:
+    """True if `name` is a dataset of link prediction, false if it is one of node properties."""
+    return name.startswith("ogbl-")
+
+
 def ogb_meta(name: str) -> dict[str, str]:
-    """Returns OGB's description of the dataset `name`: version, url, split, text or binary storage, ..."""
+    """Returns OGB's description of the dataset `name`: name, version, url, split, text or binary storage, ..."""
+    folder, task = ("linkproppred", "link-prediction") if is_link(name) else ("nodeproppred", "node-property")
     try:
         import ogb
     except ImportError as error:
@@ -97,18 +103,18 @@ def ogb_meta(name: str) -> dict[str, str]:
             f'{name} is read with the "ogb" package, which is not installed: pip install salientpp[ogb]'
         ) from error
     # The table that ogb's own dataset class reads: one row per property, one column per dataset.
-    with open(Path(ogb.__file__).parent / "nodeproppred" / "master.csv", newline="") as table:
+    with open(Path(ogb.__file__).parent / folder / "master.csv", newline="") as table:
         header, *rows = csv.reader(table)
     datasets = {column: {row[0]: row[i] for row in rows} for i, column in enumerate(header) if column}
     if name not in datasets:
         known = [key for key, meta in datasets.items() if meta["is hetero"] != "True"]
         raise ValueError(
-            f"{name} is not a node-property dataset of the installed ogb {ogb.__version__}, which has "
+            f"{name} is not a {task} dataset of the installed ogb {ogb.__version__}, which has "
             f"{', '.join(known)}{did_you_mean(name, known)}"
         )
     if datasets[name]["is hetero"] == "True":
         raise ValueError(f"{name} has several types of vertices; only homogeneous graphs can be loaded")
-    return datasets[name]
+    return {"name": name, **datasets[name]}
 
 
 def listed(names: str) -> list[str]:
@@ -134,12 +140,19 @@ def provide_ogb_files(name: str, meta: dict[str, str], folder: Path, download: b
         shutil.move(folder.parent / meta["download_name"], folder)
 
     if meta["binary"] == "True":
-        needed = ["raw/data.npz", "raw/node-label.npz"]
+        needed = ["raw/data.npz"] + ([] if is_link(name) else ["raw/node-label.npz"])
     else:
         attributes = [end for end in ("node", "edge") if meta[f"has_{end}_attr"] == "True"]
-        parts = ["edge", "num-node-list", "num-edge-list", "node-label", *(f"{end}-feat" for end in attributes)]
+        parts = [
+            "edge",
+            "num-node-list",
+            "num-edge-list",
+            *([] if is_link(name) else ["node-label"]),
+            *(f"{end}-feat" for end in attributes),
+        ]
         needed = [f"raw/{part}.csv.gz" for part in parts]
-    needed += [f"split/{meta['split']}/{part}.csv.gz" for part in ("train", "valid", "test")]
+    suffix = "pt" if is_link(name) else "csv.gz"
+    needed += [f"split/{meta['split']}/{part}.{suffix}" for part in ("train", "valid", "test")]
     missing = [part for part in needed if not (folder / part).exists()]
     if missing and folder.exists():
         raise FileNotFoundError(

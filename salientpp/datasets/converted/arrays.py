@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from salientpp.datasets.arrays import check_file, first_line, form, unreadable
 from salientpp.datasets.converted.pieces import EdgePiece, Edges, RowPiece, Rows, counted
+from salientpp.datasets.npz import scalar
 
 #: A function that reads as many further entries of an array as its argument says.
 Read = Callable[[int], np.ndarray]
@@ -67,6 +68,18 @@ class StoredArray:
                 f"{name} must have {expected} bytes for {dtype} {list(shape)}, but ends at byte {size}; copy it again"
             )
         return cls(path, member, name, tuple(shape), dtype, bool(fortran) and len(shape) > 1, offset)
+
+    @classmethod
+    def of_values(cls, path: Path, dtype: np.dtype, row_shape: tuple[int, ...]) -> StoredArray:
+        """Describes a file that holds the values of rows alone, without numpy's header, as ``numpy.memmap`` writes it. ValueError if it ends within a row."""
+        check_file(path)
+        row_bytes = int(np.prod(row_shape, dtype=np.int64)) * dtype.itemsize
+        num_rows, rest = divmod(path.stat().st_size, row_bytes)
+        if rest:
+            raise ValueError(
+                f"{path} has no header of numpy, so it must hold rows of {dtype} {list(row_shape)}, but ends {rest} bytes after row {num_rows}; copy it again"
+            )
+        return cls(path, None, str(path), (num_rows, *row_shape), dtype, False, 0)
 
     @contextlib.contextmanager
     def reader(self, first: int = 0) -> Iterator[Read]:
@@ -131,6 +144,12 @@ def members_of(path: Path) -> list[str]:
         raise unreadable(f"{path}:", error) from error
     except Exception as error:
         raise ValueError(f"{path}: not an .npz archive ({first_line(error)})") from error
+
+
+def scalar_of(array: StoredArray, kinds: str) -> Any:
+    """Returns the number that an array holds. Raises ValueError unless the array is a single number of one of numpy's ``kinds``."""
+    with scalar(array.name, array, kinds).reader() as read:
+        return read(1)[0].item()
 
 
 def array_edges(arrays: Sequence[StoredArray]) -> Edges:

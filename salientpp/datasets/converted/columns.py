@@ -47,6 +47,7 @@ def write_column(
     """
     writer: ArrayWriter | None = None
     budget.needs(rows.held_bytes, f"reading all columns of {name} at once")
+    places = _Places(num_rows or 0, budget)
     with written(path) as file:
         for piece in rows.pieces(max(1, (budget.working - rows.held_bytes) // _COPIES)):
             values = _narrowed(name, piece, dtype, finite)
@@ -56,7 +57,10 @@ def write_column(
                 raise ValueError(
                     f"{piece.where(num_rows - writer.num_rows)}: {name} must have {num_rows} rows, one per vertex, but has more"
                 )
-            writer.write(values)
+            if piece.at is None:
+                writer.write(values)
+            else:
+                writer.write_at(values, places.take(name, piece))
             progress.reach(piece.done)
         assert writer is not None  # there is at least one piece
         if num_rows is not None and writer.num_rows != num_rows:
@@ -64,6 +68,38 @@ def write_column(
                 f"{piece.where(len(values))}: {name} must have {num_rows} rows, one per vertex, but ends after {writer.num_rows}"
             )
         return writer.finish()
+
+
+class _Places:
+    """The row numbers that a source gives with its rows. Each of 0 to ``num_rows`` - 1 must come once."""
+
+    def __init__(self, num_rows: int, budget: Budget) -> None:
+        self._budget, self._num_rows = budget, num_rows
+        self._taken: np.ndarray | None = None
+
+    def take(self, name: str, piece: RowPiece) -> np.ndarray:
+        """Returns the row numbers of a piece, int64 [n]. Raises ValueError if one is out of range or was taken before."""
+        assert piece.at is not None
+        if self._taken is None:
+            self._budget.needs(self._num_rows, f"sorting {name} by id (a byte per vertex)")
+            self._taken = np.zeros(self._num_rows, dtype=bool)
+        at = piece.at
+        if at.dtype.kind not in "iu" or at.ndim != 1:
+            raise ValueError(f"{piece.where(0)}: the id must be an integer, got {at.dtype} {list(at.shape[1:])}")
+        wrong = (at < 0) | (at >= self._num_rows)
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise ValueError(
+                f"{piece.where(row)}: the id must be a vertex id in [0, {self._num_rows}), got {int(at[row])}"
+            )
+        at = at.astype(np.int64)
+        repeated = self._taken[at]
+        repeated[np.setdiff1d(np.arange(len(at)), np.unique(at, return_index=True)[1])] = True
+        if repeated.any():
+            row = int(repeated.argmax())
+            raise ValueError(f"{piece.where(row)}: the id {int(at[row])} comes twice; each vertex must have one row")
+        self._taken[at] = True
+        return at
 
 
 def _narrowed(name: str, piece: RowPiece, dtype: str | None, finite: bool) -> Tensor:
@@ -106,6 +142,7 @@ def write_mask(
     """
     budget.needs(2 * num_vertices, f"the mask of {name!r} (a byte per vertex, and as much for ids)")
     mask = torch.zeros(num_vertices, dtype=torch.bool, device="cpu")
+    places = _Places(num_vertices, budget)
     first = 0
     for piece in split.rows.pieces(max(8, (budget.working - num_vertices) // _COPIES)):
         values = piece.values
@@ -117,7 +154,9 @@ def write_mask(
             raise ValueError(f"{piece.where(0)}: the split {name!r} must be {expected}, got {form(values)}")
         if split.is_mask and first + len(values) > num_vertices:
             raise ValueError(f"{piece.where(0)}: the mask of {name!r} must have {num_vertices} entries, but has more")
-        if split.is_mask:
+        if split.is_mask and piece.at is not None:
+            mask[torch.from_numpy(places.take(name, piece))] = values
+        elif split.is_mask:
             mask[first : first + len(values)] = values
         else:
             ids = values.numpy()

@@ -18,7 +18,8 @@ from salientpp.datasets.converted.arrays import StoredArray, array_rows
 from salientpp.datasets.converted.budget import Budget
 from salientpp.datasets.converted.columns import DTYPES, write_column, write_mask
 from salientpp.datasets.converted.directory import is_converted, manifest_text
-from salientpp.datasets.converted.pieces import EdgeName, Edges, Source, Vertices
+from salientpp.datasets.converted.link_files import write_links
+from salientpp.datasets.converted.pieces import EdgeName, Edges, LinkFile, Source, Vertices
 from salientpp.datasets.converted.sources import open_source
 from salientpp.files import where_to_write
 from salientpp.progress import Progress
@@ -53,13 +54,19 @@ def convert(
     If a run is stopped in any way, a call with the same arguments continues it.
 
     Args:
-        source: ``"npz:FILE"``, ``"pyg:FILE"`` or the name of an OGB dataset, as in :func:`load_dataset`; or ``"edges:FILES[,x=FILES][,y=FILES]
-            [,train=FILES][,val=FILES][,test=FILES][,num_vertices=N][,skip=LINES]"``. Edges are text (two numbers a line, also .gz), .npy ([2, E] or
-            [E, 2]) or .parquet. FILES may have wildcards; several files are read in the order of the numbers in their names.
+        source: one of
+
+            * ``"npz:FILE"``, ``"pyg:FILE"`` or the name of a node-property dataset of OGB, as in :func:`load_dataset`;
+            * ``"ogbl-..."``: a link-prediction dataset of OGB, whose splits :func:`load_link_splits` loads;
+            * ``"npy:DIR"``, ``"mag240m:DIR"`` or ``"igb:DIR"``: a folder of arrays for each type, in general or in the layout of MAG240M or IGB. A further
+              ``,homogeneous=true`` takes one type; IGB also has ``,classes=2983``;
+            * ``"edges:FILES[,x=FILES][,y=FILES][,nodes=FILES][,train=FILES][,val=FILES][,test=FILES][,num_vertices=N][,skip=LINES]"``. Edges are text
+              (two numbers a line, also .gz), .npy ([2, E] or [E, 2]) or .parquet. ``nodes`` are Parquet tables with a row per vertex. FILES may have
+              wildcards; several files are read in the order of the numbers in their names.
         root: the directory to write.
         memory: limit of the resident memory, Python and torch included: bytes, or a text such as "4GB". More memory makes fewer and longer pieces.
         undirected: None stores edges as the dataset defines them; True stores every edge in both directions, each pair once; False stores edges as they
-            are in the source.
+            are in the source. In a folder of arrays, True gives a relation between two types an inverse relation, ``rev_RELATION``.
         deduplicate: store each pair of vertices once; the sources in a neighbour list then ascend.
         dtype: maps names of attributes to fp64, fp32, fp16, bf16 or fp8; other attributes keep their dtype.
         finite: refuse NaN and infinity in attributes.
@@ -155,8 +162,8 @@ class _Conversion:
         self.source, self.journal, self.budget, self.options = source, journal, budget, options
         self.progress = progress
         self.sizes: dict[str | None, int] = {}
-        self.doubles = source.both_directions or source.undirected
-        self.edges_at_once = max(1, budget.working // (buckets.SPREAD_BYTES * (1 + self.doubles)))
+        doubles = source.both_directions or source.undirected
+        self.edges_at_once = max(1, budget.working // (buckets.SPREAD_BYTES * (1 + doubles)))
         self.capacity = max(1, budget.working // buckets.SORT_BYTES)  # number of words that are sorted together
 
     def run(self) -> dict[str, Any]:
@@ -170,12 +177,23 @@ class _Conversion:
             {"name": name, "num_edges": self._lists(number, name, edges)}
             for number, (name, edges) in enumerate(self.source.edges.items())
         ]
+        links = [{"name": split, "columns": self._links(split, file)} for split, file in self.source.links.items()]
         return {
             "source": self.source.name,
             "node_types": node_types,
             "edge_types": edge_types,
+            **({"link_splits": links} if links else {}),
             "files": self.journal.file_entries(),
         }
+
+    def _links(self, split: str, file: LinkFile) -> dict[str, int]:
+        """Writes a link split. Returns the number of rows of each column."""
+        step = f"l.{split}"
+        facts = self.journal.facts(step)
+        if facts is None:
+            written = write_links(split, file, self.sizes[None], self.journal.work, self.budget, self.progress)
+            facts = self.journal.note(step, *written)
+        return facts
 
     # --- vertices -----------------------------------------------------------------------------------------
 
@@ -197,7 +215,7 @@ class _Conversion:
                 facts = self.journal.note(step, {file: entry}, {"num_rows": entry["shape"][0]})
             num_vertices = facts["num_rows"]
         if num_vertices is None:
-            num_vertices = self._count(type_)
+            num_vertices = self._count(number, type_)
         if num_vertices > buckets.MOST_VERTICES:
             raise ValueError(f"{self.source.name}: a type must have at most 2^32 vertices, got {num_vertices}")
         labels = None
@@ -216,20 +234,27 @@ class _Conversion:
                 self.journal.note(step, {file: entry}, {})
         return num_vertices
 
-    def _count(self, type_: str | None) -> int:
+    def _count(self, number: int, type_: str | None) -> int:
         """Returns the number of vertices of a type, as its edges show it: the largest id plus one."""
-        facts = self.journal.facts("count")
+        step = f"n{number}.count"
+        facts = self.journal.facts(step)
         if facts is None:
             most = 0
             for name, edges in self.source.edges.items():
-                self.progress.begin(f"counting the vertices of {name or 'the edges'}", edges.total, edges.unit)
+                if name is not None and type_ not in (name[0], name[2]):
+                    continue
+                self.progress.begin(f"counting the vertices of {_edges_of(name)}", edges.total, edges.unit)
                 for piece in edges.pieces(self.edges_at_once):
                     for is_end, ids in ((0, piece.source), (2, piece.target)):
                         if ids.size and (name is None or name[is_end] == type_):
                             most = max(most, int(ids.max()) + 1)
                     self.progress.reach(piece.done)
-            facts = self.journal.note("count", {}, {"num_vertices": most})
+            facts = self.journal.note(step, {}, {"num_vertices": most})
         return facts["num_vertices"]
+
+    def _is_symmetric(self, name: EdgeName) -> bool:
+        """True if a relation stores each pair in both directions, once."""
+        return self.source.undirected and (name is None or name[0] == name[2])
 
     # --- edges --------------------------------------------------------------------------------------------
 
@@ -242,7 +267,7 @@ class _Conversion:
             runs = self._spread(spread, name, edges, num_sources, num_targets)
             indptr, indices = f"e{number}.indptr.npy", f"e{number}.indices.npy"
             self.progress.begin(f"sorting {_edges_of(name)}", int(runs.sizes.sum()), "edges")
-            work, unique = self.journal.work, self.source.undirected or self.options.deduplicate
+            work, unique = self.journal.work, self._is_symmetric(name) or self.options.deduplicate
             words = buckets.in_order(runs, self.capacity, unique, work)
             files = buckets.write_lists(words, num_sources, num_targets, work / indptr, work / indices, self.progress)
             facts = self.journal.note(step, dict(zip((indptr, indices), files)), {"num_edges": files[1]["shape"][0]})
@@ -256,13 +281,14 @@ class _Conversion:
         if facts is None:
             # If the number of edges is unknown, use an upper bound: an edge takes at least four bytes of text.
             most_edges = edges.total // 4 if edges.num_edges is None else edges.num_edges
-            num_buckets = 1 + 4 * most_edges * (1 + self.doubles) // self.capacity
+            doubles = self.source.both_directions or self._is_symmetric(name)
+            num_buckets = 1 + 4 * most_edges * (1 + doubles) // self.capacity
             # The ends of all buckets in all runs take at most a quarter of the memory. Buckets that become too large by this are spread again.
             most_entries = self.budget.working // (4 * buckets.TABLE_BYTES)
             num_buckets = max(1, min(num_buckets, most_entries // (1 + most_edges // self.edges_at_once)))
             self.progress.begin(f"reading {_edges_of(name)}", edges.total, edges.unit)
             words = buckets.edge_words(
-                edges.pieces(self.edges_at_once), num_sources, num_targets, self.doubles, self.progress
+                edges.pieces(self.edges_at_once), num_sources, num_targets, doubles, self.progress
             )
             runs = buckets.spread(words, self.journal.work / file, 0, max(1, num_targets) << 32, num_buckets, 32)
             np.save(self.journal.work / ends, runs.ends)

@@ -5,16 +5,19 @@
 
 * ``e<k>.indptr.npy`` int64 [N + 1] and ``e<k>.indices.npy`` [E] of relation ``k``; indices are int32 if the ids fit, else int64.
 * ``n<k>.<name>.npy``, an attribute or mask of vertex type ``k``.
+* ``l.<split>.<column>.npy``, a column of a link split: ``edge`` int64 [M, 2], ``edge_neg`` int64 [K, 2], and others with M rows.
 """
 
 from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from salientpp.store.directory.files import DatasetError, cannot_be_read, numpy_dtype, open_array, verify_file
@@ -22,7 +25,8 @@ from salientpp.store.directory.journal import JOURNAL, MANIFEST
 from salientpp.store.directory.manifest import manifest_checksum
 
 FORMAT = "salientpp-converted-graph"
-VERSION = 1
+#: Version 2 may have link splits. A graph without them is written as version 1, which earlier releases read.
+VERSIONS = (1, 2)
 
 _AGAIN = "convert again"
 
@@ -32,15 +36,7 @@ def load_converted(root: Path, verify: bool = False) -> Data | HeteroData:
     if not isinstance(verify, bool):
         raise ValueError(f"converted:{root}: verify must be True or False, got {verify!r}")
     manifest = read_converted(root)
-    try:
-        arrays = {}
-        for name, entry in manifest["files"].items():
-            verify_file(root, name, entry, full=verify)
-        for name, entry in manifest["files"].items():
-            array, _ = open_array(root, name, entry)
-            arrays[name] = torch.from_numpy(array).view(getattr(torch, entry["torch_dtype"]))
-    except DatasetError as error:
-        raise DatasetError(str(error).replace("partition again", _AGAIN)) from None
+    arrays = open_arrays(root, manifest["files"], verify)
 
     sizes = {vertices["name"]: vertices["num_vertices"] for vertices in manifest["node_types"]}
     data = Data() if list(sizes) == [None] else HeteroData()
@@ -61,6 +57,20 @@ def load_converted(root: Path, verify: bool = False) -> Data | HeteroData:
             adj_t = torch.sparse_csr_tensor(indptr, indices, ones, size=size, check_invariants=False, device="cpu")
         (data if isinstance(data, Data) else data[name]).adj_t = adj_t
     return data
+
+
+def open_arrays(root: Path, entries: Mapping[str, Mapping[str, Any]], verify: bool) -> dict[str, Tensor]:
+    """Maps the files of a converted graph that ``entries`` of the manifest describe. Raises DatasetError if a file was altered."""
+    try:
+        arrays = {}
+        for name, entry in entries.items():
+            verify_file(root, name, entry, full=verify)
+        for name, entry in entries.items():
+            array, _ = open_array(root, name, entry)
+            arrays[name] = torch.from_numpy(array).view(getattr(torch, entry["torch_dtype"]))
+    except DatasetError as error:
+        raise DatasetError(str(error).replace("partition again", _AGAIN)) from None
+    return arrays
 
 
 def read_converted(root: Path) -> dict[str, Any]:
@@ -84,9 +94,9 @@ def read_converted(root: Path) -> dict[str, Any]:
         raise DatasetError(
             f"{path} does not describe a converted graph: expected format {FORMAT!r}; for a dataset directory see salientpp.load"
         )
-    if manifest.get("version") != VERSION:
+    if manifest.get("version") not in VERSIONS:
         raise DatasetError(
-            f"{path} has format version {manifest.get('version')}, this salientpp reads version {VERSION}; upgrade salientpp, or {_AGAIN}"
+            f"{path} has format version {manifest.get('version')}, this salientpp reads versions 1 and 2; upgrade salientpp, or {_AGAIN}"
         )
     stated = manifest.pop("checksum", None)
     if stated != manifest_checksum(manifest):
@@ -114,6 +124,8 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
         if source not in sizes:
             raise ValueError(f"edges from {source!r}, which is not a type of vertices")
         expected |= {f"e{number}.indptr.npy": sizes[target] + 1, f"e{number}.indices.npy": edges["num_edges"]}
+    for split in manifest.get("link_splits", ()):
+        expected |= {f"l.{split['name']}.{name}.npy": rows for name, rows in split["columns"].items()}
     if set(files) != set(expected):
         raise ValueError(
             f"files do not fit its types; missing or unexpected: {', '.join(sorted(set(files) ^ set(expected)))}"
@@ -138,6 +150,6 @@ def is_converted(root: Path) -> bool:
 
 def manifest_text(body: dict[str, Any]) -> str:
     """Returns the text of the manifest's file, with format, version and checksum."""
-    manifest = {"format": FORMAT, "version": VERSION, **body}
+    manifest = {"format": FORMAT, "version": VERSIONS["link_splits" in body], **body}
     manifest["checksum"] = manifest_checksum(manifest)
     return json.dumps(manifest, indent=1, sort_keys=True)

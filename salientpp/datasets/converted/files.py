@@ -78,6 +78,17 @@ class ArrayWriter:
         if rows.size:
             self._file.write(np.ascontiguousarray(rows))
 
+    def write_at(self, rows: Tensor, at: np.ndarray) -> None:
+        """Writes rows [n, ...] to the places ``at``, distinct row numbers int64 [n]. Neighbouring places are written together."""
+        order = np.argsort(at)
+        at, array = at[order], np.ascontiguousarray(rows.contiguous().view(self._stored).numpy()[order])
+        row_bytes = array.dtype.itemsize * int(np.prod(self._row_shape, dtype=np.int64))
+        begins = np.flatnonzero(np.diff(at, prepend=-2) != 1)
+        for begin, end in zip(begins, [*begins[1:], len(at)]):
+            self._file.seek(self._header_bytes + int(at[begin]) * row_bytes)
+            self._file.write(array[begin:end])
+        self.num_rows += len(at)
+
     def finish(self) -> dict[str, Any]:
         """Writes the header again, with the final number of rows. Returns dtype and shape for the manifest."""
         header = self._header()

@@ -26,7 +26,9 @@ _PAGE = 2**20
 _ENDS = (("source", "target"), ("src", "dst"))
 
 
-class _Files:
+class ParquetFiles:
+    """Parquet files with the same columns."""
+
     def __init__(self, paths: Sequence[Path]) -> None:
         try:
             import pyarrow
@@ -39,7 +41,8 @@ class _Files:
         self._release = pyarrow.default_memory_pool().release_unused  # pyarrow keeps freed memory otherwise
         self.sizes: list[int] = []
         self.names: list[str] = []
-        self.row_bytes, self.held_bytes = 1, 0  # held_bytes: memory of a reader of all columns, without its batches
+        self.row_bytes = 1
+        self._groups: list[tuple[int, int]] = []  # bytes and columns of each row group
         for path in paths:
             check_file(path)
             try:
@@ -51,9 +54,14 @@ class _Files:
             self.names = names
             self.sizes.append(about.num_rows)
             for group in map(about.row_group, range(about.num_row_groups)):
-                size, columns = group.total_byte_size, group.num_columns
-                self.held_bytes = max(self.held_bytes, min(_BUFFER * columns, size) + 2 * min(_PAGE * columns, size))
+                size = group.total_byte_size
+                self._groups.append((size, group.num_columns))
                 self.row_bytes = max(self.row_bytes, 2 * size // max(1, group.num_rows))
+
+    def held_bytes(self, columns: int) -> int:
+        """Returns the bytes of memory of a reader of ``columns`` columns, without its batches."""
+        widths = [(size, min(columns, of_group)) for size, of_group in self._groups]
+        return max((min(_BUFFER * width, size) + 2 * min(_PAGE * width, size) for size, width in widths), default=0)
 
     def tables(
         self, columns: Sequence[str], most_bytes: int, row_bytes: int = 1
@@ -81,7 +89,7 @@ class _Files:
 
 def parquet_edges(paths: Sequence[Path]) -> Edges:
     """Returns the edges of two columns: source and target, src and dst, or the only two columns."""
-    files = _Files(paths)
+    files = ParquetFiles(paths)
     columns = next((ends for ends in _ENDS if set(ends) <= set(files.names)), tuple(files.names))
     if len(columns) != 2:
         raise ValueError(
@@ -99,14 +107,19 @@ def parquet_edges(paths: Sequence[Path]) -> Edges:
     return Edges(pieces, sum(files.sizes), sum(files.sizes))
 
 
-def parquet_rows(paths: Sequence[Path]) -> Rows:
-    """Returns rows. The entries of a row are its columns in order, or the list in its single column. All lists must have the same length."""
-    files = _Files(paths)
+def parquet_rows(paths: Sequence[Path], columns: Sequence[str] | None = None, ids: str | None = None) -> Rows:
+    """Returns rows. The entries of a row are its columns in order, or the list in a single column. All lists must have the same length.
+
+    ``columns`` names the columns to read; None reads all. ``ids`` names a column with the row numbers, see ``RowPiece.at``.
+    """
+    files = ParquetFiles(paths)
+    names = files.names if columns is None else columns
+    wanted = [*names, *([ids] if ids else [])]
 
     def pieces(most_bytes: int) -> Iterator[RowPiece]:
         width = None
-        for path, first, done, batch in files.tables(files.names, most_bytes, files.row_bytes):
-            arrays = [_column(path, first, name, batch.column(name)) for name in files.names]
+        for path, first, done, batch in files.tables(wanted, most_bytes, files.row_bytes):
+            arrays = [_column(path, first, name, batch.column(name)) for name in names]
             values = arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=1)
             if width not in (None, values.shape[1:]):
                 raise ValueError(
@@ -114,11 +127,12 @@ def parquet_rows(paths: Sequence[Path]) -> Rows:
                 )
             width = values.shape[1:]
             rows = torch.from_numpy(np.require(values, requirements=["C", "W"]))
-            yield RowPiece(rows, counted(f"{path}, row ", first), done)
+            at = _column(path, first, ids, batch.column(ids)) if ids else None
+            yield RowPiece(rows, counted(f"{path}, row ", first), done, at)
         if width is None:
             yield RowPiece(torch.empty(0, device="cpu"), counted(f"{paths[-1]}, row ", 0), 0)
 
-    return Rows(pieces, sum(files.sizes), sum(files.sizes), held_bytes=files.held_bytes)
+    return Rows(pieces, sum(files.sizes), sum(files.sizes), held_bytes=files.held_bytes(len(wanted)))
 
 
 def _column(path: Path, first: int, name: str, column: Any) -> np.ndarray:

@@ -24,11 +24,15 @@ class EdgePiece:
 
 @dataclass(frozen=True)
 class RowPiece:
-    """Consecutive rows of a source, [n, ...]. ``where`` and ``done`` are as in :class:`EdgePiece`."""
+    """Consecutive rows of a source, [n, ...]. ``where`` and ``done`` are as in :class:`EdgePiece`.
+
+    ``at`` has the row numbers of the rows, integers [n], if the source gives them in another order. Then all pieces together have each number once.
+    """
 
     values: Tensor
     where: Callable[[int], str]
     done: int
+    at: np.ndarray | None = None
 
 
 def counted(before: str, first: int, after: str = "") -> Callable[[int], str]:
@@ -88,14 +92,24 @@ class Vertices:
 
 
 @dataclass(frozen=True)
+class LinkFile:
+    """The file of a link split. ``columns()`` opens it, and gives its columns; ``edge`` [M, 2] is the first."""
+
+    path: Path
+    columns: Callable[[], Mapping[str, Rows]]
+    held_bytes: int  # memory that the open file needs in addition to the pieces
+
+
+@dataclass(frozen=True)
 class Source:
     """A graph that can be read in pieces. The type and the relation of a homogeneous graph are None."""
 
     name: str
     vertices: Mapping[str | None, Vertices]
     edges: Mapping[EdgeName, Edges]
+    links: Mapping[str, LinkFile] = field(default_factory=dict)  # by split; for a graph with one type of vertices
     both_directions: bool = False  # store each edge, and directly after it the inverse edge
-    undirected: bool = False  # store each edge in both directions, and each pair once
+    undirected: bool = False  # in each relation within one type, store each edge in both directions, and each pair once
     files: tuple[Path, ...] = ()  # files of the source; if their sizes or times differ, the source has changed
     made_of: Mapping[str, object] = field(default_factory=dict)  # identifies a source without files
     left_out: tuple[str, ...] = ()  # attributes that are not converted

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import glob
-import re
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from salientpp.datasets.arrays import SPLITS, check_file, check_undirected, form
+from salientpp.datasets.arrays import SPLITS, check_file, check_undirected
 from salientpp.datasets.converted.arrays import (
     StoredArray,
     array_edges,
@@ -22,18 +17,20 @@ from salientpp.datasets.converted.arrays import (
     members_of,
     saved_edges,
     saved_rows,
+    scalar_of,
 )
-from salientpp.datasets.converted.parquet import parquet_edges, parquet_rows
-from salientpp.datasets.converted.pieces import EdgeName, Edges, RowPiece, Rows, Source, Split, Vertices, first_row
-from salientpp.datasets.converted.text import tables, text_edges, text_rows
-from salientpp.datasets.npz import npz_split_keys, scalar
-from salientpp.datasets.ogb import listed, ogb_meta, provide_ogb_files
+from salientpp.datasets.converted.folders import open_folder
+from salientpp.datasets.converted.labels import labels_of
+from salientpp.datasets.converted.layouts import LAYOUTS
+from salientpp.datasets.converted.named_files import edges_of, find_files, rows_of
+from salientpp.datasets.converted.ogb_files import open_ogb
+from salientpp.datasets.converted.pieces import EdgeName, Edges, Rows, Source, Split, Vertices
+from salientpp.datasets.converted.tables import parquet_table
+from salientpp.datasets.npz import npz_split_keys
 from salientpp.datasets.own_objects import read_pyg, says_damaged
 from salientpp.datasets.spec import did_you_mean, with_spec
 from salientpp.datasets.torch_files import is_archive
 from salientpp.store.directory.attributes import edge_stores, node_stores
-
-_TEXT = (".txt", ".tsv", ".csv", ".el", ".edges")
 
 
 def open_source(source: str, data: Path, undirected: bool | None) -> Source:
@@ -46,13 +43,16 @@ def open_source(source: str, data: Path, undirected: bool | None) -> Source:
         return _open_pyg(source, Path(rest), undirected)
     if name == "edges" and rest:
         return _open_edges(source, rest, undirected)
-    if name.startswith("ogbn-"):
+    if name in LAYOUTS and rest:
+        return open_folder(source, LAYOUTS[name], rest, undirected)
+    if name.startswith(("ogbn-", "ogbl-")):
         parameters = with_spec(source, rest, {} if undirected is None else {"undirected": undirected})
-        return _open_ogb(name, data, **parameters)
-    known = ("npz", "pyg", "edges", "ogbn-arxiv", "ogbn-products", "ogbn-papers100M")
+        return open_ogb(name, data, **parameters)
+    known = ("npz", "pyg", "edges", *LAYOUTS, "ogbn-arxiv", "ogbn-products", "ogbn-papers100M", "ogbl-citation2")
+    folders = ", ".join(f"{layout}:DIR" for layout in LAYOUTS)
     raise ValueError(
-        'source must be "npz:FILE", "pyg:FILE", "edges:FILES,x=FILES,..." or the name of an OGB node-property dataset such as ogbn-papers100M, '
-        f"got {source!r}{did_you_mean(name, known) if name else ''}"
+        f'source must be "npz:FILE", "pyg:FILE", "edges:FILES,x=FILES,...", a folder of arrays ({folders}) or the name of an OGB dataset such as '
+        f"ogbn-papers100M or ogbl-citation2, got {source!r}{did_you_mean(name, known) if name else ''}"
     )
 
 
@@ -63,7 +63,7 @@ def _open_npz(name: str, file: Path, undirected: bool | None) -> Source:
     wanted = ("edge_index", *split_keys.values(), "x", "y", "num_nodes", "directed")
     arrays = {key: StoredArray.of(file, key) for key in held if key in wanted}
     columns: dict[str, Rows] = {key: _checked_column(key, arrays[key]) for key in ("x", "y") if key in held}
-    directed = bool(_scalar(arrays["directed"], "biu")) if "directed" in arrays else True
+    directed = bool(scalar_of(arrays["directed"], "biu")) if "directed" in arrays else True
     if "num_nodes" not in arrays and not columns:
         raise ValueError(
             f"{file}: the number of vertices is unknown: give num_nodes, x or y; the archive holds {', '.join(held)}"
@@ -71,7 +71,7 @@ def _open_npz(name: str, file: Path, undirected: bool | None) -> Source:
     edge_index = arrays["edge_index"]
     if edge_index.shape[:1] != (2,) or len(edge_index.shape) != 2:
         raise ValueError(f"{edge_index.name} must have shape [2, E], got {list(edge_index.shape)}")
-    num_vertices = int(_scalar(arrays["num_nodes"], "iu")) if "num_nodes" in arrays else None
+    num_vertices = int(scalar_of(arrays["num_nodes"], "iu")) if "num_nodes" in arrays else None
     splits = {split: Split(_ids(arrays[key])) for split, key in split_keys.items()}
     return Source(
         name,
@@ -91,18 +91,13 @@ def _checked_column(key: str, array: StoredArray) -> Rows:
         raise ValueError(
             f"{array.name} must be integers [N] (-1 for an unlabelled vertex), got {array.dtype} {list(array.shape)}"
         )
-    return _labels(array_rows([array])) if key == "y" else array_rows([array])
+    return labels_of(array_rows([array])) if key == "y" else array_rows([array])
 
 
 def _ids(array: StoredArray) -> Rows:
     if len(array.shape) != 1 or array.dtype.kind not in "iu":
         raise ValueError(f"{array.name} must be a list of vertex ids, shape [*], got {array.dtype} {list(array.shape)}")
     return array_rows([array])
-
-
-def _scalar(array: StoredArray, kinds: str) -> Any:
-    with scalar(array.name, array, kinds).reader() as read:
-        return read(1)[0].item()
 
 
 # --- files of edges ---------------------------------------------------------------------------------------
@@ -118,157 +113,32 @@ def _open_edges(name: str, rest: str, undirected: bool | None) -> Source:
             raise ValueError(f"{name}: {key} must be an integer >= 0, got {text!r}")
         numbers[key] = int(text) if text else None
     skip = numbers["skip"] or 0
-    known = ("x", "y", *SPLITS)
+    known = ("x", "y", *SPLITS, "nodes")
     for key in given:
         if key not in known:
             raise ValueError(
                 f"{name} has no parameter {key!r}; it has {', '.join((*known, 'num_vertices', 'skip'))}{did_you_mean(key, known)}"
             )
-    files = {key: _files(name, text) for key, text in (("edges", pattern), *given.items())}
+    files = {key: find_files(name, text) for key, text in (("edges", pattern), *given.items())}
     columns: dict[str, Rows] = {}
+    splits: dict[str, Split] = {}
+    if "nodes" in files:
+        columns, splits = parquet_table(files["nodes"])
+    for key in given:
+        if key in columns or key in splits:
+            raise ValueError(f"{name}: {key} is given twice, by {key}= and by a column of nodes=; leave out one")
     if "x" in files:
-        columns["x"] = _rows_of(files["x"], float, skip)
+        columns["x"] = rows_of(files["x"], float, skip)
     if "y" in files:
-        columns["y"] = _labels(_rows_of(files["y"], int, skip))
-    splits = {key: Split(_rows_of(files[key], int, skip)) for key in SPLITS if key in files}
-    kind, paths = _kind(files["edges"][0]), files["edges"]
-    if kind == "npy":
-        edges = array_edges([StoredArray.of(path) for path in paths])
-    else:
-        edges = parquet_edges(paths) if kind == "parquet" else text_edges(paths, skip)
+        columns["y"] = labels_of(rows_of(files["y"], int, skip))
+    splits |= {key: Split(rows_of(files[key], int, skip)) for key in SPLITS if key in files}
+    edges = edges_of(files["edges"], skip)
     return Source(
         name,
         {None: Vertices(numbers["num_vertices"], columns, splits)},
         {None: edges},
         undirected=bool(undirected),
         files=tuple(path for paths in files.values() for path in paths),
-    )
-
-
-def _files(name: str, pattern: str) -> list[Path]:
-    """Finds files of one kind, ordered by the numbers in their names."""
-    found = [pattern] if Path(pattern).exists() or not glob.has_magic(pattern) else glob.glob(pattern)
-    if not found:
-        raise FileNotFoundError(f"{name}: no file matches {pattern}")
-    paths = [Path(path) for path in sorted(found, key=_by_numbers)]
-    for path in paths:
-        check_file(path)
-    kinds = {_kind(path) for path in paths}
-    if len(kinds) > 1:
-        raise ValueError(f"{name}: files of {pattern} must all be of one kind, got {', '.join(sorted(kinds))}")
-    return paths
-
-
-def _by_numbers(path: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path)]
-
-
-def _kind(path: Path) -> str:
-    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
-    if suffix in _TEXT:
-        return "text"
-    if path.suffix in (".npy", ".parquet"):
-        return path.suffix[1:]
-    raise ValueError(f"the name of {path} must end in {', '.join(_TEXT)} (also with .gz), .npy or .parquet")
-
-
-def _rows_of(paths: Sequence[Path], dtype: type, skip: int) -> Rows:
-    kind = _kind(paths[0])
-    if kind == "npy":
-        return array_rows([StoredArray.of(path) for path in paths])
-    return parquet_rows(paths) if kind == "parquet" else text_rows(paths, dtype, skip=skip)
-
-
-# --- labels -----------------------------------------------------------------------------------------------
-
-
-def _labels(rows: Rows, are_classes: bool = False) -> Rows:
-    """Returns the same rows, with their values converted to labels by `_read_labels`."""
-    return replace(
-        rows,
-        pieces=lambda most_bytes: (
-            replace(piece, values=_read_labels(piece, are_classes)) for piece in rows.pieces(most_bytes)
-        ),
-    )
-
-
-def _read_labels(piece: RowPiece, are_classes: bool) -> Tensor:
-    """Returns labels [n] or [n, labels per vertex]; a single column becomes [n]. Integers become int64. Real numbers keep their dtype.
-
-    With ``are_classes`` real numbers stand for classes, as in the Open Graph Benchmark. They become int64, and NaN becomes -1.
-    """
-    values = piece.values
-    if values.dim() == 2 and values.size(1) == 1:
-        values = values[:, 0]
-    if values.is_floating_point() and not are_classes:
-        return values
-    if values.is_floating_point():
-        values = values.nan_to_num(nan=-1.0)
-        classes = values.to(torch.int64)
-        wrong = classes != values
-        if bool(wrong.any()):
-            raise ValueError(
-                f"{piece.where(first_row(wrong))}: y must hold whole numbers (nan for an unlabelled vertex), got {float(values[wrong][0]):g}"
-            )
-        return classes
-    if values.dtype.is_complex or values.dtype == torch.bool:
-        raise ValueError(f"{piece.where(0)}: y must hold integers or real numbers, got {form(values)}")
-    if values.dtype == torch.uint64:
-        too_large = values.view(torch.int64) < 0
-        if bool(too_large.any()):
-            raise ValueError(f"{piece.where(first_row(too_large))}: y must hold numbers below 2^63, got a larger one")
-    return values.to(torch.int64)
-
-
-# --- the Open Graph Benchmark -----------------------------------------------------------------------------
-
-
-def _open_ogb(name: str, root: Path, undirected: bool | None = None, download: bool = False) -> Source:
-    meta = ogb_meta(name)
-    folder = root / name.replace("-", "_")
-    provide_ogb_files(name, meta, folder, download)
-    raw = folder / "raw"
-    if meta["binary"] == "True":
-        files = [raw / "data.npz", raw / "node-label.npz"]
-        held = members_of(files[0])
-        num_vertices = int(_scalar(StoredArray.of(files[0], "num_nodes_list"), "iu"))
-        edges = array_edges([StoredArray.of(files[0], "edge_index")])
-        columns = {
-            "x" if key == "node_feat" else key: array_rows([StoredArray.of(files[0], key)])
-            for key in held
-            if key.startswith("node_")
-        }
-        columns["y"] = _labels(array_rows([StoredArray.of(files[1], "node_label")]), are_classes=True)
-        left_out = [key for key in held if key.startswith("edge_") and key != "edge_index"]
-    else:
-        files = [raw / f"{part}.csv.gz" for part in ("edge", "node-label", "num-node-list")]
-        table = next(tables(files[2], 2**16, int, 1), None)
-        if table is None:
-            raise ValueError(f"{files[2]}: expected the number of vertices, got an empty file")
-        num_vertices = int(table.values[0, 0])
-        edges = text_edges([files[0]])
-        columns = {"y": _labels(text_rows([files[1]], float, num_vertices), are_classes=True)}
-        if meta["has_node_attr"] == "True":
-            files.append(raw / "node-feat.csv.gz")
-            columns["x"] = text_rows([files[-1]], float, num_vertices)
-        for key in listed(meta["additional node files"]):
-            files.append(raw / f"{key}.csv.gz")
-            columns[key] = text_rows([files[-1]], int, num_vertices)
-        left_out = ["edge_attr"] if meta["has_edge_attr"] == "True" else []
-    splits = {}
-    for split, ogb_split in zip(SPLITS, ("train", "valid", "test")):
-        files.append(folder / "split" / meta["split"] / f"{ogb_split}.csv.gz")
-        splits[split] = Split(text_rows([files[-1]], int))
-    # OGB's definition. ogbn-products and ogbn-proteins are stored with each edge once.
-    add_inverse_edge = meta["add_inverse_edge"] == "True" and undirected is not False
-    return Source(
-        name,
-        {None: Vertices(num_vertices, columns, splits)},
-        {None: edges},
-        both_directions=add_inverse_edge,
-        undirected=bool(undirected) and not add_inverse_edge,
-        files=tuple(files),
-        left_out=tuple(left_out),
     )
 
 

@@ -698,7 +698,7 @@ def test_an_altered_directory_is_refused(tmp_path):
         load_dataset(f"converted:{root}")
     manifest = json.loads((root / "manifest.json").read_text())
     for change, words in (
-        ({"version": 2}, "has format version 2, this salientpp reads version 1"),
+        ({"version": 3}, "has format version 3, this salientpp reads versions 1 and 2"),
         ({"source": "other"}, "was altered"),
         ({"format": "salientpp-dataset"}, "does not describe a converted graph"),
     ):

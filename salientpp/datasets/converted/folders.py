@@ -1,0 +1,216 @@
+"""Opens folders of arrays: a folder for each type of vertices, and a folder ``SOURCE__RELATION__TARGET`` for each type of edges.
+
+:mod:`~salientpp.datasets.converted.layouts` has what differs between public datasets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from salientpp.datasets.arrays import SPLITS, check_file
+from salientpp.datasets.converted.arrays import StoredArray, array_rows
+from salientpp.datasets.converted.labels import labels_of
+from salientpp.datasets.converted.layouts import Layout
+from salientpp.datasets.converted.named_files import by_numbers, edges_of
+from salientpp.datasets.converted.parquet import parquet_rows
+from salientpp.datasets.converted.pieces import EdgePiece, Edges, Rows, Source, Split, Vertices
+from salientpp.datasets.converted.tables import parquet_table
+from salientpp.datasets.spec import did_you_mean, with_spec
+
+_FILE = re.compile(r"(.+?)(-\d+)?\.(npy|parquet)")
+_SPLIT = re.compile(rf"({'|'.join(SPLITS)})(_idx|_mask)?")
+_EDGES = "edge_index"
+_TABLE = "nodes"
+
+
+def open_folder(name: str, layout: Layout, rest: str, undirected: bool | None) -> Source:
+    """Opens the folder that ``name`` stands for. ``rest`` is ``DIR[,key=value]``. Only headers are read.
+
+    With ``undirected`` every relation gets its inverse, as PyG's ``ToUndirected`` adds it: a relation within one type stores each pair in both directions,
+    once. Another relation gets a second relation, called ``rev_RELATION``.
+    """
+    folder_name, _, spec = rest.partition(",")
+    homogeneous, chosen = _parameters(name, layout, with_spec(name, spec, {}, as_text=True))
+    given = Path(folder_name)
+    if not given.is_dir():
+        raise FileNotFoundError(f"{name}: {given} is not a directory; expected one with a folder for each type")
+    folder = given / layout.inside if (given / layout.inside).is_dir() else given
+    relations = _relations(folder)
+    if not relations:
+        raise ValueError(
+            f"{name}: {folder} must have folders SOURCE__RELATION__TARGET with {_EDGES}.npy, got {_listed(folder)}"
+        )
+    root = folder.parent if layout.inside else folder
+    sizes = layout.sizes(root)
+    types = dict.fromkeys(end for source, _, target in relations for end in (source, target))
+    types |= dict.fromkeys(each.name for each in _folders(folder) if each.name not in _by_name(relations))
+    if homogeneous:
+        type_ = layout.main or next(iter(types))
+        relations = {each: at for each, at in relations.items() if each[0] == each[2] == type_}
+        if len(relations) != 1 or (layout.main is None and len(types) != 1):
+            raise ValueError(
+                f"{name}: homogeneous=true needs one type of vertices and one relation, got {', '.join(map(str, types))} with "
+                f"{len(relations)} relations within {type_!r}; leave it out"
+            )
+        types = {type_: None}
+    files: list[Path] = []
+    left_out: list[str] = []
+    vertices: dict[str | None, Vertices] = {
+        type_: _vertices(folder, type_, layout, chosen, sizes.get(type_), files) for type_ in types
+    }
+    for type_, splits_of in layout.splits.items():
+        if type_ in types and (size := vertices[type_].num_vertices) is not None:
+            vertices[type_] = replace(vertices[type_], splits=splits_of(root, size, chosen))
+    edges: dict[Any, Edges] = {}
+    for relation, at in relations.items():
+        edges[relation] = _edges(at, files, left_out)
+        if undirected and relation[0] != relation[2]:
+            inverse = (relation[2], f"rev_{relation[1]}", relation[0])
+            if inverse in relations:
+                raise ValueError(f"{name}: {folder} has {'__'.join(inverse)} already; leave out --undirected")
+            edges[inverse] = _inverted(edges[relation])
+    if homogeneous:
+        vertices, edges = {None: next(iter(vertices.values()))}, {None: next(iter(edges.values()))}
+    return Source(
+        name,
+        vertices,
+        edges,
+        undirected=bool(undirected),
+        files=tuple(files),
+        left_out=tuple(dict.fromkeys(left_out)),
+    )
+
+
+def _parameters(name: str, layout: Layout, given: dict[str, str]) -> tuple[bool, dict[str, str]]:
+    """Returns whether the graph is homogeneous, and the value of each choice."""
+    known = ("homogeneous", *layout.choices)
+    for key in given:
+        if key not in known:
+            raise ValueError(f"{name} has no parameter {key!r}; it has {', '.join(known)}{did_you_mean(key, known)}")
+    homogeneous = given.get("homogeneous", "false").lower()
+    if homogeneous not in ("true", "false"):
+        raise ValueError(f"{name}: homogeneous must be true or false, got {homogeneous!r}")
+    chosen = {key: given.get(key, next(iter(values))) for key, values in layout.choices.items()}
+    for key, value in chosen.items():
+        if value not in layout.choices[key]:
+            raise ValueError(f"{name}: {key} must be {' or '.join(layout.choices[key])}, got {value!r}")
+    return homogeneous == "true", chosen
+
+
+# --- files of a folder ------------------------------------------------------------------------------------
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
+
+
+def _listed(folder: Path) -> str:
+    return ", ".join(sorted(each.name for each in folder.iterdir())) or "nothing"
+
+
+def _relations(folder: Path) -> dict[tuple[str, str, str], Path]:
+    """Returns the folders of edges. Three underscores separate the names, or two."""
+    found = {}
+    for each in _folders(folder):
+        parts = each.name.split("___") if "___" in each.name else each.name.split("__")
+        if len(parts) == 3 and all(parts):
+            found[parts[0], parts[1], parts[2]] = each
+        elif len(parts) > 1:
+            raise ValueError(f"the name of {each} must be SOURCE__RELATION__TARGET, got {len(parts)} parts; rename it")
+    return found
+
+
+def _by_name(relations: Mapping[tuple[str, str, str], Path]) -> set[str]:
+    return {at.name for at in relations.values()}
+
+
+def _arrays_of(folder: Path) -> dict[str, list[Path]]:
+    """Returns the files of each array. ``NAME-0.npy``, ``NAME-1.npy``, ... are pieces of one array, in the order of their numbers."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(folder.iterdir(), key=lambda each: by_numbers(each.name)) if folder.is_dir() else ():
+        if match := _FILE.fullmatch(path.name):
+            found.setdefault(match[1], []).append(path)
+    for name, paths in found.items():
+        if len({path.suffix for path in paths}) > 1:
+            raise ValueError(f"{folder} has {name} as .npy and as .parquet; leave out one")
+    return found
+
+
+def _edges(folder: Path, files: list[Path], left_out: list[str]) -> Edges:
+    held = _arrays_of(folder)
+    if _EDGES not in held:
+        raise FileNotFoundError(f"{folder} must have {_EDGES}.npy or {_EDGES}.parquet, got {_listed(folder)}")
+    files += held[_EDGES]
+    left_out += [name for name in held if name != _EDGES]
+    return edges_of(held[_EDGES])
+
+
+def _inverted(edges: Edges) -> Edges:
+    def pieces(most: int) -> Iterator[EdgePiece]:
+        for piece in edges.pieces(most):
+            yield EdgePiece(piece.target, piece.source, piece.where, piece.done)
+
+    return Edges(pieces, edges.total, edges.num_edges, edges.unit)
+
+
+def _vertices(
+    folder: Path, type_: str, layout: Layout, chosen: Mapping[str, str], size: int | None, files: list[Path]
+) -> Vertices:
+    names = {stem: name for key, value in chosen.items() for stem, name in layout.choices[key][value].items()}
+    names |= layout.names
+    columns: dict[str, Rows] = {}
+    splits: dict[str, Split] = {}
+
+    def add(stem: str, name: str, value: Rows | Split) -> None:
+        if name in columns or name in splits:
+            raise ValueError(f"{folder / type_} has {name} twice, the second time in {stem}; leave out one")
+        if isinstance(value, Split):
+            splits[name] = value
+        else:
+            columns[name] = value
+
+    for stem, paths in _arrays_of(folder / type_).items():
+        name = names.get(stem, stem if layout.takes_others else None)
+        if name is None:
+            continue
+        files += paths
+        is_table = paths[0].suffix == ".parquet"
+        split = _SPLIT.fullmatch(name) if layout.takes_others else None
+        if is_table and name == _TABLE:
+            for several in parquet_table(paths):
+                for key, value in several.items():
+                    add(stem, key, value)
+            continue
+        rows = parquet_rows(paths) if is_table else _npy_rows(paths, layout.without_header.get(stem))
+        if split:
+            is_mask = not is_table and StoredArray.of(paths[0]).dtype.kind == "b"
+            add(stem, split[1], Split(rows, is_mask))
+        else:
+            add(stem, name, labels_of(rows, layout.are_classes) if name == "y" else rows)
+    known = [rows.num_rows for rows in columns.values() if rows.num_rows is not None]
+    size = known[0] if size is None and known else size
+    return Vertices(size, columns, splits, keeps_unlabelled=layout.keeps_unlabelled)
+
+
+def _npy_rows(paths: list[Path], values: tuple[str, tuple[int, ...]] | None) -> Rows:
+    """Returns the rows of .npy files. ``values`` has the dtype and shape of a row in files without numpy's header, if the layout may have such files."""
+    return array_rows(
+        [
+            StoredArray.of(path)
+            if values is None or _has_header(path)
+            else StoredArray.of_values(path, np.dtype(values[0]), values[1])
+            for path in paths
+        ]
+    )
+
+
+def _has_header(path: Path) -> bool:
+    check_file(path)
+    with path.open("rb") as file:
+        return file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX

@@ -1,0 +1,58 @@
+"""Finds the files that a pattern names, and reads rows from files of every kind."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from salientpp.datasets.arrays import check_file
+from salientpp.datasets.converted.arrays import StoredArray, array_edges, array_rows
+from salientpp.datasets.converted.parquet import parquet_edges, parquet_rows
+from salientpp.datasets.converted.pieces import Edges, Rows
+from salientpp.datasets.converted.text import text_edges, text_rows
+
+_TEXT = (".txt", ".tsv", ".csv", ".el", ".edges")
+
+
+def find_files(name: str, pattern: str) -> list[Path]:
+    """Finds files of one kind, ordered by the numbers in their names."""
+    found = [pattern] if Path(pattern).exists() or not glob.has_magic(pattern) else glob.glob(pattern)
+    if not found:
+        raise FileNotFoundError(f"{name}: no file matches {pattern}")
+    paths = [Path(path) for path in sorted(found, key=by_numbers)]
+    for path in paths:
+        check_file(path)
+    kinds = {kind_of(path) for path in paths}
+    if len(kinds) > 1:
+        raise ValueError(f"{name}: files of {pattern} must all be of one kind, got {', '.join(sorted(kinds))}")
+    return paths
+
+
+def by_numbers(path: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path)]
+
+
+def kind_of(path: Path) -> str:
+    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    if suffix in _TEXT:
+        return "text"
+    if path.suffix in (".npy", ".parquet"):
+        return path.suffix[1:]
+    raise ValueError(f"the name of {path} must end in {', '.join(_TEXT)} (also with .gz), .npy or .parquet")
+
+
+def rows_of(paths: Sequence[Path], dtype: type, skip: int) -> Rows:
+    kind = kind_of(paths[0])
+    if kind == "npy":
+        return array_rows([StoredArray.of(path) for path in paths])
+    return parquet_rows(paths) if kind == "parquet" else text_rows(paths, dtype, skip=skip)
+
+
+def edges_of(paths: Sequence[Path], skip: int = 0) -> Edges:
+    """Returns the edges of files of one kind, one file after another."""
+    kind = kind_of(paths[0])
+    if kind == "npy":
+        return array_edges([StoredArray.of(path) for path in paths])
+    return parquet_edges(paths) if kind == "parquet" else text_edges(paths, skip)
