@@ -30,7 +30,7 @@ from salientpp.store.cache import FeatureCache
 from salientpp.store.directory.opened import PartitionedGraph
 
 #: Attributes of a sampler that may be set on a copy, to draw differently from the same graph.
-_SETTABLE = {"num_neighbors", "replace", "disjoint", "subgraph_type", "temporal_strategy"}
+_SETTABLE = {"num_neighbors", "replace", "disjoint", "subgraph_type", "temporal_strategy", "time_window"}
 
 
 #: Options of a memory budget. The training loader takes the budget of all loaders of a data module.

@@ -85,13 +85,13 @@ std::tuple<Tensor, Tensor, Tensor> draw_from_lists(const Tensor& indptr, const T
                                                    const Tensor& vertex, const std::optional<Tensor>& tree,
                                                    const std::optional<Tensor>& now, int64_t fanout, int64_t batch_key,
                                                    int64_t hop, int64_t relation, int64_t source_type, bool replace,
-                                                   bool last, bool shared) {
+                                                   bool last, bool shared, const std::optional<Tensor>& since) {
   check(!shared || !replace, "shared draws are without replacement; pass replace=False");
   check(fanout >= -1 && fanout <= std::numeric_limits<int32_t>::max(),
         "fanout must be in [0, 2^31), or -1 for all neighbours, got ", fanout);
   check(hop >= 0 && relation >= 0 && source_type >= 0, "hop, relation and source_type must be >= 0, got ", hop, ", ",
         relation, " and ", source_type);
-  const HeldLists lists = checked_lists(indptr, indices, edge_time, place, tree, now);
+  const HeldLists lists = checked_lists(indptr, indices, edge_time, place, tree, now, since);
   const Tensor* weight = checked_weight(edge_weight, lists.num_edges, shared);
   const int64_t* of_vertex = of_lists(vertex, lists.size, "vertex");
   const auto batch = static_cast<uint64_t>(batch_key);

@@ -224,8 +224,9 @@ std::tuple<Tensor, Tensor, Tensor> edges_between(const Tensor& indptr, const Ten
                                                  const std::optional<Tensor>& edge_time, const Tensor& place,
                                                  const std::optional<Tensor>& tree, const std::optional<Tensor>& now,
                                                  const Tensor& member, const std::optional<Tensor>& member_tree,
-                                                 int64_t num_sources, int64_t num_trees, int64_t map_budget_bytes) {
-  const HeldLists held = checked_lists(indptr, indices, edge_time, place, tree, now);
+                                                 int64_t num_sources, int64_t num_trees, int64_t map_budget_bytes,
+                                                 const std::optional<Tensor>& since) {
+  const HeldLists held = checked_lists(indptr, indices, edge_time, place, tree, now, since);
   check(tree.has_value() == member_tree.has_value(), "tree and member_tree must be given both or not at all");
   check(num_sources >= 0, "num_sources must be >= 0, got ", num_sources);
   check_num_trees(num_trees);

@@ -8,8 +8,8 @@
 //
 //   disjoint   every seed grows a tree of its own; a vertex is identified by (tree, id).
 //   times      a tree sees a neighbour only if the time of the neighbour, or of its edge, is at most the time of the
-//              tree's seed. Lists are sorted by time, so a tree sees a prefix of a list. The strategy 'last' draws from
-//              the end of the prefix.
+//              tree's seed. With a time window, the time is also at least the begin of the window. Lists are sorted by
+//              time, so a tree sees consecutive entries of a list. The strategy 'last' draws from the end of these.
 //   shared     the neighbours' numbers decide (shared_draw.h). They are keyed by (batch key, source type, neighbour):
 //              the same for all trees, and for all relations from a type.
 //   induced    at the end, all edges between the found vertices replace the drawn edges.
@@ -40,7 +40,7 @@ struct Arguments {
   const std::vector<int64_t>&source_type, &target_type, &num_vertices;
   const std::vector<std::optional<Tensor>>& node_time;
   const std::vector<Tensor>& seeds;
-  const std::vector<std::optional<Tensor>>& seed_time;
+  const std::vector<std::optional<Tensor>>&seed_time, &seed_since;
   const std::vector<int64_t>&first_tree, &fanouts;
   int64_t num_hops, batch_key, map_budget_bytes;
   Options options;
@@ -71,6 +71,8 @@ void check_sizes(const Arguments& a) {
   check(a.node_time.size() == num_types && a.seeds.size() == num_types && a.seed_time.size() == num_types &&
             a.first_tree.size() == num_types,
         "node_time, seeds, seed_time and first_tree must have one entry per vertex type, ", num_types);
+  check(a.seed_since.empty() || a.seed_since.size() == num_types,
+        "seed_since must be empty or have one entry per vertex type, ", num_types, ", got ", a.seed_since.size());
   check(
       a.indices.size() == num_relations && a.edge_id.size() == num_relations && a.links.size() == num_relations &&
           a.edge_weight.size() == num_relations && a.edge_time.size() == num_relations &&
@@ -87,11 +89,22 @@ void check_sizes(const Arguments& a) {
   }
 }
 
-// Sets the time of each tree if seeds have times; returns the number of trees.
+// Copies values of the seeds of a type, if there are any, to their trees. Returns their number.
+int64_t set_trees(std::vector<int64_t>& of_tree, const std::optional<Tensor>& of_seed, int64_t first_tree,
+                  int64_t num_seeds, int64_t num_trees, const char* name, size_t type) {
+  const int64_t* value = optional_int64(of_seed, num_seeds, name, type);
+  if (value == nullptr) return 0;
+  of_tree.resize(static_cast<size_t>(num_trees));
+  std::copy(value, value + num_seeds, of_tree.begin() + first_tree);
+  return num_seeds;
+}
+
+// Sets the time of each tree, and the begin of its time window, if seeds have them; returns the number of trees.
 int64_t set_seed_times(Scratch& s, const Arguments& a) {
   const size_t num_types = a.num_vertices.size();
   s.seed_time.clear();
-  int64_t num_trees = 0, num_timed = 0;
+  s.seed_since.clear();
+  int64_t num_trees = 0, num_timed = 0, num_windows = 0;
   for (size_t t = 0; t < num_types; ++t) {
     check_vector(a.seeds[t], ScalarType::Long, "seeds");
     check(a.num_vertices[t] >= 0, "num_vertices[", t, "] must be >= 0, got ", a.num_vertices[t]);
@@ -101,14 +114,15 @@ int64_t set_seed_times(Scratch& s, const Arguments& a) {
     const int64_t num_seeds = a.seeds[t].numel();
     check(a.first_tree[t] >= 0 && a.first_tree[t] <= num_trees - num_seeds, "first_tree[", t, "] must be in [0, ",
           num_trees - num_seeds, "], got ", a.first_tree[t]);
-    const int64_t* time = optional_int64(a.seed_time[t], num_seeds, "seed_time", t);
-    if (time == nullptr) continue;
-    s.seed_time.resize(static_cast<size_t>(num_trees));
-    std::copy(time, time + num_seeds, s.seed_time.begin() + a.first_tree[t]);
-    num_timed += num_seeds;
+    num_timed += set_trees(s.seed_time, a.seed_time[t], a.first_tree[t], num_seeds, num_trees, "seed_time", t);
+    if (a.seed_since.empty()) continue;
+    num_windows += set_trees(s.seed_since, a.seed_since[t], a.first_tree[t], num_seeds, num_trees, "seed_since", t);
   }
   check(num_timed == 0 || num_timed == num_trees, "seed_time must be given for all seeds or for none, got it for ",
         num_timed, " of ", num_trees);
+  check(num_windows == 0 || num_windows == num_timed,
+        "seed_since must be given for all seeds with seed_time or for none, got it for ", num_windows, " of ",
+        num_timed);
   check(s.seed_time.empty() || a.options.disjoint,
         "seed_time needs disjoint=True, because one tree may see a vertex and another may not");
   return num_trees;
@@ -252,12 +266,14 @@ TypedSample sample_typed_neighbors(
     const std::vector<int64_t>& source_type, const std::vector<int64_t>& target_type,
     const std::vector<int64_t>& num_vertices, const std::vector<std::optional<Tensor>>& node_time,
     const std::vector<Tensor>& seeds, const std::vector<std::optional<Tensor>>& seed_time,
-    const std::vector<int64_t>& first_tree, const std::vector<int64_t>& fanouts, int64_t num_hops, int64_t batch_key,
-    bool replace, bool disjoint, bool last, bool induced, int64_t map_budget_bytes, bool shared) {
+    const std::vector<std::optional<Tensor>>& seed_since, const std::vector<int64_t>& first_tree,
+    const std::vector<int64_t>& fanouts, int64_t num_hops, int64_t batch_key, bool replace, bool disjoint, bool last,
+    bool induced, int64_t map_budget_bytes, bool shared) {
   const Options options{replace, disjoint, last, induced, shared};
-  const Arguments a{indptr,      indices,      edge_id,          links,  edge_weight, edge_time,  source_type,
-                    target_type, num_vertices, node_time,        seeds,  seed_time,   first_tree, fanouts,
-                    num_hops,    batch_key,    map_budget_bytes, options};
+  const Arguments a{indptr,    indices,     edge_id,          links,        edge_weight,
+                    edge_time, source_type, target_type,      num_vertices, node_time,
+                    seeds,     seed_time,   seed_since,       first_tree,   fanouts,
+                    num_hops,  batch_key,   map_budget_bytes, options};
   check_sizes(a);
   const size_t num_types = num_vertices.size();
   const size_t num_relations = indptr.size();

@@ -137,9 +137,10 @@ struct Options {
 // Lists that the vertices of a block draw from.
 struct Block {
   int64_t first, size;                             // local ids
-  std::array<int64_t, kBlockVertices> begin, end;  // bounds of the lists, or of their visible prefix
+  std::array<int64_t, kBlockVertices> begin, end;  // bounds of the lists, or of their visible entries
   std::array<int64_t, kBlockVertices> count;       // number of draws
   std::array<int64_t, kBlockVertices> now;         // with times: the seed's time
+  std::array<int64_t, kBlockVertices> since;       // with a time window: its begin
   std::array<int64_t, kBlockVertices> low, left;   // state of the search: its start, and the number of entries left
   std::array<int32_t, kBlockVertices> searching;   // state of the search: vertices that are not done
 };
@@ -156,7 +157,7 @@ struct Scratch {
   std::vector<VertexType> types;
   std::vector<Relation> relations;
   Draws draws;
-  std::vector<int64_t> seed_time;  // per tree
+  std::vector<int64_t> seed_time, seed_since;  // per tree
   Block block;
 };
 

@@ -17,10 +17,10 @@
 namespace salientpp::typed {
 namespace {
 
-// Shortens each list of the block to the neighbours whose time is at most the seed's time. The searches run side by
-// side, so that their cache misses overlap.
-template <class TimeOf, class Prefetch>
-void keep_past(Block& block, const TimeOf& time_of, const Prefetch& prefetch) {
+// Sets block.low[i] to the first entry of each list for whose time `is_before` is false. The searches run side by side,
+// so that their cache misses overlap.
+template <class TimeOf, class Prefetch, class IsBefore>
+void search_lists(Block& block, const TimeOf& time_of, const Prefetch& prefetch, const IsBefore& is_before) {
   int64_t num_searching = 0;
   for (int64_t i = 0; i < block.size; ++i) {
     block.low[i] = block.begin[i];
@@ -35,16 +35,26 @@ void keep_past(Block& block, const TimeOf& time_of, const Prefetch& prefetch) {
       const int32_t i = block.searching[k];
       const int64_t half = block.left[i] / 2;
       const int64_t middle = block.low[i] + half;
-      const int64_t is_past = time_of(middle) <= block.now[i];  // as a number, since a branch would be unpredictable
-      block.low[i] += is_past * (half + 1);
-      block.left[i] = half - (is_past & ~block.left[i]);  // the upper half is one smaller if the size is even
+      const int64_t before = is_before(i, time_of(middle));  // as a number, since a branch would be unpredictable
+      block.low[i] += before * (half + 1);
+      block.left[i] = half - (before & ~block.left[i]);  // the upper half is one smaller if the size is even
       prefetch(block.low[i] + block.left[i] / 2);
       block.searching[kept] = i;
       kept += block.left[i] > 0;
     }
     num_searching = kept;
   }
-  for (int64_t i = 0; i < block.size; ++i) block.end[i] = block.low[i];
+}
+
+// Shortens each list of the block to the neighbours whose time is at most block.now and, with `has_window`, at least
+// block.since.
+template <class TimeOf, class Prefetch>
+void keep_visible(Block& block, bool has_window, const TimeOf& time_of, const Prefetch& prefetch) {
+  search_lists(block, time_of, prefetch, [&](int64_t i, int64_t time) { return time <= block.now[i]; });
+  std::copy_n(block.low.begin(), block.size, block.end.begin());
+  if (!has_window) return;
+  search_lists(block, time_of, prefetch, [&](int64_t i, int64_t time) { return time < block.since[i]; });
+  std::copy_n(block.low.begin(), block.size, block.begin.begin());
 }
 
 // Reads the bounds of the lists of the block's rows in `indptr`, and prefetches for the next block. `num_left` rows are
@@ -62,10 +72,11 @@ inline void read_bounds(Block& block, const int64_t* indptr, int64_t num_edges, 
   for (int64_t i = block.size; i < ahead; ++i) prefetch_read(&indptr[row[i]]);
 }
 
-// The same as keep_past for lists with times of their own, in list order.
-inline void keep_past_entries(Block& block, const Tensor& times) {
+// The same as keep_visible for lists with times of their own, in list order.
+inline void keep_visible_entries(Block& block, bool has_window, const Tensor& times) {
   dispatch_index(times, [&](auto* time) {
-    keep_past(block, [&](int64_t e) -> int64_t { return time[e]; }, [&](int64_t e) { prefetch_read(&time[e]); });
+    keep_visible(
+        block, has_window, [&](int64_t e) -> int64_t { return time[e]; }, [&](int64_t e) { prefetch_read(&time[e]); });
   });
 }
 
@@ -80,10 +91,12 @@ void find_lists(Scratch& s, Relation& relation, const Lists& lists, int64_t firs
   if (s.seed_time.empty()) return;
   const int32_t* tree = target.tree.data() + first;
   for (int64_t i = 0; i < block.size; ++i) block.now[i] = s.seed_time[static_cast<size_t>(tree[i])];
-  if (relation.time != nullptr) keep_past_entries(block, *relation.time);
+  const bool has_window = !s.seed_since.empty();
+  for (int64_t i = 0; has_window && i < block.size; ++i) block.since[i] = s.seed_since[static_cast<size_t>(tree[i])];
+  if (relation.time != nullptr) keep_visible_entries(block, has_window, *relation.time);
   if (source.time != nullptr) {
-    keep_past(
-        block,
+    keep_visible(
+        block, has_window,
         [&](int64_t e) {
           const auto id = static_cast<uint64_t>(lists.source(e));
           check(id < static_cast<uint64_t>(source.num_vertices), "indices is corrupt: it holds ",

@@ -26,7 +26,8 @@ class Batches:
         epochs: number of epochs to count, from the first one on.
         seed: seed of the batches, and of the partition of a graph in memory.
         link: True if seeds are edges.
-        shared_draws, draw_block, replace, disjoint, time_attr, temporal_strategy, weight_attr, neg_sampling, edge_label_time: options of the draws.
+        shared_draws, draw_block, replace, disjoint, time_attr, temporal_strategy, time_window, weight_attr, neg_sampling, edge_label_time: options of the
+            draws.
     """
 
     num_neighbors: Any = None
@@ -41,6 +42,7 @@ class Batches:
     disjoint: bool = False
     time_attr: str | None = None
     temporal_strategy: str = "uniform"
+    time_window: float | None = None
     weight_attr: str | None = None
     neg_sampling: NegativeSampling | str | None = None
     edge_label_time: str | None = None

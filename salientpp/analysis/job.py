@@ -80,7 +80,8 @@ class Job:
         if not types:
             raise ValueError("no vertex type has rows of x that would travel, so there is nothing to count")
         alone, batch_size = Comm(None, DEFAULT_TIMEOUT), batches.batch_size or 0
-        draws = {name: getattr(batches, name) for name in ("replace", "disjoint", "temporal_strategy", "shared_draws")}
+        same = ("replace", "disjoint", "temporal_strategy", "shared_draws", "time_window")
+        draws = {name: getattr(batches, name) for name in same}
         all_parts = part.joined(part.offsets, None)  # a view of no part gives the sampler the lists of all parts
         sampler = sampler_of_part(all_parts, batches.num_neighbors, batches.time_attr, batches.weight_attr, **draws)
         negatives = None if batches.neg_sampling is None else NegativeSampling.cast(batches.neg_sampling)

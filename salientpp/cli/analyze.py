@@ -38,6 +38,7 @@ WAYS_TO_DRAW = (
     "time_attr",
     "edge_label_time",
     "temporal_strategy",
+    "time_window",
     "weight_attr",
     "disjoint",
     "replace",
@@ -78,6 +79,7 @@ TEXTS = {
     "--time-attr": "attribute with the times of vertices or edges",
     "--edge-label-time": "with --link: edge attribute with the times of the seeds",
     "--temporal-strategy": "uniform, or last: the latest of the neighbours that a seed may see (default: uniform)",
+    "--time-window": "with --time-attr: how much earlier than its seed a neighbour may be, in the units of the times (default: any)",
     "--weight-attr": "attribute with the weights of edges",
     "--disjoint": "sample a separate tree for every seed",
     "--replace": "draw neighbours with replacement",
@@ -131,6 +133,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_draw("--time-attr", metavar="NAME")
     add_draw("--edge-label-time", metavar="NAME")
     add_draw("--temporal-strategy", choices=("uniform", "last"))
+    add_draw("--time-window", type=float, metavar="T")
     add_draw("--weight-attr", metavar="NAME")
     add_draw("--disjoint", action="store_true")
     add_draw("--replace", action="store_true")
@@ -234,6 +237,7 @@ def _batches(arguments: argparse.Namespace, is_directory: bool) -> list[Batches]
         "replace",
         "disjoint",
         "time_attr",
+        "time_window",
         "weight_attr",
         "edge_label_time",
     )

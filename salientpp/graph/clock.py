@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,8 +58,60 @@ class Clock:
         if not self.real:
             return (time if is_whole else _whole_below(time)).contiguous()
         # Adding zero turns -0.0 into 0.0.
-        bits = ((_real_below(time) if is_whole else time) + 0.0).contiguous().view(torch.int64)
-        return bits ^ ((bits >> 63) & (2**63 - 1))
+        return _ordered_bits((_real_below(time) if is_whole else time) + 0.0)
+
+    def window(self, length: float) -> int | float | None:
+        """Returns the length of a time window as :meth:`since` takes it. None: the window has no begin.
+
+        Args:
+            length: a number >= 0 in the units of the times.
+
+        Raises:
+            ValueError: the graph has integer and floating-point times, or the window of integer times is too long.
+        """
+        if length == math.inf:
+            return None
+        if self.known is not None:
+            raise ValueError(
+                f"time_window={length} needs times of one kind, but the graph has integer and floating-point times; convert them to one dtype"
+            )
+        if self.real:
+            return float(length)
+        if length >= 2**63:
+            raise ValueError(f"time_window must be < 2^63 for integer times, or inf, got {length}")
+        return math.floor(length)
+
+    def since(self, now: Tensor, window: int | float) -> Tensor:
+        """Returns the first times of windows, as int64 values of this clock.
+
+        Args:
+            now: int64 [n], values of this clock, at which the windows end.
+            window: a result of :meth:`window`. The begin of a window of floating-point times is a difference of two float64.
+        """
+        if self.real:
+            return _ordered_bits(_ordered_bits(now).view(torch.float64) - window + 0.0)
+        first = now - int(window)
+        return torch.where(first > now, -(2**63), first)  # a difference below int64 has wrapped
+
+    def check_ends(self, time: Tensor, name: str) -> None:
+        """Checks the times at which windows end. Integer times have no place for a fraction, so a window would begin too early.
+
+        Raises:
+            ValueError: a time has a fraction, but the graph's times are integers.
+        """
+        if self.real or not time.dtype.is_floating_point:
+            return
+        at = (time != time.floor()).nonzero()
+        if at.numel():
+            raise ValueError(
+                f"{name} must hold whole numbers with time_window, because the graph's times are integers, got {float(time[at[0]])} at position {int(at[0])}"
+            )
+
+
+def _ordered_bits(value: Tensor) -> Tensor:
+    """Maps float64 to int64 of the same order. Applied to such an int64, it returns the bits of the float64."""
+    bits = value.contiguous().view(torch.int64)
+    return bits ^ ((bits >> 63) & (2**63 - 1))
 
 
 def _exact_time(time: Tensor, name: str) -> Tensor:

@@ -94,7 +94,7 @@ class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
         sampling = SamplingOptions(
             num_neighbors=num_neighbors, replace=replace, subgraph_type=subgraph_type, disjoint=disjoint, temporal_strategy=temporal_strategy,
             time_attr=time_attr, weight_attr=weight_attr, is_sorted=is_sorted, directed=directed, neighbor_sampler=neighbor_sampler,
-            shared_draws=given.shared_draws,
+            shared_draws=given.shared_draws, time_window=given.time_window,
         )  # fmt: skip
         super().__init__(data, sampling, given, kwargs)
 

@@ -264,6 +264,18 @@ class Sampling(TypedDict, total=False):
         ),
     ]
 
+    time_window: Annotated[
+        float | None,
+        Option(
+            default=None,
+            agree="yes",
+            identifies=True,
+            plain=None,
+            help="With `time_attr`: a number ≥ 0 in the units of the times. A seed of time t then draws only neighbours whose time is in [t − `time_window`, "
+            "t], both ends included, see [times](../how-to/typed-graphs.md#times). `None`: all times up to t. `NeighborSampler` takes it too",
+        ),
+    ]
+
     draw_block: Annotated[
         int,
         Option(

@@ -52,6 +52,7 @@ class SamplingOptions:
     directed: bool
     neighbor_sampler: BaseSampler | None
     shared_draws: SharedDraws = None
+    time_window: float | None = None
 
     def sampler_of_part(self, part: PartitionedGraph) -> NeighborSampler:
         """Returns the given sampler, or one over the topology of a partitioned graph. ``part`` is the view whose part this host holds."""
@@ -68,7 +69,8 @@ class SamplingOptions:
                     f"the topology of neighbor_sampler has {own.topology.num_vertices} vertices, but {part.root} has {sizes}; pass a sampler of the same graph"
                 )
             return own
-        draws = {name: getattr(self, name) for name in ("replace", "disjoint", "temporal_strategy", "shared_draws")}
+        same = ("replace", "disjoint", "temporal_strategy", "shared_draws", "time_window")
+        draws = {name: getattr(self, name) for name in same}
         draws["subgraph_type"] = self.subgraph_type if self.directed else SubgraphType.induced
         return sampler_of_part(part, self.num_neighbors, self.time_attr, self.weight_attr, **draws)
 

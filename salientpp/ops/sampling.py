@@ -97,6 +97,7 @@ def sample_typed_neighbors(
     node_time: Sequence[Tensor | None],
     seeds: Sequence[Tensor],
     seed_time: Sequence[Tensor | None],
+    seed_since: Sequence[Tensor | None],
     first_tree: Sequence[int],
     fanouts: Sequence[int],
     num_hops: int,
@@ -121,6 +122,7 @@ def sample_typed_neighbors(
         source_type, target_type: per relation, positions in ``num_vertices``.
         node_time: per type, int64 [N], or None; not needed if ``edge_time`` has the same times.
         seeds, seed_time: per type, int64 [B], and int64 [B] or None. Either all seeds have times or none.
+        seed_since: as ``seed_time``: the first time that the seed's tree sees. Empty: a tree sees all times up to ``seed_time``.
         first_tree: per type, the number of the tree of the type's first seed; the trees of all types are 0, 1, ... without gaps.
         fanouts: ``num_hops`` numbers for each relation, one relation after the other; -1 takes all.
         replace, disjoint: as in :class:`salientpp.NeighborLoader`; times need ``disjoint``.
@@ -146,6 +148,7 @@ def sample_typed_neighbors(
         node_time,
         seeds,
         seed_time,
+        seed_since,
         first_tree,
         fanouts,
         num_hops,
@@ -177,6 +180,7 @@ def draw_from_lists(
     replace: bool = False,
     last: bool = False,
     shared: bool = False,
+    since: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draws from m of the lists that a part holds. :func:`sample_typed_neighbors` draws the same on the whole graph.
 
@@ -195,6 +199,7 @@ def draw_from_lists(
             ``source_type`` is the position of the type.
         replace, last, shared: as in :func:`sample_typed_neighbors`. ``last`` has an effect only with ``now``, also on
             lists without times.
+        since: int64 [m], or None. A list with ``edge_time`` then hides the entries whose time is less than this one. It needs ``now``.
 
     Returns:
         ``count`` int64 [m], the number of draws from each list. ``source`` int64 [e] and ``position`` int64 [e], list by list: the drawn sources, and
@@ -217,6 +222,7 @@ def draw_from_lists(
         replace,
         last,
         shared,
+        since,
     )
 
 
@@ -278,6 +284,7 @@ def edges_between(
     num_sources: int,
     num_trees: int = 0,
     map_budget_bytes: int = MAP_BUDGET_BYTES,
+    since: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Finds the edges of m lists whose sources are members: those of an induced subgraph.
 
@@ -286,6 +293,7 @@ def edges_between(
         member: int64 [k], vertices of the source type, in [0, ``num_sources``).
         member_tree: int64 [k], the tree of each member. An edge then needs a member of its list's tree. Given if and only if ``tree`` is given.
         map_budget_bytes: as in :func:`sample_typed_neighbors`.
+        since: as in :func:`draw_from_lists`.
 
     Returns:
         ``count`` int64 [m], the number of found edges of each list. ``row`` int64 [e] and ``position`` int64 [e], list by list: the first position
@@ -303,6 +311,7 @@ def edges_between(
         num_sources,
         num_trees,
         map_budget_bytes,
+        since,
     )
 
 

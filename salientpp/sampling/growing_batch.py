@@ -28,6 +28,7 @@ class GrowingBatch:
         num_trees: number of trees, which is the number of seeds.
         n_id, tree: per type int64 [n], the vertices so far, and the trees that they belong to. Without trees, ``tree`` is empty.
         tree_time: int64 [num_trees], the time of each tree's seed. None without times.
+        tree_since: int64 [num_trees], the first time that each tree sees. None without a time window.
         first: per type, where the vertices begin that the next hop expands.
         edge_index: per relation int64 [2, e], positions of the edges' sources and targets in ``n_id``.
         groups: per relation, the draws of all hops, with the positions of their vertices in ``n_id``.
@@ -43,6 +44,7 @@ class GrowingBatch:
     n_id: list[Tensor]
     tree: list[Tensor]
     tree_time: Tensor | None
+    tree_since: Tensor | None
     first: list[int]
     edge_index: list[Tensor]
     groups: list[list[Group]]
@@ -82,14 +84,17 @@ class GrowingBatch:
         edge_index = [NO_IDS.new_empty((2, 0)) for _ in ends]
         num_nodes = [[ids.numel()] for ids in n_id]
         return cls(
-            topology, ends, total, n_id, tree, tree_time, [0] * len(n_id), edge_index, groups, num_nodes, num_edges, arrived
+            topology, ends, total, n_id, tree, tree_time, topology.since(tree_time, options.window), [0] * len(n_id), edge_index, groups, num_nodes,
+            num_edges, arrived,
         )  # fmt: skip
 
     def vertices(self, type_: int, first: int = 0) -> Vertices:
         """Returns the vertices of a type from position ``first`` on."""
         ids, tree = self.n_id[type_][first:], self.tree[type_][first:] if self.tree else None
-        now = None if self.tree_time is None or tree is None else self.tree_time[tree]
-        return Vertices(ids, tree, now)
+        now, since = (
+            None if time is None or tree is None else time[tree] for time in (self.tree_time, self.tree_since)
+        )
+        return Vertices(ids, tree, now, since)
 
     @property
     def frontier(self) -> list[Vertices]:

@@ -24,7 +24,7 @@ class HopDraw(NamedTuple):
         key: key of the batch's draws.
         hop: number of the hop; 0 is next to the seeds.
         fanouts: neighbours per vertex, for each relation; -1 takes all.
-        replace, last, shared: as in :class:`~salientpp.sampling.topology.DrawOptions`.
+        replace, last, shared, window: as in :class:`~salientpp.sampling.topology.DrawOptions`.
     """
 
     key: int
@@ -33,6 +33,7 @@ class HopDraw(NamedTuple):
     replace: bool
     last: bool
     shared: bool
+    window: int | float | None = None
 
 
 class Reads(NamedTuple):
@@ -54,20 +55,22 @@ class Vertices:
         ids: global ids.
         tree: the tree of each vertex; None if the batch has no trees.
         now: the time of each tree's seed; None without times.
+        since: the first time that each tree sees; None without a time window. It follows from ``now``, so no packet holds it.
     """
 
     ids: Tensor
     tree: Tensor | None = None
     now: Tensor | None = None
+    since: Tensor | None = None
 
     def at(self, position: Tensor) -> Vertices:
         """Returns the vertices at these positions."""
-        tree, now = (None if column is None else column[position] for column in (self.tree, self.now))
-        return Vertices(self.ids[position], tree, now)
+        others = (self.tree, self.now, self.since)
+        return Vertices(self.ids[position], *(None if column is None else column[position] for column in others))
 
     @property
     def columns(self) -> list[Tensor]:
-        """The tensors that are not None."""
+        """The tensors that a packet holds."""
         return [column for column in (self.ids, self.tree, self.now) if column is not None]
 
 
@@ -159,7 +162,7 @@ class Lists:
         count, source, position = ops.draw_from_lists(
             lists.indptr, lists.indices, lists.edge_weight, None if of.now is None else time, place, of.ids, of.tree, of.now,
             hop.fanouts[self.number], hop.key, hop.hop, self.number, lists.source,
-            replace=hop.replace, last=hop.last, shared=hop.shared,
+            replace=hop.replace, last=hop.last, shared=hop.shared, since=of.since,
         )  # fmt: skip
         return self._numbered(place, Drawn(count, source, position), with_rows) if keeps_edges else Drawn(count, source)
 
@@ -172,7 +175,7 @@ class Lists:
         timed = time is not None and of.now is not None
         count, row, position = ops.edges_between(
             lists.indptr, lists.indices, time if timed else None, place, of.tree, of.now if timed else None,
-            members.ids, members.tree, num_sources, num_trees,
+            members.ids, members.tree, num_sources, num_trees, since=of.since if timed else None,
         )  # fmt: skip
         return self._numbered(place, Drawn(count, row, position), with_rows)
 

@@ -52,7 +52,9 @@ def drawing_of(
 
     def around(sample: Sample) -> Mfg:
         if isinstance(inputs, EdgeSamplerInput):
-            return sample_of_edges(topology, sampler.disjoint, inputs, negatives, key, sample)
+            return sample_of_edges(
+                topology, sampler.disjoint, inputs, negatives, key, sample, sampler.window is not None
+            )
         return node_sample(inputs, sample)
 
     # PyG's function makes seeds of the inputs, asks for their sample, and adds labels to it. So it is called twice: until it asks, and with the

@@ -30,6 +30,7 @@ from salientpp.graph.csc import Graph
 from salientpp.graph.typed import TypedGraph
 from salientpp.sampling.pyg_samples import sample_of_edges
 from salientpp.sampling.stored import GraphTopology, topology_of
+from salientpp.sampling.time_window import read_window
 from salientpp.sampling.topology import ByType, DrawOptions, Mfg, Topology, ids_by_type
 from salientpp.vip.inclusion import check_fanouts
 
@@ -61,6 +62,8 @@ class NeighborSampler(BaseSampler):
         sample_direction: 'forward' draws sources of edges into a vertex, 'backward' targets of edges out of it.
         shared_draws: None: every vertex draws independently. 'batch': every neighbour has one number in a batch, and each vertex takes the neighbours with
             the smallest numbers, so that a batch has fewer vertices; see :class:`~salientpp.NeighborLoader`.
+        time_window: with times, a number >= 0 in their units: a seed of time t draws neighbours whose time is in [t - time_window, t], both ends included.
+            The window is the same in every hop. None and infinity: all times up to t.
 
     Every call makes new draws from torch's global generator, unless ``key`` is given.
 
@@ -85,6 +88,7 @@ class NeighborSampler(BaseSampler):
         sample_direction: str = "forward",
         *,
         shared_draws: SharedDraws = None,
+        time_window: float | None = None,
     ) -> None:
         if not directed:
             warnings.warn(
@@ -109,21 +113,14 @@ class NeighborSampler(BaseSampler):
         if temporal_strategy != "uniform" and not self.is_temporal:
             raise ValueError(f"temporal_strategy={temporal_strategy!r} needs times; pass time_attr too")
         self.num_neighbors = num_neighbors
-        if (
-            isinstance(data, Data)
-            and isinstance(self.topology, GraphTopology)
-            and self.fanouts[0]
-            and data.get("edge_index") is None
-            and data.get("adj_t") is None
-        ):
-            warnings.warn(
-                "data has neither edge_index nor adj_t, so batches hold their seeds only", UserWarning, stacklevel=2
-            )
+        if isinstance(data, Data) and isinstance(self.topology, GraphTopology) and self.fanouts[0]:
+            _warn_without_edges(data)
         self.replace = bool(replace)
         self.disjoint = bool(disjoint)
         self.temporal_strategy = temporal_strategy
         self.shared_draws = shared_draws
         self._check_shared_draws()
+        self.time_window = time_window
         self.keep_orig_edges = False
 
     def _check_shared_draws(self) -> None:
@@ -176,6 +173,15 @@ class NeighborSampler(BaseSampler):
         return self.topology.clock is not None
 
     @property
+    def time_window(self) -> int | float | None:
+        return self._time_window
+
+    @time_window.setter
+    def time_window(self, time_window: Any) -> None:
+        #: ``window`` is the same on the topology's clock.
+        self._time_window, self.window = read_window(time_window, self.topology.clock)
+
+    @property
     def disjoint(self) -> bool:
         return self._disjoint or self.is_temporal
 
@@ -207,8 +213,9 @@ class NeighborSampler(BaseSampler):
             "subgraph_type": self.subgraph_type.value,
             "disjoint": self.disjoint,
             "temporal_strategy": self.temporal_strategy,
-            # Saved states of loaders without shared draws do not have this entry.
+            # Saved states of loaders without shared draws or a time window do not have these entries.
             **({} if self.shared_draws is None else {"shared_draws": self.shared_draws}),
+            **({} if self.window is None else {"time_window": self.window}),
         }
 
     # --- sampling -----------------------------------------------------------------------------------------
@@ -259,7 +266,7 @@ class NeighborSampler(BaseSampler):
         def sample(seed: Any, time: Any) -> Mfg:
             return self._sample(seed, time, draw_key, True, only_vertices)
 
-        out = sample_of_edges(self.topology, self.disjoint, inputs, neg_sampling, key, sample)
+        out = sample_of_edges(self.topology, self.disjoint, inputs, neg_sampling, key, sample, self.window is not None)
         return self.finished(out, only_vertices)
 
     def finished(self, out: Mfg, only_vertices: bool) -> Mfg:
@@ -304,7 +311,11 @@ class NeighborSampler(BaseSampler):
         if times is not None:
             times = times if isinstance(times, dict) else {None: times}
             if clock is not None and not on_clock:
-                times = {name: clock.read(time, "input_time") for name, time in times.items()}
+                given = times
+                times = {name: clock.read(time, "input_time") for name, time in given.items()}
+                if self.window is not None:
+                    for time in given.values():
+                        clock.check_ends(time, "input_time")
         options = DrawOptions(
             self.fanouts,
             self.replace,
@@ -313,12 +324,20 @@ class NeighborSampler(BaseSampler):
             # Edges between the vertices of a batch are searched once all its vertices are known.
             self.subgraph_type == SubgraphType.induced and not only_vertices,
             self.shared_draws is not None,
+            self.window,
         )
         return seeds, key, options, times
 
     def __repr__(self) -> str:
         graph = self.topology.graph or self.topology
         return f"{type(self).__name__}(num_neighbors={self._num_neighbors.values}, graph={graph})"
+
+
+def _warn_without_edges(data: Data) -> None:
+    if data.get("edge_index") is None and data.get("adj_t") is None:
+        warnings.warn(
+            "data has neither edge_index nor adj_t, so batches hold their seeds only", UserWarning, stacklevel=3
+        )
 
 
 def _fanouts_of(num_neighbors: NumNeighbors, edge_types: Sequence[Any]) -> list[list[int]]:

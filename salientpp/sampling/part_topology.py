@@ -188,12 +188,13 @@ class PartTopology(Topology):
         batch = GrowingBatch.begin(self, self.ends, seeds, options, seed_time)
         for hop in range(len(options.fanouts[0]) if options.fanouts else 0):
             fanouts = tuple(per_hop[hop] for per_hop in options.fanouts)
-            draw = HopDraw(key, hop, fanouts, options.replace, options.last and self.clock is not None, options.shared)
+            last = options.last and self.clock is not None
+            draw = HopDraw(key, hop, fanouts, options.replace, last, options.shared, options.window)
             request = ListRequest(draw, batch.frontier, not only_vertices, (), batch.num_trees)
             drawn = yield from self._round(request, batch, asks=hop > 0 or not self.seeds_are_held)
             batch.join(drawn)
         if options.induced and not only_vertices:
-            yield from self._induce(batch, key)
+            yield from self._induce(batch, key, options.window)
         return batch.finished(options, only_vertices)
 
     def _round(
@@ -281,7 +282,7 @@ class PartTopology(Topology):
             for of_type, place in zip(request.vertices, places):
                 position, ids = place.remote.get(part, (NO_IDS, NO_IDS))
                 at = of_type.at(position)
-                vertices.append(Vertices(ids, at.tree, at.now))
+                vertices.append(Vertices(ids, at.tree, at.now, at.since))
             own = replace(request, vertices=vertices)
             if request.members:
                 sources = {self.ends[number][0] for number in own.relations(self.ends)}
@@ -296,11 +297,11 @@ class PartTopology(Topology):
         """Returns the attributes of a relation's edges that this host holds."""
         return self._lists[number][0].attributes
 
-    def _induce(self, batch: GrowingBatch, key: int) -> Generator[Packets, Packets, None]:
+    def _induce(self, batch: GrowingBatch, key: int, window: int | float | None) -> Generator[Packets, Packets, None]:
         """Replaces the drawn edges by all edges between the batch's vertices."""
         vertices = [batch.vertices(type_) for type_ in range(len(batch.n_id))]
         members = [Vertices(of_type.ids, of_type.tree) for of_type in vertices]
-        hop = HopDraw(key, 0, (-1,) * len(self.ends), False, False, False)
+        hop = HopDraw(key, 0, (-1,) * len(self.ends), False, False, False, window)
         found = yield from self._round(ListRequest(hop, vertices, True, members, batch.num_trees), batch, asks=True)
         batch.replace_edges(found)
 
@@ -323,7 +324,8 @@ class PartTopology(Topology):
                     f"a rank asked for the list of {words} {int(of_type.ids[at]) + begin}, but part {self.part_id} owns [{begin}, {end}); start all "
                     "ranks on the same dataset directory"
                 )
-            vertices.append(Vertices(of_type.ids + begin, of_type.tree, of_type.now))
+            since = self.since(of_type.now, request.hop.window)
+            vertices.append(Vertices(of_type.ids + begin, of_type.tree, of_type.now, since))
             places.append(_Places(of_type.ids.numel(), (None, of_type.ids)))
         request = replace(request, vertices=vertices)
         answer = []

@@ -30,17 +30,21 @@ def sample_of_edges(
     negatives: NegativeSampling | None,
     key: int,
     sample: Sample,
+    has_window: bool = False,
 ) -> Mfg:
     """Returns ``sample(seeds, times)`` of the end points of edges and of negative examples, with PyG's labels. The times are on the topology's clock.
 
     Args:
         disjoint: every seed grows a tree of its own.
         key: fixes the negative examples.
+        has_window: the times end windows, so they are checked as such.
     """
     clock, times = topology.clock, inputs.time
     if times is not None and clock is not None:
         inputs = copy.copy(inputs)
         inputs.time = clock.read(times, "edge_label_time")
+        if has_window:
+            clock.check_ends(times, "edge_label_time")
     keyed: Any = None if negatives is None else KeyedNegatives(negatives, ops.join_key(_NEGATIVES, key))
     sizes, times_of = dict(topology.num_vertices), dict(topology.node_time)
     of_types = (sizes, times_of or None) if topology.is_hetero else (sizes[None], times_of.get(None))

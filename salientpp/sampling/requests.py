@@ -6,6 +6,7 @@ between vertices of the batch instead. Both sides derive the order of the sectio
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -52,7 +53,7 @@ class ListRequest:
         hop, first = self.hop, self.vertices[0]
         head = [
             hop.key, hop.hop, hop.replace, hop.last, hop.shared, self.keeps_edges, bool(self.members), self.num_trees,
-            first.tree is not None, first.now is not None, *hop.fanouts,
+            first.tree is not None, first.now is not None, *_window_in_words(hop.window), *hop.fanouts,
         ]  # fmt: skip
         columns = [column for of_type in (*self.vertices, *self.members) for column in of_type.columns]
         return pack([torch.tensor(head, dtype=torch.int64, device="cpu"), *columns])
@@ -60,10 +61,12 @@ class ListRequest:
     @classmethod
     def unpacked(cls, packet: Tensor, num_types: int) -> ListRequest:
         sections = iter(unpack(packet))
-        key, number, replace, last, shared, keeps_edges, of_members, num_trees, trees, times, *fanouts = next(
+        key, number, replace, last, shared, keeps_edges, of_members, num_trees, trees, times, *more = next(
             sections
         ).tolist()
-        hop = HopDraw(key, number, tuple(fanouts), bool(replace), bool(last), bool(shared))
+        (kind, length), fanouts = more[:2], tuple(more[2:])
+        window = _window_of_words(kind, length)
+        hop = HopDraw(key, number, fanouts, bool(replace), bool(last), bool(shared), window)
 
         def read(has_time: bool) -> Vertices:
             return Vertices(next(sections), next(sections) if trees else None, next(sections) if has_time else None)
@@ -71,6 +74,20 @@ class ListRequest:
         vertices = [read(bool(times)) for _ in range(num_types)]
         members = [read(False) for _ in range(num_types)] if of_members else []
         return cls(hop, vertices, bool(keeps_edges), members, num_trees)
+
+
+def _window_in_words(window: int | float | None) -> tuple[int, int]:
+    """Returns the length of a time window as two int64: 0 for None, 1 for an integer and 2 for a float, and its bits."""
+    if window is None:
+        return 0, 0
+    return (1, window) if isinstance(window, int) else (2, struct.unpack("<q", struct.pack("<d", window))[0])
+
+
+def _window_of_words(kind: int, bits: int) -> int | float | None:
+    """Reverses :func:`_window_in_words`."""
+    if kind == 0:
+        return None
+    return bits if kind == 1 else struct.unpack("<d", struct.pack("<q", bits))[0]
 
 
 def pack_answer(answer: Sequence[Drawn], keeps_edges: bool) -> Tensor:

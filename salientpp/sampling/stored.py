@@ -124,6 +124,7 @@ class TypedTopology(Topology):
             *self._arrays,
             all_seeds,
             times,
+            [] if options.window is None else [self.since(time, options.window) for time in times],
             [first_tree.get(name, 0) for name in graph.node_types],
             [fanout for per_hop in fanouts for fanout in per_hop],
             len(fanouts[0]) if fanouts else 0,

@@ -31,6 +31,7 @@ class DrawOptions(NamedTuple):
         last: draw only from the latest of the neighbours that a tree may see.
         induced: return all edges between the sampled vertices. With ``disjoint``, both ends must be in one tree, and the tree must be allowed to see the edge.
         shared: the vertices and the trees of a batch share random numbers; see :class:`salientpp.NeighborLoader`.
+        window: length of the time window that a tree sees, on the topology's clock; None sees all earlier times.
     """
 
     fanouts: Sequence[Sequence[int]]
@@ -39,6 +40,7 @@ class DrawOptions(NamedTuple):
     last: bool = False
     induced: bool = False
     shared: bool = False
+    window: int | float | None = None
 
 
 class Topology(ABC):
@@ -87,7 +89,7 @@ class Topology(ABC):
             seeds: by vertex type int64 [B]; trees are numbered in the order of this mapping.
             key: signed 64-bit.
             seed_time: by vertex type int64 [B], on the :attr:`clock`; None takes the seeds' own times. A tree sees neighbours whose time is not
-                later than its seed's.
+                later than its seed's. With ``options.window``, the time is not more than this earlier.
             only_vertices: the caller wants only ``node``; the other fields may be empty.
 
         Returns:
@@ -123,6 +125,10 @@ class Topology(ABC):
             kind = "edges have times" if self.has_edge_times else f"the vertices of {name!r} have none"
             raise ValueError(f"the seeds need times, since {kind}; pass input_time (edge_label_time for a link loader)")
         return self.node_time[name][seeds]
+
+    def since(self, now: Tensor | None, window: int | float | None) -> Tensor | None:
+        """Returns the first times that trees see, int64 on the :attr:`clock`; None without ``now``, the times of their seeds, or without a window."""
+        return None if now is None or window is None or self.clock is None else self.clock.since(now, window)
 
     def as_typed(self) -> TypedGraph:
         """Returns :attr:`graph` as a typed graph.

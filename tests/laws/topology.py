@@ -90,6 +90,8 @@ NODES: dict[str, dict[str, Any]] = {
     "last": {"time_attr": "time", "temporal_strategy": "last", "weight_attr": "weight"},
     "edge times": TIMES,
     "last edges": {**TIMES, "temporal_strategy": "last"},
+    "window": {**TIMES, "time_window": 6},
+    "last in a window": {"time_attr": "time", "temporal_strategy": "last", "time_window": 5, "subgraph_type": "induced"},
     "trees": {"disjoint": True, "num_workers": 1},
     "shared draws": {"shared_draws": "batch", "draw_block": 2},
     "shared trees": {"shared_draws": "batch", "disjoint": True},
@@ -121,6 +123,7 @@ LINKS: dict[str, dict[str, Any]] = {
     "triplet": {"neg_sampling": "triplet", "disjoint": True, "num_workers": 1},
     "amount": {"neg_sampling": {"mode": "binary", "amount": 1.5}, "subgraph_type": "induced"},
     "link times": {"time_attr": "time", "edge_label_time": "edge_time", "neg_sampling": "binary"},
+    "link window": {"time_attr": "time", "edge_label_time": "edge_time", "time_window": 4, "neg_sampling": "triplet"},
     "pairs": {"edge_label_index": "by rank", "num_neighbors": [3], "batch_size": 4, "weight_attr": "weight"},
 }
 
@@ -129,6 +132,7 @@ TYPED: dict[str, Case] = {
     "authors": ("node", {"input_nodes": ("author", "train"), "subgraph_type": "induced", "num_workers": 1}),
     "typed weights": ("node", {"weight_attr": "weight", "replace": True}),
     "typed times": ("node", {"time_attr": "time", "temporal_strategy": "last"}),
+    "typed window": ("node", {"time_attr": "time", "time_window": 3, "replication_factor": 0.3}),
     "typed trees": ("node", {"disjoint": True, "subgraph_type": "bidirectional"}),
     "typed shared": ("node", {"shared_draws": "batch", "replication_factor": 0.3}),
     "typed joined": ("node", {"logical_ranks": 4, "join_logical_ranks": True}),
@@ -145,7 +149,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 #: Cases of layouts other than that with one part per rank.
 SOME = [
-    "plain", "three hops", "copied lists", "edge times", "shared draws", "induced trees", "cache", "weighted sum", "joined logical ranks", "few seeds",
+    "plain", "three hops", "copied lists", "edge times", "window",
+    "shared draws", "induced trees", "cache", "weighted sum", "joined logical ranks", "few seeds",
     "binary", "triplet", "pairs", "authors", "typed binary", "typed joined",
 ]  # fmt: skip
 
@@ -153,7 +158,7 @@ SOME = [
 # --- loaders ----------------------------------------------------------------------------------------------
 
 #: Arguments that a sampler takes instead of the loader.
-DRAWS = ("replace", "subgraph_type", "disjoint", "temporal_strategy", "shared_draws")
+DRAWS = ("replace", "subgraph_type", "disjoint", "temporal_strategy", "shared_draws", "time_window")
 
 
 def in_memory(part: PartitionedGraph, num_neighbors: Any, options: dict[str, Any]) -> NeighborSampler:

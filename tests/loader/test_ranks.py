@@ -694,6 +694,7 @@ _DIFFERENT = {
     "logical_ranks": (2, 4, "logical_ranks"),
     "join_logical_ranks": (False, True, "join_logical_ranks"),
     "shared_draws": (None, "batch", "shared_draws"),
+    "time_window": ({"time_attr": "y", "time_window": 2}, {"time_attr": "y", "time_window": 3}, "time_window"),
     "draw_block": (1, 4, "draw_block"),
     "send_as": ({}, {"send_as": {"x": "fp16"}}, "send_as"),
     "depth": (3, 4, "depth"),

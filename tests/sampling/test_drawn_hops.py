@@ -71,6 +71,7 @@ def typed_sample(
         [None] * len(graph.num_vertices),
         seeds,
         times,
+        [],
         first_tree,
         [fanout for per_hop in fanouts for fanout in per_hop],
         len(fanouts[0]),

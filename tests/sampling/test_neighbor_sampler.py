@@ -646,7 +646,7 @@ def test_a_batch_of_the_whole_graph_has_its_lists_in_order(index_dtype, typed):
     seeds = torch.randperm(num_vertices, generator=generator)
     if typed:
         (n_id,), _, (edge_index,), (e_id,), _, _ = ops.sample_typed_neighbors(
-            [indptr], [indices], [None], [None], [None], [None], [0], [0], [num_vertices], [None], [seeds], [None], [0], [-1], 1, 0,
+            [indptr], [indices], [None], [None], [None], [None], [0], [0], [num_vertices], [None], [seeds], [None], [], [0], [-1], 1, 0,
         )  # fmt: skip
     else:
         n_id, edge_index, e_id, _, _ = ops.sample_neighbors(indptr, indices, None, seeds, [-1], 0, False)

@@ -99,12 +99,18 @@ def test_owners_draw_what_a_whole_topology_draws(num_parts, joins, options):
 
 @pytest.mark.parametrize("name,last", [("time", False), ("edge_time", False), ("time", True), ("edge_time", True)])
 @pytest.mark.parametrize("induced", [False, True])
-def test_trees_see_the_same_times(name, last, induced):
+@pytest.mark.parametrize("window", [None, 3, 2.25], ids=["", "window", "real window"])
+def test_trees_see_the_same_times(name, last, induced, window):
     for seed, fanouts in itertools.product(range(3), FANOUTS):
-        graph = numbered(random_data(seed), time_attr=name)
+        data = random_data(seed)
+        if isinstance(window, float):
+            data[name] = data[name] * 0.75
+        graph = numbered(data, time_attr=name)
         hosts, seeds = topologies(graph, offsets_of(graph, 3, seed)), some_seeds(seed, 60)
         now = {None: torch.from_numpy(np.random.default_rng(seed).integers(9, size=seeds.numel()))}
-        options = DrawOptions([fanouts], disjoint=True, last=last, induced=induced)
+        if graph.clock is not None and isinstance(window, float):
+            now = {None: graph.clock.read(now[None] * 0.75, "now")}
+        options = DrawOptions([fanouts], disjoint=True, last=last, induced=induced, window=window)
         check_same(TypedTopology(graph), hosts, {None: seeds}, seed, options, now)
 
 

@@ -247,7 +247,7 @@ def test_ids_of_more_than_32_bits_are_distinguished_in_trees():
     for disjoint in (False, True):
         n_id, tree, edge_index, *_ = ops.sample_typed_neighbors(
             [torch.tensor([0, 5, 5])], [sources], [None], [None], [None], [None], [1], [0], [2, huge], [None, None],
-            [long(0, 1, 0), NONE], [None, None], [0, 3], [-1], 1, 0, disjoint=disjoint,
+            [long(0, 1, 0), NONE], [None, None], [], [0, 3], [-1], 1, 0, disjoint=disjoint,
         )  # fmt: skip
         once = [5, 5 + width, 5 + 2 * width, huge - 1]
         assert n_id[1].tolist() == (once * 2 if disjoint else once)
@@ -827,6 +827,7 @@ def test_the_kernel_draws_from_a_list_with_an_infinite_sum():
             [None],
             [long(0)],
             [None],
+            [],
             [0],
             [1],
             1,
@@ -1146,7 +1147,7 @@ def test_a_key_fixes_a_sample_and_another_key_changes_it(options):
 INDPTR, INDICES = long(0, 1, 3, 3), long(1, 0, 2)
 GOOD = dict(
     indptr=[INDPTR], indices=[INDICES], edge_id=[None], links=[None], edge_weight=[None], edge_time=[None],
-    source_type=[0], target_type=[0], num_vertices=[3], node_time=[None], seeds=[long(0, 1)], seed_time=[None], first_tree=[0], fanouts=[2],
+    source_type=[0], target_type=[0], num_vertices=[3], node_time=[None], seeds=[long(0, 1)], seed_time=[None], seed_since=[], first_tree=[0], fanouts=[2],
     num_hops=1, batch_key=0,
 )  # fmt: skip
 

@@ -271,16 +271,19 @@ class Relation:
     time: Sequence[int] | None = None
 
 
-def visible(relation: Relation, v: int, node_time: Sequence[int] | None, now: int | None) -> list[int]:
-    """Positions in v's list that a tree of time ``now`` may see, checked one by one."""
+def visible(
+    relation: Relation, v: int, node_time: Sequence[int] | None, now: int | None, since: float | None = None
+) -> list[int]:
+    """Positions in v's list that a tree of time ``now`` and a window from ``since`` on may see, checked one by one."""
     places = range(relation.indptr[v], relation.indptr[v + 1])
     if now is None:
         return list(places)
+    first = -math.inf if since is None else since
     return [
         e
         for e in places
-        if (relation.time is None or relation.time[e] <= now)
-        and (node_time is None or node_time[relation.indices[e]] <= now)
+        if (relation.time is None or first <= relation.time[e] <= now)
+        and (node_time is None or first <= node_time[relation.indices[e]] <= now)
     ]
 
 
@@ -329,10 +332,12 @@ def sample_typed_neighbors(
     last: bool = False,
     induced: bool = False,
     shared: bool = False,
+    seed_since: Sequence[Sequence[int] | None] = (),
 ) -> tuple[list, list, list, list, list, list]:
     """The outputs of ``ops.sample_typed_neighbors`` as lists; ``fanouts`` per relation."""
     num_types = len(seeds)
     now: dict[int, int] = {}  # time of each tree
+    since: dict[int, int] = {}  # begin of each tree's window
     n_id = [list(ids) for ids in seeds]
     tree = [[first_tree[t] + i if disjoint else 0 for i in range(len(ids))] for t, ids in enumerate(seeds)]
     local: list[dict[tuple[int, int], int]] = [{} for _ in range(num_types)]
@@ -341,6 +346,8 @@ def sample_typed_neighbors(
             local[t].setdefault(place, i)
         for i, time in enumerate(seed_time[t] or []):
             now[first_tree[t] + i] = time
+        for i, time in enumerate((seed_since[t] or []) if seed_since else []):
+            since[first_tree[t] + i] = time
     rows, cols, edges = ([[] for _ in relations] for _ in range(3))
     num_nodes, num_edges = [[len(ids)] for ids in n_id], [[] for _ in relations]
     frontier = [range(len(ids)) for ids in n_id]
@@ -352,7 +359,7 @@ def sample_typed_neighbors(
             for i in frontier[t]:
                 drawn = draw_visible(
                     relation,
-                    visible(relation, n_id[t][i], node_time[s], now.get(tree[t][i])),
+                    visible(relation, n_id[t][i], node_time[s], now.get(tree[t][i]), since.get(tree[t][i])),
                     fanout,
                     stream_of(batch_key, hop, r, tree[t][i] if disjoint else None, n_id[t][i]),
                     replace=replace,
@@ -378,7 +385,7 @@ def sample_typed_neighbors(
             found = [
                 (local[s][tree[t][i], relation.indices[e]], i, e)
                 for i, v in enumerate(n_id[t])
-                for e in visible(relation, v, node_time[s], now.get(tree[t][i]))
+                for e in visible(relation, v, node_time[s], now.get(tree[t][i]), since.get(tree[t][i]))
                 if (tree[t][i], relation.indices[e]) in local[s]
             ]
             rows[r], cols[r], edges[r] = ([f[k] for f in found] for k in range(3))
@@ -403,12 +410,13 @@ def draw_from_lists(
     replace: bool = False,
     last: bool = False,
     shared: bool = False,
+    since: Sequence[int] | None = None,
 ) -> tuple[list[int], list[int], list[int]]:
     """The outputs of ``ops.draw_from_lists`` as lists. ``lists`` has the rows of a part."""
     drawn = [
         draw_visible(
             lists,
-            visible(lists, place[i], None, None if now is None else now[i]),
+            visible(lists, place[i], None, None if now is None else now[i], None if since is None else since[i]),
             fanout,
             stream_of(batch_key, hop, relation, None if tree is None else tree[i], vertex[i]),
             replace=replace,
@@ -494,6 +502,7 @@ def edges_between(
     now: Sequence[int] | None,
     member: Sequence[int],
     member_tree: Sequence[int] | None,
+    since: Sequence[int] | None = None,
 ) -> tuple[list[int], list[int], list[int]]:
     """The outputs of ``ops.edges_between`` as lists."""
     members = list(zip([0] * len(member) if member_tree is None else member_tree, member))
@@ -501,7 +510,7 @@ def edges_between(
     for i, target in enumerate(place):
         found = [
             (members.index((0 if tree is None else tree[i], lists.indices[e])), e)
-            for e in visible(lists, target, None, None if now is None else now[i])
+            for e in visible(lists, target, None, None if now is None else now[i], None if since is None else since[i])
             if (0 if tree is None else tree[i], lists.indices[e]) in members
         ]
         count.append(len(found))
