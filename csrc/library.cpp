@@ -41,6 +41,7 @@ STABLE_TORCH_LIBRARY(salientpp, m) {
   m.def("edges_between(Tensor indptr, Tensor indices, Tensor? edge_time, Tensor place, Tensor? tree, Tensor? now, Tensor member, Tensor? member_tree, int num_sources, int num_trees, int map_budget_bytes=536870912, Tensor? since=None) -> (Tensor count, Tensor row, Tensor position)");
   m.def("merge_lists(int size, Tensor?[] position, Tensor[] count, Tensor[] value, Tensor[] base) -> (Tensor count, Tensor value)");
   m.def("pack_integers(Tensor[] section, Tensor?[] count, Tensor?[] base) -> Tensor");
+  m.def("ppr_push(Tensor indptr, Tensor indices, Tensor seeds, float alpha, float epsilon, int k, Tensor? ids=None, Tensor? degree=None, bool parallel=True) -> (Tensor id, Tensor score, Tensor count, Tensor missing)");
   m.def("to_bidirectional(Tensor row, Tensor col, Tensor rev_row, Tensor rev_col, Tensor? edge_id, Tensor? rev_edge_id) -> (Tensor edge_index, Tensor edge_id)");
   // ways
   m.def("code_ids(Tensor ids, int num_ids, int but_from=0, int but_to=0) -> Tensor");

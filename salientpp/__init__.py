@@ -19,6 +19,7 @@ if _TYPE_CHECKING:
     from salientpp.loader.statistics import LoaderStats
     from salientpp.progress import Progress, ProgressBar
     from salientpp.sampling.neighbor_sampler import NeighborSampler
+    from salientpp.sampling.ppr import PPRSampler
     from salientpp.store.directory.load import load
     from salientpp.store.directory.local_copy import copy_to_disk
     from salientpp.store.directory.opened import PartitionedGraph
@@ -35,6 +36,7 @@ _MODULES = {
     "LoaderStats": "loader.statistics",
     "NeighborLoader": "loader.node_loader",
     "NeighborSampler": "sampling.neighbor_sampler",
+    "PPRSampler": "sampling.ppr",
     "PartitionedGraph": "store.directory.opened",
     "Preemption": "launch.preemption",
     "Progress": "progress",
@@ -55,6 +57,7 @@ __all__ = [
     "LoaderStats",
     "NeighborLoader",
     "NeighborSampler",
+    "PPRSampler",
     "PartitionedGraph",
     "Preemption",
     "Progress",

@@ -45,6 +45,7 @@ def add_batch_attributes(batch: Data | HeteroData, mfg: Mfg) -> None:
             for name in mfg.orig_row:
                 batch[name]._orig_edge_index = torch.stack([mfg.orig_row[name], mfg.orig_col[name]])
         return
+    _set_attributes(batch, **getattr(mfg, "per_seed", {}))
     _set_attributes(
         batch,
         n_id=batch._store._mapping.get("n_id", mfg.node),

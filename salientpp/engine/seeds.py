@@ -18,6 +18,7 @@ from salientpp.engine.connected import Connected
 from salientpp.graph.csc import Graph
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.part_topology import PartTopology, topology_of_part
+from salientpp.sampling.ppr import PPRSampler
 from salientpp.sampling.seeds import edge_start, part_edges, part_nodes, scores_of_part
 from salientpp.sampling.topology import Mfg
 from salientpp.store.directory.opened import PartitionedGraph
@@ -179,6 +180,12 @@ def _access_probability(sampler: BaseSampler, start: Start, nodes: Tensor | None
             f"device_rows needs to know how batches are sampled, which a {type(sampler).__name__} does not tell; "
             "pass a salientpp.NeighborSampler, or device_rows=0"
         )
+    if isinstance(sampler, PPRSampler):
+        if nodes is None:
+            raise ValueError(
+                "device_rows with a PPRSampler needs seeds that are vertices, got edges; pass device_rows=0"
+            )
+        return {None: sampler.inclusion(nodes, batch_size)}
     graph, fanouts = sampler.topology.graph, sampler.fanouts
     draws: dict[str, Any] = {"include_seeds": True, "replace": sampler.replace}
     if isinstance(graph, Graph) and nodes is not None and fanouts[0]:

@@ -93,12 +93,13 @@ class SamplingWorkers:
 
     def prepare(self, index: int, mfg: Any, num_seeds: int, maker: Maker) -> Any:
         """Makes the result of a request from a sampled batch."""
-        metadata, edge_rows = mfg.metadata, getattr(mfg, "edge_rows", None)
+        metadata = mfg.metadata
+        kept = {name: value for name in ("edge_rows", "per_seed") if (value := getattr(mfg, name, None)) is not None}
         if self.transform is not None:
             mfg = self.transform(mfg)
             mfg.metadata = metadata if mfg.metadata is None else mfg.metadata
-            if edge_rows is not None:
-                mfg.edge_rows = edge_rows
+            for name, value in kept.items():
+                setattr(mfg, name, value)
         permutation = self._source.sampler.edge_permutation
         if permutation is not None:
             mfg.edge = _users_edge_ids(mfg.edge, permutation)

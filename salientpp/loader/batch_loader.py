@@ -21,17 +21,19 @@ from salientpp.engine.agreement import Facts
 from salientpp.engine.basis import Basis
 from salientpp.engine.connected import connect_part, placement_of
 from salientpp.engine.epochs import Epochs
+from salientpp.engine.ppr import find_ppr
 from salientpp.engine.producer import ByHand
 from salientpp.engine.seeds import Seeds
 from salientpp.engine.shares import Shares, check_units, seeds_by_part, seeds_of_parts
 from salientpp.engine.source import BatchSource, open_partition, sources_in
 from salientpp.loader.bookmark import Bookmark
-from salientpp.loader.construction import connect, facts_of, prepare_together
+from salientpp.loader.construction import connect, facts_of, prepare_together, reported
 from salientpp.loader.device_sampling import draw_on_device
 from salientpp.loader.fingerprint import fingerprint_of
 from salientpp.loader.order import GivenOrder, checked_positions
 from salientpp.loader.padding import check_padding
 from salientpp.loader.planned_loader import PlannedLoader
+from salientpp.loader.ppr import check_ppr
 from salientpp.loader.pyg_arguments import SamplingOptions, check_order, normalise_numbers
 from salientpp.loader.samplers import OrderedSampler, RanksSampler, ShuffledSampler
 from salientpp.loader.values import Options
@@ -90,6 +92,7 @@ class BatchLoader(PlannedLoader):
         self._calls = 0
         self._adapt_seeds(prepared.source.seeds, everyone)
         self._bookmark = self._make_bookmark(prepared, everyone)
+        reported(comm, partial(find_ppr, prepared.source), "make its loader")
         self._make_engine(self._make_basis(comm, prepared), prepared.options, everyone)
         self._pad_together()
 
@@ -138,6 +141,7 @@ class BatchLoader(PlannedLoader):
             raise ValueError(
                 f"{type(self).__name__} overrides collate_fn or filter_fn, which make batches of one logical rank; pass transform=, or drop join_logical_ranks"
             )
+        check_ppr(source, options)
         placement = source.exchange.placement if share is None else Placement(*share, num_parts=1)
         check_units(source, placement)
         check_given(options.cache, source)

@@ -145,6 +145,7 @@ def facts_of(
             **settings,
             "shared_draws": None,
             "time_window": None,
+            "ppr": None,
             **{name: bool(value) if name == "replace" else value for name, value in draws.items()},
             **dict.fromkeys(options.facts(of_host=True)),  # the same names on all ranks
             **options.facts(of_host=bool(ranks_by_host) or source.rounds_topology is not None or options.is_planned),

@@ -13,6 +13,7 @@ from torch_geometric.sampler.base import SubgraphType
 from salientpp.arguments import as_integer
 from salientpp.engine.seeds import sampler_of_part
 from salientpp.sampling.neighbor_sampler import NeighborSampler, SharedDraws
+from salientpp.sampling.ppr import PPRSampler
 from salientpp.store.directory.opened import PartitionedGraph
 
 
@@ -60,7 +61,7 @@ class SamplingOptions:
         if own is not None and not isinstance(own, NeighborSampler):
             raise ValueError(
                 "a neighbor_sampler= other than salientpp.NeighborSampler is for data in one process; on a partitioned graph the cache and the "
-                "order of rows depend on this package's draws; leave it out and use the loader's own arguments, or pass a salientpp.NeighborSampler"
+                "order of rows depend on this package's draws; leave it out and use the loader's own arguments, or pass NeighborSampler or PPRSampler"
             )
         if own is not None:
             sizes = {type_: book.num_vertices for type_, book in part.books.items()}
@@ -68,7 +69,7 @@ class SamplingOptions:
                 raise ValueError(
                     f"the topology of neighbor_sampler has {own.topology.num_vertices} vertices, but {part.root} has {sizes}; pass a sampler of the same graph"
                 )
-            return own
+            return own.over(part) if isinstance(own, PPRSampler) else own
         same = ("replace", "disjoint", "temporal_strategy", "shared_draws", "time_window")
         draws = {name: getattr(self, name) for name in same}
         draws["subgraph_type"] = self.subgraph_type if self.directed else SubgraphType.induced

@@ -44,6 +44,7 @@ from salientpp.ops.sampling import (
     merge_lists,
     pack_integers,
     permutation,
+    ppr_push,
     sample_neighbors,
     sample_typed_neighbors,
     sample_vertices,

@@ -352,6 +352,36 @@ def pack_integers(section: Sequence[Tensor], count: Sequence[Tensor | None], bas
     return operators.pack_integers(section, count, base)
 
 
+def ppr_push(
+    indptr: Tensor,
+    indices: Tensor,
+    seeds: Tensor,
+    alpha: float,
+    epsilon: float,
+    k: int,
+    ids: Tensor | None = None,
+    degree: Tensor | None = None,
+    parallel: bool = True,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Finds the vertices with the largest approximate personalised PageRank of each seed, by forward push; see :mod:`salientpp.sampling.ppr`.
+
+    Args:
+        indptr, indices: lists of all N vertices, or of ``ids``. ``indices`` are int32 or int64 [E], vertices.
+        seeds: int64 [B].
+        alpha: probability in (0, 1) that a walk ends at a vertex.
+        epsilon: > 0; residuals of at most ``epsilon`` times the length of a list are not pushed.
+        k: >= 1, the most vertices of a seed.
+        ids: int64 ascending, the vertices whose lists are given; or None.
+        degree: int32 or int64 [N], the lengths of all lists. Given if and only if ``ids`` is given.
+
+    Returns:
+        ``id`` int64 [B, k] and ``score`` float64 [B, k]: vertices by descending score, equal scores by ascending id. Seed b has ``count[b]`` of them, and
+        -1 and 0.0 fill the rest. If a list is missing that a seed needs, its ``count`` is -1. ``missing`` int64 [m] are the vertices of these lists,
+        ascending.
+    """
+    return operators.ppr_push(indptr, indices, seeds, alpha, epsilon, k, ids, degree, parallel)
+
+
 def to_bidirectional(
     row: Tensor,
     col: Tensor,

@@ -62,10 +62,9 @@ def drawing_of(
     try:
         around(_tell_seeds)
     except _Seeds as seeds:
-        arguments = sampler.arguments(
-            seeds.seed, seeds.time, key if draw_key is None else draw_key, of_edges, only_vertices
-        )
-    out = yield from topology.drawing(*arguments, only_vertices=only_vertices)
+        seed, time = seeds.seed, seeds.time
+    draw_key = key if draw_key is None else draw_key
+    out = yield from sampler.drawing(seed, time, draw_key, of_edges, only_vertices)
     edge_rows, reads = getattr(out, "edge_rows", {}), getattr(out, "reads", Reads())
     list_bytes = getattr(out, "list_bytes", 0)
     found = sampler.finished(around(lambda seed, time: out), only_vertices)

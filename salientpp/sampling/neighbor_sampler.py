@@ -28,6 +28,7 @@ from torch_geometric.sampler.neighbor_sampler import node_sample
 from salientpp import ops
 from salientpp.graph.csc import Graph
 from salientpp.graph.typed import TypedGraph
+from salientpp.sampling.part_topology import Drawing, PartTopology
 from salientpp.sampling.pyg_samples import sample_of_edges
 from salientpp.sampling.stored import GraphTopology, topology_of
 from salientpp.sampling.time_window import read_window
@@ -299,6 +300,12 @@ class NeighborSampler(BaseSampler):
         if self.sample_direction == "backward":
             out.row, out.col = out.col, out.row
         return out
+
+    def drawing(self, seed: Tensor | ByType, seed_time: Any, key: int, on_clock: bool, only_vertices: bool) -> Drawing:
+        """Samples an MFG in rounds, over a topology in parts. It takes the arguments of :meth:`arguments`."""
+        assert isinstance(self.topology, PartTopology)  # only such a topology is drawn in rounds
+        arguments = self.arguments(seed, seed_time, key, on_clock, only_vertices)
+        return (yield from self.topology.drawing(*arguments, only_vertices=only_vertices))
 
     def arguments(
         self, seed: Tensor | ByType, seed_time: Any, key: int, on_clock: bool, only_vertices: bool

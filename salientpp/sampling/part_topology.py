@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from salientpp.sampling.held_lists import (
     Vertices,
     WholeLists,
     merged,
+    merged_sources,
 )
 from salientpp.sampling.requests import Ends, ListRequest, pack_answer, unpack_answer
 from salientpp.sampling.topology import ByType, DrawOptions, Mfg, Topology
@@ -36,6 +38,8 @@ from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.directory.part_topology import PartEdgeRows
 from salientpp.store.rows import RowSource
 from salientpp.store.tiers import NO_IDS, IdSet
+
+Out = TypeVar("Out")
 
 #: Packets by the part that they go to, or that they come from.
 Packets = Mapping[int, Tensor]
@@ -160,15 +164,7 @@ class PartTopology(Topology):
         Raises:
             RuntimeError: the batch needs a list of another part.
         """
-        drawing = self.drawing(seeds, key, options, seed_time, only_vertices)
-        try:
-            while not next(drawing):
-                pass
-        except StopIteration as end:
-            return end.value
-        raise RuntimeError(
-            f"this batch needs lists that part {self.part_id} does not hold; only a loader on all ranks together can draw it"
-        )
+        return drawn_alone(self.drawing(seeds, key, options, seed_time, only_vertices), f"part {self.part_id}")
 
     # --- for this rank ------------------------------------------------------------------------------------
 
@@ -194,7 +190,7 @@ class PartTopology(Topology):
             drawn = yield from self._round(request, batch, asks=hop > 0 or not self.seeds_are_held)
             batch.join(drawn)
         if options.induced and not only_vertices:
-            yield from self._induce(batch, key, options.window)
+            yield from self.inducing(batch, key, options.window)
         return batch.finished(options, only_vertices)
 
     def _round(
@@ -297,8 +293,17 @@ class PartTopology(Topology):
         """Returns the attributes of a relation's edges that this host holds."""
         return self._lists[number][0].attributes
 
-    def _induce(self, batch: GrowingBatch, key: int, window: int | float | None) -> Generator[Packets, Packets, None]:
-        """Replaces the drawn edges by all edges between the batch's vertices."""
+    def reading(self, ids: Tensor) -> Generator[Packets, Packets, tuple[Tensor, Tensor]]:
+        """Reads the whole lists of distinct vertices, int64 [m], of a graph with one vertex type, in one round. Returns their lengths and sources, int64."""
+        request = ListRequest(HopDraw(0, 0, (-1,), False, False, False), [Vertices(ids)], False)
+        batch = GrowingBatch.begin(self, self.ends, {}, DrawOptions([[]]), None)
+        (drawn,) = yield from self._round(request, batch, asks=True)
+        return merged_sources(ids.numel(), drawn)
+
+    def inducing(
+        self, batch: GrowingBatch, key: int, window: int | float | None = None
+    ) -> Generator[Packets, Packets, None]:
+        """Replaces the drawn edges by all edges between the batch's vertices, in one round."""
         vertices = [batch.vertices(type_) for type_ in range(len(batch.n_id))]
         members = [Vertices(of_type.ids, of_type.tree) for of_type in vertices]
         hop = HopDraw(key, 0, (-1,) * len(self.ends), False, False, False, window)
@@ -356,6 +361,25 @@ class PartTopology(Topology):
                 f"the lists {'' if name is None else f'of {name} '}of part {self.part_id} hold vertex {int(source[at])}, expected ids in [0, {size}); its file "
                 "is damaged: `salientpp info --verify` finds the file"
             )
+
+
+def drawn_alone(drawing: Generator[Packets, Packets | None, Out], holder: str = "this host") -> Out:
+    """Returns the result of a drawing that asks no other rank.
+
+    Args:
+        holder: the holder of the lists, for errors.
+
+    Raises:
+        RuntimeError: the drawing needs a list of another part.
+    """
+    try:
+        while not next(drawing):
+            pass
+    except StopIteration as end:
+        return end.value
+    raise RuntimeError(
+        f"this batch needs lists that {holder} does not hold; only a loader on all ranks together can draw it"
+    )
 
 
 def topology_of_part(part: PartitionedGraph, time_attr: str | None, weight_attr: str | None) -> PartTopology:

@@ -17,6 +17,7 @@ from salientpp.ids import as_tensor, first_outside, read_ids
 from salientpp.ranks.comm import Comm
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.part_topology import PartTopology
+from salientpp.sampling.ppr import PPRSampler
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.directory.part_topology import PartEdgeRows
 from salientpp.store.rows import take_rows
@@ -217,6 +218,9 @@ def scores_of_part(
         inputs: the seeds of the part.
         start: by vertex type, the probability that a batch starts from each vertex.
     """
+    if isinstance(sampler, PPRSampler):
+        assert isinstance(inputs, NodeSamplerInput)  # the loader refuses caches of other seeds
+        return {None: sampler.inclusion(inputs.node, batch_size)}
     workload: Workload | TypedWorkload
     draws = sampler.fanouts, batch_size, sampler.replace
     of_vertices = isinstance(inputs, NodeSamplerInput) and not sampler.topology.has_weights

@@ -70,6 +70,7 @@ TASKS = {
     "induce": lambda key: ops.edges_between(
         GRAPH.indptr, GRAPH.indices, None, SEEDS, None, None, ops.permutation(3000, key)[:500], None, 3000
     ),
+    "push": lambda key: ops.ppr_push(GRAPH.indptr, GRAPH.indices, SEEDS, 0.2, 1e-3, 5 + key % 3),
     "permute": lambda key: [ops.permutation(5000, key)],
     "look up": lambda key: ops.look_up(ops.permutation(3000, key), BOOK, 1, [HOT], [CACHED]),
     "pack": lambda key: [ops.pack_id_set(ops.permutation(3000, key)[:700].sort().values, 3000)],

@@ -331,6 +331,13 @@ CASES = {
         lambda: ([long(2, 300), torch.tensor([9], dtype=torch.uint8), NONE], [None] * 3, [None] * 3),
         lambda: ([long(5, 6, 9)], [long(2, 0, 1)], [long(5, 0, -(2**40))]),
     ],
+    "ppr_push": [
+        lambda: (INDPTR, INDICES, long(0, 2, 0), 0.2, 1e-3, 2),
+        lambda: (INDPTR, INDICES.long(), long(1), 0.9, 0.5, 5, None, None, False),
+        lambda: (long(0, 2), ints(1, 2), long(0), 0.2, 1e-3, 3, long(0), ints(2, 1, 0)),
+        lambda: (long(0), NONE, long(2, 0), 0.2, 1e-3, 1, NONE, long(2, 1, 0)),
+        lambda: (long(0), NONE, NONE, 0.2, 1e-3, 1),
+    ],
     "edges_between": [
         lambda: (INDPTR, INDICES, None, long(0, 1, 0), None, None, long(2, 0, 2), None, 3, 0),
         lambda: (INDPTR, INDICES, None, long(0, 1, 0), None, None, long(2, 0, 2), None, 3, 0, 0),

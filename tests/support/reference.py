@@ -519,6 +519,40 @@ def edges_between(
     return count, row, position
 
 
+def ppr_push(
+    indptr: Sequence[int], indices: Sequence[int], seed: int, alpha: float, epsilon: float, k: int
+) -> list[tuple[int, float]]:
+    """The k vertices with the largest scores of one seed, as ``ops.ppr_push`` finds them. Sums have the same order, so results are equal bit for bit."""
+    score: dict[int, float] = {}
+    residual = {seed: 1.0}
+    queue = [seed]
+    while queue:
+        v = queue.pop(0)
+        sources = [int(u) for u in indices[indptr[v] : indptr[v + 1]]]
+        settled = residual[v] if not sources else alpha * residual[v]
+        score[v] = score.get(v, 0.0) + settled
+        share = (1.0 - alpha) * residual[v] / len(sources) if sources else 0.0
+        residual[v] = 0.0
+        for u in sources:
+            residual[u] = residual.get(u, 0.0) + share
+            if u not in queue and residual[u] > epsilon * float(indptr[u + 1] - indptr[u]):
+                queue.append(u)
+    return sorted(score.items(), key=lambda of: (-of[1], of[0]))[:k]
+
+
+def exact_ppr(indptr: Sequence[int], indices: Sequence[int], alpha: float) -> np.ndarray:
+    """Personalised PageRank by a dense solution: entry [s, v] is the probability that a walk from s ends at v."""
+    size = len(indptr) - 1
+    step, ends = np.zeros((size, size)), np.full(size, alpha)
+    for v in range(size):
+        sources = indices[indptr[v] : indptr[v + 1]]
+        for u in sources:
+            step[v, int(u)] += 1 / len(sources)
+        if not len(sources):
+            ends[v] = 1.0
+    return np.linalg.solve(np.eye(size) - (1 - alpha) * step, np.diag(ends))
+
+
 def successive_sampling(weights: Sequence[float], count: int) -> dict[tuple[int, ...], float]:
     """Probability of every subset of ``count`` places, drawn one after the other with chances proportional to weights.
 
