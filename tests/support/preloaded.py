@@ -5,7 +5,6 @@ longer than the work of most ranks and scripts.
 """
 
 # ruff: noqa: F401
-import contextlib
 import gc
 
 import numpy
@@ -26,9 +25,6 @@ import salientpp.layerwise.inference
 import salientpp.loader.link_loader
 import salientpp.loader.node_loader
 import salientpp.store.directory.writer
-
-with contextlib.suppress(ImportError):  # torch < 2.13 has no such module
-    import torch.profiler._cupti_monitor
 
 for name in salientpp.__all__:
     getattr(salientpp, name)  # the package imports names on first use
