@@ -80,6 +80,7 @@ class Run(TorchFunctionMode):
         super().__exit__(*raised)
         self._calls.__exit__(None, None, None)
 
+    @torch.compiler.disable  # compiled code of a trimmed model calls this method and does not contain it
     def _call(self, conv: MessagePassing, path: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._is_inside:  # a layer inside a layer
             return forward(*args, **kwargs)
@@ -131,6 +132,7 @@ class Run(TorchFunctionMode):
                 "layers of a trimmed model give only the needed rows; give this function rows of one layer only, or do not use salientpp.nn.trim on this model"
             ) from error
 
+    @torch.compiler.disable
     def _row_wise(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self._aligned(args, kwargs, self._numbers, same_ndim=False)
         return forward(*args, **kwargs)

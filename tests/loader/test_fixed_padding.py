@@ -107,7 +107,7 @@ def test_loaders_with_the_same_arguments_have_the_same_size_also_copies_and_resu
 
 
 def test_a_model_is_compiled_once():
-    torch._dynamo.reset()
+    torch.compiler.reset()
     model, count = nn.GraphSAGE(DATA.num_features, 8, 2, 4), 0
 
     def backend(module, inputs):
@@ -119,7 +119,7 @@ def test_a_model_is_compiled_once():
     compiled = torch.compile(model, dynamic=False, backend=backend)
     for batch in loader:
         compiled(batch.x, batch.edge_index)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     assert count == 1 and loader.stats().padding_overflows == 0
 
 
@@ -303,9 +303,9 @@ def test_the_example_compiles_a_model_for_one_shape(monkeypatch, capsys):
     import compiled
 
     monkeypatch.setattr(sys, "argv", ["compiled.py", "--backend", "eager", "--vertices", "6000", "--epochs", "2"])
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled.main()
-    torch._dynamo.reset()
+    torch.compiler.reset()
     lines = capsys.readouterr().out.splitlines()
     losses = [float(re.search(r"loss ([\d.]+)", line)[1]) for line in lines]
     assert len(lines) == 2 and losses[1] < losses[0]

@@ -73,7 +73,7 @@ def test_outputs_at_the_seeds_and_gradients_equal_those_without_padding(name):
 
 def compilations(loader: NeighborLoader, plain: bool = False) -> int:
     """Counts the compilations of a GraphSAGE over an epoch. ``plain``: without the marks that a loader without padding sets on its tensors."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     model = nn.GraphSAGE(DATA.num_features, 8, 2, 4)
     count = 0
 
@@ -86,7 +86,7 @@ def compilations(loader: NeighborLoader, plain: bool = False) -> int:
         compiled = torch.compile(model, dynamic=False, backend=backend)
         for batch in loader:
             compiled(*(value.clone() if plain else value for value in (batch.x, batch.edge_index)))
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return count
 
 

@@ -65,7 +65,7 @@ def test_other_dtypes_are_close(kind, dtype, batch):
 
 @pytest.mark.parametrize("order", ["trim(compile)", "compile(trim)"])
 def test_compiled_models_are_exact(order, batch):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     model = network()
     expected = step(model, batch)
     if order == "compile(trim)":
@@ -76,17 +76,48 @@ def test_compiled_models_are_exact(order, batch):
         got = step(other, batch)
         got.tensors = {name.removeprefix("_orig_mod."): value for name, value in got.tensors.items()}
         assert_same(expected, got)
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 def test_a_compiled_part_between_layers_is_exact(batch):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     model = network()
     expected = step(model, batch)
     model.act = torch.compile(nn.ReLU(), backend="eager")
     got = step(salientpp.nn.trim(model), batch)
     assert_same(expected, got)
-    torch._dynamo.reset()
+    torch.compiler.reset()
+
+
+class Nested(nn.Module):
+    """A model within a model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = pyg.GraphSAGE(WIDTH, 8, 2), nn.Linear(8, 3)
+
+    def forward(self, x, edge_index):
+        return self.last(self.inner(x, edge_index))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_compiled_model_within_a_trimmed_one_gives_the_same_rows(in_place, batch):
+    """Compiled code then calls the functions that cut rows, and does not contain them."""
+    torch.compiler.reset()
+    torch.manual_seed(1)
+    model = Nested().to(batch.x.dtype)
+    expected = step(model, batch)
+    if in_place:
+        model.inner.compile(backend="eager")
+    else:
+        model.inner = torch.compile(model.inner, backend="eager")
+    for _ in range(2):
+        got = step(salientpp.nn.trim(model), batch)
+        got.tensors = {name.replace("_orig_mod.", ""): value for name, value in got.tensors.items()}
+        assert_same(expected, got)
+        with torch.no_grad():
+            torch.testing.assert_close(model(batch.x, batch.edge_index), expected.out)
+    torch.compiler.reset()
 
 
 # --- processes -------------------------------------------------------------------------------------------------
