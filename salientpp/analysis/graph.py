@@ -19,7 +19,8 @@ from salientpp.progress import Progress
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.store.directory.contents import collect_splits
 from salientpp.store.directory.opened import PartitionedGraph
-from salientpp.store.narrow import read_formats
+from salientpp.store.frames import feature_columns, features_of, formats_of_columns
+from salientpp.store.narrow import Column, read_formats
 from salientpp.vip.policies import Workload
 
 
@@ -121,10 +122,12 @@ def open_graph(
         raise ValueError(
             f"seeds must be 'all' or a split of the data ({', '.join(splits) or 'it has none'}), got {seeds!r}"
         )
-    x = data.get("x")
-    row_bytes = 0 if x is None else x[0].numel() * x.element_size()
-    for narrow in read_formats("send_as", send_as, {} if x is None else {(None, "x"): (x.dtype, x.shape[1:])}).values():
-        row_bytes = narrow.row_bytes
+    frames, columns = features_of(data)
+    known: dict[Column, Any] = {(None, name): (rows.dtype, rows.shape[1:]) for name, rows in columns.items()}
+    sizes: dict[Column, int] = {(None, name): rows[:1].nbytes for name, rows in columns.items()}
+    given = formats_of_columns("send_as", send_as, {(None, name): frame for name, frame in frames.items()}, known)
+    sizes |= {column: narrow.row_bytes for column, narrow in read_formats("send_as", given, known).items()}
+    row_bytes = sum(sizes.values())
     chosen = None if seeds == "all" else splits[seeds]
     workload: dict[str, Any] = {"num_neighbors": batches.num_neighbors, "batch_size": batches.batch_size}
 
@@ -154,12 +157,23 @@ def open_graph(
 
 
 def sent_row_bytes(part: PartitionedGraph, send_as: Mapping[Any, str] | None) -> dict[str | None, int]:
-    """Returns, by vertex type, the bytes of a row of ``x`` as a run sends and caches it; 0 for types without ``x``."""
+    """Returns, by vertex type, the bytes of a row of the features as a run sends and caches it; 0 for types without features.
+
+    Features are ``x`` and the columns of a table ``tf``.
+    """
     types = {type_.name: type_ for type_ in part.description.node_types}
-    stored = {name: type_.attributes["x"] for name, type_ in types.items() if "x" in type_.attributes}
-    known = {(name, "x"): (getattr(torch, entry["dtype"]), entry["row_shape"]) for name, entry in stored.items()}
-    row_bytes = {name: type_.row_bytes("x") for name, type_ in types.items()}
-    for (name, attribute), format in read_formats("send_as", send_as, known).items():
+    frames = {name: type_.tables for name, type_ in types.items()}
+    columns = [
+        (name, each) for name, type_ in types.items() for each in feature_columns(type_.attributes, frames[name])
+    ]
+    stored = {(name, each): types[name].attributes[each] for name, each in columns}
+    known = {column: (getattr(torch, entry["dtype"]), entry["row_shape"]) for column, entry in stored.items()}
+    row_bytes = dict.fromkeys(types, 0)
+    for name, each in columns:
+        row_bytes[name] += types[name].row_bytes(each)
+    tables = {(type_, name): frame for type_, named in frames.items() for name, frame in named.items()}
+    given = formats_of_columns("send_as", send_as, tables, known)
+    for (name, attribute), format in read_formats("send_as", given, known).items():
         narrow = types[name].narrow(attribute)
         if narrow is not None:
             words = attribute if name is None else str((name, attribute))
@@ -167,5 +181,5 @@ def sent_row_bytes(part: PartitionedGraph, send_as: Mapping[Any, str] | None) ->
                 f"send_as names {words!r}, which {part.root} stores and sends as {narrow.format}; leave it out"
             )
         if not types[name].replicated:
-            row_bytes[name] = format.row_bytes
+            row_bytes[name] += format.row_bytes - types[name].row_bytes(attribute)
     return row_bytes

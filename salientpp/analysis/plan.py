@@ -212,7 +212,8 @@ def _narrow_widths(data: Data | PartitionedGraph, widths: Mapping[str | None, in
     found = dict(widths)
     for name, (dtype, shape) in shapes.items():
         if dtype in WIDE:
-            found[name] = min(widths[name], Narrow("int8", dtype, tuple(shape)).row_bytes)
+            narrow = Narrow("int8", dtype, tuple(shape))
+            found[name] -= max(0, narrow.wide_bytes - narrow.row_bytes)
     if found == widths:
         raise ValueError(
             "allow int8: no rows of x would travel in fewer bytes, because they are short, stored in a narrow format or not floating-point numbers; "

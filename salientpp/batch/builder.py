@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from salientpp.batch.template import DataTemplate, PartitionTemplate, StoreTempl
 from salientpp.sampling.hops import demand
 from salientpp.sampling.topology import Mfg
 from salientpp.store.fetch import Column, Fetch
+from salientpp.store.frames import Frame, put_tables_together
 
 
 @dataclass
@@ -36,6 +38,7 @@ class BatchBuilder:
         own: columns whose rows come from a user's source instead of the data.
         held: contents of the data when the tiers were made. None: the data cannot change.
         marks_sizes: if True, tell ``torch.compile`` which sizes change.
+        frames: by type and attribute name, the tables whose columns are gathered.
     """
 
     fetch: Fetch
@@ -47,6 +50,7 @@ class BatchBuilder:
     own: Collection[Column] = ()
     held: Contents | None = None
     marks_sizes: bool = True
+    frames: Mapping[Any, Mapping[str, Frame]] = field(default_factory=dict)
 
     def contents(self) -> Contents | None:
         """Returns the current contents of the data. None: the data cannot change."""
@@ -78,7 +82,9 @@ class BatchBuilder:
         return batch if self.device.type == "cpu" else batch.to(self.device)
 
     def finish(self, batch: Data | HeteroData) -> Data | HeteroData:
-        """Completes a batch once all its rows are set: dtype, pinned memory and marks for ``torch.compile``."""
+        """Completes a batch once all its rows are set: tables, dtype, pinned memory and marks for ``torch.compile``."""
+        for store in batch.stores if self.frames else ():
+            put_tables_together(store, self.frames.get(store._key, {}))
         batch = self.in_dtype(batch)
         if self.pin_memory:
             batch = batch.pin_memory()

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import BaseStorage
+from torch_geometric.typing import TensorFrame
 
 from salientpp.store.fetch import Column
+from salientpp.store.frames import tensors_of
 
 
 class Contents:
@@ -136,6 +138,8 @@ def _state_of(value: Any) -> object:
 
 
 def _state_of_other(value: Any) -> object:
+    if isinstance(value, TensorFrame):
+        return tuple((tensor._version, tensor.data_ptr()) for tensor in tensors_of(value))
     if not isinstance(value, Tensor):
         values = value.storage._value if is_sparse_tensor(value) else None
         return None if values is None else _state_of(values)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from salientpp.cli import terminal
 from salientpp.datasets.converted.directory import read_converted
-from salientpp.store.directory.description import PARTS, VertexType
+from salientpp.store.directory.description import PARTS, EdgeType, VertexType
 from salientpp.store.directory.manifest import parts_there
 from salientpp.store.directory.opened import PartitionedGraph
 
@@ -27,7 +27,7 @@ def describe(part: PartitionedGraph) -> list[RenderableType]:
     facts.append(("topology", "in parts" if part.topology == PARTS else "whole"))
     facts.append(("graph", f"{part.num_vertices:,} vertices, {part.num_edges:,} edges"))
     if not part.is_hetero:
-        facts.append(("attributes", _columns(described.node_types[0].attributes, described.edge_types[0].attributes)))
+        facts.append(("attributes", _attributes(described.node_types[0], described.edge_types[0])))
     facts += [
         (f"{'' if type_.name is None else f'{type_.name} '}{name}", _narrower(type_, name))
         for type_ in described.node_types
@@ -51,12 +51,12 @@ def describe(part: PartitionedGraph) -> list[RenderableType]:
     vertices = Table("vertices", "number", "rows", "attributes")
     for type_ in described.node_types:
         rows = "none" if not type_.attributes else "in every part" if type_.replicated else "by part"
-        cells = str(type_.name), f"{type_.num_vertices:,}", rows, _columns(type_.attributes)
+        cells = str(type_.name), f"{type_.num_vertices:,}", rows, _attributes(type_)
         vertices.add_row(*map(terminal.printable, cells))
     edges = Table("edges", "number", "attributes", "splits")
     for relation in described.edge_types:
         splits = ", ".join(f"{name} {sum(counts):,}" for name, counts in relation.splits.items())
-        name, columns = map(terminal.printable, (" ".join(relation.name or ()), _columns(relation.attributes)))
+        name, columns = map(terminal.printable, (" ".join(relation.name or ()), _attributes(relation)))
         edges.add_row(name, f"{relation.num_edges:,}", columns, splits or "none")
     return [grid, vertices, edges, _table_of_parts(part)]
 
@@ -75,6 +75,22 @@ def _narrower(type_: VertexType, name: str) -> str:
         f"stored as {narrow.format}: {narrow.row_bytes:,} bytes per row, not {narrow.wide_bytes:,}; largest error {stored['largest_error']:.3g}, "
         f"root mean square {stored['relative_rms_error']:.2%} of the values'"
     )
+
+
+def _attributes(*types: VertexType | EdgeType) -> str:
+    """Lists attributes. A table is one entry, with the number of its columns of each semantic type, and the bytes of its rows as stored."""
+    shown = []
+    for type_ in types:
+        tables = type_.tables
+        parts = {column for table in tables.values() for column in table.columns}
+        others = {name: entry for name, entry in type_.attributes.items() if name not in parts}
+        shown += [_columns(others)] if others else []
+        for name, table in tables.items():
+            size = sum(type_.row_bytes(column) for column in table.columns)
+            kinds = [f"{len(names)} {stype}" for stype, names in table.names]
+            kinds += ["y"] if any(piece.stype is None for piece in table.pieces) else []
+            shown.append(f"{name} table ({', '.join(kinds) or 'no columns'}; {size:,} bytes per row)")
+    return ", ".join(shown) or "none"
 
 
 def _columns(*columns: Mapping[str, Mapping[str, Any]]) -> str:

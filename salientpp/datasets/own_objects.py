@@ -26,7 +26,15 @@ def read_pyg(file: Path, map_tensors: bool = False) -> Data | HeteroData:
         file,
         map_tensors=map_tensors,
         # PyG registers its data classes with torch, but not the containers inside a Data of PyG 2.7 and later.
-        more=[DataTensorAttr, DataEdgeAttr, BaseStorage, GlobalStorage, NodeStorage, EdgeStorage],
+        more=[
+            DataTensorAttr,
+            DataEdgeAttr,
+            BaseStorage,
+            GlobalStorage,
+            NodeStorage,
+            EdgeStorage,
+            *_classes_of_tables(),
+        ],
         refused=lambda needed: (
             f"not read, since it holds more than tensors and PyG's own classes ({needed}), which could run code. If you trust it, convert "
             f"it once in Python: data = torch.load({str(file)!r}, weights_only=False); torch.save({{name: value for name, value in "
@@ -38,6 +46,16 @@ def read_pyg(file: Path, map_tensors: bool = False) -> Data | HeteroData:
         if not map_tensors:
             check_data(data, str(file))
     return data
+
+
+def _classes_of_tables() -> list[type]:
+    """Returns the classes of a ``TensorFrame``, if PyTorch Frame is installed. They hold tensors and names."""
+    try:
+        import torch_frame
+        from torch_frame.data import MultiEmbeddingTensor, MultiNestedTensor
+    except ImportError:
+        return []
+    return [torch_frame.TensorFrame, torch_frame.stype, MultiEmbeddingTensor, MultiNestedTensor]
 
 
 @contextlib.contextmanager

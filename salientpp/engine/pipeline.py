@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch_geometric.typing import TensorFrame
 
 from salientpp.batch.contents import is_sparse_tensor
 from salientpp.batch.edges import BatchEdges
@@ -263,6 +264,8 @@ def tensors_in(state: Any) -> Iterator[Tensor]:
     elif dataclasses.is_dataclass(state) and not isinstance(state, type):
         for field in dataclasses.fields(state):
             yield from tensors_in(getattr(state, field.name))
+    elif isinstance(state, TensorFrame):
+        yield from tensors_in([list(state.feat_dict.values()), state.y])
     elif is_sparse_tensor(state):
         yield from tensors_in(list(vars(state.storage).values()))
     elif hasattr(state, "to_dict"):

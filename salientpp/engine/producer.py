@@ -92,6 +92,7 @@ class Producer:
             own=source.own,
             held=held,
             marks_sizes=basis.marks_sizes,
+            frames=source.frames,
         )
         gather = Threads(1, "salientpp-gather")
         self.stages = BatchStages(self.fetch, self.builder, gather.submit, basis.device, self.ways)

@@ -32,6 +32,7 @@ from salientpp.sampling.union import disjoint_union
 from salientpp.store.directory.attributes import OWN_NAMES
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.exchange import Exchange
+from salientpp.store.frames import Frame, check_installed, formats_of_columns
 from salientpp.store.narrow import EncodedRows, Narrow, NarrowRows, read_formats
 from salientpp.store.rows import RowSource, TensorRows, checked_rows, empty_rows
 
@@ -52,6 +53,7 @@ class BatchSource:
         own: columns whose rows come from a user's source instead of the data.
         part: for a partitioned graph, the view whose part has this rank's seeds.
         narrow: for columns in ``exchanged`` whose rows are encoded, their encoding.
+        frames: per vertex type and edge type, the tables that batches have, by attribute name. The other attributes here have their columns.
     """
 
     seeds: Seeds
@@ -66,6 +68,7 @@ class BatchSource:
     own: Collection[Column] = frozenset()
     part: PartitionedGraph | None = None
     narrow: Mapping[Column, Narrow] = field(default_factory=dict)
+    frames: Mapping[Any, Mapping[str, Frame]] = field(default_factory=dict)
 
     def rows_of(self, column: Column) -> RowSource:
         """Returns the rows as tiers and messages hold them."""
@@ -233,11 +236,16 @@ def open_partition(
         raise ValueError(
             f"{part.root} has attributes with names that batches use themselves ({', '.join(taken)}); rename them and partition again"
         )
-    books = part.row_books
+    frames, books = _frames(part), part.row_books
     own = _own_rows(columns, {type_: book.size_of(exchange.part_of(type_)) for type_, book in books.items()})
+    tables = {(each.name, name): frame for each in part.description.node_types for name, frame in each.tables.items()}
+    for column in own.keys() & tables.keys():  # a source of the user's replaces a table
+        del frames[column[0]][column[1]]
+        for name in tables.pop(column).columns:
+            del of_part[column[0], name]
     known: dict[Column, RowSource] = {**of_part, **own}
-    gathered = _checked_columns(columns, list(known), part)
-    encoded, narrow = _encoded(known, gathered, send_as, part)
+    gathered = _checked_columns(columns, list(known), tables, part)
+    encoded, narrow = _encoded(known, gathered, send_as, tables, part)
     seed_type = getattr(seeds.inputs, "input_type", None)
     of_seeds = isinstance(seeds.inputs, NodeSamplerInput)  # the ends of an edge may belong to any part
     # The contents of the user's rows are not known, but all ranks must agree on their names, dtypes and shapes.
@@ -259,7 +267,19 @@ def open_partition(
         seed_columns=[column for column in known if of_seeds and column[0] == seed_type and column not in gathered],
         part=connected.own,
         fingerprint=fingerprint,
+        frames=frames,
     )
+
+
+def _frames(part: PartitionedGraph) -> dict[Any, dict[str, Frame]]:
+    """Returns the tables by type and attribute name. The vertices and the edges of a homogeneous graph share the type None, as they share a storage in PyG."""
+    frames: dict[Any, dict[str, Frame]] = {}
+    for each in part.description.types:
+        frames[each.name] = {**frames.get(each.name, {}), **each.tables}
+    found = [frame for named in frames.values() for frame in named.values()]
+    if found:
+        check_installed(str(part.root), found)
+    return frames
 
 
 def _template(part: PartitionedGraph, sampler: BaseSampler) -> PartitionTemplate:
@@ -274,7 +294,11 @@ def _template(part: PartitionedGraph, sampler: BaseSampler) -> PartitionTemplate
 
 
 def _encoded(
-    known: Mapping[Column, RowSource], gathered: Sequence[Column], send_as: Any, part: PartitionedGraph
+    known: Mapping[Column, RowSource],
+    gathered: Sequence[Column],
+    send_as: Any,
+    tables: Mapping[Column, Frame],
+    part: PartitionedGraph,
 ) -> tuple[dict[Column, RowSource], dict[Column, Narrow]]:
     """Returns encoded rows, and their encodings, for the gathered columns that are stored encoded or that ``send_as`` names.
 
@@ -287,7 +311,8 @@ def _encoded(
         if isinstance(rows, NarrowRows):
             encoded[column], narrow[column] = rows.encoded, rows.narrow
     shapes = {column: (rows.dtype, rows.shape[1:]) for column, rows in known.items()}
-    for column, format in read_formats("send_as", send_as, shapes).items():
+    given = formats_of_columns("send_as", send_as, tables, shapes)
+    for column, format in read_formats("send_as", given, shapes).items():
         words = column[1] if column[0] is None else str(column)
         if column not in gathered:
             raise ValueError(
@@ -330,14 +355,23 @@ def _own_rows(columns: Any, sizes: Mapping[Any, int]) -> dict[Column, RowSource]
     return own
 
 
-def _checked_columns(given: Any, known: list[Column], part: PartitionedGraph) -> list[Column]:
-    """Returns the attributes that every sampled vertex gets, each once. Sets are sorted by name, because their order differs between processes."""
+def _checked_columns(
+    given: Any, known: list[Column], tables: Mapping[Column, Frame], part: PartitionedGraph
+) -> list[Column]:
+    """Returns the columns that every sampled vertex gets, each once. Sets are sorted by name, because their order differs between processes.
+
+    Args:
+        given: the user's names. 'x' alone, the default, also selects tables 'tf', which are features too.
+        tables: the tables, whose names stand for their columns.
+    """
     if not isinstance(given, Iterable):
         raise TypeError(f"columns must be the names of node attributes of {part.root}, got {type(given).__name__}")
     names: list[Any] = [given] if isinstance(given, (str, bytes)) else list(given)
     if isinstance(given, Set):
         names.sort(key=str)
     columns: dict[Column, None] = {}
+    of_tables = {(type_, column) for (type_, _), frame in tables.items() for column in frame.columns}
+    known = [*(column for column in known if column not in of_tables), *tables]
     for name in names:
         # A name alone selects the attribute of every type that has it. `str` converts numpy's strings.
         named = tuple(map(str, name)) if isinstance(name, tuple) and len(name) == 2 else None
@@ -346,4 +380,10 @@ def _checked_columns(given: Any, known: list[Column], part: PartitionedGraph) ->
             there = sorted(name if type_ is None else f"({type_!r}, {name!r})" for type_, name in known)
             raise ValueError(f"columns must name node attributes of {part.root} ({', '.join(there)}), got {name!r}")
         columns |= dict.fromkeys(found)
-    return list(columns)
+    if names == ["x"]:
+        columns |= dict.fromkeys(column for column in tables if column[1] == "tf")
+    return [
+        each
+        for column in columns
+        for each in ([(column[0], of) for of in tables[column].columns] if column in tables else [column])
+    ]

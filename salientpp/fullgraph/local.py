@@ -353,6 +353,12 @@ def _of_directory(part: PartitionedGraph, comm: Comm) -> tuple[Any, ...]:
             f"{part.root} has several types of vertices, but full-graph training needs one type; convert the HeteroData with to_homogeneous() and "
             "partition the result"
         )
+    tables = [name for each in part.description.types for name in each.frames]
+    if tables:
+        raise ValueError(
+            f"{part.root} has TensorFrame attributes ({', '.join(tables)}), but full-graph training takes tensors; encode them as a tensor x, or delete "
+            "them, and partition again"
+        )
     whole = part.whole
     if comm.size > whole.num_parts:
         raise ValueError(

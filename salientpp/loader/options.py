@@ -187,7 +187,7 @@ class Columns(TypedDict, total=False):
             identifies=True,
             plain=None,
             help="On a partitioned graph: the node attributes that every sampled vertex gets. A name applies to all types that have the attribute;"
-            " `(type, name)` to one. A mapping also says where rows come from, see [own "
+            " `(type, name)` to one. `x` alone also selects a `TensorFrame` named `tf`. A mapping also says where rows come from, see [own "
             "storage](../how-to/own-storage.md#rows-from-another-storage); the value `None` stands for the data itself. On a `Data` only "
             "a mapping with sources is allowed, since its batches carry all attributes. Stores refuse `columns`",
         ),

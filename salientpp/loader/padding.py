@@ -256,6 +256,9 @@ def check_padding(pad: str, data: Any, source: BatchSource, custom_cls: type | N
     elif pad == "fixed" and source.sampler.topology.graph is None and source.rounds_topology is None:
         kind = type(source.sampler.topology).__name__
         why = f"computes the size of batches from the edges of the graph, and a {kind} holds no graph"
+    elif any(source.frames.values()):
+        tables = ", ".join(sorted({name for named in source.frames.values() for name in named}))
+        why = f"fills up tensors, but the data has TensorFrame attributes ({tables})"
     if why is not None:
         raise NotImplementedError(f"pad={pad!r} {why}; leave pad out")
     if isinstance(data, (Data, HeteroData)):

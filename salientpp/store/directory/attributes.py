@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import EdgeStorage, NodeStorage
+from torch_geometric.typing import TensorFrame
 
 from salientpp.graph.from_pyg import positions_in, words_for
 from salientpp.graph.typed import TypedGraph
 from salientpp.ids import as_tensor
 from salientpp.store.directory.description import EdgeName
 from salientpp.store.directory.files import numpy_dtype
+from salientpp.store.frames import Frame, take_apart
 
 _TOPOLOGY = ("edge_index", "adj_t", "num_nodes")
 _OF_SEEDS = ("batch_size", "input_id", "seed_time")
@@ -52,12 +54,19 @@ def check_types(data: HeteroData) -> None:
             raise ValueError(f"the names of types must be valid text, got {name!a}; rename it")
 
 
+class Collected(NamedTuple):
+    """Attributes of one type: the columns of rows by name, and the tables (``TensorFrame``) that some of these columns make up."""
+
+    columns: dict[str, Tensor]
+    frames: dict[str, Frame]
+
+
 def collect_attributes(
     data: Data | HeteroData, graph: TypedGraph
-) -> tuple[dict[str | None, dict[str, Tensor]], dict[EdgeName, dict[str, Tensor]]]:
+) -> tuple[dict[str | None, Collected], dict[EdgeName, Collected]]:
     """Collects node and edge attributes per type. Raises ValueError for an attribute that cannot be stored."""
-    node: dict[str | None, dict[str, Tensor]] = {}
-    edge: dict[EdgeName, dict[str, Tensor]] = {}
+    node: dict[str | None, Collected] = {}
+    edge: dict[EdgeName, Collected] = {}
     stores = edge_stores(data)
     for name, relation in zip(graph.edge_types, graph.relations):
         store, where = stores[name], place(name)
@@ -80,13 +89,13 @@ def place(name: str | EdgeName) -> str:
     return "data" if name is None else f"data[{name!r}]"
 
 
-def _columns(
-    store: Any, where: str, *, num_vertices: int | None = None, num_edges: int | None = None
-) -> dict[str, Tensor]:
+def _columns(store: Any, where: str, *, num_vertices: int | None = None, num_edges: int | None = None) -> Collected:
     """Collects the attributes of one storage's vertices if ``num_vertices`` is given, or of its edges if ``num_edges`` is."""
     wants_nodes = num_vertices is not None
     of, size = ("vertex", num_vertices) if wants_nodes else ("edge", num_edges)
-    columns, left_out = {}, []
+    columns: dict[str, Tensor] = {}
+    frames: dict[str, Frame] = {}
+    left_out = []
     for name, value in store.items():
         if name in _TOPOLOGY or any(name in names for names in SPLIT_ATTRIBUTES.values()):
             continue
@@ -104,6 +113,8 @@ def _columns(
                 )
             if isinstance(value, Tensor) and value.numel() > 1 and wants_nodes == isinstance(store, NodeStorage):
                 left_out.append(f"{where}.{name} ({str(value.dtype).removeprefix('torch.')} {list(value.shape)})")
+            if isinstance(value, TensorFrame) and wants_nodes == isinstance(store, NodeStorage):
+                left_out.append(f"{where}.{name} (TensorFrame of {len(value)} rows)")
             continue  # a value of the whole graph belongs to no vertex and no batch
         if is_node != wants_nodes:
             continue
@@ -119,28 +130,16 @@ def _columns(
                 f"{where}.{name} cannot be stored: batches have an attribute of their own with this name; rename it: "
                 f"{where}.my_{name} = {where}.{name}; del {where}.{name}"
             )
-        if not isinstance(value, Tensor):
-            kind = f"a NumPy array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-            raise ValueError(f"{where}.{name} must be a tensor to be stored, got {kind}; convert or delete it")
-        if value.size(0) != size:
-            raise ValueError(
-                f"{where}.{name} must have one row per {of} in dimension 0, expected {size}, got {value.size(0)}"
-            )
-        if value.is_meta:
-            raise ValueError(f"{where}.{name} is on the meta device, without values; give it values, or delete it")
-        if value.layout != torch.strided:
-            raise ValueError(f"{where}.{name} must be dense to be stored, got layout {value.layout}; call .to_dense()")
-        if "/" in name or "\0" in name or name.encode(errors="replace").decode() != name:
-            raise ValueError(
-                f"{where}[{name!r}] cannot be stored, because its name must be a valid file name; rename it"
-            )
-        try:
-            numpy_dtype(value.dtype)
-        except TypeError:
-            raise ValueError(
-                f"{where}.{name} has dtype {value.dtype}, which .npy files cannot hold; convert or delete it"
-            ) from None
-        columns[name] = value.detach().cpu().resolve_conj().resolve_neg()
+        if isinstance(value, TensorFrame):
+            frames[name], own = take_apart(name, value, where)
+        else:
+            own = {name: value}
+        for column, rows in own.items():
+            if column in columns or (column != name and column in store):
+                raise ValueError(
+                    f"{where}.{column} has the name of a column of the TensorFrame {where}.{name}; rename it"
+                )
+            columns[column] = _checked(column, rows, where, of, size)
     if left_out:
         or_edge = " or per edge" if wants_nodes and isinstance(store, EdgeStorage) else ""
         warnings.warn(
@@ -149,7 +148,31 @@ def _columns(
             UserWarning,
             stacklevel=5,
         )
-    return columns
+    return Collected(columns, frames)
+
+
+def _checked(name: str, value: Any, where: str, of: str, size: int | None) -> Tensor:
+    """Returns the rows of an attribute on the CPU. Raises ValueError, naming the attribute, if they cannot be stored."""
+    if not isinstance(value, Tensor):
+        kind = f"a NumPy array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+        raise ValueError(f"{where}.{name} must be a tensor to be stored, got {kind}; convert or delete it")
+    if value.size(0) != size:
+        raise ValueError(
+            f"{where}.{name} must have one row per {of} in dimension 0, expected {size}, got {value.size(0)}"
+        )
+    if value.is_meta:
+        raise ValueError(f"{where}.{name} is on the meta device, without values; give it values, or delete it")
+    if value.layout != torch.strided:
+        raise ValueError(f"{where}.{name} must be dense to be stored, got layout {value.layout}; call .to_dense()")
+    if "/" in name or "\0" in name or name.encode(errors="replace").decode() != name:
+        raise ValueError(f"{where}[{name!r}] cannot be stored, because its name must be a valid file name; rename it")
+    try:
+        numpy_dtype(value.dtype)
+    except TypeError:
+        raise ValueError(
+            f"{where}.{name} has dtype {value.dtype}, which .npy files cannot hold; convert or delete it"
+        ) from None
+    return value.detach().cpu().resolve_conj().resolve_neg()
 
 
 def _has_weights(adj_t: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,10 +39,14 @@ def vertex_rows(
     return rows if narrow is None else NarrowRows(rows, narrow)
 
 
-def take(arrays: Arrays, vertices: VertexType, name: str, n_id: Tensor) -> Tensor:
-    """Returns a node attribute's rows [n, ...] for global ids int64 [n] of any parts."""
+def take(arrays: Arrays, vertices: VertexType, name: str, n_id: Tensor) -> Any:
+    """Returns a node attribute's rows [n, ...], or a table, for global ids int64 [n] of any parts."""
+    if name in vertices.frames:
+        table = vertices.tables[name]
+        rows_of = {column: take(arrays, vertices, column, n_id) for column in table.columns}
+        return table.put_together(rows_of, n_id.numel())
     if name not in vertices.attributes:
-        known = ", ".join(vertices.attributes) or "none"
+        known = ", ".join([*vertices.attributes, *vertices.frames]) or "none"
         raise ValueError(f"{arrays.root} has the node attributes {known}{words_of_type(vertices.name)}, got {name!r}")
     n_id, book = n_id.cpu(), vertices.row_book
     owner = book.owner(n_id)

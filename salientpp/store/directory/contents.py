@@ -16,6 +16,7 @@ from salientpp.graph.typed import TypedGraph
 from salientpp.store.directory.attributes import collect_attributes, node_stores, place
 from salientpp.store.directory.description import EdgeName
 from salientpp.store.directory.given_splits import by_type, collect_splits, find_seeds, read_splits
+from salientpp.store.frames import Frame, feature_columns, formats_of_columns
 from salientpp.store.narrow import Column, EncodedRows, Loss, Narrow, read_formats
 from salientpp.store.rows import TensorRows
 
@@ -33,6 +34,7 @@ class Contents:
     Attributes:
         graph: the topology. If ``time_attr`` was given, neighbour lists ascend by time.
         node_columns, edge_columns: per type, attribute name -> rows [N, ...] or [E, ...].
+        node_frames, edge_frames: per type, attribute name -> the table that some of these columns make up.
         splits, edge_splits: per type, name -> ascending ids.
         seeds: the (type, split) that batches start from; (None, 'all') means all vertices.
         replicated: vertex types whose rows every part gets.
@@ -43,6 +45,8 @@ class Contents:
     graph: TypedGraph
     node_columns: dict[str | None, dict[str, Tensor]]
     edge_columns: dict[EdgeName, dict[str, Tensor]]
+    node_frames: dict[str | None, dict[str, Frame]]
+    edge_frames: dict[EdgeName, dict[str, Frame]]
     splits: dict[str | None, dict[str, Tensor]]
     edge_splits: dict[EdgeName, dict[str, Tensor]]
     seeds: tuple[str | None, str]
@@ -61,18 +65,21 @@ class Contents:
 
     @property
     def row_bytes(self) -> dict[str | None, int]:
-        """Bytes that travel when one vertex is fetched, per type: the bytes of ``x``, which batches get for all their vertices.
+        """Bytes that travel when one vertex is fetched, per type: the bytes of the features, which batches get for all their vertices.
 
-        If no type has an ``x``, the bytes of all attributes. Replicated types have 0.
+        Features are ``x`` and the table ``tf``. If no type has features, the bytes of all attributes. Replicated types have 0.
         """
-        has_x = any("x" in columns for columns in self.node_columns.values())
+        features = {
+            name: set(feature_columns(columns, self.node_frames[name])) for name, columns in self.node_columns.items()
+        }
+        has_any = any(features.values())
         return {
             name: 0
             if name in self.replicated
             else sum(
                 _nbytes(rows[:1], self.narrow[name].get(column))
                 for column, rows in columns.items()
-                if column == "x" or not has_x
+                if column in features[name] or not has_any
             )
             for name, columns in self.node_columns.items()
         }
@@ -103,8 +110,10 @@ def read_contents(
         graph = TypedGraph(timed.node_types, timed.num_vertices, timed.edge_types, relations, no_times)
     else:
         graph = TypedGraph.of(Graph.from_data(data))
-    node_columns, edge_columns = collect_attributes(data, graph)
-    narrow = _read_narrow(store_as, node_columns, time_attr)
+    nodes, edges = collect_attributes(data, graph)
+    node_columns = {name: of_type.columns for name, of_type in nodes.items()}
+    node_frames = {name: of_type.frames for name, of_type in nodes.items()}
+    narrow = _read_narrow(store_as, node_columns, node_frames, time_attr)
     if is_hetero and split is not None:
         split = by_type(split, graph.node_types, "split", "node")
     splits = {}
@@ -122,7 +131,9 @@ def read_contents(
         is_hetero=is_hetero,
         graph=graph,
         node_columns=node_columns,
-        edge_columns=edge_columns,
+        edge_columns={name: of_type.columns for name, of_type in edges.items()},
+        node_frames=node_frames,
+        edge_frames={name: of_type.frames for name, of_type in edges.items()},
         splits=splits,
         edge_splits=edge_splits,
         seeds=find_seeds(seeds, splits, is_hetero),
@@ -132,13 +143,18 @@ def read_contents(
 
 
 def _read_narrow(
-    store_as: Any, columns: Mapping[str | None, Mapping[str, Tensor]], time_attr: str | None
+    store_as: Any,
+    columns: Mapping[str | None, Mapping[str, Tensor]],
+    frames: Mapping[str | None, Mapping[str, Frame]],
+    time_attr: str | None,
 ) -> dict[str | None, dict[str, tuple[Narrow, Loss]]]:
     """Returns, per type, the encodings of the attributes in ``store_as``, and the errors of these encodings."""
     known = {(type_, name): rows for type_, named in columns.items() for name, rows in named.items()}
     found: dict[str | None, dict[str, tuple[Narrow, Loss]]] = {type_: {} for type_ in columns}
     shapes = {column: (rows.dtype, rows.shape[1:]) for column, rows in known.items()}
-    for (type_, name), narrow in read_formats("store_as", store_as, shapes).items():
+    tables = {(type_, name): frame for type_, named in frames.items() for name, frame in named.items()}
+    given = formats_of_columns("store_as", store_as, tables, shapes)
+    for (type_, name), narrow in read_formats("store_as", given, shapes).items():
         if name == time_attr:
             raise ValueError(
                 f"store_as: {name!r} is time_attr, which decides how batches are drawn, so it is stored as it is; leave it out"

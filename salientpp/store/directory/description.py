@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -16,10 +16,11 @@ import torch
 from salientpp.graph.from_pyg import words_for
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.store.directory.files import numpy_dtype
+from salientpp.store.frames import Frame
 from salientpp.store.narrow import Narrow
 
 FORMAT = "salientpp-partitioned-graph"
-VERSIONS = (1, 2, 3, 4)
+VERSIONS = (1, 2, 3, 4, 5)
 
 #: Forms of the topology. WHOLE: one set of neighbour lists for all parts. PARTS: the lists, and the rows of their edges, lie in the folder of the part that
 #: owns the target.
@@ -43,6 +44,7 @@ class _Type:
         attributes: attributes with one row per vertex, or one per edge in list order.
         splits: name -> one number for each part: of the split's vertices that the part owns, or of the split's edges whose target it owns.
         where: place of the type's fields in the manifest, for errors.
+        frames: attribute name -> :meth:`Frame.to_json`, for tables of PyTorch Frame. ``attributes`` has their columns.
     """
 
     kind: ClassVar[str]
@@ -50,6 +52,21 @@ class _Type:
     attributes: Columns
     splits: Mapping[str, list[int]]
     where: str = ""
+    frames: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tables(self) -> dict[str, Frame]:
+        """The tables by attribute name."""
+        return {name: Frame.of_json(said) for name, said in self.frames.items()}
+
+    def row_bytes(self, attribute: str) -> int:
+        """Returns the bytes of a stored row, which are also its bytes on the wire. 0 if the attribute does not exist."""
+        if attribute not in self.attributes:
+            return 0
+        entry = self.attributes[attribute]
+        if "stored_as" in entry:
+            return entry["stored_as"]["row_bytes"]
+        return math.prod(entry["row_shape"]) * getattr(torch, entry["dtype"]).itemsize
 
     @property
     def attributes_field(self) -> str:
@@ -94,15 +111,6 @@ class VertexType(_Type):
         if "stored_as" not in entry:
             return None
         return Narrow(entry["stored_as"]["format"], getattr(torch, entry["dtype"]), tuple(entry["row_shape"]))
-
-    def row_bytes(self, attribute: str) -> int:
-        """Returns the bytes of a stored row, which are also its bytes on the wire. 0 if the attribute does not exist."""
-        if attribute not in self.attributes:
-            return 0
-        narrow, entry = self.narrow(attribute), self.attributes[attribute]
-        if narrow is not None:
-            return narrow.row_bytes
-        return math.prod(entry["row_shape"]) * getattr(torch, entry["dtype"]).itemsize
 
     def rows_file(self, attribute: str, part_id: int) -> str:
         """Returns the name of the file with the part's rows."""
@@ -204,7 +212,8 @@ class Description:
             num_parts=manifest["num_parts"],
             node_types=tuple(
                 VertexType(
-                    **placed(version, "node_types", number), **{name: entry[name] for name in _FIELDS_OF_VERTICES}
+                    **placed(version, "node_types", number),
+                    **{name: entry[name] for name in _fields_of_vertices(version)},
                 )
                 for number, entry in enumerate(nodes)
             ),
@@ -252,7 +261,9 @@ class Description:
         return {
             **shared,
             **({"topology": self.topology} if self.version >= 4 else {}),
-            "node_types": [{name: getattr(type_, name) for name in _FIELDS_OF_VERTICES} for type_ in self.node_types],
+            "node_types": [
+                {name: getattr(type_, name) for name in _fields_of_vertices(self.version)} for type_ in self.node_types
+            ],
             "edge_types": [
                 {name: getattr(type_, name) for name in _fields_of_edges(self.version)} for type_ in self.edge_types
             ],
@@ -269,6 +280,7 @@ class Description:
             or any(edges.splits for edges in self.edge_types)
             or self.time_attr is not None,
             is_narrow=any("stored_as" in entry for each in self.node_types for entry in each.attributes.values()),
+            has_frames=any(each.frames for each in self.types),
         )
         return replace(
             self,
@@ -321,7 +333,7 @@ class Description:
 
     def files(self) -> dict[str, tuple[tuple[str, ...], list[int]]]:
         """Returns, for every file, the dtypes that it may have (numpy's names) and its shape."""
-        int32, int64, float32 = (_stored_dtype(name) for name in ("int32", "int64", "float32"))
+        int32, int64, float32 = (stored_dtype(name) for name in ("int32", "int64", "float32"))
         expected: dict[str, tuple[tuple[str, ...], list[int]]] = {}
         sizes = {type_.name: type_.num_vertices for type_ in self.node_types}
         for type_ in self.edge_types:
@@ -330,7 +342,7 @@ class Description:
                 expected[type_.indptr_file(piece)] = (int64,), [num_targets + 1]
                 expected[type_.indices_file(piece)] = dtypes, [end - begin]
                 for name, entry in type_.attributes.items():
-                    dtype = _stored_dtype(entry["dtype"], f"{type_.attributes_field}[{name!r}]")
+                    dtype = stored_dtype(entry["dtype"], f"{type_.attributes_field}[{name!r}]")
                     expected[type_.rows_file(name, piece)] = (dtype,), [end - begin, *entry["row_shape"]]
         for each in self.types:
             for name, counts in each.splits.items():
@@ -340,10 +352,10 @@ class Description:
             size = vertices.num_vertices
             expected[vertices.original_id_file] = (int64,), [size]
             for name, entry in vertices.attributes.items():
-                dtype = _stored_dtype(entry["dtype"], f"{vertices.attributes_field}[{name!r}]")
+                dtype = stored_dtype(entry["dtype"], f"{vertices.attributes_field}[{name!r}]")
                 row_shape, encoded = entry["row_shape"], vertices.narrow(name)
                 if encoded is not None:
-                    dtype, row_shape = _stored_dtype("uint8"), [encoded.row_bytes]
+                    dtype, row_shape = stored_dtype("uint8"), [encoded.row_bytes]
                 for part_id, (begin, end) in enumerate(pairwise(vertices.offsets)):
                     rows = size if vertices.replicated else end - begin
                     expected[vertices.rows_file(name, part_id)] = (dtype,), [rows, *row_shape]
@@ -351,12 +363,12 @@ class Description:
                 expected[vertices.vip_file(part_id)] = (float32,), [size]
         for vertices in self.timed_vertices:
             name = str(self.time_attr)
-            dtype = _stored_dtype(vertices.attributes[name]["dtype"])
+            dtype = stored_dtype(vertices.attributes[name]["dtype"])
             expected[vertices.time_file(name)] = (dtype,), [vertices.num_vertices]
         return expected
 
 
-def _stored_dtype(dtype: str, whose: str = "") -> str:
+def stored_dtype(dtype: str, whose: str = "") -> str:
     """Returns the numpy dtype in which files store columns of a torch dtype."""
     try:
         return numpy_dtype(getattr(torch, dtype)).str
@@ -364,20 +376,26 @@ def _stored_dtype(dtype: str, whose: str = "") -> str:
         raise ValueError(f"{whose} must have a dtype that files can hold, got {dtype!r}") from None
 
 
-_FIELDS_OF_VERTICES = ("name", "num_vertices", "offsets", "attributes", "splits", "num_classes", "replicated")
+def _fields_of_vertices(version: int) -> tuple[str, ...]:
+    names = ("name", "num_vertices", "offsets", "attributes", "splits", "num_classes", "replicated")
+    return (*names, *(("frames",) if version >= 5 else ()))
 
 
 def _fields_of_edges(version: int) -> tuple[str, ...]:
-    return ("name", "num_edges", "attributes", "splits", *(("edge_offsets",) if version >= 4 else ()))
+    added = (("edge_offsets",) if version >= 4 else ()) + (("frames",) if version >= 5 else ())
+    return ("name", "num_edges", "attributes", "splits", *added)
 
 
-def version_of(topology: str, *, is_typed: bool, is_narrow: bool) -> int:
+def version_of(topology: str, *, is_typed: bool, is_narrow: bool, has_frames: bool) -> int:
     """Returns the least version of the format that can hold a directory.
 
     Args:
         is_typed: True for several types, times that lists ascend by, or splits of edges.
         is_narrow: True if rows of an attribute are encoded.
+        has_frames: True if an attribute is a table.
     """
+    if has_frames:
+        return 5
     if topology == PARTS:
         return 4
     return 3 if is_narrow else 2 if is_typed else 1

@@ -18,8 +18,18 @@ from typing import Any
 
 import torch
 
-from salientpp.store.directory.description import FORMAT, PARTS, VERSIONS, Description, EdgeType, VertexType
+from salientpp.store.directory.description import (
+    FORMAT,
+    PARTS,
+    VERSIONS,
+    WHOLE,
+    Description,
+    EdgeType,
+    VertexType,
+    stored_dtype,
+)
 from salientpp.store.directory.files import DatasetError, cannot_be_read
+from salientpp.store.frames import Frame, Piece
 from salientpp.store.narrow import Narrow
 
 #: File in a host's copy: {"parts": [...]}, the parts that the copy has.
@@ -150,6 +160,7 @@ _SCHEMAS: Mapping[int, Schema] = {
     2: _VERSION_2,
     3: _VERSION_2,
     4: {"topology": (repr(PARTS), lambda value: value == PARTS), **_VERSION_2},
+    5: {"topology": (f"{WHOLE!r} or {PARTS!r}", lambda value: value in (WHOLE, PARTS)), **_VERSION_2},
 }
 
 _VERTEX_TYPE: Schema = {
@@ -178,6 +189,45 @@ _EDGE_TYPE: Schema = {
 }
 
 _EDGE_TYPE_OF_PARTS: Schema = {**_EDGE_TYPE, "edge_offsets": _OFFSETS}
+
+
+def _or_null(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+_FRAMES: Schema = {
+    "frames": (
+        "a map of names to pieces, records of stype, key, kind, dtype, offset and column; names, pairs of a stype and its columns; and counts_rows",
+        _map_of(
+            _text,
+            _record(
+                pieces=_list_of(
+                    _record(
+                        stype=_or_null(_text),
+                        key=_or_null(_text),
+                        kind=lambda value: value in ("dense", "embedding", "ragged"),
+                        dtype=_dtype,
+                        offset=_list_of(_whole()),
+                        column=_text,
+                    )
+                ),
+                names=_list_of(_tuple_of(_text, _list_of(_text))),
+                counts_rows=_is(bool),
+            ),
+        ),
+    )
+}
+
+#: By version, the fields of vertex types and of edge types.
+_TYPES: Mapping[int, tuple[Schema, Schema]] = {
+    2: (_VERTEX_TYPE, _EDGE_TYPE),
+    3: (_VERTEX_TYPE, _EDGE_TYPE),
+    4: (_VERTEX_TYPE, _EDGE_TYPE_OF_PARTS),
+    5: (
+        {**_VERTEX_TYPE, **_FRAMES},
+        {**_EDGE_TYPE, **_FRAMES, "edge_offsets": ("null or a list of integers >= 0", _or_null(_OFFSETS[1]))},
+    ),
+}
 
 
 def read_manifest(root: Path) -> dict[str, Any]:
@@ -248,8 +298,7 @@ def check_manifest(manifest: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the field, unless the parsed JSON describes a directory of this format."""
     version = manifest["version"]
     _check_fields(manifest, _SCHEMAS[version], "")
-    of_edges = _EDGE_TYPE_OF_PARTS if version >= 4 else _EDGE_TYPE
-    for kind, schema in (("node_types", _VERTEX_TYPE), ("edge_types", of_edges)) if version > 1 else ():
+    for kind, schema in zip(("node_types", "edge_types"), _TYPES[version]) if version > 1 else ():
         for number, entry in enumerate(manifest[kind]):
             _check_fields(entry, schema, f"{kind}[{number}].")
     described = Description.of(manifest)
@@ -257,6 +306,11 @@ def check_manifest(manifest: Mapping[str, Any]) -> None:
     for vertices in described.node_types:
         _check_offsets(f"{vertices.where}offsets", vertices.offsets, "num_vertices", vertices.num_vertices, described)
     for edges in described.edge_types:
+        if (edges.edge_offsets is None) != (described.topology == WHOLE):
+            raise ValueError(
+                f"{edges.where}edge_offsets must be null if and only if topology is {WHOLE!r}, got {_shown(edges.edge_offsets)} for "
+                f"{described.topology!r}"
+            )
         if edges.edge_offsets is not None:
             _check_offsets(f"{edges.where}edge_offsets", edges.edge_offsets, "num_edges", edges.num_edges, described)
     for type_ in described.types:
@@ -264,6 +318,9 @@ def check_manifest(manifest: Mapping[str, Any]) -> None:
     _check_workload(described)
     _check_time(described)
     _check_narrow(described)
+    for type_ in described.types:
+        for name, frame in type_.tables.items():
+            _check_frame(frame, f"{type_.where}frames[{name!r}]", name, type_.attributes)
     _check_files(described, manifest["files"])
 
 
@@ -358,6 +415,44 @@ def _check_narrow(described: Description) -> None:
             narrow = Narrow(stored["format"], getattr(torch, entry["dtype"]), tuple(entry["row_shape"]))
             if narrow.row_bytes != stored["row_bytes"]:
                 raise ValueError(f"{where}.row_bytes must be {narrow.row_bytes}, got {_shown(stored['row_bytes'])}")
+
+
+def _check_frame(frame: Frame, where: str, name: str, attributes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Checks that a table can be made of its columns."""
+    parts = [(piece.stype, piece.key) for piece in frame.pieces]
+    alone = {stype for stype, key in parts if key is None}
+    if (
+        name in attributes
+        or len(set(parts)) != len(parts)
+        or any(key is not None and stype in alone for stype, key in parts)
+    ):
+        raise ValueError(
+            f"{where} must have another name than attributes, and one piece per stype and key, got {_shown(parts)}"
+        )
+    widths = {stype: len(names) for stype, names in frame.names}
+    if len(widths) != len(frame.names) or widths.keys() != {stype for stype, _ in parts if stype is not None}:
+        raise ValueError(f"{where}.names must have every stype of the pieces once, got {_shown([*widths])}")
+    if len(set(frame.columns)) != len(frame.columns) or not attributes.keys() >= set(frame.columns):
+        raise ValueError(f"{where}.pieces must name distinct attributes of the type, got {_shown(frame.columns)}")
+    for piece in frame.pieces:
+        stored_dtype(piece.dtype, f"{where}.pieces")
+        shapes = [attributes[column]["row_shape"] for column in piece.columns]
+        if not _fits(piece, shapes, widths.get(piece.stype or "")):
+            raise ValueError(
+                f"{where}.pieces must fit the shapes of their columns and names, got {_shown(piece.column)} with {_shown(shapes)}"
+            )
+
+
+def _fits(piece: Piece, shapes: list[list[int]], width: int | None) -> bool:
+    """True if rows of these shapes give a piece of ``width`` columns. None: any number of columns."""
+    if piece.kind == "dense":
+        return not piece.offset and (width is None or shapes[0][:1] == [width])
+    if piece.kind == "ragged":
+        lengths = shapes[1]
+        return not piece.offset and len(shapes[0]) == 1 and len(lengths) == 1 and width in (None, lengths[0])
+    offset = piece.offset
+    ascends = offset[:1] == (0,) and all(first <= second for first, second in pairwise(offset))
+    return ascends and shapes[0] == [offset[-1]] and width in (None, len(offset) - 1)
 
 
 def _check_files(described: Description, files: Mapping[str, Any]) -> None:

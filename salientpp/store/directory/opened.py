@@ -24,6 +24,7 @@ from salientpp.store.directory.manifest import check_is_there, fingerprint
 from salientpp.store.directory.part_topology import PartEdgeRows, part_edge_rows, read_part_graph
 from salientpp.store.directory.stored_vip import StoredVip
 from salientpp.store.directory.topology import Topology
+from salientpp.store.frames import FEATURES, with_tables
 from salientpp.store.narrow import NarrowRows
 from salientpp.store.rows import JoinedRows, TensorRows
 from salientpp.vip.list_sums import ListSums
@@ -133,8 +134,8 @@ class PartitionedGraph:
 
     @property
     def num_features(self) -> int | dict[str | None, int]:
-        """Number of columns of ``x``, 0 without it; per type if types have names."""
-        columns = {type_.name: _num_columns(type_.attributes.get("x")) for type_ in self.description.node_types}
+        """Number of columns of ``x`` or else of the table ``tf``, 0 without both; per type if types have names."""
+        columns = {type_.name: _num_columns(type_) for type_ in self.description.node_types}
         return columns if self.is_hetero else columns[None]
 
     @property
@@ -175,21 +176,16 @@ class PartitionedGraph:
         """
         return self._topology.typed_graph(time_attr, weight_attr)
 
-    def rows(self, part_id: int | None = None) -> dict[str | None, dict[str, Tensor]]:
-        """Returns, per vertex type, attribute name -> rows [n, ...] of a part's vertices. A replicated type gives all rows.
+    def rows(self, part_id: int | None = None) -> dict[str | None, dict[str, Any]]:
+        """Returns, per vertex type, attribute name -> rows [n, ...] or ``TensorFrame`` of a part's vertices. A replicated type gives all rows.
 
-        Rows of several parts on disk, and encoded rows, are read into memory. :meth:`sources` leaves them on disk.
+        Rows of several parts on disk, encoded rows and tables are read into memory. :meth:`sources` leaves them on disk.
         """
-        return {
-            type_: {
-                name: source.tensor if isinstance(source, TensorRows) else source.whole()
-                for name, source in named.items()
-            }
-            for type_, named in self.sources(part_id).items()
-        }
+        sources = self.sources(part_id).items()
+        return {type_: _whole(self, type_, named, part_id) for type_, named in sources}
 
     def sources(self, part_id: int | None = None) -> dict[str | None, dict[str, TensorRows | JoinedRows | NarrowRows]]:
-        """Returns :meth:`rows` as sources over memory maps. Encoded rows are decoded when taken."""
+        """Returns :meth:`rows` as sources over memory maps. Encoded rows are decoded when taken. The columns of a table are sources of their own."""
         stored = self._stored(part_id)
         return {
             type_.name: {name: vertex_rows(self.arrays, type_, name, stored) for name in type_.attributes}
@@ -225,13 +221,15 @@ class PartitionedGraph:
         stored = self._stored(part_id)
         return {type_.name: part_edge_rows(self._topology, type_, stored) for type_ in self.description.edge_types}
 
-    def node_rows(self, part_id: int | None = None) -> dict[str, Tensor]:
+    def node_rows(self, part_id: int | None = None) -> dict[str, Any]:
         """Returns :meth:`rows` of a homogeneous graph."""
         _check_is_homogeneous(self, "rows()")
         return self.rows(part_id)[None]
 
-    def take(self, name: str, n_id: Tensor, type_: str | None = None) -> Tensor:
-        """Reads rows [n, ...] of a node attribute, for global ids int64 [n] of any parts, from the files. It needs no other ranks; use it for inspection.
+    def take(self, name: str, n_id: Tensor, type_: str | None = None) -> Any:
+        """Reads rows [n, ...] or the ``TensorFrame`` of a node attribute, for global ids int64 [n] of any parts, from the files.
+
+        It needs no other ranks; use it for inspection.
 
         Args:
             type_: vertex type of the attribute and ids, if types have names.
@@ -394,7 +392,7 @@ def _edges(part: PartitionedGraph, type_: EdgeName) -> EdgeType:
 def _words_for_missing(part: PartitionedGraph, name: str) -> str:
     """Returns text that says what to use instead of an attribute that PyG's data would have."""
     vertices, split = part.description.node_types, name.removesuffix("_mask")
-    if any(name in type_.attributes for type_ in vertices):
+    if any(name in type_.attributes or name in type_.frames for type_ in vertices):
         rows = "rows(part_id)" if part.is_hetero else f"node_rows(part_id)[{name!r}]"
         return (
             f": its rows are divided into parts. part.{rows} has the rows of one part, part.take({name!r}, n_id) those of any "
@@ -421,5 +419,20 @@ def _warn_of_real_labels(vertices: Sequence[VertexType]) -> None:
             )
 
 
-def _num_columns(x: Mapping[str, Any] | None) -> int:
-    return 0 if x is None else x["row_shape"][0] if x["row_shape"] else 1
+def _num_columns(type_: VertexType) -> int:
+    x, tables = type_.attributes.get("x"), type_.tables
+    if x is None:
+        return next((tables[name].num_cols for name in FEATURES if name in tables), 0)
+    return x["row_shape"][0] if x["row_shape"] else 1
+
+
+def _whole(
+    part: PartitionedGraph, type_: str | None, sources: Mapping[str, Any], part_id: int | None
+) -> dict[str, Any]:
+    """Returns the rows of all sources of a type, read into memory where needed, with tables put together."""
+    rows = {
+        name: source.tensor if isinstance(source, TensorRows) else source.whole() for name, source in sources.items()
+    }
+    vertices, stored = part.description.vertices(type_), part._stored(part_id)
+    begin, end = (0, -1) if vertices.replicated else (stored[0], stored[-1] + 1)
+    return with_tables(rows, vertices.tables, vertices.offsets[end] - vertices.offsets[begin])

@@ -35,6 +35,12 @@ class Job:
     def task(self) -> dict[str, Any]:
         """Returns JSON that distinguishes this job from others."""
         contents, options = self.contents, self.options
+        tables = [
+            [type_, name, frame.to_json()]
+            for frames in (contents.node_frames, contents.edge_frames)
+            for type_, of_type in frames.items()
+            for name, frame in of_type.items()
+        ]
         return {
             "num_parts": self.num_parts,
             "method": _named(options.method),
@@ -55,6 +61,7 @@ class Job:
             "tolerance": options.tolerance,
             "seed": options.seed,
             "data": _identify(contents),
+            **({"frames": tables} if tables else {}),
         }
 
 

@@ -269,7 +269,10 @@ def _described(job: Job, numberings: Mapping[str | None, VipNumbering], assigned
     """Describes the directory without its files. ``numberings`` are per vertex type."""
     contents, graph, time_attr = job.contents, job.contents.graph, job.time_attr
     is_typed = contents.is_hetero or any(contents.edge_splits.values()) or time_attr is not None
-    version = version_of(job.topology, is_typed=is_typed, is_narrow=any(contents.narrow.values()))
+    has_frames = any(contents.node_frames.values()) or any(contents.edge_frames.values())
+    version = version_of(
+        job.topology, is_typed=is_typed, is_narrow=any(contents.narrow.values()), has_frames=has_frames
+    )
     parts = dict(zip(graph.node_types, assigned.assignment.split(list(graph.num_vertices))))
 
     def counts(splits: Mapping[str, Tensor], part: Tensor) -> dict[str, list[int]]:
@@ -288,6 +291,7 @@ def _described(job: Job, numberings: Mapping[str | None, VipNumbering], assigned
             splits=counts(contents.splits[name], parts[name]),
             num_classes=num_classes_of(contents.node_columns[name].get("y")),
             replicated=name in contents.replicated,
+            frames={each: frame.to_json() for each, frame in contents.node_frames[name].items()},
         )
         for number, (name, size) in enumerate(zip(graph.node_types, graph.num_vertices))
     )
@@ -300,6 +304,7 @@ def _described(job: Job, numberings: Mapping[str | None, VipNumbering], assigned
             if job.topology == PARTS
             else None,
             attributes={column: _describe(rows) for column, rows in contents.edge_columns[name].items()},
+            frames={each: frame.to_json() for each, frame in contents.edge_frames[name].items()},
             splits=counts(
                 contents.edge_splits[name], _part_of_edges(relation, parts[graph.node_types[relation.target]])
             )

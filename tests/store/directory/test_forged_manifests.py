@@ -158,6 +158,53 @@ def roots(tmp_path_factory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
+def roots_with_tables(tmp_path_factory) -> list[Path]:
+    """Returns directories of version 5, in both forms of the topology. Skips the test without PyTorch Frame."""
+    from tables import table
+
+    folder = tmp_path_factory.mktemp("forged")
+    data = random_data(30, 90)
+    data.tf, data.edge_tf = table(30), table(data.num_edges)
+    salientpp.partition(data, 2, folder / "whole", [2], 8)
+    salientpp.partition(data, 2, folder / "parts", [2], 8, topology="parts")
+    return [folder / "whole", folder / "parts"]
+
+
+def test_a_forged_manifest_with_tables_works_or_is_refused(roots_with_tables, tmp_path):
+    said = [forged_case(roots_with_tables, tmp_path, seed) for seed in range(CASES)]
+    assert 0.5 * CASES < sum(map(bool, said)) < CASES, "most changes are refused, and some are harmless"
+    assert list(tmp_path.iterdir()) == [], "no file was written elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda m: m["node_types"][0].pop("frames"), r"field node_types\[0\].frames is missing, expected a map of names to pieces"),
+        (_set("node_types", 0, "frames", "tf", "pieces", 0, "kind", to="sparse"), r"node_types\[0\].frames must be a map of names to pieces"),
+        (_set("node_types", 0, "frames", "tf", "pieces", 0, "kind", to="embedding"), r"frames\['tf'\].pieces must fit the shapes .*'tf.timestamp'"),
+        (_set("node_types", 0, "frames", "tf", "pieces", 1, "column", to="tf.nothing"), r"frames\['tf'\].pieces must name distinct attributes"),
+        (_set("node_types", 0, "frames", "tf", "pieces", 1, "column", to="tf.categorical"), r"frames\['tf'\].pieces must name distinct attributes"),
+        (_set("node_types", 0, "frames", "tf", "pieces", 1, "stype", to="categorical"), r"frames\['tf'\] must have another name than attributes, and one"),
+        (_set("node_types", 0, "frames", "tf", "pieces", 5, "key", to=None), r"frames\['tf'\] must have another name than attributes, and one"),
+        (_set("node_types", 0, "frames", "tf", "names", 1, to=["numerical", ["a"]]), r"frames\['tf'\].pieces must fit the shapes .*'tf.numerical'"),
+        (_set("node_types", 0, "frames", "tf", "names", to=[]), r"frames\['tf'\].names must have every stype of the pieces once"),
+        (_set("node_types", 0, "frames", "tf", "pieces", 7, "offset", to=[0, 4, 3, 5]), r"frames\['tf'\].pieces must fit the shapes .*'tf.embedding'"),
+        (_set("edge_types", 0, "edge_offsets", to=None), r"edge_types\[0\].edge_offsets must be null if and only if topology is 'whole', got None"),
+        (_set("topology", to="whole"), r"edge_types\[0\].edge_offsets must be null if and only if topology is 'whole', got"),
+    ],
+)  # fmt: skip
+def test_errors_about_tables_name_file_and_field(roots_with_tables, change, text):
+    path = roots_with_tables[1] / "manifest.json"
+    before = path.read_text()
+    try:
+        edit_manifest(roots_with_tables[1], change, checksum=True)
+        with pytest.raises(DatasetError, match=text):
+            salientpp.load(roots_with_tables[1], part_id=0)
+    finally:
+        path.write_text(before)
+
+
+@pytest.fixture(scope="module")
 def typed_roots(tmp_path_factory) -> list[Path]:
     """Returns directories of version 2 with several types and every kind of data, one with one type, times and a split of edges, and one of version 4."""
     folder = tmp_path_factory.mktemp("forged")

@@ -1,0 +1,340 @@
+"""Tables of PyTorch Frame (``TensorFrame``) as ordinary columns of rows.
+
+Rows of vertices travel, are cached, encoded and counted as columns: tensors [N, ...] with a name. :func:`take_apart` makes columns of a table, and
+:meth:`Frame.put_together` makes the table of a batch from the columns of its vertices. Each tensor of a table is a :class:`Piece`. A piece becomes one
+column, or two if its rows have different lengths:
+
+* ``dense``: a tensor [N, C, ...], such as numerical, categorical and timestamp columns, or the target ``y`` [N, ...].
+* ``embedding``: a ``MultiEmbeddingTensor``. Its values are [N, W] already.
+* ``ragged``: a ``MultiNestedTensor``, such as multicategorical columns, sequences and tokens. The values of a row are stored one cell after the other, and
+  zeros fill the row up to the longest row of the table. A second column [N, C] has the lengths of the cells.
+
+Integers are stored in the shortest dtype that holds all values of the piece, and get their own dtype back in the batch. So nothing is rounded.
+PyG's ``torch_geometric.typing`` has the class ``TensorFrame``, also without PyTorch Frame, so only making a table imports ``torch_frame``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.typing import TensorFrame
+
+from salientpp.store.narrow import WIDE, Column, Narrow
+
+#: Dtypes that integers may be stored in, the shortest first.
+_SHORT = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+
+#: Names of attributes that batches get for all their vertices unless the user chooses others.
+FEATURES = ("x", "tf")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One tensor of a table.
+
+    Attributes:
+        stype: name of the semantic type. None: the target ``y``.
+        key: key of the tensor, if the semantic type has a dictionary of tensors, as tokens have.
+        kind: 'dense', 'embedding' or 'ragged'.
+        dtype: torch's name of the dtype in the table.
+        offset: of an embedding, C + 1 numbers: the values of column c are ``offset[c]`` to ``offset[c + 1] - 1`` of a row. Otherwise empty.
+        column: name of the column with the values.
+    """
+
+    stype: str | None
+    key: str | None
+    kind: str
+    dtype: str
+    offset: tuple[int, ...]
+    column: str
+
+    @property
+    def lengths(self) -> str:
+        """Name of the column with the lengths of the cells of a ragged piece."""
+        return f"{self.column}.lengths"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the piece's columns."""
+        return (self.column, self.lengths) if self.kind == "ragged" else (self.column,)
+
+    def of(self, rows: Mapping[str, Tensor]) -> Any:
+        """Returns the tensor of the table, from the rows [n, ...] of its columns, on their device."""
+        values = rows[self.column]
+        dtype = getattr(torch, self.dtype)
+        if self.kind == "dense":
+            return values.to(dtype)
+        if self.kind == "embedding":
+            from torch_frame.data import MultiEmbeddingTensor
+
+            offset = torch.tensor(self.offset, device=values.device)
+            return MultiEmbeddingTensor(len(values), len(offset) - 1, values.to(dtype), offset)
+        from torch_frame.data import MultiNestedTensor
+
+        lengths = rows[self.lengths].to(torch.int64)
+        offset = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=values.device)
+        torch.cumsum(lengths.flatten(), 0, out=offset[1:])
+        is_value = torch.arange(values.size(1), device=values.device) < lengths.sum(1, keepdim=True)
+        return MultiNestedTensor(len(values), lengths.size(1), values[is_value].to(dtype), offset)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Description of a table, without its rows.
+
+    Attributes:
+        pieces: the tensors, in the order of the table. ``y`` comes last.
+        names: (semantic type, names of its columns), in the order of the table.
+        counts_rows: True if the table states its number of rows (``num_rows``).
+    """
+
+    pieces: tuple[Piece, ...]
+    names: tuple[tuple[str, tuple[str, ...]], ...]
+    counts_rows: bool = False
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of all columns of rows."""
+        return [name for piece in self.pieces for name in piece.columns]
+
+    @property
+    def num_cols(self) -> int:
+        """Number of columns of the table, as PyG's ``num_features`` counts them."""
+        return sum(len(names) for _, names in self.names)
+
+    def put_together(self, rows: Mapping[str, Tensor], num_rows: int) -> TensorFrame:
+        """Returns the table.
+
+        Args:
+            rows: for each of :attr:`columns`, rows [n, ...] on any device.
+            num_rows: n.
+        """
+        import torch_frame
+
+        y: Any = None
+        features: dict[Any, Any] = {}
+        for piece in self.pieces:
+            value = piece.of(rows)
+            if piece.stype is None:
+                y = value
+            elif piece.key is None:
+                features[torch_frame.stype(piece.stype)] = value
+            else:
+                features.setdefault(torch_frame.stype(piece.stype), {})[piece.key] = value
+        names = {torch_frame.stype(stype): list(named) for stype, named in self.names}
+        return torch_frame.TensorFrame(features, names, y, num_rows if self.counts_rows else None)
+
+    def to_json(self) -> dict[str, Any]:
+        pieces = [{**asdict(piece), "offset": list(piece.offset)} for piece in self.pieces]
+        return {
+            "pieces": pieces,
+            "names": [[stype, list(names)] for stype, names in self.names],
+            "counts_rows": self.counts_rows,
+        }
+
+    @classmethod
+    def of_json(cls, said: Mapping[str, Any]) -> Frame:
+        """Reads the result of :meth:`to_json`."""
+        pieces = (Piece(**{**piece, "offset": tuple(piece["offset"])}) for piece in said["pieces"])
+        return cls(tuple(pieces), tuple((stype, tuple(names)) for stype, names in said["names"]), said["counts_rows"])
+
+
+def take_apart(name: str, table: TensorFrame, where: str) -> tuple[Frame, dict[str, Tensor]]:
+    """Returns the description of a table, and its columns of rows on the CPU.
+
+    The columns are named after the attribute ``name``, the semantic type and the key: 'tf.numerical', 'tf.text_tokenized.input_ids', 'tf.y'.
+
+    Args:
+        where: storage of the table, for errors.
+
+    Raises:
+        ValueError: the table holds a value of another class than PyTorch Frame's.
+    """
+    pieces: list[Piece] = []
+    columns: dict[str, Tensor] = {}
+    for stype, key, value in _parts_of(table):
+        column = ".".join(word for word in (name, "y" if stype is None else stype, key) if word is not None)
+        piece, own = _piece(stype, key, value, column, where)
+        pieces.append(piece)
+        columns |= own
+    names = tuple((str(stype), tuple(map(str, named))) for stype, named in table.col_names_dict.items())
+    return Frame(tuple(pieces), names, table._num_rows is not None), columns
+
+
+def tensors_of(table: TensorFrame) -> list[Tensor]:
+    """Returns the tensors that hold the values of a table, without their offsets."""
+    return [
+        getattr(value, "values", value) if not isinstance(value, Tensor) else value for *_, value in _parts_of(table)
+    ]
+
+
+def with_tables(rows: Mapping[str, Any], frames: Mapping[str, Frame], num_rows: int) -> dict[str, Any]:
+    """Returns rows by name, in which tables replace their columns."""
+    parts = {column for frame in frames.values() for column in frame.columns}
+    tables = {name: frame.put_together(rows, num_rows) for name, frame in frames.items()}
+    return {**{name: value for name, value in rows.items() if name not in parts}, **tables}
+
+
+def put_tables_together(store: Any, frames: Mapping[str, Frame]) -> None:
+    """Replaces the columns of tables in a storage of a batch by the tables. A table whose columns are missing stays missing.
+
+    Args:
+        store: PyG's storage of one type.
+        frames: by attribute name, the tables that the storage may have.
+    """
+    mapping = store._mapping
+    for name, frame in frames.items():
+        if any(column not in mapping for column in frame.columns):
+            continue
+        rows = {column: mapping.pop(column) for column in frame.columns}
+        num_rows = next(map(len, rows.values()), mapping.get("num_nodes", 0))
+        mapping[name] = frame.put_together(rows, num_rows)
+
+
+def feature_columns(columns: Container[str], frames: Mapping[str, Frame]) -> list[str]:
+    """Returns the columns of a type that batches get for all their vertices unless the user chooses others: ``x``, and the columns of a table ``tf`` or ``x``.
+
+    Args:
+        columns: names of the type's columns.
+        frames: the type's tables by attribute name.
+    """
+    of_tables = [column for name in FEATURES if name in frames for column in frames[name].columns]
+    return [*(["x"] if "x" in columns else []), *of_tables]
+
+
+def features_of(store: Any) -> tuple[dict[str, Frame], dict[str, Tensor]]:
+    """Returns the tables ``x`` and ``tf`` of a PyG storage, and the columns that :func:`feature_columns` names, with their rows."""
+    frames: dict[str, Frame] = {}
+    columns = {"x": store["x"]} if isinstance(store.get("x"), Tensor) else {}
+    for name in FEATURES:
+        if isinstance(store.get(name), TensorFrame):
+            frames[name], own = take_apart(name, store[name], "data")
+            columns |= own
+    return frames, columns
+
+
+def formats_of_columns(
+    argument: str,
+    given: Any,
+    tables: Mapping[Column, Frame],
+    known: Mapping[Column, tuple[torch.dtype, Sequence[int]]],
+) -> Any:
+    """Replaces names of tables in the user's ``{'tf': 'fp16'}`` by their columns of floating-point numbers that get shorter.
+
+    Args:
+        argument: the user's name of this argument, for errors.
+        tables: by (type, attribute name).
+        known: dtype and row shape of every column.
+
+    Raises:
+        ValueError: no column of a table would get shorter.
+    """
+    if not isinstance(given, Mapping):
+        return given
+    of_tables: dict[Any, Any] = {}
+    others: dict[Any, Any] = {}
+    for key, format in given.items():
+        named = {table: frame for table, frame in tables.items() if key in (table, table[1])}
+        columns = [(table[0], column) for table, frame in named.items() for column in frame.columns]
+        shorter = [column for column in columns if _gets_shorter(format, *known[column])]
+        if named and not shorter:
+            raise ValueError(
+                f"{argument}[{key!r}]: no rows of this TensorFrame would get shorter as {format}, since only floating-point numbers are encoded; leave it out"
+            )
+        of_tables |= dict.fromkeys(shorter, format)
+        if not named or any(key in (column, column[1]) for column in known):
+            others[key] = format
+    return {**of_tables, **others}
+
+
+def _gets_shorter(format: str, dtype: torch.dtype, row_shape: Sequence[int]) -> bool:
+    if dtype not in WIDE:
+        return False
+    try:
+        narrow = Narrow(format, dtype, tuple(row_shape))
+    except (ValueError, TypeError):
+        return True  # the caller refuses the format, and names it
+    return narrow.row_bytes < narrow.wide_bytes
+
+
+def check_installed(where: str, frames: Iterable[Frame]) -> None:
+    """Raises an error if these tables cannot be made.
+
+    Raises:
+        ImportError: PyTorch Frame is not installed.
+        ValueError: it lacks a semantic type.
+    """
+    try:
+        import torch_frame
+    except ImportError:
+        raise ImportError(
+            f"{where} has TensorFrame attributes, which need PyTorch Frame; run `pip install 'salientpp[relational]'`"
+        ) from None
+    known = {str(stype) for stype in torch_frame.stype}
+    for stype in sorted({stype for frame in frames for stype, _ in frame.names} - known):
+        raise ValueError(
+            f"{where} has columns of the semantic type {stype!r}, which PyTorch Frame {torch_frame.__version__} does not know; upgrade pytorch-frame"
+        )
+
+
+def _parts_of(table: TensorFrame) -> Iterator[tuple[str | None, str | None, Any]]:
+    """Yields (semantic type, key, tensor) for all tensors of a table. The semantic type of ``y`` is None."""
+    for stype, value in table.feat_dict.items():
+        if isinstance(value, dict):
+            yield from ((str(stype), key, each) for key, each in value.items())
+        else:
+            yield str(stype), None, value
+    if table.y is not None:
+        yield None, None, table.y
+
+
+def _piece(stype: str | None, key: str | None, value: Any, column: str, where: str) -> tuple[Piece, dict[str, Tensor]]:
+    said: dict[str, Any] = {"stype": stype, "key": key, "offset": (), "column": column}
+    kind, values = type(value).__name__, value if isinstance(value, Tensor) else getattr(value, "values", None)
+    if kind not in ("MultiEmbeddingTensor", "MultiNestedTensor") and not isinstance(value, Tensor):
+        raise ValueError(
+            f"{where}.{column} must be a tensor, a MultiEmbeddingTensor or a MultiNestedTensor, got {kind}; delete it from the TensorFrame"
+        )
+    if not isinstance(values, Tensor) or values.is_meta or values.layout != torch.strided or not values.dim():
+        got = (
+            f"{values.layout} {list(values.shape)} on {values.device}"
+            if isinstance(values, Tensor)
+            else type(values).__name__
+        )
+        raise ValueError(
+            f"{where}.{column} must be a dense tensor with values, one row per vertex or edge, got {got}; convert it"
+        )
+    said["dtype"], values = _name(values.dtype), shortened(values.detach().cpu())
+    if isinstance(value, Tensor):
+        return Piece(kind="dense", **said), {column: values}
+    if kind == "MultiEmbeddingTensor":
+        said["offset"] = tuple(value.offset.tolist())
+        return Piece(kind="embedding", **said), {column: values.reshape(value.num_rows, said["offset"][-1])}
+    lengths = value.offset.detach().cpu().diff().view(value.num_rows, value.num_cols)
+    piece = Piece(kind="ragged", **said)
+    return piece, {piece.column: _filled_up(values, lengths.sum(1)), piece.lengths: shortened(lengths)}
+
+
+def _filled_up(values: Tensor, sizes: Tensor) -> Tensor:
+    """Returns [N, W]: the values of consecutive rows of these ``sizes``, int64 [N], each filled up with zeros."""
+    width = int(sizes.max()) if sizes.numel() else 0
+    rows = values.new_zeros((len(sizes), width))
+    rows[torch.arange(width, device="cpu") < sizes[:, None]] = values
+    return rows
+
+
+def shortened(values: Tensor) -> Tensor:
+    """Returns integers in the shortest dtype that holds them all, and other values as they are."""
+    if values.dtype not in _SHORT or not values.numel():
+        return values
+    least, most = (int(each) for each in values.aminmax())
+    fitting = (dtype for dtype in _SHORT if torch.iinfo(dtype).min <= least and most <= torch.iinfo(dtype).max)
+    return values.to(min((next(fitting), values.dtype), key=lambda dtype: dtype.itemsize))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
