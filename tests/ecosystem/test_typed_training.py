@@ -79,3 +79,16 @@ def test_two_ranks_learn_links_with_times_like_one_process(tmp_path):
     assert both[0] == both[1]
     assert min(alone, both[0]) > 0.6, "a random order has 0.5"
     assert abs(alone - both[0]) < 0.1
+
+
+def test_two_ranks_learn_from_tables_with_times_like_one_process(tmp_path):
+    pytest.importorskip("torch_frame", reason="PyTorch Frame is not installed")
+    module, sizes = example("relational"), {"num_customers": 800, "num_products": 100}
+    made = module.shop(**sizes)
+    module.partition(made, 2, tmp_path / "tables")
+    alone = module.train(made.data, 3, 0, batch_size=128, made=made)
+    options = {"epochs": 3, "batch_size": 64, "sizes": sizes}
+    both = distributed.run(train_on_a_rank, 2, "relational", str(tmp_path / "tables"), options)
+    assert both[0] == both[1]
+    assert min(alone, both[0]) > 0.85, "a random order has 0.5"
+    assert abs(alone - both[0]) < 0.04
