@@ -91,6 +91,8 @@ def run_page(page: Path) -> int:
     for block in blocks:
         for name in block.said("is"):
             Path(name).write_text(block.code)
+        for module in block.said("needs"):
+            pytest.importorskip(module)
     for block in blocks:
         where = f"{page.relative_to(ROOT) if page.is_relative_to(ROOT) else page.name}, line {block.line}"
         left_out = any(how.startswith("not run: ") for how in block.how) or block.said("is")

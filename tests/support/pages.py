@@ -7,6 +7,7 @@ it runs: ``<!-- docs-test: ... -->`` with these words, separated by ``; ``:
 * ``reading A as B`` replaces the text A, which must exist. An example of a user's size then runs on a small graph.
 * ``first COMMAND`` runs a command of salientpp before the block. The page assumes that the reader ran it.
 * ``on N ranks`` runs the block as a script under torchrun, in new processes.
+* ``needs MODULE`` skips the page if the module is not installed.
 * ``is FILE`` writes the block to a file. A command of the page runs it.
 """
 
@@ -42,7 +43,9 @@ def blocks_of(text: str) -> Iterator[Block]:
         if match["language"] == "diff":
             code = "\n".join(line[1:] for line in code.splitlines() if line[:1] != "-")
         for asked in how:
-            if not re.fullmatch(r"not run: .+|reading .+ as .+|first salientpp .+|on \d ranks|is \w+\.py", asked):
+            if not re.fullmatch(
+                r"not run: .+|reading .+ as .+|first salientpp .+|on \d ranks|needs \w+|is \w+\.py", asked
+            ):
                 raise ValueError(
                     f"docs-test: expected words that the docstring of tests/support/pages.py lists, got {asked!r}"
                 )
