@@ -21,6 +21,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from salientpp.graph.csc import Graph
 from salientpp.graph.quantiles import corrected
 from salientpp.layerwise.normalisation import Edges, Kind, Normalisation, kinds_of
+from salientpp.layerwise.split import Split, can_add, forms_of, on_graph
 from salientpp.nn.layers import LAYERS
 from salientpp.ops import bytes_of
 from salientpp.sampling.stored import GraphTopology
@@ -66,6 +67,7 @@ class Layer:
         before, after: functions of single rows that run before and after ``conv``, in this order.
         takes: further arguments of ``conv``: ``edge_weight``, ``edge_attr``, both or none.
         pairs: if True, ``conv`` gets two tensors, the rows of all vertices and the rows of the targets. It then computes only the rows of the targets.
+        split: the same layer in three steps; None if it cannot be split. See :mod:`salientpp.layerwise.split`.
     """
 
     conv: Callable[..., Tensor]
@@ -73,6 +75,7 @@ class Layer:
     after: Sequence[RowFunction] = ()
     takes: frozenset[str] = frozenset()
     pairs: bool = False
+    split: Split | None = None
 
     def __call__(self, x: Tensor, edges: Edges, normalisation: Normalisation | None = None) -> Tensor:
         """Computes the next rows [num_targets, ...] of the targets from rows ``x`` [n, ...].
@@ -290,7 +293,7 @@ def try_out(
             faster = dataclasses.replace(layer, pairs=True)
             if _are_close(following, trial.in_batches(faster, present)):
                 layer = faster
-        layers.append(layer)
+        layers.append(dataclasses.replace(layer, split=trial.split_of(layer, present, following)))
         given.append(following)
         present = following
     if network.join is not None:
@@ -313,6 +316,7 @@ class _Trial:
     normalisation: Normalisation
     batches: Sequence[tuple[Tensor, Edges]]
     generator: torch.Generator
+    graph: Graph
 
     @classmethod
     def of(cls, weight: Tensor | None, attr: Tensor | None, device: torch.device, kinds: Sequence[Kind]) -> _Trial:
@@ -343,7 +347,22 @@ class _Trial:
             batches.append((seeds.to(device), batch))
         lists = TargetLists.of_graph(graph, {} if edges.weight is None else {"edge_weight": edges.weight.cpu()})
         normalisation = Normalisation(lists, kinds)
-        return cls(edges, normalisation, batches, generator)
+        return cls(edges, normalisation, batches, generator, graph)
+
+    def split_of(self, layer: Layer, present: Tensor, following: Tensor) -> Split | None:
+        """Returns the layer in three steps, or None if that gives other rows than ``following``."""
+        has_weights = (self.edges.weight is not None and "edge_weight" in layer.takes) or (
+            self.edges.attr is not None and "edge_attr" in layer.takes
+        )
+        if not can_add(present):
+            return None
+        graph = self.graph
+        for split in forms_of(layer, present[0].numel(), has_weights):
+            with contextlib.suppress(Exception):  # some layers need more than rows and sums
+                rows = on_graph(split, present, graph.indptr, graph.indices, self.normalisation)
+                if can_add(rows) and _are_close(following, rows):
+                    return split
+        return None
 
     def in_batches(self, layer: Layer, present: Tensor) -> Tensor:
         """Computes the next rows of all vertices in batches."""

@@ -59,15 +59,17 @@ class Kind(NamedTuple):
 
 def kinds_of(convs: Iterable[Callable[..., Tensor]], has_weights: bool) -> list[Kind]:
     """Returns the ways in which some layers count degrees, each once. ``has_weights``: edges have weights."""
-    kinds = [_kind_of(conv, has_weights) for conv in convs if _normalises(conv)]
+    kinds = [kind_of(conv, has_weights) for conv in convs if normalises(conv)]
     return list(dict.fromkeys(kinds))
 
 
-def _normalises(conv: Callable[..., Tensor]) -> bool:
+def normalises(conv: Callable[..., Tensor]) -> bool:
+    """Returns True if a layer divides by degrees that :class:`Normalisation` counts."""
     return isinstance(conv, _NORMALISING) and bool(conv.normalize)
 
 
-def _kind_of(conv: Any, has_weights: bool) -> Kind:
+def kind_of(conv: Any, has_weights: bool) -> Kind:
+    """Returns the way in which a normalising layer counts degrees. ``has_weights``: edges have weights."""
     # PyG uses `improved` for the weight of a loop only if edges have weights.
     return Kind(
         bool(getattr(conv, "add_self_loops", False)), 2.0 if getattr(conv, "improved", False) and has_weights else 1.0
@@ -109,13 +111,19 @@ class Normalisation:
         """Sets the rows of ``halo``, float64 [h, len(kinds)], which are in ``own`` on the ranks that own these vertices."""
         self._root = torch.cat([self.own, rows])
 
+    def roots(self, kind: Kind, others: Tensor) -> Tensor:
+        """Returns 1 / sqrt(degree) of the vertices with lists and then of ``others``, ids in ``halo``, as float64; 0 for a degree of 0."""
+        place = torch.searchsorted(self.halo, others) + self.own.size(0)
+        column = self._root[:, self.kinds.index(kind)]
+        return torch.cat([column[: self.own.size(0)], column[place]])
+
     def applied(
         self, conv: Callable[..., Tensor], edges: Edges, dtype: torch.dtype
     ) -> tuple[Callable[..., Tensor], Edges]:
         """Returns a layer and edges for it. On rows of ``dtype`` they give the targets the same rows as ``conv`` on the whole graph. ``conv`` is unchanged."""
-        if not _normalises(conv):
+        if not normalises(conv):
             return conv, edges
-        kind = _kind_of(conv, edges.weight is not None)
+        kind = kind_of(conv, edges.weight is not None)
         if edges.weight is None:
             weight = torch.ones(edges.edge_index.size(1), dtype=dtype, device=edges.edge_index.device)
         else:

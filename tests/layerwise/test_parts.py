@@ -71,7 +71,8 @@ def traffic(rank: int, root: str, is_copy: bool) -> list[Any]:
 
     Inference.run = remembered
     torch.manual_seed(0)
-    salientpp.inference(gnn.GCN(WIDTH, 8, 2, 5), part, batch_size=16, replication_factor=0.3)
+    model = gnn.GCN(WIDTH, 8, 2, 5)  # with weights it runs in batches
+    salientpp.inference(model, part, batch_size=16, replication_factor=0.3, edge_weight="weight")
     return [(each.rows_host, each.rows_cache, each.rows_remote, each.bytes_received) for each in stats]
 
 

@@ -1,0 +1,231 @@
+"""State of one inference on one rank: layers, batches of the part, and the rows before and after the current layer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from salientpp.arguments import as_amount
+from salientpp.engine.option import integer
+from salientpp.engine.source import BatchSource
+from salientpp.graph.csc import runs_of_vertices
+from salientpp.layerwise.layers import Network, digests_of, network_of, try_out
+from salientpp.layerwise.normalisation import Edges, Normalisation
+from salientpp.layerwise.parts import (
+    ROWS,
+    check_folder,
+    features_of,
+    make_folder,
+)
+from salientpp.layerwise.products import Places
+from salientpp.layerwise.scratch import MEMORY, mapped_rows
+from salientpp.layerwise.uses import count_transfers_saved
+from salientpp.loader.statistics import LoaderStats
+from salientpp.progress import Progress
+from salientpp.ranks.placement import Placement
+from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.store.exchange import Exchange
+from salientpp.store.rows import TensorRows, empty_rows
+from salientpp.store.target_lists import TargetLists
+
+NO_ROWS = torch.empty(0, device="cpu")
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of :func:`inference` on one rank. Calling it with a batch computes and stores the next rows of the batch's targets.
+
+    Attributes:
+        names: 'edge_weight' and 'edge_attr' -> name of the edge attribute, or None.
+        options: options for the engines.
+        scratch, memory: as in :func:`inference`.
+        number: number of the current layer, counted from 0.
+        stats: statistics of the engine of each finished layer that ran in batches.
+        pushed: numbers of the layers that ran as products.
+        present: rows of the part after the previous layer; empty before the first layer.
+        following: rows of the part after the current layer.
+        kept: rows of the part after each finished layer, if the network joins them at the end.
+        uses: the result of :meth:`count_uses`; None before its first call.
+        places: the edges of this rank's batches, with sources as places; None before the first layer that runs as a product.
+        lists: the neighbour lists of the part's vertices, with the edge attributes that layers take, named 'edge_weight' and 'edge_attr'.
+
+    Attributes that are set with the first engine:
+        like: empty tensors [0, ...] with the shape and dtype of each layer's rows.
+        num_vertices: number of vertices of the whole graph, N.
+        begin: the first global id of the part.
+        ranges: batches of the part, as ranges of its vertices. The ranks of a part take them in turn.
+        same: name -> value that must be equal on all ranks.
+    """
+
+    model: Any
+    data: PartitionedGraph | Data
+    batch_edges: int
+    names: Mapping[str, str | None]
+    dtype: torch.dtype | None
+    out: Path | None
+    progress: Progress
+    options: Mapping[str, Any]
+    scratch: Path | None = None
+    memory: Any = None
+    number: int = 0
+    stats: list[LoaderStats] = field(default_factory=list)
+    pushed: list[int] = field(default_factory=list)
+    present: Tensor = NO_ROWS
+    following: Tensor = NO_ROWS
+    kept: list[Tensor] = field(default_factory=list)
+    uses: Tensor | None = None
+    places: Places | None = None
+    network: Network = field(init=False)
+    like: Sequence[Tensor] = field(init=False)
+    lists: TargetLists = field(init=False)
+    normalisation: Normalisation = field(init=False)
+    num_vertices: int = field(init=False)
+    begin: int = field(init=False)
+    ranges: Sequence[tuple[int, int]] = field(init=False)
+    placement: Placement = field(init=False)
+    same: Mapping[str, Any] = field(init=False)
+
+    @property
+    def is_last(self) -> bool:
+        return self.number + 1 == len(self.network.layers)
+
+    @property
+    def rows(self) -> dict[str, Tensor] | None:
+        """Rows that the current layer begins with; None: the part's ``x``."""
+        return {ROWS[1]: self.present} if self.number else features_of(self.data)
+
+    @property
+    def own_ranges(self) -> Sequence[tuple[int, int]]:
+        """Batches of this rank."""
+        return self.ranges[self.placement.place :: self.placement.ranks_per_part]
+
+    @property
+    def most_memory(self) -> int:
+        """Most bytes of sums and blocks of rows, if rows of layers are in files."""
+        amount = MEMORY if self.memory is None else as_amount(self.memory)
+        if not isinstance(amount, int) or amount < 1:
+            raise ValueError(f"memory must be a number of bytes or text such as '2GiB', got {self.memory!r}")
+        if self.memory is not None and self.scratch is None:
+            raise ValueError(
+                f"memory={self.memory!r} applies only to rows in files; pass scratch= too, or leave memory out"
+            )
+        return amount
+
+    def new_rows(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Returns memory, or a mapped file, for the part's rows after a layer."""
+        if self.scratch is None:
+            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
+        return mapped_rows(self.scratch, shape, dtype)
+
+    def count_uses(self) -> Tensor:
+        """Returns the scores of the cache, :func:`count_transfers_saved`."""
+        if self.uses is None:
+            self.uses = count_transfers_saved(self.lists, self.own_ranges, self.num_vertices)
+        return self.uses
+
+    @torch.no_grad()
+    def __call__(self, batch: Data) -> None:
+        layer = self.network.layers[self.number]
+        edges = Edges(batch.edge_index, batch.n_id, batch.batch_size, batch.get("edge_weight"), batch.get("edge_attr"))
+        first = int(batch.n_id[0]) - self.begin
+        self.store(first, first + batch.batch_size, layer(batch.x, edges, self.normalisation))
+
+    def store(self, first: int, last: int, rows: Tensor) -> None:
+        """Stores the next rows of the part's vertices [first, last)."""
+        layer, here = self.network.layers[self.number], slice(first, last)
+        if self.is_last and self.network.join is not None:
+            rows = self.network.join([*(kept[here].to(rows.device) for kept in self.kept), rows])
+        expected = self.following[here]
+        if rows.dtype != expected.dtype or rows.shape != expected.shape:
+            raise ValueError(
+                f"layer {self.number} ({layer}) must return rows as in the trial, expected {expected.dtype} {list(expected.shape)}, "
+                f"got {rows.dtype} {list(rows.shape)}"
+            )
+        self.following[here] = rows.to("cpu")
+        self.progress.advance()
+
+    def prepare(self, source: BatchSource, held: PartitionedGraph | None) -> None:
+        """Finds the layers, their edge attributes and the batches of the part, and tries the layers out. It does not communicate.
+
+        ``held`` is the view whose part has this rank's rows; None for a ``Data``.
+        """
+        batch_size = integer("vertices of a batch", 1)("batch_size", self.options["batch_size"])
+        batch_edges = integer("edges into the vertices of a batch", 1)("batch_edges", self.batch_edges)
+        _ = self.most_memory  # raises
+        if ROWS[1] not in source.rows[None]:
+            raise ValueError(
+                "inference begins with x, but the data has none; add x to the data before it is partitioned"
+            )
+        network = network_of(self.model)
+        self.lists = self._lists(source, held)
+        edges = self.lists.columns
+        for name in [name for name in edges if name not in network.takes]:
+            raise ValueError(
+                f"{name}={self.names[name]!r} is given, but no layer of the model takes {name}; leave it out"
+            )
+        given = source.delivered(ROWS)
+        x = torch.empty((0, *given.shape[1:]), dtype=self.dtype or given.dtype, device="cpu")
+        weight, attr = (empty_rows(edges[name], 0) if name in edges else None for name in ("edge_weight", "edge_attr"))
+        with torch.no_grad():
+            self.network, self.like = try_out(network, x, weight, attr, torch.device(self.options["device"]))
+        if self.scratch is not None:
+            make_folder(self.scratch)
+        if self.out is not None:
+            check_folder(self.out, source.exchange.part_id, self.like[-1].dtype)
+        self.num_vertices, self.begin = source.books[None].num_vertices, self.lists.first_target
+        self.ranges = [
+            (first, min(first + batch_size, last))
+            for run_first, last in runs_of_vertices(self.lists.indptr, batch_edges)
+            for first in range(run_first, last, batch_size)
+        ]
+        self.normalisation = Normalisation(self.lists, self.network.degrees("edge_weight" in edges))
+        self.placement = source.exchange.placement
+        digests = digests_of(self.model)
+        self.same = {
+            "layers": list(map(str, self.network.layers)),
+            "batch_edges": batch_edges,
+            **self.names,
+            "degrees": self.normalisation.kinds,
+            "parameters of the model (their digest)": digests["parameters"],
+            "buffers of the model (their digest; under DDP the statistics of BatchNorm differ: broadcast them from one rank)": digests["buffers"],
+        }  # fmt: skip
+
+    def meet(self, source: BatchSource) -> None:
+        """Gets the degrees of other parts' vertices. Collective."""
+        found = self.normalisation
+        if found.kinds and source.travelling:
+            exchange = Exchange(
+                source.exchange.comm, source.books, source.exchange.placement
+            )  # its traffic is no batch's
+            degrees = torch.empty((found.halo.numel(), len(found.kinds)), dtype=torch.float64, device="cpu")
+            exchange.fetch_rows(None, {ROWS[1]: TensorRows(found.own)}, found.halo, {ROWS[1]: degrees})
+            found.add_halo(degrees)
+
+    def _lists(self, source: BatchSource, held: PartitionedGraph | None) -> TargetLists:
+        """Returns :attr:`lists`. ``held`` is the view whose part has this rank's rows; None for a ``Data``."""
+        names = {name: key for name, key in self.names.items() if key is not None}
+        if held is not None:
+            lists = TargetLists.of_part(held, source.exchange.part_id)
+            known: dict[str, Any] = dict(lists.columns)
+        else:
+            lists = TargetLists.of_graph(source.sampler.topology.graph, {}, keeps_ids=bool(names))
+            known = self.data.to_dict()
+        columns = {}
+        for name, key in names.items():
+            value = known.get(str(key))
+            if isinstance(value, Tensor) and value.dim() and value.size(0) == lists.num_edges:
+                value = TensorRows(value.detach().cpu().contiguous())
+            elif held is None or value is None:
+                raise ValueError(
+                    f"{name} must be the name of an edge attribute, a tensor with {lists.num_edges} rows, got {key!r}; the data has "
+                    f"{', '.join(known) or 'none'}"
+                )
+            columns[name] = value
+        return dataclasses.replace(lists, columns=columns)

@@ -1,0 +1,88 @@
+"""Inputs and outputs of an inference: sampler and features of a ``Data``, batches of a part, and files of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from salientpp.engine.agreement import Facts
+from salientpp.engine.source import BatchSource
+from salientpp.files import check_output
+from salientpp.loader.values import Options
+from salientpp.sampling.neighbor_sampler import NeighborSampler
+from salientpp.sampling.schedule import Schedule
+from salientpp.store.directory.opened import PartitionedGraph
+
+#: Engines' name for the rows that go through the layers.
+ROWS = (None, "x")
+
+
+@dataclass(frozen=True, eq=False)
+class Ranges(Schedule):
+    """Schedule whose batches are given, as ranges of the part's vertices; ``seeds_per_logical_rank`` counts batches instead of seeds."""
+
+    ranges: Sequence[tuple[int, int]] = ()
+
+    def batches(self, epoch: int) -> list[Tensor]:
+        return [torch.arange(*one, device="cpu") for one in self.ranges]
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Preparations of a layer on one rank, before it communicates with the others."""
+
+    source: BatchSource
+    facts: Facts
+    options: Options
+
+
+def file_of(folder: Path, part_id: int) -> Path:
+    """Returns the file of the rows of a part."""
+    return folder / f"part-{part_id:05d}.npy"
+
+
+def make_folder(folder: Path) -> None:
+    """Creates a folder unless it exists. Raises ValueError if that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"the folder {folder} cannot be created ({error.strerror}); choose another") from None
+
+
+def check_folder(folder: Path, part_id: int, dtype: torch.dtype) -> None:
+    """Creates the folder of the rows of a part. Raises ValueError if rows of ``dtype`` cannot be written to it."""
+    try:
+        torch.empty(0, dtype=dtype, device="cpu").numpy()
+    except TypeError:
+        raise ValueError(
+            f"rows of {dtype} cannot be written to a .npy file; append a function to the layers that converts the rows to another dtype"
+        ) from None
+    make_folder(folder)
+    check_output(file_of(folder, part_id))
+
+
+def features_of(data: PartitionedGraph | Data) -> dict[str, Tensor] | None:
+    """Returns ``x`` of a ``Data`` in a form that a loader can read; None for a partitioned graph, which has its own rows."""
+    if not isinstance(data, Data) or not isinstance(data.get("x"), Tensor):
+        return None
+    x = data.x.detach().cpu()
+    return {ROWS[1]: x.contiguous() if x.layout == torch.strided else x}
+
+
+def sampler_of(data: PartitionedGraph | Data) -> NeighborSampler | None:
+    """Makes the sampler of a ``Data``, once for all layers. Returns None for a partitioned graph."""
+    if not isinstance(data, Data):
+        return None
+    adj_t = data.get("adj_t")
+    if data.get("edge_index") is None and adj_t is not None:
+        values = adj_t.values() if isinstance(adj_t, Tensor) else adj_t.storage.value()
+        if values is not None and bool((values != 1).any()):
+            raise ValueError(
+                "data.adj_t has values other than 1; pass the graph as edge_index, and the values as an attribute named by edge_weight="
+            )
+    return NeighborSampler(data, [-1])

@@ -1,0 +1,232 @@
+"""Runs a split layer over a part: rows of sources are read once, block by block in their order, and added to the sums of their targets.
+
+A block holds rows of the rank's own part, or rows of other parts that the rank fetches. So each remote row travels once for each layer, however many
+batches need it. :mod:`salientpp.layerwise.split` has the formula.
+
+The sums of a group of targets are in memory while the blocks pass. Without a limit on memory all targets are one group. Sums of several groups need a pass over
+the blocks for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from salientpp import ops
+from salientpp.graph.mapped import releaser
+from salientpp.layerwise.split import Split, completed, scaled
+from salientpp.store.rows import RowSource, TensorRows, empty_rows, take_rows
+from salientpp.store.target_lists import TargetLists
+
+#: Most bytes of a block of rows that are converted or fetched, without a limit on memory.
+BLOCK_BYTES = 2**28
+
+#: Edges whose sources are looked up at once.
+_CHUNK_EDGES = 2**22
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Edges into the vertices of a part, with each source as a place. The part's own vertices come first, then the ``halo``.
+
+    Attributes:
+        indptr: int64 [n + 1].
+        place: [e], places of the sources.
+        num_own: n.
+        halo: int64 [h], ascending: ids of the vertices of other parts that edges come from.
+    """
+
+    indptr: Tensor
+    place: RowSource
+    num_own: int
+    halo: Tensor
+
+    @classmethod
+    def of(cls, lists: TargetLists, ranges: Sequence[tuple[int, int]], num_vertices: int) -> Places:
+        """Looks up the sources of the edges into the vertices of ``ranges``. Other edges get no place. It makes none if the part is the whole graph."""
+        indptr, begin = lists.indptr, lists.first_target
+        num_own = indptr.numel() - 1
+        nothing = torch.empty(0, dtype=torch.int64, device="cpu")
+        if num_own == num_vertices:
+            return cls(indptr, lists.indices, num_own, nothing)
+        seen = torch.zeros(num_vertices, dtype=torch.bool, device="cpu")
+        spans = [(int(indptr[first]), int(indptr[last])) for first, last in ranges]
+        pieces = [(a, min(a + _CHUNK_EDGES, last)) for first, last in spans for a in range(first, last, _CHUNK_EDGES)]
+        for first, last in pieces:
+            seen[_entries(lists.indices, first, last).to(torch.int64)] = True
+        seen[begin : begin + num_own] = False
+        halo = seen.nonzero().flatten()
+        del seen
+        place = torch.zeros(int(indptr[-1]), dtype=torch.int32, device="cpu")
+        for first, last in pieces:
+            source = _entries(lists.indices, first, last).to(torch.int64)
+            is_own = (source >= begin) & (source < begin + num_own)
+            place[first:last] = torch.where(is_own, source - begin, torch.searchsorted(halo, source) + num_own)
+        return cls(indptr, TensorRows(place), num_own, halo)
+
+    def into(self, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Returns the lists of the targets [first, last): int64 [m + 1] from 0, and the places of their sources [e]."""
+        indptr = self.indptr[first : last + 1]
+        return indptr - indptr[0], _entries(self.place, int(indptr[0]), int(indptr[-1]))
+
+
+def _entries(rows: RowSource, first: int, last: int) -> Tensor:
+    if isinstance(rows, TensorRows):
+        return rows.tensor[first:last]
+    return take_rows(rows, torch.arange(first, last, device="cpu"))
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """A split layer over the vertices of a part.
+
+    Attributes:
+        split: the layer.
+        places: the edges.
+        rows: present rows of the part, [n, ...].
+        dtype: dtype in which the layer gets ``rows``.
+        roots: 1 / sqrt(degree) of the vertex at each place, if ``split`` divides by degrees.
+        ranges: targets that this rank computes, as ranges of the part's vertices.
+        memory: most bytes of sums and of blocks of rows together; None: no limit.
+        fetch: function from ids of other parts, int64 [h], to their rows, [h, ...] in the dtype of ``rows``. Every rank calls it as often as the others.
+    """
+
+    split: Split
+    places: Places
+    rows: RowSource
+    dtype: torch.dtype
+    roots: Tensor | None
+    ranges: Sequence[tuple[int, int]]
+    memory: int | None
+    fetch: Callable[[Tensor], Tensor]
+
+    def num_fetches(self) -> int:
+        """Returns the number of blocks of remote rows that this rank needs. Ranks that need fewer than others fetch empty blocks."""
+        return len(self.groups) * len(self._halo_blocks)
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks that pass for each group."""
+        return -(-self.places.num_own // self._block_rows) + len(self._halo_blocks)
+
+    def run(self, num_fetches: int, store: Callable[[int, int, Tensor], None]) -> None:
+        """Calls ``store`` with the beginning, the end and the next rows of each range. ``num_fetches`` is the largest number over the ranks."""
+        fetched = 0
+        for group in self.groups:
+            sums: list[Tensor | None] = [None] * len(group)
+            for at, messages in self._own_blocks():
+                self._add(group, sums, at, messages)
+            for first, last in self._halo_blocks:
+                at = self.places.num_own + first
+                messages = self._messages(self.fetch(self.places.halo[first:last]), at)
+                self._add(group, sums, at, messages)
+                fetched += 1
+            for number, (first, last) in enumerate(group):
+                store(first, last, self._finish(first, last, sums[number]))
+                sums[number] = None
+        for _ in range(fetched, num_fetches):
+            self.fetch(self.places.halo[:0])
+
+    # --- groups and blocks ----------------------------------------------------------------------------------
+
+    @property
+    def groups(self) -> list[list[tuple[int, int]]]:
+        """Consecutive ranges whose sums are in memory together."""
+        most = self._most_rows(2)
+        groups: list[list[tuple[int, int]]] = []
+        size = 0
+        for first, last in self.ranges:
+            if not groups or (most is not None and size + last - first > most):
+                groups.append([])
+                size = 0
+            groups[-1].append((first, last))
+            size += last - first
+        return groups
+
+    @property
+    def _halo_blocks(self) -> list[tuple[int, int]]:
+        size, total = self._block_rows, self.places.halo.numel()
+        return [(first, min(first + size, total)) for first in range(0, total, size)]
+
+    @property
+    def _block_rows(self) -> int:
+        """Rows of a block: half of the memory that sums leave, because a block may exist in two forms. It is never more than the rows of the part."""
+        most = self._most_rows(4)
+        return max(1, min(self.places.num_own, BLOCK_BYTES // self.row_bytes if most is None else most))
+
+    def _most_rows(self, share: int) -> int | None:
+        return None if self.memory is None else max(1, self.memory // share // self.row_bytes)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in the layer's dtype."""
+        return max(1, empty_rows(self.rows, 1).to(self.dtype).nbytes)
+
+    def _own_blocks(self) -> Iterator[tuple[int, Tensor]]:
+        """Yields blocks of the messages of the part's own vertices, with the place of the first."""
+        rows, total = self.rows, self.places.num_own
+        if self.memory is None and isinstance(rows, TensorRows) and rows.dtype == self.dtype and self._sends_rows:
+            if total:
+                yield 0, rows.tensor
+            return
+        for first in range(0, total, self._block_rows):
+            last = min(first + self._block_rows, total)
+            yield first, self._messages(self._read(first, last), first)
+
+    @property
+    def _sends_rows(self) -> bool:
+        return self.split.kind is None and self.split.keeps(
+            torch.zeros_like(empty_rows(self.rows, 1), dtype=self.dtype)
+        )
+
+    def _read(self, first: int, last: int) -> Tensor:
+        """Returns a copy of the part's rows [first, last), in the layer's dtype. Pages of a mapped file are released."""
+        piece = _entries(self.rows, first, last)
+        if not isinstance(self.rows, TensorRows):
+            return piece.to(self.dtype)
+        copy = piece.to(self.dtype, copy=True)
+        if self.memory is not None:
+            releaser(piece)()
+        return copy
+
+    def _messages(self, rows: Tensor, at: int) -> Tensor:
+        """Returns what the sources at the places ``at``, ``at + 1``, ... send, divided by degrees."""
+        messages = self.split.messages(rows.to(self.dtype))
+        return messages.contiguous() if self.roots is None else scaled(messages, self.roots[at : at + messages.size(0)])
+
+    # --- sums -----------------------------------------------------------------------------------------------
+
+    def _add(self, group: Sequence[tuple[int, int]], sums: list[Tensor | None], at: int, messages: Tensor) -> None:
+        """Adds the messages of the sources at the places ``at``, ``at + 1``, ... to the sums of their targets."""
+        end = at + messages.size(0)
+        holds_all = at == 0 and end == self.places.num_own + self.places.halo.numel()
+        for number, (first, last) in enumerate(group):
+            indptr, place = self.places.into(first, last)
+            if not holds_all:
+                indptr, place = _within(indptr, place, at, end)
+            before = sums[number]
+            if before is not None and not place.numel():
+                continue
+            added = ops.sum_listed_rows(indptr, place, None, messages, None)
+            sums[number] = added if before is None else before.add_(added)
+
+    def _finish(self, first: int, last: int, sums: Tensor | None) -> Tensor:
+        assert sums is not None  # a part with targets has at least one block of its own rows
+        rows = _entries(self.rows, first, last).to(self.dtype)
+        kind = self.split.kind
+        own = self._messages(rows, first) if kind is not None and kind.adds_loops else None
+        indptr, place = self.places.into(first, last)
+        at = torch.arange(first, last, device="cpu")
+        sums = completed(self.split, sums, own, at, indptr, place, self.roots)
+        return self.split.finish(rows, sums)
+
+
+def _within(indptr: Tensor, place: Tensor, begin: int, end: int) -> tuple[Tensor, Tensor]:
+    """Returns the entries of lists that are in [begin, end), less ``begin``, as lists."""
+    is_inside = (place >= begin) & (place < end)
+    before = torch.zeros(place.numel() + 1, dtype=torch.int64, device="cpu")
+    torch.cumsum(is_inside, 0, out=before[1:])
+    return before[indptr], place[is_inside] - begin
