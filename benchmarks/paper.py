@@ -9,6 +9,7 @@
 * ``partial``: beyond the paper. Owners send sums of neighbours instead of rows, with and without caches; every graph, more than 2 hosts.
 * ``slow``: Figure 9. VIP by formula and by simulation, over the replication factor, on a network of half the rate.
 * ``device``: Figure 6. Rows copied from host to device over the GPU fraction, in VIP order and in file order.
+* ``evaluation``: beyond the paper. Time to accuracy with the evaluation of each epoch, in three ways; every graph, 4 hosts.
 * ``accuracy``: test accuracy of several ranks, and of one rank with the same global batch.
 
 Hosts are network namespaces (benchmarks/cluster.py), so this needs root and iproute2. Every line of every table is a configuration of the same loader. Full
@@ -39,6 +40,7 @@ import torch.nn.functional as F
 from bench_volume import first_seeds
 from cluster import Cluster, unavailable
 from common import spread, write_results
+from evaluation import WAYS, Evaluator, seconds_to
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
@@ -72,7 +74,7 @@ BETAS = [0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0]
 MOST_CORRECTIONS, CLOSE_ENOUGH = 5, 0.03
 #: Batches per block of shared draws, in the table of lookahead.
 BLOCK = 64
-TABLES = ["steps", "alpha", "lookahead", "partial", "slow", "device", "accuracy"]
+TABLES = ["steps", "alpha", "lookahead", "partial", "slow", "device", "evaluation", "accuracy"]
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,30 @@ def fetch(loader: NeighborLoader) -> float:
         pass
     dist.barrier()
     return time.perf_counter() - started
+
+
+def train_and_evaluate(
+    rank: int, cluster: Cluster, root: str, whole: str, hidden: int, epochs: int, ratio: float
+) -> dict[str, Any]:
+    """Trains with a cache. After each epoch the same model is evaluated in every way. Returns facts, and lists by epoch.
+
+    ``whole`` is a file with the whole graph.
+    """
+    part = salientpp.load(root)
+    trainer = Trainer(part, hidden)
+    loader = Configuration("feature caching", 0.32).loader(part)
+    facts = calibrate(rank, cluster, part, trainer, ratio, 1)
+    trainer = Trainer(part, hidden)
+    data = torch.load(whole, mmap=True, weights_only=False)
+    evaluator = Evaluator(part, data, loader.cache, BATCH_SIZE)
+    evaluator.warm_up(trainer.model)
+    found: dict[str, Any] = {"train_seconds": [], **{way: [] for way in WAYS}}
+    for epoch in range(epochs):
+        loader.set_epoch(epoch)
+        found["train_seconds"].append(everywhere(trainer.train(loader)))
+        for way in WAYS:
+            found[way].append(evaluator.measure(way, trainer.model))
+    return {**found, "facts": facts}
 
 
 def everywhere(value: float) -> float:
@@ -322,6 +348,12 @@ class Datasets:
             first_seeds(data.test_mask, MOST_TESTED),
         )
         return data
+
+    def file(self, graph: str) -> str:
+        """Writes the whole graph to a file, which processes may map."""
+        path = self._folder / f"{name_of(graph)}.pt"
+        torch.save(self.data(graph), path)
+        return str(path)
 
     def _root(self, graph: str, num_hosts: int, refine: bool = Configuration.refine) -> str:
         root = self._folder / f"{name_of(graph)}-{num_hosts}{'-refined' if refine else ''}"
@@ -552,6 +584,46 @@ def expected_device_rows(part: salientpp.PartitionedGraph, part_id: int, beta: f
     return float(totals[0]), float(totals[1])
 
 
+def run_evaluation(datasets: Datasets, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
+    for graph in arguments.graphs:
+        whole, hidden = datasets.file(graph), HIDDEN.get(name_of(graph), HIDDEN_OTHERS)
+        root = datasets.root(graph, 4)
+        with Cluster(4) as cluster:
+            by_rank = cluster.run(
+                train_and_evaluate, cluster, root, whole, hidden, arguments.epochs, arguments.ratio, seconds=1500
+            )
+        found = by_rank[0]
+        reached = max(each["val"] for each in found[WAYS[0]]) - 0.005
+        for way in WAYS:
+            epochs = found[way]
+            evaluate = [each["seconds"] for each in epochs]
+            at, seconds = seconds_to(reached, found["train_seconds"], evaluate, [each["val"] for each in epochs])
+            total = [train + each for train, each in zip(found["train_seconds"], evaluate)]
+            rows.append(
+                {
+                    "graph": name_of(graph),
+                    "hosts": 4,
+                    "hidden": hidden,
+                    "way": way,
+                    "train_seconds": found["train_seconds"],
+                    "evaluation_seconds": evaluate,
+                    "seconds_per_epoch": statistics.median(total),
+                    "val_accuracy": [each["val"] for each in epochs],
+                    "test_accuracy": [each["test"] for each in epochs],
+                    "bytes_by_host": [
+                        statistics.mean(rank[way][epoch]["bytes"] for rank in by_rank) for epoch in range(len(epochs))
+                    ],
+                    "target": reached,
+                    "epochs_to_target": at,
+                    "seconds_to_target": seconds,
+                    **found["facts"],
+                }
+            )
+            print(rows[-1], flush=True)
+    return rows
+
+
 def run_accuracy(datasets: Datasets, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     for graph in arguments.graphs:
@@ -601,7 +673,7 @@ def main() -> None:
     )
     parser.add_argument("--turns", type=int, default=3, help="epochs of each configuration, taking turns")
     parser.add_argument("--ratio", type=float, default=2.1, help="communication without a cache divided by computation")
-    parser.add_argument("--epochs", type=int, default=5, help="epochs of accuracy")
+    parser.add_argument("--epochs", type=int, default=5, help="epochs of accuracy and evaluation")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of accuracy")
     arguments = parser.parse_args()
     unknown = set(arguments.tables) - set(TABLES)
