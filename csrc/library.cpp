@@ -27,6 +27,7 @@ STABLE_TORCH_LIBRARY(salientpp, m) {
   m.def("take_hits(Tensor remote_position, Tensor remote_id, Tensor offsets, Tensor hit_place) -> (Tensor hit_position, Tensor position, Tensor id, Tensor counts)");
   m.def("gather_rows(Tensor source, Tensor source_index, Tensor(a!) out, Tensor? out_index, bool parallel=True) -> ()");
   m.def("gather_joined_rows(Tensor[] sources, Tensor source_index, Tensor(a!) out, Tensor? out_index, bool parallel=True) -> ()");
+  m.def("read_rows(int file, int offset, int num_rows, Tensor source_index, Tensor(a!) out, Tensor? out_index, int gap, int num_threads) -> Tensor");
   m.def("reduce_rows(Tensor source, Tensor source_index, Tensor size, Tensor? weight, Tensor(a!) out, int reduction, bool parallel=True) -> ()");
   m.def("encode_rows(Tensor source, Tensor source_index, Tensor(a!) out, Tensor? out_index, int format, int block) -> ()");
   m.def("decode_rows(Tensor source, Tensor source_index, Tensor(a!) out, Tensor? out_index, int format, int block) -> ()");

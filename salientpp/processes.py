@@ -184,6 +184,10 @@ class Task:
             self._start()
         return self._future.result()
 
+    def done(self) -> bool:
+        """Returns True if :meth:`result` does not wait."""
+        return self._forks == _forks and self._future.done()
+
     def cancel(self) -> None:
         """Cancels the call, if it has not begun."""
         if self._forks == _forks:

@@ -21,7 +21,7 @@ from salientpp.engine.rounds import Rounds
 from salientpp.engine.stages import Attendance, BatchStages, Request, Sampled
 from salientpp.engine.way import PlacesByType, Way
 from salientpp.engine.workers import Maker, SamplingWorkers
-from salientpp.processes import Threads, Undone, forks, may_compute_in_parallel
+from salientpp.processes import Threads, Undone, completed, forks, may_compute_in_parallel
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.sampling.schedule import BatchKeys, Turn
 from salientpp.sampling.topology import ByType, Mfg, ids_by_type
@@ -159,8 +159,20 @@ class Producer:
             return Request(turn.tick, Undone(lambda: Made(turn.tick, by_hand(*pieces[0]))))
         in_rounds = self.basis.source.rounds_topology is not None
         request = self.workers.request_rounds if in_rounds else self.workers.request
-        sampling = request(turn.tick, pieces, self._maker)
-        return Request(turn.tick, sampling, self.basis.epochs.draws(epoch), attendance)
+        requested, draws = request(turn.tick, pieces, self._maker), self.basis.epochs.draws(epoch)
+        ahead = [] if in_rounds else [way for way in self.ways if way.ahead]
+        if not ahead:
+            return Request(turn.tick, requested, draws, attendance)
+        # Without sampling threads, this thread draws the batch now.
+        sampling = completed(requested.result) if isinstance(requested, Undone) else requested
+        for way in ahead:
+            way.on_requested(draws, turn.tick, sampling)
+        return Request(turn.tick, sampling, draws, attendance)
+
+    @property
+    def most_ahead(self) -> int:
+        """Maximum number of batches that are drawn ahead."""
+        return max([self.basis.most_ahead, *(way.ahead for way in self.ways)])
 
     def idle_request(self, tick: int, leaving: bool) -> Request:
         """Returns a request without a batch, for a tick in which only other ranks have batches."""

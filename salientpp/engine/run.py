@@ -83,7 +83,7 @@ class Run:
         finish: Callable[[Any], Any] | None = None, by_hand: ByHand | None = None,
     ) -> None:  # fmt: skip
         self._producer, self._counters, self._finish, self._by_hand = producer, counters, finish, by_hand
-        self._epochs, self._most_ahead = producer.basis.epochs, producer.basis.most_ahead
+        self._epochs, self._most_ahead = producer.basis.epochs, producer.most_ahead
         self._epoch, self._resume, self._comm = epoch, resume, producer.basis.comm
         self._pipeline = producer.pipeline(by_hand)
         self._ahead: deque[Request] = deque()

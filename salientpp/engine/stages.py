@@ -86,7 +86,7 @@ class Request:
     """Request for a batch. ``index`` is its tick. ``draws`` and ``attendance`` are None if the batch belongs to no epoch."""
 
     index: int
-    sampling: Task | Undone
+    sampling: Task | Future | Undone
     draws: Draws | None = None
     attendance: Attendance | None = None
 

@@ -87,6 +87,8 @@ class Way:
         finds_late: True if :meth:`find` decides where rows come from when a batch enters the pipeline. Only one way of an engine may do so.
         waits: number of ticks that a batch waits between its draw and its entry into the ten stages, if batches are drawn in rounds. The engine reads it after
             :meth:`attach`, and takes the largest number of all ways and ranks.
+        ahead: number of batches that are drawn ahead of the batch that enters the pipeline, if they are not drawn in rounds. The engine reads it for each
+            epoch, and takes the largest number of all ways.
     """
 
     name: ClassVar[str] = ""
@@ -94,6 +96,7 @@ class Way:
     needs_stages = False
     finds_late = False
     waits = 0
+    ahead = 0
 
     def choose(self, basis: Basis, tiers: TiersByType) -> TiersByType:
         """Decides what this way will hold. Returns the tiers as :meth:`place` will, but without their rows. No rows move. Collective."""
@@ -108,6 +111,11 @@ class Way:
 
     def begin_epoch(self) -> None:
         """Prepares for an epoch, before any of its batches enters the pipeline."""
+
+    def on_requested(self, draws: Draws, tick: int, sampling: Task | Future) -> None:
+        """Notes that a batch will be drawn; ``sampling.result()`` waits for it. It is called in the order of the batches, and only if :attr:`ahead` is above 0
+        and batches are not drawn in rounds.
+        """
 
     def on_drawn(self, mfg: Any) -> tuple[Any, Any]:
         """Returns a sampled batch after the changes of this way, and a note for the later steps. A sampling thread calls it."""

@@ -22,6 +22,7 @@ from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.ways.cache import Cache, GivenCache
 from salientpp.ways.device import DeviceRows
 from salientpp.ways.lookahead.way import Lookahead
+from salientpp.ways.read_ahead import ReadAhead
 from salientpp.ways.sums.way import SumsOfRows
 from salientpp.ways.topology_cache import TopologyCache
 
@@ -98,6 +99,8 @@ def reported(comm: Comm, function: Callable[[], Out], action: str) -> Out:
 def ways_of(options: Options, everyone: Sequence[Facts]) -> list[Way]:
     """Returns the ways that these options ask for, in the order in which they act."""
     ways: list[Way] = []
+    if options.read_ahead:  # first, because the other ways read rows too
+        ways.append(ReadAhead(options.read_ahead))
     if options.topology_cache:
         ways.append(TopologyCache(options.topology_cache))
     if options.device_rows:

@@ -165,6 +165,18 @@ class Memory(TypedDict, total=False):
         ),
     ]
 
+    read_ahead: Annotated[
+        int | str,
+        Option(
+            default=0,
+            check=num_bytes,
+            agree="yes",
+            help="[Bytes](#amounts-of-memory) of a buffer for rows that the next batches need, read from memory-mapped files for several batches at once, in "
+            "file order, see [features larger than memory](../how-to/large-graphs.md#features-larger-than-memory). Each rank has its own buffer. Batches stay "
+            "the same. 0: rows are read through the memory map. Refused if no rows are in mapped files, and with `zero_copy`",
+        ),
+    ]
+
     zero_copy: Annotated[
         bool,
         Option(

@@ -33,6 +33,7 @@ class LoaderStats:
             The lists were of the host's own parts, copies (``topology_cache``), or of other ranks. A vertex counts once in each hop and tree that expands it.
         list_bytes_sent, list_bytes_received: bytes of requests for draws from lists and of answers, in both directions. ``bytes_sent`` and
             ``bytes_received`` include them.
+        bytes_from_files: with ``read_ahead``, bytes of whole pages that were read from files.
         list_rounds: rounds of batches in which this rank requested lists of other ranks.
     """
 
@@ -58,6 +59,7 @@ class LoaderStats:
     list_bytes_sent: int = 0
     list_bytes_received: int = 0
     list_rounds: int = 0
+    bytes_from_files: int = 0
 
     @property
     def rows(self) -> int:
@@ -93,6 +95,7 @@ class LoaderStats:
             list_bytes_received=traffic.list_bytes_received,
             list_rounds=traffic.list_rounds,
             rows_partial=of_ways.get("rows_partial", 0),
+            bytes_from_files=of_ways.get("bytes_from_files", 0),
             rows_partial_host=of_ways.get("rows_partial_host", 0),
             **rows,
         )

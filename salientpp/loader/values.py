@@ -29,6 +29,7 @@ EXCLUDED: Mapping[tuple[str, str], str] = {
     ("partial_aggregation", "lookahead"): "a cache that looks ahead chooses its rows after the sums are planned",
     ("partial_aggregation", "pad"): "padding would not make the number of sums constant",
     ("partial_aggregation", "transform_sampler_output"): "sampled edges may change after their sums are planned",
+    ("read_ahead", "zero_copy"): "the device would read all rows from pinned memory",
     ("partial_aggregation", "send_as"): "sums are computed from rows as they are stored",
 }
 

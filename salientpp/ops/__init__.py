@@ -57,6 +57,7 @@ from salientpp.ops.store import (
     gather_rows,
     look_up,
     pack_id_set,
+    read_rows,
     reduce_rows,
     round_rows,
     take_hits,

@@ -92,6 +92,37 @@ def gather_joined_rows(
     operators.gather_joined_rows(list(sources), source_index, out, out_index, parallel)
 
 
+def read_rows(
+    file: int,
+    offset: int,
+    num_rows: int,
+    source_index: Tensor,
+    out: Tensor,
+    out_index: Tensor | None,
+    gap: int,
+    num_threads: int,
+) -> Tensor:
+    """Reads rows of a file in blocks, in file order: ``out[out_index] = rows[source_index]``.
+
+    Blocks begin and end at multiples of 4,096 bytes, so the file may be open with ``O_DIRECT``.
+
+    Args:
+        file: descriptor of the open file.
+        offset: byte at which row 0 begins.
+        num_rows: number of rows in the file.
+        source_index: int64 [n], ascending, in [0, num_rows); repeats are allowed.
+        out: contiguous uint8 [O, W], written in place; W is the number of bytes of a row.
+        out_index: int64 [n], in [0, O); None means 0, 1, ..., n - 1.
+        gap: pages between two rows are read too if they have at most this number of bytes.
+        num_threads: maximum number of threads that read at the same time.
+
+    Returns:
+        int64 [3]: the bytes read; the first byte that could not be read, or -1; and the system's error number. The error number is 0 at the end of the file.
+        If a byte could not be read, the contents of ``out`` are undefined.
+    """
+    return operators.read_rows(file, offset, num_rows, source_index, out, out_index, gap, num_threads)
+
+
 def reduce_rows(
     source: Tensor,
     source_index: Tensor,

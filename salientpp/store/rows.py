@@ -82,16 +82,16 @@ class JoinedRows:
     """
 
     def __init__(self, pieces: Sequence[Tensor]) -> None:
-        self._pieces, self.dtype = list(pieces), pieces[0].dtype
+        self.pieces, self.dtype = list(pieces), pieces[0].dtype
         self.shape = torch.Size((sum(piece.size(0) for piece in pieces), *pieces[0].shape[1:]))
         self.nbytes = sum(piece.nbytes for piece in pieces)
 
     def whole(self) -> Tensor:
         """Returns all rows, copied into one tensor."""
-        return torch.cat(self._pieces)
+        return torch.cat(self.pieces)
 
     def take(self, index: Tensor, out: Tensor, out_index: Tensor | None = None) -> None:
-        _put(ops.gather_joined_rows, self._pieces, index, out, out_index, self.nbytes // max(1, self.shape[0]))
+        _put(ops.gather_joined_rows, self.pieces, index, out, out_index, self.nbytes // max(1, self.shape[0]))
 
 
 def checked_rows(value: Any, name: str, num_rows: int) -> RowSource:

@@ -699,6 +699,7 @@ _DIFFERENT = {
     "send_as": ({}, {"send_as": {"x": "fp16"}}, "send_as"),
     "depth": (3, 4, "depth"),
     "memory": (2000, 3000, "memory"),
+    "read_ahead": (0, "1MiB", "read_ahead"),
     "machines": ({"memory": 0, "machines": MACHINES}, {"memory": 0}, "machines"),
     "allow": ({"memory": 0, "allow": ["sums"]}, {"memory": 0}, "allow"),
     "partial_aggregation": (None, "sum", "partial_aggregation"),

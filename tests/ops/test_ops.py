@@ -29,7 +29,7 @@ LIBRARY = Path(__file__).parents[2] / "csrc" / "library.cpp"
 
 
 #: Operators that write to an argument. Their schemas declare it.
-WRITERS = {"gather_rows", "gather_joined_rows", "reduce_rows", "encode_rows", "decode_rows", "round_rows"}
+WRITERS = {"gather_rows", "gather_joined_rows", "reduce_rows", "read_rows", "encode_rows", "decode_rows", "round_rows"}
 
 
 def test_every_operator_is_checked_here():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import torch
 from graphs import random_data
 
@@ -25,6 +27,11 @@ OUT_INDPTR, OUT_INDICES = ops.transpose_csc(INDPTR, INDICES)
 LISTED = long(0, 1, 3), ints(2, 0, 1)
 BIG = Graph.from_edge_index(random_data(80, 400, seed=3, directed=True).edge_index, 80)
 BIG_OUT = BIG.transpose()
+
+
+FILE = tempfile.TemporaryFile()  # 10,000 bytes
+FILE.write(bytes(number % 251 for number in range(10_000)))
+FILE.flush()
 
 
 def slots() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -367,6 +374,11 @@ CASES = {
         lambda: ([torch.rand(4, 3), torch.rand(2, 3)], ints(5, 0), torch.zeros(2, 3), None),
         lambda: ([torch.rand(0), torch.rand(4), torch.rand(0)], long(3, 0), torch.zeros(5), long(4, 1)),
         lambda: ([torch.rand(0, 2)], NONE, torch.zeros(3, 2), NONE),
+    ],
+    "read_rows": [
+        lambda: (FILE.fileno(), 0, 5000, long(0, 7, 7, 4999), torch.zeros((4, 2), dtype=torch.uint8), None, 0, 4),
+        lambda: (FILE.fileno(), 9, 300, long(1, 299), torch.zeros((3, 30), dtype=torch.uint8), long(2, 0), 9000, 1),
+        lambda: (FILE.fileno(), 0, 0, NONE, torch.zeros((0, 3), dtype=torch.uint8), None, 0, 1),
     ],
     "encode_rows": [
         lambda: (torch.rand(4, 3), ints(3, 0), torch.zeros(2, 12, dtype=torch.uint8), None, 3, 0),

@@ -42,6 +42,7 @@ CACHE = {"replication_factor": 0.2}
 WAYS: dict[str, dict[str, Any]] = {
     "cache": CACHE,
     "host": {**CACHE, "ranks_per_host": 2},
+    "files": {"read_ahead": 400_000},
     "device": {"device_rows": 0.4},
     "lookahead": {**CACHE, "lookahead": 6},
     "sums": {"partial_aggregation": "mean"},
@@ -59,6 +60,10 @@ class TestHostCache(WayLaws):
     @classmethod
     def options_on(cls, num_ranks: int) -> dict[str, Any]:
         return {**cls.options, "ranks_per_host": min(2, num_ranks)}
+
+
+class TestReadAhead(WayLaws):
+    options = WAYS["files"]
 
 
 class TestDeviceRows(WayLaws):
@@ -83,6 +88,7 @@ class TestOutside(WayLaws):
 OPTION = {
     "cache": "replication_factor",
     "host": "ranks_per_host",
+    "files": "read_ahead",
     "device": "device_rows",
     "lookahead": "lookahead",
     "sums": "partial_aggregation",
@@ -170,6 +176,7 @@ def test_only_lookahead_and_sums_exclude_each_other():
 
 GIVEN = {
     "lookahead": 3, "transform_sampler_output": id, "partial_aggregation": "sum", "pad": "bucket", "send_as": {"x": "fp16"},
+    "read_ahead": 1000, "zero_copy": True,
 }  # fmt: skip
 
 

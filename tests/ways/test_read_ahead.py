@@ -1,0 +1,258 @@
+"""Laws of reading ahead: buffers change bytes and never batches, errors name the file, and nothing is left behind."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import pickle
+import threading
+
+import distributed
+import numpy as np
+import pytest
+import torch
+from batches import differences
+from graphs import random_data, random_hetero
+from torch_geometric.data import Data
+
+import salientpp
+from salientpp import LinkNeighborLoader, NeighborLoader
+from salientpp.engine.pipeline import StageError
+from salientpp.ways.read_ahead import ReadAhead
+
+FANOUTS, SAME = [5, 4], {"batch_size": 16, "shuffle": True, "seed": 3}
+#: Bytes that hold about three batches, and bytes that hold all rows.
+FEW, ALL = 600_000, 20_000_000
+NUM_VERTICES, WIDTH = 6000, 64
+
+
+def graph() -> Data:
+    data = random_data(NUM_VERTICES, 36_000, seed=2)
+    data.x = torch.rand(NUM_VERTICES, WIDTH, generator=torch.Generator().manual_seed(1))
+    data.train_mask = torch.arange(NUM_VERTICES) < 600
+    return data
+
+
+def parts(folder, number: int = 1, **options) -> salientpp.PartitionedGraph:
+    salientpp.partition(graph(), number, folder, FANOUTS, 16, refine=False, **options)
+    return salientpp.load(folder)
+
+
+@pytest.fixture(scope="module")
+def part(tmp_path_factory):
+    return parts(tmp_path_factory.mktemp("files") / "parts")
+
+
+def mapped_graph(folder) -> Data:
+    """The graph with its rows in x.npy."""
+    data = graph()
+    np.save(folder / "x.npy", data.x.numpy())
+    data.x = torch.from_numpy(np.load(folder / "x.npy", mmap_mode="c"))
+    return data
+
+
+def assert_same(loader, plain, epochs: int = 1) -> None:
+    for _ in range(epochs):
+        for ours, want in zip(loader, plain, strict=True):
+            assert differences(ours, want) == []
+
+
+def way_of(loader) -> ReadAhead:
+    return loader.engine.way(ReadAhead)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_bytes", [FEW, ALL])
+@pytest.mark.parametrize("depth", [1, 10])
+def test_batches_are_the_same(part, num_workers, num_bytes, depth):
+    options = {**SAME, "num_workers": num_workers, "depth": depth}
+    plain = NeighborLoader(part, FANOUTS, "train", **options)
+    loader = NeighborLoader(part, FANOUTS, "train", read_ahead=num_bytes, **options)
+    assert_same(loader, plain, 3)
+    assert loader.stats().bytes_from_files > 0 == plain.stats().bytes_from_files
+    assert all(buffer.num_held == 0 for buffer in way_of(loader).buffers.values())
+
+
+def test_rows_that_all_fit_are_read_once(part):
+    loader = NeighborLoader(part, FANOUTS, "train", read_ahead=ALL, **SAME)
+    for _ in range(30):
+        for _ in loader:
+            pass
+    read = loader.stats().bytes_from_files
+    loader.reset_stats()
+    assert loader.stats().bytes_from_files == 0
+    list(loader)
+    assert read > 0 and loader.stats().bytes_from_files <= 40 * 4096  # rows that no earlier epoch needed
+
+
+def test_a_longer_window_reads_fewer_bytes(part):
+    """A buffer reads a page once for several batches; a page cache of no pages reads it once for each."""
+    loader = NeighborLoader(part, FANOUTS, "train", read_ahead=2 * FEW, num_workers=2, **SAME)
+    pages = 0
+    for batch in loader:
+        pages += torch.unique(batch.n_id * WIDTH * 4 // 4096).numel()
+    assert loader.stats().bytes_from_files < 0.8 * pages * 4096
+
+
+def test_memory_stays_within_the_bytes(part):
+    for num_bytes in (FEW, ALL):
+        loader = NeighborLoader(part, FANOUTS, "train", read_ahead=num_bytes, **SAME)
+        assert 0 < loader.memory_used()["read_ahead"] <= num_bytes
+        assert loader.memory_used()["host"] >= NUM_VERTICES * WIDTH * 4
+
+
+def test_an_epoch_that_ends_early_and_one_that_is_resumed(part):
+    options = {**SAME, "num_workers": 2}
+    plain = NeighborLoader(part, FANOUTS, "train", **options)
+    loader = NeighborLoader(part, FANOUTS, "train", read_ahead=FEW, **options)
+    for number, _ in enumerate(loader):
+        if number == 5:
+            break
+    state = loader.state_dict()
+    loader.set_epoch(0)
+    assert_same(loader, plain)
+    again = NeighborLoader(part, FANOUTS, "train", read_ahead=FEW, **options)
+    again.load_state_dict(state)
+    plain.load_state_dict(state)
+    assert_same(again, plain)
+
+
+def test_a_copy_of_a_loader_reads_for_itself(tmp_path):
+    data = mapped_graph(tmp_path)
+    loader = NeighborLoader(data, FANOUTS, data.train_mask, read_ahead=FEW, **SAME)
+    next(iter(loader))
+    loader.reset_stats()
+    for other in (copy.copy(loader), pickle.loads(pickle.dumps(loader))):
+        other.set_epoch(0)
+        plain = NeighborLoader(data, FANOUTS, data.train_mask, **SAME)
+        assert_same(other, plain)
+        assert other.stats().bytes_from_files > 0
+    assert_same(loader, plain)
+
+
+def test_links_and_typed_graphs(tmp_path):
+    data = random_hetero(seed=1)
+    for number, store in enumerate(data.node_stores):
+        store.x = torch.rand(store.num_nodes, 40 + number)
+    type_ = data.node_types[0]
+    fanouts = {relation: [3, 2] for relation in data.edge_types}
+    seeds = (type_, torch.arange(0, data[type_].num_nodes, 2))
+    columns = {}
+    for store in data.node_stores:
+        np.save(tmp_path / f"{store._key}.npy", store.x.numpy())
+        columns[store._key, "x"] = torch.from_numpy(np.load(tmp_path / f"{store._key}.npy", mmap_mode="r"))
+    options = {**SAME, "columns": columns, "num_workers": 1}
+    plain = NeighborLoader(data, fanouts, seeds, **options)
+    loader = NeighborLoader(data, fanouts, seeds, read_ahead=ALL, **options)
+    assert_same(loader, plain, 2)
+    assert loader.stats().bytes_from_files > 0 and len(way_of(loader).buffers) > 1
+    relation = data.edge_types[0]
+    links = [LinkNeighborLoader(data, fanouts, (relation, None), read_ahead=n, **options) for n in (ALL, 0)]
+    assert_same(*links)
+
+
+@pytest.mark.parametrize("options", [{"store_as": {"x": "int8"}}, {"send_as": {"x": "fp16"}}], ids=str)
+def test_narrow_rows(tmp_path, options):
+    stored = {name: options.pop(name) for name in ("store_as",) if name in options}
+    part = parts(tmp_path / "parts", 1, **stored)
+    plain = NeighborLoader(part, FANOUTS, "train", **SAME, **options)
+    loader = NeighborLoader(part, FANOUTS, "train", read_ahead=FEW, **SAME, **options)
+    assert_same(loader, plain)
+    assert loader.stats().bytes_from_files > 0
+
+
+def test_disjoint_trees_hold_a_row_several_times(part):
+    options = {**SAME, "disjoint": True}
+    plain = NeighborLoader(part, FANOUTS, "train", **options)
+    assert_same(NeighborLoader(part, FANOUTS, "train", read_ahead=FEW, **options), plain)
+
+
+# --- refusals and failures --------------------------------------------------------------------------------
+
+
+def test_rows_in_memory_are_refused_by_name():
+    with pytest.raises(
+        ValueError, match=r"^read_ahead=1000 reads rows of memory-mapped files, but the rows of 'x'.* in no such file; "
+    ):
+        NeighborLoader(graph(), FANOUTS, read_ahead=1000, **SAME)
+
+
+def test_bytes_that_hold_less_than_a_few_batches_are_refused(part):
+    with pytest.raises(ValueError, match=r"^read_ahead must hold the rows of several batches, .*, got 1000; "):
+        NeighborLoader(part, FANOUTS, "train", read_ahead=1000, **SAME)
+
+
+def test_rows_that_are_replaced_are_delivered(tmp_path):
+    data = mapped_graph(tmp_path)
+    loader = NeighborLoader(data, FANOUTS, data.train_mask, read_ahead=FEW, **SAME)
+    for batch in loader:
+        assert torch.equal(batch.x, data.x[batch.n_id])
+    data.x = torch.zeros(NUM_VERTICES, 2)
+    for batch in loader:
+        assert torch.equal(batch.x, data.x[batch.n_id])
+
+
+def test_a_batch_that_is_larger_than_the_buffer_reads_its_own_rows(part):
+    plain = NeighborLoader(part, FANOUTS, "train", **SAME)
+    loader = NeighborLoader(part, FANOUTS, "train", read_ahead=FEW, **SAME)
+    for buffer in way_of(loader).buffers.values():
+        buffer.__init__(buffer.columns, 100)
+    assert_same(loader, plain, 2)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_file_that_is_cut_short_fails_the_batch(tmp_path, num_workers):
+    data = mapped_graph(tmp_path)
+    loader = NeighborLoader(data, FANOUTS, data.train_mask, read_ahead=FEW, num_workers=num_workers, **SAME)
+    os.truncate(tmp_path / "x.npy", 500_000)
+    size = NUM_VERTICES * WIDTH * 4 + 128
+    words = rf"^rank 0, batch 0, stage copy_to_device: .*x\.npy was cut short .* at least {size} bytes, got 500000 \(byte \d+ is missing\)"
+    for _ in range(2):  # a new epoch tries again
+        with pytest.raises(StageError, match=words):
+            list(loader)
+
+
+def test_the_thread_ends_with_the_loader(part):
+    for is_left in (False, True):
+        before = set(threading.enumerate())
+        loader = NeighborLoader(part, FANOUTS, "train", read_ahead=FEW, num_workers=2, **SAME)
+        for _ in loader:
+            if is_left:
+                break
+        mine = [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("salientpp-read")]
+        assert len(mine) == 1
+        del loader
+        while mine[0].is_alive():  # the thread first ends what it is reading
+            gc.collect()
+            mine[0].join(0.1)
+
+
+# --- ranks ------------------------------------------------------------------------------------------------
+
+
+def _run(rank: int, root: str) -> list:
+    found = []
+    for options in ({}, {"replication_factor": 0.2}, {"num_workers": 1, "replication_factor": 0.2, "lookahead": 4}):
+        plain = NeighborLoader(salientpp.load(root), FANOUTS, "train", **SAME, **options)
+        loader = NeighborLoader(salientpp.load(root), FANOUTS, "train", read_ahead=FEW, **SAME, **options)
+        wrong = [
+            names
+            for _ in range(2)
+            for ours, want in zip(loader, plain, strict=True)
+            if (names := differences(ours, want))
+        ]
+        for number, _ in enumerate(loader):
+            if number == 3:
+                break
+        loader.set_epoch(1)
+        wrong += [] if len(list(loader)) == len(loader) else ["batches"]
+        found.append((wrong, loader.stats().bytes_from_files > 0))
+    return found
+
+
+@pytest.mark.parametrize("topology", ["whole", "parts"])
+def test_ranks_read_ahead_for_themselves_and_answer_others(tmp_path, topology):
+    parts(tmp_path / "parts", 2, topology=topology)
+    for of_rank in distributed.run(_run, 2, str(tmp_path / "parts")):
+        assert of_rank == [([], True)] * 3
