@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from batches import assert_same_batches, differences, make
@@ -48,6 +50,27 @@ def test_typed_batches_on_the_device_equal_those_on_the_cpu(device):
                 assert torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name], (
                     name
                 )
+
+
+@pytest.mark.parametrize("source", ["data", "part"])
+def test_tables_on_the_device_equal_those_on_the_cpu(device, tmp_path, source):
+    from tables import parts, same, table  # skips the test without PyTorch Frame
+
+    graph: Any = random_hetero(paper=60, author=40, venue=5)
+    for name in graph.node_types:
+        graph[name].tf = table(graph[name].num_nodes)
+    nodes: Any = "paper"
+    if source == "part":
+        graph, nodes = salientpp.partition(graph, 1, tmp_path / "d", [3, 2], 8, seeds="all"), ("paper", "all")
+    options: dict[str, Any] = {"input_nodes": nodes, "batch_size": 8, "seed": 1}
+    want = list(NeighborLoader(graph, [3, 2], **options))
+    for device_rows, num_workers in [(0, 0), (0.4, 2)]:
+        where = {"device": device, "device_rows": device_rows, "num_workers": num_workers}
+        batches = list(NeighborLoader(graph, [3, 2], **where, **options))
+        assert all(tensor.device == device for tensor in parts(batches[0]["paper"].tf))
+        for one, other in zip(want, on_cpu(batches), strict=True):
+            for name in one.node_types:
+                assert same(one[name].tf, other[name].tf), name
 
 
 def test_link_batches_on_the_device_equal_those_on_the_cpu(device, data):
