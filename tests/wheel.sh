@@ -1,20 +1,18 @@
 #!/usr/bin/env bash
-# Tests that a source release and a wheel are complete: tests/wheel.sh PYTHON, where PYTHON has the requirements and the tools to build.
-# The wheel is built from the source release and installed into an empty environment that sees only the requirements. There, away from the source
-# tree, it must serve batches, the demo must print what README shows, and every command of the quickstart must work.
+# Tests that a wheel is complete: tests/wheel.sh PYTHON WHEEL, where PYTHON has the requirements.
+# The wheel is installed into an empty environment that sees only the requirements. There, away from the source tree, it must serve batches, the
+# demo must print what README shows, and every command of the quickstart must work.
 set -euo pipefail
-python=$(realpath --no-symlinks "$1")
+python=$(realpath --no-symlinks "$1") wheel=$(realpath "$2")
 quickstart=$(realpath docs/quickstart.md)
 readme=$(realpath README.md)
 support=$(realpath tests/support)
 work=$(mktemp --directory)
 trap 'rm -rf "$work"' EXIT
 
-"$python" setup.py --quiet sdist --dist-dir "$work"
-"$python" -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir "$work" "$work"/*.tar.gz
 "$python" -m venv "$work/venv"
 here=$work/venv/bin/python
-"$here" -m pip install --quiet --no-deps --no-index "$work"/*.whl
+"$here" -m pip install --quiet --no-deps --no-index "$wheel"
 
 # The requirements, without the editable install of the source tree.
 "$python" - "$work/requirements" <<'END'
@@ -97,4 +95,4 @@ printf '#!/bin/sh\nexec "%s" -m torch.distributed.run "$@"\n' "$here" > "$work/v
 chmod +x "$work/venv/bin/torchrun"
 (cd "$work/quickstart" && PATH="$work/venv/bin:$PATH" bash -euo pipefail commands.sh >output 2>errors) || { cat "$work"/quickstart/{output,errors}; exit 1; }
 grep --quiet "fetched" "$work/quickstart/output"
-echo "$(basename "$work"/*.whl): installed, imported, partitioned, loaded batches, showed the demo and followed the quickstart away from its sources"
+echo "$(basename "$wheel"): installed, imported, partitioned, loaded batches, showed the demo and followed the quickstart away from its sources"
