@@ -42,6 +42,28 @@ def draw_convert(result: Row) -> str:
     return joined(title, table([*header, "CPU ratio", "peak ratio"], lines), source(result))
 
 
+def draw_convert_layouts(result: Row) -> str:
+    lines = [
+        [
+            row["step"],
+            f"{row['raw_bytes'] / 1e6:,.0f}",
+            f"{row['edges'] / 1e6:.1f}",
+            f"{row['seconds']:.1f} · {row['cpu_seconds']:.1f}",
+            f"{row['raw_bytes'] / row['cpu_seconds'] / 1e6:,.0f}",
+            f"{row['peak_bytes'] / 1e6:,.0f}",
+            f"{row['above_start_bytes'] / 1e6:,.0f}",
+        ]
+        for row in result["rows"]
+    ]
+    header = ["step", "raw MB", "M edges", "s · CPU s", "MB per CPU s", "peak MB", "above start"]
+    title = (
+        f"**Converting public layouts** with `memory={result['memory']}`. Random files in each layout, with the sizes of the real datasets divided by "
+        f"{result['share']}. *In memory* reads the arrays whole, adds reverse edges with `ToUndirected` and builds the neighbour lists. "
+        "The rows of the Parquet table come in random order."
+    )
+    return joined(title, table(header, lines), source(result))
+
+
 def partitioned(result: Row) -> str:
     """Returns the options of `salientpp partition`."""
     return f"--method {result['method']} {'--refine' if result['refine'] else '--no-refine'}"
@@ -336,6 +358,7 @@ def draw_mapped(result: Row) -> str:
 
 DRAWN: Drawn = {
     "convert": ("convert", draw_convert),
+    "convert_layouts": ("convert_layouts", draw_convert_layouts),
     "partition": ("partition", draw_partition),
     "scale": ("scale", draw_scale),
     "scale_degrees": ("scale_degrees", draw_scale_degrees),

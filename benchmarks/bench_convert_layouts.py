@@ -1,6 +1,6 @@
-"""Measures the conversion of public layouts, compared with reading the same files whole. Writes results/layouts.json.
+"""Measures the conversion of public layouts, compared with reading the same files whole. Writes results/convert_layouts.json.
 
-    python benchmarks/bench_layouts.py [--share 200] [--memory 1GB] [--folder DIR]
+    python benchmarks/bench_convert_layouts.py [--share 200] [--memory 1GB] [--folder DIR]
 
 Random files are written in each layout, with the sizes of the real dataset divided by ``share``:
 
@@ -61,7 +61,7 @@ def main() -> None:
             print(rows[-1], flush=True)
     finally:
         shutil.rmtree(folder)
-    write_results("layouts", rows, memory=arguments.memory, share=arguments.share)
+    write_results("convert_layouts", rows, memory=arguments.memory, share=arguments.share)
 
 
 def measure(step: str, folder: Path, memory: str) -> dict:
