@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
@@ -16,6 +17,26 @@ from salientpp.graph.typed import TypedGraph
 
 #: A message-flow graph: the vertices and edges of a batch, hop by hop.
 Mfg: TypeAlias = "SamplerOutput | HeteroSamplerOutput"
+
+
+class TypedSample(HeteroSamplerOutput):
+    """A sample over several vertex types whose ``seed_node`` is right for every type.
+
+    PyG's class looks the number of a tree up among the vertices of each type, but the seeds are of one type.
+
+    Attributes:
+        tree_seed: int64 [trees], the id of each tree's seed; None without trees.
+    """
+
+    tree_seed: Tensor | None = None
+
+    @property
+    def seed_node(self) -> dict[str, Tensor] | None:
+        """Ids of the seeds of the vertices' trees, by vertex type int64 [n]; None without trees."""
+        if self.batch is None or self.tree_seed is None:
+            return None
+        return {name: self.tree_seed[tree] for name, tree in self.batch.items()}
+
 
 #: Tensors by vertex type. The type is None if there is only one.
 ByType = Mapping[str | None, Tensor]
@@ -180,7 +201,7 @@ def as_sample(
             num_sampled_edges=num_edges[0] if with_hops else None,
         )
     types, relations = topology.num_vertices, topology.edge_types
-    return HeteroSamplerOutput(
+    out = TypedSample(
         node=dict(zip(types, n_id)),
         row={name: ends[0] for name, ends in zip(relations, edge_index)},
         col={name: ends[1] for name, ends in zip(relations, edge_index)},
@@ -189,6 +210,11 @@ def as_sample(
         num_sampled_nodes=dict(zip(types, num_nodes)) if with_hops else None,
         num_sampled_edges=dict(zip(relations, num_edges)) if with_hops else None,
     )
+    if options.disjoint:
+        out.tree_seed = torch.empty(sum(counts[0] for counts in num_nodes), dtype=torch.int64, device="cpu")
+        for ids, trees, (size, *_) in zip(n_id, tree, num_nodes):
+            out.tree_seed[trees[:size]] = ids[:size]
+    return out
 
 
 def ids_by_type(n_id: Tensor | ByType) -> ByType:

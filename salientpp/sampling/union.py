@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.sampler import HeteroSamplerOutput
+from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
-from salientpp.sampling.topology import Mfg
+from salientpp.sampling.topology import Mfg, TypedSample
 from salientpp.store.tiers import NO_IDS
 
 
@@ -30,11 +30,12 @@ def disjoint_union(mfgs: Sequence[Mfg], input_type: str | tuple[str, str, str] |
         The union with the metadata of all MFGs, one after another; ``batch`` numbers trees consecutively across them.
     """
     kind = type(mfgs[0])
+    is_typed = issubclass(kind, HeteroSamplerOutput)
 
     def by_key(name: str, key: Any) -> list[Any]:
         """Returns a field of every MFG by type. Without types, the vertex type is None and the edge type is (None,)."""
         values = [getattr(mfg, name) for mfg in mfgs]
-        return values if kind is HeteroSamplerOutput else [value if value is None else {key: value} for value in values]
+        return values if is_typed else [value if value is None else {key: value} for value in values]
 
     node, batch, nodes_per_hop = (by_key(name, None) for name in ("node", "batch", "num_sampled_nodes"))
     row, col, edge, edges_per_hop, orig_row, orig_col = (
@@ -80,10 +81,16 @@ def disjoint_union(mfgs: Sequence[Mfg], input_type: str | tuple[str, str, str] |
         "orig_col": {name: torch.cat(moved(orig_col, name, -1)) for name in relations if orig_col[0] is not None},
     }
     found = {name: value if getattr(mfgs[0], name) is not None else None for name, value in found.items()}
-    if kind is not HeteroSamplerOutput:
+    if not is_typed:
         found = {name: None if value is None else next(iter(value.values())) for name, value in found.items()}
     ends = input_type if isinstance(input_type, tuple) else (input_type,)
-    return kind(**found, metadata=_metadata(mfgs, of_type[ends[0]], of_type[ends[-1]]))
+    out = kind(**found, metadata=_metadata(mfgs, of_type[ends[0]], of_type[ends[-1]]))
+    if isinstance(out, TypedSample) and out.batch is not None:
+        # The trees of negative examples have the numbers of the positive ones.
+        out.tree_seed = torch.cat([mfg.tree_seed[:number] for mfg, number in zip(mfgs, given, strict=True)])
+    elif isinstance(out, SamplerOutput) and out.batch is not None:
+        out.seed_node = of_type[None].joined([mfg.seed_node for mfg in mfgs])
+    return out
 
 
 class _Layout:
