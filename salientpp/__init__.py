@@ -18,6 +18,7 @@ if _TYPE_CHECKING:
     from salientpp.loader.node_loader import NeighborLoader
     from salientpp.loader.statistics import LoaderStats
     from salientpp.progress import Progress, ProgressBar
+    from salientpp.sampling.bidirectional_sampler import BidirectionalNeighborSampler
     from salientpp.sampling.neighbor_sampler import NeighborSampler
     from salientpp.sampling.ppr import PPRSampler
     from salientpp.store.directory.load import load
@@ -31,6 +32,7 @@ if _TYPE_CHECKING:
     __version__: str
 
 _MODULES = {
+    "BidirectionalNeighborSampler": "sampling.bidirectional_sampler",
     "Graph": "graph.csc",
     "LinkNeighborLoader": "loader.link_loader",
     "LoaderStats": "loader.statistics",
@@ -52,6 +54,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "BidirectionalNeighborSampler",
     "Graph",
     "LinkNeighborLoader",
     "LoaderStats",

@@ -20,6 +20,7 @@ from salientpp.graph.from_pyg import count_vertices
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.ranks.placement import Placement
+from salientpp.sampling.bidirectional_sampler import BidirectionalNeighborSampler
 from salientpp.sampling.edge_rows import joined_rows
 from salientpp.sampling.held_lists import Reads
 from salientpp.sampling.in_rounds import drawing_of, in_step
@@ -86,7 +87,9 @@ class BatchSource:
     def draw(self, positions: Tensor, keys: BatchKeys, only_vertices: bool = False) -> Mfg:
         """Samples the MFG of the seeds at these positions. With ``only_vertices``, its edges may be missing. A user's sampler gets no key."""
         inputs = _chosen(self.seeds.inputs, positions)
-        if not isinstance(self.sampler, NeighborSampler):
+        if isinstance(self.sampler, BidirectionalNeighborSampler):
+            mfg = self.seeds.draw(inputs, key=keys.batch)
+        elif not isinstance(self.sampler, NeighborSampler):
             mfg = self.seeds.draw(inputs)
         else:
             named: dict[str, Any] = {} if keys.draws == keys.batch else {"draw_key": keys.draws}

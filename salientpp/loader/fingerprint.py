@@ -13,6 +13,7 @@ from salientpp.engine.shares import SeedsByPart
 from salientpp.engine.source import BatchSource, sources_in
 from salientpp.engine.state import data_digest, inputs_digest
 from salientpp.loader.values import Options
+from salientpp.sampling.bidirectional_sampler import BidirectionalNeighborSampler
 from salientpp.sampling.neighbor_sampler import NeighborSampler
 from salientpp.store.directory.opened import PartitionedGraph
 
@@ -44,7 +45,8 @@ def fingerprint_of(
     return {
         "dataset": data.fingerprint if partitioned else data_digest(data, sampler.topology.arrays() if ours else []),
         "input_nodes": _seeds_digest(source, seeds) if partitioned else inputs_digest(source.seeds.inputs),
-        **(sampler.settings() if ours else {"neighbor_sampler": type(sampler).__name__}),
+        **({} if ours else {"neighbor_sampler": type(sampler).__name__}),
+        **(sampler.settings() if ours or isinstance(sampler, BidirectionalNeighborSampler) else {}),
         **settings,
         **options.fingerprint(),
         **({"columns": _describe(source, own, 1 if partitioned else 0)} if own else {}),

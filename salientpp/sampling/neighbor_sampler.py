@@ -237,7 +237,7 @@ class NeighborSampler(BaseSampler):
             draw_key: 64-bit; fixes the draws of neighbours instead of ``key``.
             only_vertices: return only ``node``, which is faster.
         """
-        key = _drawn(key if draw_key is None else draw_key)
+        key = key_of_draws(key if draw_key is None else draw_key)
         return self.finished(
             node_sample(inputs, lambda seed, seed_time: self._sample(seed, seed_time, key, False, only_vertices)),
             only_vertices,
@@ -261,7 +261,7 @@ class NeighborSampler(BaseSampler):
             draw_key: as in :meth:`sample_from_nodes`; ``key`` then fixes only the negative examples.
             only_vertices: as in :meth:`sample_from_nodes`.
         """
-        key = _drawn(key)
+        key = key_of_draws(key)
         draw_key = key if draw_key is None else draw_key
 
         def sample(seed: Any, time: Any) -> Mfg:
@@ -295,7 +295,7 @@ class NeighborSampler(BaseSampler):
         only_vertices: bool = False,
     ) -> Mfg:
         """Samples an MFG. PyG's bidirectional sampler calls it by this name. ``on_clock``: the times are already values of the graph's clock."""
-        seeds, key, options, times = self.arguments(seed, seed_time, _drawn(key), on_clock, only_vertices)
+        seeds, key, options, times = self.arguments(seed, seed_time, key_of_draws(key), on_clock, only_vertices)
         out = self.topology.sample(seeds, key, options, times, only_vertices=only_vertices)
         if self.sample_direction == "backward":
             out.row, out.col = out.col, out.row
@@ -367,5 +367,6 @@ def _fanouts_of(num_neighbors: NumNeighbors, edge_types: Sequence[Any]) -> list[
     return fanouts
 
 
-def _drawn(key: int | None) -> int:
+def key_of_draws(key: int | None) -> int:
+    """Returns the given key, or one from torch's global generator."""
     return int(torch.randint(-(2**63), 2**63 - 1, (), device="cpu")) if key is None else key

@@ -1442,6 +1442,10 @@ TABLES = {
     "NeighborLoader": (torch_geometric.loader.NeighborLoader, NeighborLoader),
     "LinkNeighborLoader": (torch_geometric.loader.LinkNeighborLoader, LinkNeighborLoader),
     "NeighborSampler": (torch_geometric.sampler.NeighborSampler, NeighborSampler),
+    "BidirectionalNeighborSampler": (
+        torch_geometric.sampler.BidirectionalNeighborSampler,
+        salientpp.BidirectionalNeighborSampler,
+    ),
     "DataLoader": (torch.utils.data.DataLoader, None),
 }
 
@@ -1479,7 +1483,7 @@ def test_the_page_of_arguments_lists_arguments_that_pygs_loaders_pass_on():
         }
 
 
-@pytest.mark.parametrize("section", ["NeighborLoader", "LinkNeighborLoader", "NeighborSampler"])
+@pytest.mark.parametrize("section", [name for name, (_, ours) in TABLES.items() if ours is not None])
 def test_our_classes_take_pygs_arguments_in_pygs_order(section):
     theirs, ours = map(arguments_of, TABLES[section])
     assert dict(itertools.islice(ours.items(), len(theirs))) == theirs and list(ours)[: len(theirs)] == list(theirs)
