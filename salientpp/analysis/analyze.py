@@ -218,9 +218,9 @@ def _count(job: Job, ways: Ways, policies: Sequence[str], epochs: int, progress:
         volumes, found["copies"] = sums.volumes(summed, vip, epochs)
         found["results"] += volumes
     if ways.topology_cache and len(job.engines[0].basis.epochs.placement.row_parts) > 1:
-        found["lists"] = Lists(job, [num_bytes("topology_cache", each) for each in ways.topology_cache]).count(
-            epochs, progress
-        )
+        found["lists"] = Lists(
+            job, [num_bytes("topology_cache", each) for each in ways.topology_cache], ways.send_as
+        ).count(epochs, progress)
     return found
 
 

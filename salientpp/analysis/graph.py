@@ -20,7 +20,8 @@ from salientpp.ranks.partition_book import PartitionBook
 from salientpp.store.directory.contents import collect_splits
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.frames import feature_columns, features_of, formats_of_columns
-from salientpp.store.narrow import Column, read_formats
+from salientpp.store.narrow import Column, Narrow, read_formats
+from salientpp.store.sent_formats import EdgeColumn, read_send_as
 from salientpp.vip.policies import Workload
 
 
@@ -156,24 +157,28 @@ def open_graph(
     return partitioned, {None: row_bytes}
 
 
-def sent_row_bytes(part: PartitionedGraph, send_as: Mapping[Any, str] | None) -> dict[str | None, int]:
-    """Returns, by vertex type, the bytes of a row of the features as a run sends and caches it; 0 for types without features.
+def read_sent(
+    part: PartitionedGraph, send_as: Mapping[Any, str] | None
+) -> tuple[dict[Column, Narrow], dict[EdgeColumn, Narrow]]:
+    """Returns the formats in which features and edge attributes travel. Features are ``x`` and the columns of a table ``tf``."""
+    types = part.description.node_types
+    tables = {(type_.name, name): frame for type_ in types for name, frame in type_.tables.items()}
+    known = {
+        (type_.name, each): (getattr(torch, type_.attributes[each]["dtype"]), type_.attributes[each]["row_shape"])
+        for type_ in types
+        for each in feature_columns(type_.attributes, type_.tables)
+    }
+    return read_send_as(part, formats_of_columns("send_as", send_as, tables, known), known)
 
-    Features are ``x`` and the columns of a table ``tf``.
-    """
+
+def sent_row_bytes(part: PartitionedGraph, send_as: Mapping[Any, str] | None) -> dict[str | None, int]:
+    """Returns, by vertex type, the bytes of a row of the features as a run sends and caches it; 0 for types without features."""
     types = {type_.name: type_ for type_ in part.description.node_types}
-    frames = {name: type_.tables for name, type_ in types.items()}
-    columns = [
-        (name, each) for name, type_ in types.items() for each in feature_columns(type_.attributes, frames[name])
-    ]
-    stored = {(name, each): types[name].attributes[each] for name, each in columns}
-    known = {column: (getattr(torch, entry["dtype"]), entry["row_shape"]) for column, entry in stored.items()}
-    row_bytes = dict.fromkeys(types, 0)
-    for name, each in columns:
-        row_bytes[name] += types[name].row_bytes(each)
-    tables = {(type_, name): frame for type_, named in frames.items() for name, frame in named.items()}
-    given = formats_of_columns("send_as", send_as, tables, known)
-    for (name, attribute), format in read_formats("send_as", given, known).items():
+    row_bytes = {
+        name: sum(type_.row_bytes(each) for each in feature_columns(type_.attributes, type_.tables))
+        for name, type_ in types.items()
+    }
+    for (name, attribute), format in read_sent(part, send_as)[0].items():
         narrow = types[name].narrow(attribute)
         if narrow is not None:
             words = attribute if name is None else str((name, attribute))

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from salientpp.analysis.graph import read_sent
 from salientpp.analysis.job import Job
 from salientpp.analysis.result import ListTraffic
 from salientpp.engine.basis import Basis
@@ -64,15 +65,18 @@ class Lists:
 
     Args:
         budgets: bytes per host.
+        send_as: formats in which rows travel, as in :class:`salientpp.NeighborLoader`.
     """
 
-    def __init__(self, job: Job, budgets: Sequence[int]) -> None:
+    def __init__(self, job: Job, budgets: Sequence[int], send_as: Mapping[Any, str] | None = None) -> None:
         self._job, self._budgets = job, budgets
         held = {view.exchange.part_id: view.held for view in job.views}
         attributes = job.batches.time_attr, job.batches.weight_attr
         self._parts = [topology_of_part(held[part], *attributes) for part in sorted(held)]
+        _, of_edges = read_sent(job.views[0].held, send_as)
         for topology in self._parts:
             topology.seeds_are_held = not job.batches.link
+            topology.send_edges_as(of_edges)
         sampler: Any = job.engines[0].basis.source.sampler
         sums = list_sums_of(sampler, job.engines[0].basis.comm)
         self._reads = [expected_reads(sums, _start(basis), sampler) for basis in job.units]

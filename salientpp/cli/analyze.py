@@ -59,8 +59,8 @@ TEXTS = {
     "--epochs": "epochs to count, at most 1,000,000 (default: 10)",
     "--seeds": "split that batches start from: train, val, test or all; with several vertex types TYPE:SPLIT; with --link a split of edges (default: that "
     "of the dataset directory, or train; with --link all)",
-    "--send-as": "format in which rows travel and are cached, as send_as of the loaders; may be given several times. Rows that a directory stores in fewer "
-    "bytes always travel as stored",
+    "--send-as": "format in which rows of x or of an edge attribute travel and are cached, as send_as of the loaders; may be given several "
+    "times. Rows that a directory stores in fewer bytes always travel as stored",
     "--predict-only": "forecast by VIP without sampling. On a graph that is not partitioned yet, METIS still takes its time",
     "--json": "write all figures to this file",
     "--csv": "write the first table to this file, one line per cell",
@@ -120,7 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_ahead("--shared-draws", metavar="HOW")
     add_ahead("--partial-aggregation", action="store_true", default=None)
     add_ahead("--draw-block", type=int, metavar="B")
-    add("--send-as", type=format_of_attribute, action="append", metavar="[TYPE:]x=FORMAT")
+    add("--send-as", type=format_of_attribute, action="append", metavar="[TYPE:]NAME=FORMAT")
     add("--topology-cache", type=_sizes, metavar="BYTES,BYTES,...")
     ways = parser.add_argument_group(
         "sampling, on a dataset directory",

@@ -6,7 +6,7 @@ A :class:`BatchSource` combines a kind of data (an object in memory, a pair of s
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
@@ -34,8 +34,9 @@ from salientpp.store.directory.attributes import OWN_NAMES
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.exchange import Exchange
 from salientpp.store.frames import Frame, check_installed, formats_of_columns
-from salientpp.store.narrow import EncodedRows, Narrow, NarrowRows, read_formats
+from salientpp.store.narrow import EncodedRows, Narrow, NarrowRows
 from salientpp.store.rows import RowSource, TensorRows, checked_rows, empty_rows
+from salientpp.store.sent_formats import EdgeColumn, decoded, read_send_as
 
 #: Per vertex type, the names and rows of its attributes.
 RowsByType = Mapping["str | None", Mapping[str, RowSource]]
@@ -248,7 +249,9 @@ def open_partition(
             del of_part[column[0], name]
     known: dict[Column, RowSource] = {**of_part, **own}
     gathered = _checked_columns(columns, list(known), tables, part)
-    encoded, narrow = _encoded(known, gathered, send_as, tables, part)
+    encoded, narrow, sent_edges = _encoded(known, gathered, send_as, tables, part)
+    if sent_edges:
+        template = _sent(template, sampler, sent_edges)
     seed_type = getattr(seeds.inputs, "input_type", None)
     of_seeds = isinstance(seeds.inputs, NodeSamplerInput)  # the ends of an edge may belong to any part
     # The contents of the user's rows are not known, but all ranks must agree on their names, dtypes and shapes.
@@ -302,8 +305,8 @@ def _encoded(
     send_as: Any,
     tables: Mapping[Column, Frame],
     part: PartitionedGraph,
-) -> tuple[dict[Column, RowSource], dict[Column, Narrow]]:
-    """Returns encoded rows, and their encodings, for the gathered columns that are stored encoded or that ``send_as`` names.
+) -> tuple[dict[Column, RowSource], dict[Column, Narrow], dict[EdgeColumn, Narrow]]:
+    """Returns encoded rows, and their encodings, for the gathered columns that are stored encoded or that ``send_as`` names; and the encodings of edges.
 
     Rows of a replicated type never travel, whatever the number of ranks, so ``send_as`` does not encode them.
     """
@@ -315,7 +318,8 @@ def _encoded(
             encoded[column], narrow[column] = rows.encoded, rows.narrow
     shapes = {column: (rows.dtype, rows.shape[1:]) for column, rows in known.items()}
     given = formats_of_columns("send_as", send_as, tables, shapes)
-    for column, format in read_formats("send_as", given, shapes).items():
+    of_vertices, of_edges = read_send_as(part, given, shapes)
+    for column, format in of_vertices.items():
         words = column[1] if column[0] is None else str(column)
         if column not in gathered:
             raise ValueError(
@@ -327,7 +331,19 @@ def _encoded(
             )
         if column[0] not in part.replicated:
             encoded[column], narrow[column] = EncodedRows(known[column], format), format
-    return encoded, narrow
+    return encoded, narrow, of_edges
+
+
+def _sent(template: PartitionTemplate, sampler: BaseSampler, sent: Mapping[EdgeColumn, Narrow]) -> PartitionTemplate:
+    """Lets the attributes of edges travel in these formats. Returns the template with the rounded rows."""
+    topology = getattr(sampler, "topology", None)
+    if isinstance(topology, PartTopology):
+        topology.send_edges_as(sent)
+    rows = {
+        type_: {name: TensorRows(values) if isinstance(values, Tensor) else values for name, values in named.items()}
+        for type_, named in template.edge_rows.items()
+    }
+    return replace(template, edge_rows={type_: decoded(named, type_, sent) for type_, named in rows.items()})
 
 
 def by_type(books: Mapping[str | None, PartitionBook], columns: Mapping[Column, RowSource]) -> RowsByType:

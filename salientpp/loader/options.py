@@ -422,7 +422,8 @@ class FewerBytes(TypedDict, total=False):
             agree="yes",
             plain=lambda send_as: {str(key): str(format) for key, format in (send_as or {}).items()},
             help='On a partitioned graph: attribute → the format in which its rows travel and are cached, such as `{"x": "int8"}` (see '
-            "[formats](../explanation/traffic.md#narrower-rows)). Only for attributes in `columns`. Refused for attributes that the directory"
+            "[formats](../explanation/traffic.md#narrower-rows)). Only for attributes in `columns`, and over a topology in parts for "
+            "edge attributes. Refused for attributes that the directory"
             " already stores narrower",
         ),
     ]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from salientpp.sampling.held_lists import Drawn
+from salientpp.store.narrow import NarrowRows
 from salientpp.store.rows import RowSource, take_rows
 from salientpp.store.tiers import NO_IDS
 
@@ -51,7 +52,7 @@ def take_edge_rows(
     """Returns the rows [e, ...] of an attribute for edges of one relation.
 
     Args:
-        held: rows of the edges ``first_edge``, ``first_edge + 1``, ..., which this host holds.
+        held: rows of the edges ``first_edge``, ``first_edge + 1``, ..., which this host holds. If they are :class:`NarrowRows`, the others arrive encoded.
         number: int64 [e], numbers of the edges.
         arrived: rows of the other edges, or None.
 
@@ -77,5 +78,6 @@ def take_edge_rows(
         )
     out = torch.empty((row.numel(), *held.shape[1:]), dtype=held.dtype, device="cpu")
     out[is_held] = take_rows(held, row[is_held])
-    out[~is_held] = arrived.rows[name][place]
+    rows = arrived.rows[name][place]
+    out[~is_held] = held.narrow.decode(rows) if isinstance(held, NarrowRows) else rows
     return out

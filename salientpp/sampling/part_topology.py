@@ -36,7 +36,9 @@ from salientpp.sampling.requests import Ends, ListRequest, pack_answer, unpack_a
 from salientpp.sampling.topology import ByType, DrawOptions, Mfg, Topology
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.directory.part_topology import PartEdgeRows
+from salientpp.store.narrow import Narrow
 from salientpp.store.rows import RowSource
+from salientpp.store.sent_formats import EdgeColumn, encoded
 from salientpp.store.tiers import NO_IDS, IdSet
 
 Out = TypeVar("Out")
@@ -128,6 +130,13 @@ class PartTopology(Topology):
         self.has_weights = any(lists.relation.edge_weight is not None for of in self._lists for lists in of)
         self.has_edge_times = any(lists.relation.edge_time is not None for of in self._lists for lists in of)
         self.copied: CopiedLists | None = None
+
+    def send_edges_as(self, sent: Mapping[EdgeColumn, Narrow]) -> None:
+        """Lets attributes of edges travel as the bytes of these formats. Called before the first batch is drawn."""
+        for type_, of_relation in zip(self.edge_types, self._lists):
+            of_relation[:] = [
+                replace(lists, attributes=encoded(lists.attributes, type_, sent)) for lists in of_relation
+            ]
 
     @property
     def is_shared(self) -> bool:

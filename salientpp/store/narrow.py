@@ -248,16 +248,19 @@ class EncodedRows:
 
 
 def read_formats(
-    argument: str, given: Any, known: Mapping[Column, tuple[torch.dtype, Sequence[int]]]
+    argument: str,
+    given: Any,
+    known: Mapping[Column, tuple[torch.dtype, Sequence[int]]],
+    kind: str = "node attributes",
 ) -> dict[Column, Narrow]:
     """Resolves the user's ``{'x': 'int8'}`` to encodings by column. A name selects an attribute of every type that has it.
 
     A pair (type, name) selects an attribute of one type.
 
-
     Args:
         argument: the user's name of this argument, for errors.
         known: dtype and row shape of every existing attribute.
+        kind: words for these attributes, for errors.
 
     Raises:
         TypeError: ``given`` is not a mapping.
@@ -274,7 +277,7 @@ def read_formats(
         columns = [column for column in known if column == key or (isinstance(key, str) and column[1] == key)]
         if not columns:
             there = ", ".join(sorted(name if type_ is None else f"({type_!r}, {name!r})" for type_, name in known))
-            raise ValueError(f"{argument} must name node attributes ({there or 'there are none'}), got {key!r}")
+            raise ValueError(f"{argument} must name {kind} ({there or 'there are none'}), got {key!r}")
         for column in columns:
             dtype, row_shape = known[column]
             try:

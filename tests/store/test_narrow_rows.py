@@ -369,7 +369,7 @@ def test_the_command_counts_the_bytes_of_narrow_rows(roots, tmp_path, capsys):
     ("name", "given", "text"),
     [
         ("wide", "x=int9", r"send_as\['x'\]: a format must be one of"),
-        ("wide", "q=int8", "send_as must name node attributes"),
+        ("wide", "q=int8", "send_as must name node or edge attributes"),
         ("narrow", "x=int8", "send_as names 'x', .* as int8/16; leave it out"),
     ],
 )
@@ -457,7 +457,7 @@ def test_only_version_3_stores_rows_narrower(tmp_path):
     [
         ({"send_as": {"y": "int8"}, "columns": ("x", "y")}, r"send_as\['y'\]: rows of int64 cannot be stored"),
         ({"send_as": {"z": "int8"}}, r"send_as is for attributes that every sampled vertex gets \(columns=\['x'\]\), got 'z'"),
-        ({"send_as": {"w": "int8"}}, "send_as must name node attributes"),
+        ({"send_as": {"w": "int8"}}, "send_as must name node or edge attributes"),
         ({"send_as": {"x": "int5"}}, r"send_as\['x'\]: a format must be one of"),
         ({"send_as": "int8"}, "send_as must map node attribute names to formats"),
         ({"narrow": True, "send_as": {"x": "int4"}}, "send_as names 'x', which .* stores and sends as int8/16; leave it out of send_as"),

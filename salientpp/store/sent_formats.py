@@ -1,0 +1,64 @@
+"""The formats in which rows of a partitioned graph travel: the user's ``send_as``, for attributes of vertices and of edges.
+
+Rows of vertices are encoded by the engine. Rows of edges travel with the neighbour lists, so only those of a topology in parts travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from salientpp.store.directory.description import PARTS, EdgeName
+from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.store.narrow import Column, EncodedRows, Narrow, NarrowRows, read_formats
+from salientpp.store.rows import RowSource
+
+#: An attribute of one edge type, as (type, name). The type is None in a homogeneous graph.
+EdgeColumn = tuple[EdgeName, str]
+
+
+def read_send_as(
+    part: PartitionedGraph, send_as: Any, known: Mapping[Column, tuple[torch.dtype, Sequence[int]]]
+) -> tuple[dict[Column, Narrow], dict[EdgeColumn, Narrow]]:
+    """Resolves the user's ``send_as`` to encodings of vertex attributes and of edge attributes.
+
+    Args:
+        known: dtype and row shape of the vertex attributes.
+
+    Raises:
+        TypeError, ValueError: as :func:`~salientpp.store.narrow.read_formats`; or the rows of edges do not travel.
+    """
+    of_edges: Any = {
+        (edges.name, name): (getattr(torch, entry["dtype"]), entry["row_shape"])
+        for edges in part.description.edge_types
+        for name, entry in edges.attributes.items()
+    }
+    # The names of vertex types are strings, and those of edge types are triples. A homogeneous graph has every name once.
+    found: Any = read_formats("send_as", send_as, {**of_edges, **known}, "node or edge attributes")
+    sent = {column: narrow for column, narrow in found.items() if column not in known}
+    for type_, name in sent:
+        if part.topology != PARTS:
+            words = name if type_ is None else str((type_, name))
+            raise ValueError(
+                f"send_as names the edge attribute {words!r}, but every rank has the edge attributes of {part.root}, so they do not travel; leave it out, or "
+                "partition with topology='parts'"
+            )
+    return {column: narrow for column, narrow in found.items() if column in known}, sent
+
+
+def encoded(rows: Mapping[str, RowSource], type_: EdgeName, sent: Mapping[EdgeColumn, Narrow]) -> dict[str, RowSource]:
+    """Returns the attributes of an edge type, with the rows that travel in another format as the bytes of this format."""
+    return {
+        name: EncodedRows(values, sent[type_, name]) if (type_, name) in sent else values
+        for name, values in rows.items()
+    }
+
+
+def decoded(rows: Mapping[str, RowSource], type_: EdgeName, sent: Mapping[EdgeColumn, Narrow]) -> dict[str, RowSource]:
+    """Returns the attributes of an edge type, with the rows that travel in another format rounded as this format rounds them."""
+    return {
+        name: NarrowRows(values, sent[type_, name]) if (type_, name) in sent else values
+        for name, values in encoded(rows, type_, sent).items()
+    }

@@ -1,0 +1,180 @@
+"""Laws of edge attributes that travel narrower: every row of a batch equals its decoded bytes, whichever rank holds the edge."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import distributed
+import pytest
+import torch
+from graphs import random_data
+from one_process import TYPED_FANOUTS, typed_data
+from torch_geometric.data import Data, HeteroData
+
+import salientpp
+from salientpp import LinkNeighborLoader, NeighborLoader
+from salientpp.analysis.analyze import Ways, analyze
+from salientpp.analysis.batches import Batches
+from salientpp.cli import main
+from salientpp.store.narrow import Narrow
+from tests.laws.topology import compare
+
+FANOUTS, BATCH = [4, 3], 8
+SENT = {"edge_attr": "int8", "many": "fp16"}
+WRITES = ("author", "writes", "paper")
+
+
+def with_attributes(store: Any, num_edges: int) -> None:
+    generator = torch.Generator().manual_seed(5)
+    store.edge_attr = torch.randn(num_edges, 20, generator=generator) * 3
+    store.many = torch.randn(num_edges, 2, 3, generator=generator).double()
+    store.exact = torch.randn(num_edges, 4, generator=generator)
+
+
+def one_type() -> Data:
+    data = random_data(240, 1500, seed=3, directed=True)
+    with_attributes(data, data.num_edges)
+    data.weight = torch.rand(data.num_edges, generator=torch.Generator().manual_seed(2))
+    return data
+
+
+def several_types() -> HeteroData:
+    data = typed_data()
+    with_attributes(data[WRITES], data[WRITES].num_edges)
+    return data
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "trees": {"disjoint": True, "num_workers": 1},
+    "weights": {"weight_attr": "weight", "depth": 1},
+    "induced": {"subgraph_type": "induced"},
+    "copied lists": {"topology_cache": 30_000, "num_neighbors": [3, 2, 2]},
+    "joined logical ranks": {"logical_ranks": 4, "join_logical_ranks": True},
+    "rows too": {"send_as": {**SENT, "x": "bf16"}, "replication_factor": 0.2},
+}
+
+
+def rounded(batch: Any, names: dict[str, str]) -> Any:
+    """Encodes and decodes the attributes of a batch's edges."""
+    for name, format in names.items():
+        rows = batch[name]
+        narrow = Narrow(format, rows.dtype, tuple(rows.shape[1:]))
+        batch[name] = narrow.decode(narrow.encode(rows))
+    return batch
+
+
+def epochs(rank: int, root: Path, names: list[str]) -> dict[str, list[str]]:
+    """Compares batches over parts whose attributes travel narrower with rounded batches over whole lists."""
+    found = {}
+    for name in names:
+        given = {
+            "num_neighbors": FANOUTS,
+            "input_nodes": "train",
+            "batch_size": BATCH,
+            "shuffle": True,
+            "seed": 5,
+            "send_as": SENT,
+        }
+        given |= CASES[name]
+        rows = {key: value for key, value in given["send_as"].items() if key == "x"} or None
+        ours = NeighborLoader(salientpp.load(root / "parts"), **given)
+        want = NeighborLoader(salientpp.load(root / "whole"), **{**given, "send_as": rows, "topology_cache": 0})
+        exact = NeighborLoader(salientpp.load(root / "parts"), **{**given, "send_as": rows})
+        found[name] = compare(ours, [rounded(batch, SENT) for batch in want])
+        for _ in exact:
+            pass
+        sent = ours.stats().list_bytes_sent, exact.stats().list_bytes_sent
+        if salientpp.load(root / "parts").part_id is not None and sent[1] and not sent[0] < sent[1] * 0.6:
+            found[name].append(f"{sent[0]} bytes of lists instead of {sent[1]}")
+    return found
+
+
+@pytest.mark.parametrize("num_parts, world", [(2, 1), (2, 2), (4, 4), (4, 2)])
+def test_edge_attributes_are_rounded_alike_on_every_rank_and_fewer_bytes_travel(tmp_path, num_parts, world):
+    for form in ("whole", "parts"):
+        salientpp.partition(one_type(), num_parts, tmp_path / form, FANOUTS, BATCH, topology=form, refine=False)
+    names = list(CASES) if num_parts == world == 2 else ["plain", "induced"]
+    found = distributed.run(epochs, world, tmp_path, names)
+    assert found == [dict.fromkeys(names, [])] * world
+
+
+def typed_epoch(rank: int, root: Path) -> list[str]:
+    given = {"batch_size": BATCH * 8, "seed": 1, "shuffle": True}
+    sent = {(WRITES, "edge_attr"): "int8", "many": "fp16"}
+    ours = LinkNeighborLoader(salientpp.load(root / "parts"), TYPED_FANOUTS, WRITES, **given, send_as=sent)
+    want = LinkNeighborLoader(salientpp.load(root / "whole"), TYPED_FANOUTS, WRITES, **given)
+    batches = list(want)
+    for batch in batches:
+        rounded(batch[WRITES], SENT)
+    return compare(ours, batches)
+
+
+def test_a_format_may_be_for_one_edge_type(tmp_path):
+    for form in ("whole", "parts"):
+        salientpp.partition(several_types(), 2, tmp_path / form, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), topology=form, refine=False)  # fmt: skip
+    assert distributed.run(typed_epoch, 2, tmp_path) == [[]] * 2
+
+
+def sent(rank: int, root: Path, budget: int) -> tuple[int, int]:
+    loader = NeighborLoader(
+        salientpp.load(root),
+        FANOUTS,
+        "train",
+        batch_size=BATCH,
+        shuffle=True,
+        seed=4,
+        topology_cache=budget,
+        send_as=SENT,
+    )
+    for _ in loader:
+        pass
+    return loader.stats().list_bytes_sent, loader.stats().list_bytes_received
+
+
+def test_the_analysis_counts_the_bytes_that_a_run_sends(tmp_path, capsys):
+    salientpp.partition(one_type(), 2, tmp_path / "d", FANOUTS, BATCH, topology="parts", refine=False)
+    budgets = [0, 20_000]
+    batches = Batches(num_neighbors=FANOUTS, batch_size=BATCH, epochs=1, seed=4)
+    ways = Ways(["vip"], [0], topology_cache=budgets, send_as=SENT)
+    for figures, budget in zip(analyze(salientpp.load(tmp_path / "d"), batches, ways).lists, budgets, strict=True):
+        found = distributed.run(sent, 2, tmp_path / "d", budget)
+        assert list(figures.bytes_sent_per_rank) == [bytes_sent for bytes_sent, _ in found]
+        assert list(figures.bytes_received_per_rank) == [received for _, received in found]
+    out = tmp_path / "a.json"
+    command = [
+        "analyze",
+        str(tmp_path / "d"),
+        "--num-neighbors",
+        "4,3",
+        "--batch-size",
+        str(BATCH),
+        "--epochs",
+        "1",
+        "--seed",
+        "4",
+        "--topology-cache",
+        "0",
+    ]
+    assert main([*command, "--send-as", "edge_attr=int8", "--send-as", "many=fp16", "--json", str(out)]) == 0
+    written = json.loads(out.read_text())
+    assert written["lists"][0]["list_bytes_per_epoch"] == sum(bytes_sent for bytes_sent, _ in distributed.run(sent, 2, tmp_path / "d", 0))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "form, send_as, text",
+    [
+        ("whole", {"edge_attr": "int8"}, "send_as names the edge attribute 'edge_attr', but every rank has the edge attributes of"),
+        ("parts", {"weight": "fp16"}, "send_as['weight']: a row of 'weight' takes 4 bytes as fp16, and 4 as it is; leave it out"),
+        ("parts", {"q": "fp16"}, "send_as must name node or edge attributes (edge_attr, exact, many, weight, who, x, y), got 'q'"),
+    ],
+)  # fmt: skip
+def test_formats_that_save_nothing_are_refused(tmp_path, form, send_as, text):
+    data = one_type()
+    data.who = torch.arange(240)
+    salientpp.partition(data, 1, tmp_path / "d", FANOUTS, BATCH, topology=form)
+    with pytest.raises(ValueError) as caught:
+        NeighborLoader(salientpp.load(tmp_path / "d"), FANOUTS, "train", send_as=send_as)
+    assert text in str(caught.value)
