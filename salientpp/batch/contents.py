@@ -139,7 +139,7 @@ def _state_of(value: Any) -> object:
 
 def _state_of_other(value: Any) -> object:
     if isinstance(value, TensorFrame):
-        return tuple((tensor._version, tensor.data_ptr()) for tensor in tensors_of(value))
+        return tuple(map(_state_of, tensors_of(value)))
     if not isinstance(value, Tensor):
         values = value.storage._value if is_sparse_tensor(value) else None
         return None if values is None else _state_of(values)

@@ -89,12 +89,10 @@ class Frame:
     Attributes:
         pieces: the tensors, in the order of the table. ``y`` comes last.
         names: (semantic type, names of its columns), in the order of the table.
-        counts_rows: True if the table states its number of rows (``num_rows``).
     """
 
     pieces: tuple[Piece, ...]
     names: tuple[tuple[str, tuple[str, ...]], ...]
-    counts_rows: bool = False
 
     @property
     def columns(self) -> list[str]:
@@ -126,21 +124,17 @@ class Frame:
             else:
                 features.setdefault(torch_frame.stype(piece.stype), {})[piece.key] = value
         names = {torch_frame.stype(stype): list(named) for stype, named in self.names}
-        return torch_frame.TensorFrame(features, names, y, num_rows if self.counts_rows else None)
+        return torch_frame.TensorFrame(features, names, y, None if features else num_rows)
 
     def to_json(self) -> dict[str, Any]:
         pieces = [{**asdict(piece), "offset": list(piece.offset)} for piece in self.pieces]
-        return {
-            "pieces": pieces,
-            "names": [[stype, list(names)] for stype, names in self.names],
-            "counts_rows": self.counts_rows,
-        }
+        return {"pieces": pieces, "names": [[stype, list(names)] for stype, names in self.names]}
 
     @classmethod
     def of_json(cls, said: Mapping[str, Any]) -> Frame:
         """Reads the result of :meth:`to_json`."""
         pieces = (Piece(**{**piece, "offset": tuple(piece["offset"])}) for piece in said["pieces"])
-        return cls(tuple(pieces), tuple((stype, tuple(names)) for stype, names in said["names"]), said["counts_rows"])
+        return cls(tuple(pieces), tuple((stype, tuple(names)) for stype, names in said["names"]))
 
 
 def take_apart(name: str, table: TensorFrame, where: str) -> tuple[Frame, dict[str, Tensor]]:
@@ -162,7 +156,12 @@ def take_apart(name: str, table: TensorFrame, where: str) -> tuple[Frame, dict[s
         pieces.append(piece)
         columns |= own
     names = tuple((str(stype), tuple(map(str, named))) for stype, named in table.col_names_dict.items())
-    return Frame(tuple(pieces), names, table._num_rows is not None), columns
+    empty = {stype for stype, _ in names} - {piece.stype for piece in pieces}
+    if empty:
+        raise ValueError(
+            f"{where}.{name} must have a tensor for each semantic type, got none for {', '.join(sorted(empty))}"
+        )
+    return Frame(tuple(pieces), names), columns
 
 
 def tensors_of(table: TensorFrame) -> list[Tensor]:

@@ -101,6 +101,15 @@ def test_what_a_column_cannot_hold_is_refused_by_name():
         take_apart("tf", whole, "data")
 
 
+def test_a_semantic_type_without_tensors_is_refused():
+    whole = table(4)
+    whole.feat_dict[stype.text_tokenized] = {}
+    with pytest.raises(
+        ValueError, match="data.tf must have a tensor for each semantic type, got none for text_tokenized"
+    ):
+        take_apart("tf", whole, "data")
+
+
 def test_a_format_of_a_table_encodes_its_floating_point_columns():
     frame, columns = take_apart("tf", table(8), "data")
     known = {("user", name): (rows.dtype, rows.shape[1:]) for name, rows in columns.items()}

@@ -197,7 +197,7 @@ def _or_null(check: Check) -> Check:
 
 _FRAMES: Schema = {
     "frames": (
-        "a map of names to pieces, records of stype, key, kind, dtype, offset and column; names, pairs of a stype and its columns; and counts_rows",
+        "a map of names to pieces, records of stype, key, kind, dtype, offset and column; and names, pairs of a stype and its columns",
         _map_of(
             _text,
             _record(
@@ -212,7 +212,6 @@ _FRAMES: Schema = {
                     )
                 ),
                 names=_list_of(_tuple_of(_text, _list_of(_text))),
-                counts_rows=_is(bool),
             ),
         ),
     )
