@@ -45,20 +45,19 @@ def run(arguments: argparse.Namespace) -> int:
     from salientpp.analysis.report import check_plot, plot
 
     started = time.perf_counter()
-    picture: Path | None = arguments.plot or Path("salientpp-demo.png")
+    drawn = {"plot": arguments.plot or Path("salientpp-demo.png")}
     try:
-        check_plot(picture)
+        check_plot(drawn["plot"])
     except ImportError as error:
         if arguments.plot:
             raise
         terminal.complain(f"salientpp demo: {error}")
-        picture = None
-    terminal.check_outputs({} if picture is None else {"--plot": picture})
+        drawn.clear()
+    terminal.check_outputs({f"--{name}": path for name, path in drawn.items()})
     with tempfile.TemporaryDirectory(prefix="salientpp-demo-") as folder:
         analysis, words = _counted(arguments.vertices, Path(folder, "parts"))
         terminal.show(words, "", _table_of_counts(analysis), "")
         trained = _trained(Path(folder))
-    drawn = {} if picture is None else {"plot": picture}
     terminal.finish(
         drawn,
         {"plot": lambda: plot(analysis, drawn["plot"].suffix[1:].lower())},
@@ -89,8 +88,8 @@ def _counted(num_vertices: int, root: Path) -> tuple[Analysis, str]:
     return analysis, words
 
 
-def _trained(folder: Path) -> list[dict[str, Any]]:
-    """Trains on two ranks, and returns what each of them reports.
+def _trained(folder: Path) -> list[list[dict[str, Any]]]:
+    """Trains on two ranks, and returns the reports of each, without and with the cache.
 
     Raises:
         OSError: a rank failed; its own error is on stderr.
@@ -121,7 +120,7 @@ def _table_of_counts(analysis: Analysis) -> Table:
     return table
 
 
-def _table_of_runs(analysis: Analysis, trained: list[dict[str, Any]]) -> Table:
+def _table_of_runs(analysis: Analysis, trained: list[list[dict[str, Any]]]) -> Table:
     """One line for each training run: counted and fetched rows, and what the model learnt."""
     titles = ("cache", "rows counted", "rows fetched", "MB", "last loss", "accuracy")
     table = _table("Training without and with a cache (VIP), rows per epoch", *titles)
@@ -139,7 +138,7 @@ def _table_of_runs(analysis: Analysis, trained: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _words_of_batches(trained: list[dict[str, Any]]) -> str:
+def _words_of_batches(trained: list[list[dict[str, Any]]]) -> str:
     same = all(without["losses"] == cached["losses"] for without, cached in trained)
     if not same:
         raise RuntimeError("the losses of the two runs differ, but a cache must not change batches; please report this")

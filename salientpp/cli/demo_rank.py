@@ -25,7 +25,9 @@ from salientpp.store.directory.opened import PartitionedGraph
 def train(part: PartitionedGraph, alpha: float) -> dict[str, Any]:
     """Trains a GraphSAGE. Returns the rows and bytes that came from the other rank, the loss of each batch, and the accuracy."""
     torch.manual_seed(SEED)
-    options = dict(num_neighbors=list(FANOUTS), batch_size=BATCH_SIZE, num_workers=1, seed=SEED, ranks_per_host=1)
+    options: dict[str, Any] = dict(
+        num_neighbors=list(FANOUTS), batch_size=BATCH_SIZE, num_workers=1, seed=SEED, ranks_per_host=1
+    )
     loader = NeighborLoader(part, input_nodes="train", shuffle=True, replication_factor=alpha, **options)
     evaluation = NeighborLoader(part, input_nodes="val", uneven="exact", cache=loader.cache, **options)
     network = GraphSAGE(part.num_features, 64, len(FANOUTS), part.num_classes)
