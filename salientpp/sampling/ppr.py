@@ -131,6 +131,9 @@ class PPRSampler(NeighborSampler):
         Raises:
             RuntimeError: a seed is out of range, or its scores need lists of another part and were not kept.
         """
+        if not seeds.numel():
+            score = torch.empty((0, self.k), dtype=torch.float64, device="cpu")
+            return Top(NO_IDS.new_empty((0, self.k)), score, NO_IDS)
         if self._kept is not None:
             known, kept = self._kept
             place = torch.searchsorted(known, seeds).clamp_(max=max(0, known.numel() - 1))

@@ -392,6 +392,24 @@ def test_a_cache_saves_rows_and_a_large_one_all(tmp_path):
         assert none > some > all_ == 0
 
 
+def of_one_part(rank: int, root: Path) -> list[int]:
+    found = []
+    for form in ("whole", "parts"):
+        loader = make(root, form, {"shuffle": False, "replication_factor": 0.1})
+        found.append(len(list(loader)))
+    return found
+
+
+def test_a_rank_may_have_no_seeds(tmp_path):
+    data = ranked_data()
+    parts = torch.arange(240) % 2
+    for form in ("whole", "parts"):
+        salientpp.partition(
+            data, 2, tmp_path / form, [4, 3], 8, method=parts, split={"train": torch.arange(0, 80, 2)}, topology=form
+        )
+    assert distributed.run(of_one_part, 2, tmp_path) == [[5, 5], [0, 0]]
+
+
 def refused(rank: int, root: Path) -> list[str]:
     part, texts = salientpp.load(root / "parts"), []
     tries: list[Any] = [
