@@ -13,7 +13,7 @@ import pytest
 import torch
 from graphs import random_data, random_hetero
 from peers import peer
-from tables import TensorFrame, same, stype, table
+from tables import TensorFrame, parts, same, stype, table
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.nn import SAGEConv
@@ -22,6 +22,7 @@ import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader, cli
 from salientpp.analysis.analyze import Ways, analyze
 from salientpp.analysis.batches import Batches
+from salientpp.engine.pipeline import tensors_in
 from salientpp.store.directory.local_copy import copy_to_disk
 from salientpp.store.directory.rewrite import rewrite_topology
 
@@ -102,6 +103,13 @@ def test_a_write_into_a_table_is_seen_by_the_next_batch(num_workers):
         check_batch(batch, data)
         data.tf.feat_dict[stype.numerical][:, 0] = number
         data.tf.feat_dict[stype.embedding].values.neg_()
+
+
+def test_the_pipeline_keeps_the_memory_of_every_tensor_of_a_table():
+    """Streams of a device keep memory only of tensors that they know."""
+    whole = table(8)
+    known = {tensor.data_ptr() for tensor in tensors_in(Data(tf=whole))}
+    assert {tensor.data_ptr() for tensor in parts(whole)} == known
 
 
 # --- directories -------------------------------------------------------------------------------------------
