@@ -104,8 +104,8 @@ class LayerRun:
             dtype = call.like[call.number - 1].dtype if call.number else call.dtype or rows.dtype
             memory = None if call.scratch is None else call.most_memory
             roots = None if split.kind is None else call.normalisation.roots(split.kind, call.places.halo)
-            fetch = partial(self._fetch, source, rows)
-            product = Product(split, call.places, rows, dtype, roots, call.own_ranges, memory, fetch)
+            fetch = partial(self._fetch, source)
+            product = Product(split, call.places, rows, dtype, roots, call.own_ranges, memory, fetch, call.new_rows)
             reads = Reads(0, 0) if memory is None else count_reads(product)
             facts[:] = [1, reads.pushed, reads.pulled, product.num_fetches()]
 

@@ -91,7 +91,9 @@ class Product:
         roots: 1 / sqrt(degree) of the vertex at each place, if ``split`` divides by degrees.
         ranges: targets that this rank computes, as ranges of the part's vertices.
         memory: most bytes of sums and of blocks of rows together; None: no limit.
-        fetch: function from ids of other parts, int64 [h], to their rows, [h, ...] in the dtype of ``rows``. Every rank calls it as often as the others.
+        fetch: function from the rows that the part's vertices send and ids of other parts, int64 [h], to the rows that these send, [h, ...]. Every rank calls
+            it as often as the others.
+        allocate: function from a shape and a dtype to a new tensor, in memory or over a file.
     """
 
     split: Split
@@ -101,7 +103,8 @@ class Product:
     roots: Tensor | None
     ranges: Sequence[tuple[int, int]]
     memory: int | None
-    fetch: Callable[[Tensor], Tensor]
+    fetch: Callable[[RowSource, Tensor], Tensor]
+    allocate: Callable[[Sequence[int], torch.dtype], Tensor]
 
     def num_fetches(self) -> int:
         """Returns the number of blocks of remote rows that this rank needs. Ranks that need fewer than others fetch empty blocks."""
@@ -115,27 +118,38 @@ class Product:
     def run(self, num_fetches: int, store: Callable[[int, int, Tensor], None]) -> None:
         """Calls ``store`` with the beginning, the end and the next rows of each range. ``num_fetches`` is the largest number over the ranks."""
         fetched = 0
+        sent = self._sent()
         for group in self.groups:
             sums: list[Tensor | None] = [None] * len(group)
-            for at, messages in self._own_blocks():
+            for at, messages in self._own_blocks(sent):
                 self._add(group, sums, at, messages)
             for first, last in self._halo_blocks:
                 at = self.places.num_own + first
-                messages = self._messages(self.fetch(self.places.halo[first:last]), at)
-                self._add(group, sums, at, messages)
+                self._add(group, sums, at, self._messages(self.fetch(sent, self.places.halo[first:last]), at))
                 fetched += 1
             for number, (first, last) in enumerate(group):
-                store(first, last, self._finish(first, last, sums[number]))
+                store(first, last, self._finish(sent, first, last, sums[number]))
                 sums[number] = None
         for _ in range(fetched, num_fetches):
-            self.fetch(self.places.halo[:0])
+            self.fetch(sent, self.places.halo[:0])
+
+    def _sent(self) -> RowSource:
+        """Returns what the part's own vertices send to other ranks, with a row for each. Messages are made once and kept."""
+        if not self.split.sends_messages:
+            return self.rows
+        like = self._like
+        sent = self.allocate((self.places.num_own, *like.shape[1:]), like.dtype)
+        for first in range(0, self.places.num_own, self._block_rows):
+            last = min(first + self._block_rows, self.places.num_own)
+            sent[first:last] = self.split.messages(self._read(self.rows, first, last))
+        return TensorRows(sent)
 
     # --- groups and blocks ----------------------------------------------------------------------------------
 
     @property
     def groups(self) -> list[list[tuple[int, int]]]:
         """Consecutive ranges whose sums are in memory together."""
-        most = self._most_rows(2)
+        most = self._most_rows(2, self.sent_bytes)
         groups: list[list[tuple[int, int]]] = []
         size = 0
         for first, last in self.ranges:
@@ -154,47 +168,57 @@ class Product:
     @property
     def _block_rows(self) -> int:
         """Rows of a block: half of the memory that sums leave, because a block may exist in two forms. It is never more than the rows of the part."""
-        most = self._most_rows(4)
+        most = self._most_rows(4, self.row_bytes)
         return max(1, min(self.places.num_own, BLOCK_BYTES // self.row_bytes if most is None else most))
 
-    def _most_rows(self, share: int) -> int | None:
-        return None if self.memory is None else max(1, self.memory // share // self.row_bytes)
+    @property
+    def _like(self) -> Tensor:
+        """A message [1, ...]."""
+        return self.split.messages(empty_rows(self.rows, 1).zero_().to(self.dtype))
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of a row that is sent, in the layer's dtype."""
+        return max(1, self._like.nbytes) if self.split.sends_messages else self.row_bytes
+
+    def _most_rows(self, share: int, width: int) -> int | None:
+        return None if self.memory is None else max(1, self.memory // share // width)
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a row in the layer's dtype."""
         return max(1, empty_rows(self.rows, 1).to(self.dtype).nbytes)
 
-    def _own_blocks(self) -> Iterator[tuple[int, Tensor]]:
+    def _own_blocks(self, sent: RowSource) -> Iterator[tuple[int, Tensor]]:
         """Yields blocks of the messages of the part's own vertices, with the place of the first."""
-        rows, total = self.rows, self.places.num_own
-        if self.memory is None and isinstance(rows, TensorRows) and rows.dtype == self.dtype and self._sends_rows:
+        total = self.places.num_own
+        if self.memory is None and isinstance(sent, TensorRows) and self._is_whole(sent):
             if total:
-                yield 0, rows.tensor
+                yield 0, sent.tensor
             return
         for first in range(0, total, self._block_rows):
             last = min(first + self._block_rows, total)
-            yield first, self._messages(self._read(first, last), first)
+            yield first, self._messages(self._read(sent, first, last), first)
 
-    @property
-    def _sends_rows(self) -> bool:
-        return self.split.kind is None and self.split.keeps(
-            torch.zeros_like(empty_rows(self.rows, 1), dtype=self.dtype)
-        )
+    def _is_whole(self, sent: TensorRows) -> bool:
+        """Returns True if the rows that are sent are messages as they are."""
+        if self.split.sends_messages:
+            return self.roots is None
+        return self.roots is None and sent.dtype == self.dtype and self.split.keeps(torch.zeros_like(sent.tensor[:1]))
 
-    def _read(self, first: int, last: int) -> Tensor:
+    def _read(self, source: RowSource, first: int, last: int) -> Tensor:
         """Returns a copy of the part's rows [first, last), in the layer's dtype. Pages of a mapped file are released."""
-        piece = _entries(self.rows, first, last)
-        if not isinstance(self.rows, TensorRows):
+        piece = _entries(source, first, last)
+        if not isinstance(source, TensorRows):
             return piece.to(self.dtype)
         copy = piece.to(self.dtype, copy=True)
         if self.memory is not None:
             releaser(piece)()
         return copy
 
-    def _messages(self, rows: Tensor, at: int) -> Tensor:
-        """Returns what the sources at the places ``at``, ``at + 1``, ... send, divided by degrees."""
-        messages = self.split.messages(rows.to(self.dtype))
+    def _messages(self, sent: Tensor, at: int) -> Tensor:
+        """Returns the messages of the sources at the places ``at``, ``at + 1``, ..., divided by degrees, from the rows that they send."""
+        messages = sent if self.split.sends_messages else self.split.messages(sent.to(self.dtype))
         return messages.contiguous() if self.roots is None else scaled(messages, self.roots[at : at + messages.size(0)])
 
     # --- sums -----------------------------------------------------------------------------------------------
@@ -213,11 +237,12 @@ class Product:
             added = ops.sum_listed_rows(indptr, place, None, messages, None)
             sums[number] = added if before is None else before.add_(added)
 
-    def _finish(self, first: int, last: int, sums: Tensor | None) -> Tensor:
+    def _finish(self, sent: RowSource, first: int, last: int, sums: Tensor | None) -> Tensor:
         assert sums is not None  # a part with targets has at least one block of its own rows
         rows = _entries(self.rows, first, last).to(self.dtype)
         kind = self.split.kind
-        own = self._messages(rows, first) if kind is not None and kind.adds_loops else None
+        needs_own = kind is not None and kind.adds_loops
+        own = self._messages(_entries(sent, first, last), first) if needs_own else None
         indptr, place = self.places.into(first, last)
         at = torch.arange(first, last, device="cpu")
         sums = completed(self.split, sums, own, at, indptr, place, self.roots)

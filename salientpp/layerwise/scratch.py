@@ -64,12 +64,14 @@ class Reads:
 
 def count_reads(product: Product) -> Reads:
     """Counts the bytes that a layer reads in each order. The pages of pulled rows are counted in up to 64 batches, evenly spread."""
-    places, ranges, width = product.places, product.ranges, product.row_bytes
+    places, ranges, width, sent = product.places, product.ranges, product.row_bytes, product.sent_bytes
     number = len(product.groups)
     blocks = product.num_blocks
     entry = torch.empty(0, dtype=places.place.dtype).element_size()
     edges = sum(int(places.indptr[last] - places.indptr[first]) for first, last in ranges)
-    pushed = number * (places.num_own + places.halo.numel()) * width + blocks * edges * entry
+    pushed = number * (places.num_own + places.halo.numel()) * sent + blocks * edges * entry
+    if sent != width:
+        pushed += places.num_own * width  # the messages are made first
     counted = ranges[:: max(1, math.ceil(len(ranges) / _COUNTED_BATCHES))]
     pulled, seen = edges * entry, 0
     of_counted = 0

@@ -13,13 +13,17 @@ The trial of a layer compares this form with the layer itself. Layers with edge 
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
+from torch_geometric.nn.dense import Linear
 
 from salientpp import ops
 from salientpp.layerwise.normalisation import Kind, Normalisation, kind_of, normalises
@@ -40,6 +44,7 @@ class Split:
         is_mean: sums are divided by the number of edges into the target.
         kind: the way in which the layer counts degrees; None: it does not divide by them.
         sums_first: ``conv`` is applied to the sums. If False, its linear map of the sources is applied before them.
+        projection: a linear map without a bias that sources apply to their rows before they send them; None: none. ``conv`` then lacks this map.
     """
 
     conv: MessagePassing
@@ -49,14 +54,26 @@ class Split:
     is_mean: bool
     kind: Kind | None
     sums_first: bool
+    projection: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def sends_messages(self) -> bool:
+        """True if owners of rows compute the messages, because these have fewer columns than the rows. If False, they send their rows."""
+        return self.projection is not None or not (self.pairs or self.sums_first)
 
     def keeps(self, x: Tensor) -> bool:
         """Returns True if sources send their rows ``x`` [n, ...] as they are, apart from degrees."""
-        return not self.before and (self.sums_first or self.messages(x[:1]).data_ptr() == x.data_ptr())
+        return (
+            not self.before
+            and self.projection is None
+            and (self.sums_first or self.messages(x[:1]).data_ptr() == x.data_ptr())
+        )
 
     def messages(self, x: Tensor) -> Tensor:
         """Returns the rows [n, ...] that sources with the rows ``x`` [n, ...] send, before they are divided by degrees."""
         x = self._prepared(x)
+        if self.projection is not None:
+            return self.projection(x)
         if self.sums_first:
             return x
         sent: list[Tensor] = []
@@ -122,7 +139,37 @@ def forms_of(layer: Any, num_columns: int, has_weights: bool) -> list[Split]:
     orders = [False]
     if not layer.pairs:
         orders = [True, False] if num_columns <= getattr(conv, "out_channels", num_columns) else [False, True]
-    return [Split(conv, layer.before, layer.after, layer.pairs, form[1] == "mean", kind, order) for order in orders]
+    forms = [Split(conv, layer.before, layer.after, layer.pairs, form[1] == "mean", kind, order) for order in orders]
+    return [*_projected(forms, num_columns), *forms]
+
+
+def _projected(forms: Sequence[Split], num_columns: int) -> list[Split]:
+    """Returns a form that sends fewer columns, for layers that apply a linear map W to the sums: W (sum of x_s) = sum of (W x_s)."""
+    split = forms[0]
+    name = _LINEAR.get(type(split.conv).__name__)
+    linear = getattr(split.conv, name) if name is not None else None
+    if not isinstance(linear, Linear) or _has_hooks(linear) or linear.weight.size(0) >= num_columns:
+        return []
+    if getattr(split.conv, "project", False):
+        return []
+    conv = copy.copy(split.conv)
+    vars(conv)["_modules"] = {**vars(conv)["_modules"], name: _Bias(linear.bias)}
+    return [dataclasses.replace(split, conv=conv, projection=functools.partial(F.linear, weight=linear.weight))]
+
+
+#: Layers that apply a linear map to the sums -> its name.
+_LINEAR = {"SAGEConv": "lin_l", "GraphConv": "lin_rel"}
+
+
+class _Bias(torch.nn.Module):
+    """The bias of a linear map, without its product."""
+
+    def __init__(self, bias: Tensor | None) -> None:
+        super().__init__()
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.bias is None else x + self.bias
 
 
 def _has_hooks(conv: torch.nn.Module) -> bool:

@@ -168,6 +168,31 @@ def test_a_remote_row_travels_once_for_each_layer(tmp_path, num_parts, world_siz
                 assert len(ids) <= len(outside) * layers and set(ids) <= set(outside), name
 
 
+def _sent_columns(rank: int, root: str) -> dict[str, list[int]]:
+    part, found = salientpp.load(root), {}
+    for name in ("GraphSAGE", "GCN"):
+        columns, fetch = [], LayerRun._fetch
+
+        def noted(
+            run: LayerRun, source: Any, home: Any, ids: Tensor, columns: Any = columns, fetch: Any = fetch
+        ) -> Tensor:
+            columns.append(home.shape[1])
+            return fetch(run, source, home, ids)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LayerRun, "_fetch", noted)
+            salientpp.inference(made(SPLIT[name]), part)
+        found[name] = columns
+    return found
+
+
+def test_a_layer_that_narrows_rows_sends_them_narrowed(tmp_path):
+    salientpp.partition(graph(), 2, tmp_path / "parts", [-1], 32)
+    # Columns of the layers' rows: 6, 8, 8, 5.
+    expected = {"GraphSAGE": [WIDTH, 8, 5], "GCN": [WIDTH, 8, 5]}
+    assert distributed.run(_sent_columns, 2, str(tmp_path / "parts")) == [expected, expected]
+
+
 def _fail_in_a_product(rank: int, root: str) -> str:
     part, finish = salientpp.load(root), Split.finish
 
@@ -235,7 +260,9 @@ def product_of(num_columns: int, memory: int, source: Tensor, num_vertices: int)
     places = Places.of(lists, ranges, num_vertices)
     split = Split(gnn.SAGEConv(num_columns, 8), (), (), True, True, None, False)
     rows = TensorRows(torch.zeros(num_vertices, num_columns))
-    return Product(split, places, rows, torch.float32, None, ranges, memory, lambda ids: rows.tensor[:0])
+    return Product(
+        split, places, rows, torch.float32, None, ranges, memory, lambda sent, ids: rows.tensor[:0], torch.empty
+    )
 
 
 def test_the_order_that_reads_less_is_taken():
