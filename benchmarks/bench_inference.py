@@ -5,6 +5,7 @@
 A graph of ``large_graph.py`` is generated with 128 float16 columns, and a GraphSAGE of three layers infers all vertices. Each way runs in a process of its own:
 
 * ``in memory``: no limit and no files. Its output is the reference.
+* ``in batches``: the same, but no layer runs as a product.
 * ``in files``: ``scratch=`` within ``--limit`` gigabytes. The layers choose their order.
 * ``pulled``: the same, but all layers are pulled. Only the first ``--pulled`` batches of the first layer run, and the time of the layer is extrapolated.
 
@@ -39,6 +40,7 @@ from salientpp.layerwise.call import Call
 from salientpp.layerwise.inference import Inference
 
 HIDDEN, LAYERS, CLASSES = 128, 3, 16
+WAYS, FILES = ["in memory", "in batches", "in files", "pulled"], ("in files", "pulled")
 
 
 class Enough(Exception):
@@ -52,8 +54,12 @@ def child(arguments: argparse.Namespace) -> None:
     torch.manual_seed(0)
     data = load_dataset(f"converted:{folder / 'g'}")
     model = GraphSAGE(data.num_features, HIDDEN, LAYERS, CLASSES)
-    options: dict[str, Any] = {"out": folder / way.replace(" ", "-"), "dtype": torch.float32, "batch_size": 16384}
-    if way != "in memory":
+    options: dict[str, Any] = {
+        "out": folder / way.replace(" ", "-"),
+        "dtype": torch.float32,
+        "batch_size": arguments.batch_size,
+    }
+    if way in FILES:
         options |= {"scratch": folder / "scratch", "memory": arguments.memory}
     calls, ends, batches, counted = [], [], [0], []
     run, store, count = Inference.run, Call.store, layer_run.count_reads
@@ -73,6 +79,8 @@ def child(arguments: argparse.Namespace) -> None:
         counted.append(count(product))
         return scratch.Reads(1, 0) if way == "pulled" else counted[-1]
 
+    if way == "in batches":
+        layer_run.LayerRun._agree_on_product = lambda *_: (None, 0)
     Inference.run, Call.store, layer_run.count_reads = noted, stored, reads
     before, begin, cpu = read_bytes(), time.perf_counter(), time.process_time()
     with contextlib.suppress(Enough, StageError):
@@ -132,10 +140,17 @@ def measured(way: str, arguments: argparse.Namespace) -> dict[str, Any]:
                 os.fsync(file.fileno())
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     command = [sys.executable, __file__, "--way", way, "--folder", str(arguments.folder)]
-    command += ["--memory", arguments.memory, "--pulled", str(arguments.pulled)]
+    command += [
+        "--memory",
+        arguments.memory,
+        "--pulled",
+        str(arguments.pulled),
+        "--batch-size",
+        str(arguments.batch_size),
+    ]
     with contextlib.ExitStack() as stack:
         enter = None
-        if way != "in memory":
+        if way in FILES:
             enter, peak = stack.enter_context(limited(int(arguments.limit * 2**30)))
             command += ["--peak", str(peak)]
         process = subprocess.Popen(["sh", "-c", 'read go; exec "$@"', "sh", *command], stdin=-1, stdout=-1, text=True)
@@ -156,8 +171,9 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=4, help="GiB that processes with files may use")
     parser.add_argument("--memory", default="2GiB", help="memory= of the inference")
     parser.add_argument("--pulled", type=int, default=6, help="batches of the run that pulls")
+    parser.add_argument("--batch-size", type=int, default=16384)
     parser.add_argument("--folder", type=Path, help="where files are written and removed (a temporary folder)")
-    parser.add_argument("--without-memory", action="store_true", help="leave out the run in memory")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--way", help=argparse.SUPPRESS)
     parser.add_argument("--peak", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -168,10 +184,9 @@ def main() -> None:
         arguments.folder = Path(folder)
         generate(arguments.folder / "g", num_vertices=arguments.vertices, num_features=128, memory="2GB")
         edges = load_dataset(f"converted:{arguments.folder / 'g'}").num_edges
-        ways = ["in files", "pulled"] if arguments.without_memory else ["in memory", "in files", "pulled"]
-        rows = [measured(way, arguments) for way in ways]
+        rows = [measured(way, arguments) for way in arguments.ways]
         furthest = None
-        if not arguments.without_memory:
+        if {"in memory", "in files"} <= set(arguments.ways):
             first, second = (
                 np.load(arguments.folder / way / "part-00000.npy", mmap_mode="r") for way in ("in-memory", "in-files")
             )

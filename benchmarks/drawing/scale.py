@@ -356,7 +356,48 @@ def draw_mapped(result: Row) -> str:
     return joined(title, table(header, lines), source(result))
 
 
+def draw_inference(result: Row) -> str:
+    lines = []
+    for row in result["rows"]:
+        order = "the first layer, pulled" if row["way"] == "pulled" else row["way"]
+        is_partial = row["way"] == "pulled"
+        counted = row["counted"][0] if row["counted"] else None
+        lines.append(
+            [
+                order,
+                f"{row['seconds']:,.0f}" + (" (extrapolated)" if is_partial else ""),
+                f"{row['seconds_by_layer'][0]:,.0f}",
+                f"{row['cpu_seconds']:,.0f}",
+                f"{row['bytes_read'] / 1e9:,.1f}",
+                "–" if counted is None else f"{counted[0] / 1e9:,.1f}",
+                "–" if counted is None else f"{counted[1] / 1e9:,.1f}",
+                "–" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**30:.2f}",
+            ]
+        )
+    header = [
+        "rows",
+        "seconds",
+        "seconds, first layer",
+        "CPU seconds",
+        "GB read",
+        "GB counted, first layer, pushed",
+        "pulled",
+        "peak GiB",
+    ]
+    difference = result["largest_difference"]
+    equal = (
+        "" if difference is None else f" The outputs in files differ from those in memory by at most {difference:.1g}."
+    )
+    title = (
+        f"**Inference beyond memory.** GraphSAGE of 3 layers, {result['hidden']} wide, on {result['vertices'] / 1e6:.1f} M vertices and "
+        f"{result['edges'] / 1e6:.0f} M edges, {result['columns']} float16 columns. Runs with files have {result['limit_gib']:g} GiB, page cache included, "
+        f"and `memory={result['memory']!r}`.{equal}"
+    )
+    return joined(title, table(header, lines), source(result))
+
+
 DRAWN: Drawn = {
+    "inference": ("inference", draw_inference),
     "convert": ("convert", draw_convert),
     "convert_layouts": ("convert_layouts", draw_convert_layouts),
     "partition": ("partition", draw_partition),
