@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ class Evaluator:
         """Makes what the first call of each way makes once."""
         self._exact(model)
         for loader in self._loaders.values():
-            train_sage.accuracy(model, loader, torch.device("cpu"))
+            train_sage.accuracy(model, islice(loader, 2), torch.device("cpu"))
 
     def measure(self, way: str, model: torch.nn.Module) -> dict[str, Any]:
         """Returns the seconds until all ranks know both accuracies, the accuracies, and the bytes that this host received."""
