@@ -112,7 +112,6 @@ def measure(rank: int, root: str, fanouts: list[int], store: str, repeats: int, 
     for way in WAYS:
         loaders[way].reset_stats()
         number = sum(1 for _ in loaders[way])
-        loaders[way]._finish_epoch()
         fetched = torch.tensor([loaders[way].stats().rows_remote, number], dtype=torch.float64)
         dist.all_reduce(fetched)
         ours, at_once = statistics.median(times[way]), statistics.median(times["at once"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 
@@ -20,7 +20,7 @@ def group_rank(process_group: dist.ProcessGroup | None = None) -> tuple[int, int
 
 
 def default_group() -> dist.ProcessGroup:
-    return dist.distributed_c10d._get_default_group()
+    return cast(dist.ProcessGroup, dist.group.WORLD)  # None if torch.distributed is not initialised
 
 
 def members_of(process_group: Any) -> tuple[int, ...]:

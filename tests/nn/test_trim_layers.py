@@ -111,7 +111,7 @@ def pairs():
             yield name, kind
 
 
-@pytest.mark.parametrize(("name", "kind"), pairs())
+@pytest.mark.parametrize(("name", "kind"), list(pairs()))
 def test_batches_may_have_any_number_of_hops_seeds_and_edges(name, kind, batches):
     batch = batches[kind]
     assert batch.num_edges or kind == "no edges"

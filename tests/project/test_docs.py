@@ -178,14 +178,14 @@ def test_links_lead_somewhere(page):
 
 
 @functools.cache
-def tests_by_file() -> dict[Path, set[str]]:
+def by_file() -> dict[Path, set[str]]:
     files = TESTS.rglob("*.py")
     return {path: set(re.findall(r"^ *def (test_\w+)", path.read_text(), re.MULTILINE)) for path in files}
 
 
 def missing_tests(text: str) -> list[str]:
     """Lists files and names of tests that a text mentions and that do not exist. A name has three words or more, unlike `test_mask`."""
-    tests = tests_by_file()
+    tests = by_file()
     known = set().union(*tests.values())
     missing = [name for name in re.findall(r"`(test(?:_[a-z0-9]+){3,})`", text) if name not in known]
     for file, name in re.findall(r"\b(tests/[\w/]+\.\w+|(?:\w+/)+test_\w+\.py)(?:::(test_\w+))?", text):
