@@ -10,7 +10,7 @@ CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h')
 # A folder with wheels of pyg-lib, torch_sparse and torch_scatter. `make test` installs them, and tests then fail without them.
 SALIENTPP_PEER_WHEELS ?=
 
-.PHONY: demo test test-quick test-faults test-slurm test-simulated test-wheel test-aarch64 \
+.PHONY: demo test test-quick test-faults test-slurm test-simulated test-wheel test-versions test-aarch64 \
 	sdist wheel wheel-aarch64 wheel-manylinux check-wheel release-notes lint format sanitize bench score gpu-check paper docs build peers clean
 
 demo: build
@@ -58,6 +58,11 @@ test-wheel: wheel
 sdist: $(VENV)/installed
 	rm -f dist/*.tar.gz
 	$(BIN)/python setup.py --quiet sdist --dist-dir dist
+
+# One wheel with several versions of torch and Python; writes the table in CONTRIBUTING.md. make test-versions VERSIONS="2.10:3.10 ..."
+VERSIONS ?=
+test-versions: wheel
+	$(BIN)/python -m tests.versions dist/*_$(MACHINE).whl $(VERSIONS)
 
 # A wheel in dist/ whose manylinux tag names the oldest glibc that it runs on. It does not contain libtorch; the installed torch provides it.
 wheel: sdist $(PACKAGING)/installed
