@@ -48,7 +48,7 @@ rm -rf "$site"/salientpp*
 
 work=$(mktemp --directory)
 trap 'rm -rf "$work"' EXIT
-cp -r tests pyproject.toml "$work"  # not the package: the tests must see the wheel
+cp -r tests csrc pyproject.toml "$work"  # not the package: the tests must see the wheel
 cd "$work"
 unset PYTHONPATH SALIENTPP_PEER_WHEELS SALIENTPP_TEST_DATA
 "$here" - "$site" "$torch" <<'END'
@@ -65,5 +65,6 @@ data = synthetic(num_vertices=2000, num_features=8)
 for batch in salientpp.NeighborLoader(data, [5, 3], data.train_mask, batch_size=256):
     assert torch.equal(batch.x, data.x[batch.n_id])
 END
-"$here" -m pytest -p no:cacheprovider -q "${tests[@]}"
+# qemu does not tell which pages of a file are in memory.
+"$here" -m pytest -p no:cacheprovider -q "${tests[@]}" -k "not reads_only_the_pages"
 echo "$(basename "$wheel"): imported, loaded batches and passed its tests under emulation of aarch64 with torch $torch"
