@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -35,13 +36,16 @@ class ReadAhead {
   void over(int64_t grain, const F& range) const {
 #ifdef __linux__
     if (is_on_disk()) {
+      ++readers();
       advise_all(MADV_RANDOM);
       ask(0, kRows, grain);
       for (int64_t first = 0; first < num_rows_; first += kRows) {
         ask(first + kRows, first + 2 * kRows, grain);
         torch::stable::parallel_for(first, std::min(num_rows_, first + kRows), grain, range);
       }
-      advise_all(MADV_NORMAL);  // a later sequential reader needs the neighbouring pages
+      // A later sequential reader needs the neighbouring pages. While other threads read at random, such pages would
+      // displace those that were requested. So the last thread restores the advice.
+      if (--readers() == 0) advise_all(MADV_NORMAL);
       return;
     }
 #endif
@@ -55,6 +59,12 @@ class ReadAhead {
   // Asking the system whether a page is in memory takes a quarter of a microsecond. For sources smaller than
   // kLeastBytes this does not pay: waiting for them costs little, or they are soon in memory.
   static constexpr int64_t kRowsPerLook = 256, kMostLooks = 16, kLeastBytes = int64_t{1} << 26;
+
+  // Number of threads that read at random. No lock, because a forked child would find it locked.
+  static std::atomic<int>& readers() {
+    static std::atomic<int> number = 0;
+    return number;
+  }
 
   static uintptr_t page() {
     static const auto size = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
