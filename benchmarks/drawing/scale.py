@@ -396,6 +396,43 @@ def draw_inference(result: Row) -> str:
     return joined(title, table(header, lines), source(result))
 
 
+def draw_disk(result: Row) -> str:
+    names = {
+        "index_select": "memory map, `torch.index_select`",
+        "map": "memory map, row kernel",
+        "pread": "`pread` of pages, 32 threads",
+        "read_ahead": "`read_ahead`",
+    }
+    pread = next(row["rows_per_second"] for row in result["rows"] if row["way"] == "pread")
+    lines = [
+        [
+            names[row["way"]],
+            f"{row['rows_per_second'] / 1e3:,.1f}",
+            f"{row['rows_per_second'] / pread:,.2f}×",
+            f"{row['bytes_read_per_row'] / result['row_bytes']:,.1f}",
+            f"{row['bytes_read_per_row'] * row['rows_per_second'] / 1e6:,.0f}",
+            f"{1e6 * row['cpu_seconds_per_row']:,.1f}",
+        ]
+        for row in result["rows"]
+    ]
+    title = (
+        f"**Rows larger than memory.** {result['vertices'] / 1e6:g} M rows of {result['row_bytes']} bytes, {result['file_bytes'] / 1e9:.1f} GB. "
+        f"The memory holds {result['share']:.0%} of them. Batches of {result['batch_size']} seeds with fanouts {result['fanouts']} have about "
+        f"{result['rows'][-1]['rows_per_batch'] / 1e3:,.0f} thousand rows; with `torch.index_select`, "
+        f"{result['rows'][0]['rows_per_batch'] / 1e3:,.1f} thousand. The disk reads {result['rates']['random'] / 1e6:,.0f} MB/s in pages of 4 KiB at random, "
+        f"and {result['rates']['in_order'] / 1e6:,.0f} MB/s in order."
+    )
+    header = [
+        "rows are read by",
+        "thousand rows/s",
+        "speed relative to pread",
+        "bytes read / bytes of rows",
+        "MB/s read",
+        "CPU µs per row",
+    ]
+    return joined(title, table(header, lines), source(result))
+
+
 DRAWN: Drawn = {
     "inference": ("inference", draw_inference),
     "convert": ("convert", draw_convert),
@@ -407,4 +444,5 @@ DRAWN: Drawn = {
     "large_rows": ("large", draw_large_rows),
     "large_epoch": ("large", draw_large_epoch),
     "mapped": ("mapped", draw_mapped),
+    "disk": ("disk", draw_disk),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import multiprocessing
 import os
 import pickle
 import threading
@@ -129,6 +130,25 @@ def test_a_copy_of_a_loader_reads_for_itself(tmp_path):
         assert_same(other, plain)
         assert other.stats().bytes_from_files > 0
     assert_same(loader, plain)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_forked_child_goes_on_with_the_epoch(tmp_path, num_workers):
+    data = mapped_graph(tmp_path)
+    want = list(NeighborLoader(data, FANOUTS, data.train_mask, **SAME))
+    loader = NeighborLoader(data, FANOUTS, data.train_mask, read_ahead=FEW, num_workers=num_workers, **SAME)
+    epoch = iter(loader)
+    first = [next(epoch) for _ in range(4)]
+
+    def go_on() -> None:
+        for ours, expected in zip([*first, *epoch], want, strict=True):
+            assert differences(ours, expected) == []
+
+    child = multiprocessing.get_context("fork").Process(target=go_on)
+    child.start()
+    go_on()
+    child.join()
+    assert child.exitcode == 0
 
 
 def test_links_and_typed_graphs(tmp_path):
