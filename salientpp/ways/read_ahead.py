@@ -1,7 +1,8 @@
 """Reads the rows of upcoming batches from mapped files before the batches need them, for several batches at once.
 
-Batches are drawn ahead, and wait without rows. A thread admits them to the buffers (:mod:`salientpp.store.row_buffer`) in order, as many as fit into half of
-the slots, and reads their missing rows together. Meanwhile the batches of the other half are made. If a batch is awaited, the thread reads what is known.
+Batches are drawn ahead, and wait without rows. Once half of the slots are free, a thread admits batches to the buffers (:mod:`salientpp.store.row_buffer`), in
+order, as many as fit, and reads their missing rows together. Meanwhile the batches of the other half are made. If a batch is awaited, the thread reads what
+is known, up to half of the slots.
 
 Only speed depends on the buffers: a row that is not there is read when a batch takes it. So the rows that other ranks ask for are read when they ask.
 """
@@ -264,13 +265,14 @@ class ReadAhead(Way):
         with self._lock:
             queue = list(self._queue)
         group: list[Ticket] = []
+        # With less room, a few rows would be read at a time. Batches of the other half are made meanwhile.
+        if not self._num_starving and self._is_half_full():
+            return group
         for number, ticket in enumerate(queue):
             if group and self._num_starving and not _is_known(ticket):
                 break  # a batch is awaited, so the rows of the batches that are known are read now
             self._learn_rows(ticket)
-            # Half of the slots at most, because batches of the other half are made meanwhile. The first batch that is awaited may take all.
-            is_full = any(2 * buffer.num_held > buffer.num_slots for buffer in self.buffers.values())
-            if is_full and (group or not self._num_starving):
+            if group and self._num_starving and self._is_half_full():
                 break
             if not self._admit(ticket, [other for other in queue[number + 1 :] if other.rows is not None]):
                 fits_later = group or not self._num_starving or self._any_held()
@@ -278,6 +280,9 @@ class ReadAhead(Way):
                     break  # otherwise the batch is larger than a buffer, so it will read its rows itself
             group.append(ticket)
         return group
+
+    def _is_half_full(self) -> bool:
+        return any(2 * buffer.num_held > buffer.num_slots for buffer in self.buffers.values())
 
     def _any_held(self) -> bool:
         with self._lock:
