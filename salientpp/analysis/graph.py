@@ -18,10 +18,11 @@ from salientpp.partitioning.workload import assign_for
 from salientpp.progress import Progress
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.store.directory.contents import collect_splits
+from salientpp.store.directory.description import EdgeColumn
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.frames import feature_columns, features_of, formats_of_columns
 from salientpp.store.narrow import Column, Narrow, read_formats
-from salientpp.store.sent_formats import EdgeColumn, read_send_as
+from salientpp.store.sent_formats import read_send_as
 from salientpp.vip.policies import Workload
 
 

@@ -193,7 +193,7 @@ class PartitionTemplate:
         first_edge: by edge type, id of the first of these edges. Empty: the host holds all edges.
     """
 
-    edge_rows: Mapping[Any, Mapping[str, Tensor | RowSource]]
+    edge_rows: Mapping[Any, Mapping[str, RowSource]]
     first_edge: Mapping[Any, int] = field(default_factory=dict)
 
     def contents(self) -> None:

@@ -60,7 +60,7 @@ TEXTS = {
     "--seeds": "split that batches start from: train, val, test or all; with several vertex types TYPE:SPLIT; with --link a split of edges (default: that "
     "of the dataset directory, or train; with --link all)",
     "--send-as": "format in which rows of x or of an edge attribute travel and are cached, as send_as of the loaders; may be given several "
-    "times. Rows that a directory stores in fewer bytes always travel as stored",
+    "times. TYPE of an edge attribute is written as author,writes,paper. Rows that a directory stores in fewer bytes always travel as stored",
     "--predict-only": "forecast by VIP without sampling. On a graph that is not partitioned yet, METIS still takes its time",
     "--json": "write all figures to this file",
     "--csv": "write the first table to this file, one line per cell",

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from salientpp.cli import terminal
 from salientpp.datasets.converted.directory import read_converted
-from salientpp.store.directory.description import PARTS, EdgeType, VertexType
+from salientpp.store.directory.description import PARTS, EdgeName, EdgeType, VertexType
 from salientpp.store.directory.manifest import parts_there
 from salientpp.store.directory.opened import PartitionedGraph
 
@@ -29,8 +29,8 @@ def describe(part: PartitionedGraph) -> list[RenderableType]:
     if not part.is_hetero:
         facts.append(("attributes", _attributes(described.node_types[0], described.edge_types[0])))
     facts += [
-        (f"{'' if type_.name is None else f'{type_.name} '}{name}", _narrower(type_, name))
-        for type_ in described.node_types
+        (f"{_words(type_.name)}{name}", _narrower(type_, name))
+        for type_ in described.types
         for name, entry in type_.attributes.items()
         if "stored_as" in entry
     ]
@@ -67,7 +67,12 @@ def _partitioned(how: Mapping[str, Any]) -> str:
     return f"{how['method']}{weights}{', refined' if how['refine'] else ', not refined'}{order}"
 
 
-def _narrower(type_: VertexType, name: str) -> str:
+def _words(type_: str | EdgeName) -> str:
+    """Returns the name of a type as words before that of an attribute. They are empty in a homogeneous graph."""
+    return "" if type_ is None else f"{type_ if isinstance(type_, str) else ' '.join(type_)} "
+
+
+def _narrower(type_: VertexType | EdgeType, name: str) -> str:
     """Describes how the rows of an attribute are stored in fewer bytes."""
     narrow, stored = type_.narrow(name), type_.attributes[name]["stored_as"]
     assert narrow is not None  # the manifest says so

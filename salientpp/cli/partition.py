@@ -36,8 +36,8 @@ TEXTS = {
     "rank that has only its own part can draw by time",
     "--topology": "whole: one set of neighbour lists, which every rank opens. parts: each part stores the lists and edge attributes of its own vertices, and a "
     "rank opens only its part's (default: whole)",
-    "--store-as": "store the rows of a node attribute in fewer bytes, as in --store-as=x=int8: fp16, bf16, fp8, int8, int4, or int8/B and int4/B with a scale"
-    " for every B values. May be given several times. The largest error is printed",
+    "--store-as": "store rows of a node or edge attribute in fewer bytes, as in --store-as=x=int8: fp16, bf16, fp8, int8, int4, or int8/B and int4/B with "
+    "a scale for every B values. TYPE of an edge attribute is written as author,writes,paper. May be given several times. The largest error is printed",
     "--tolerance": "how far the load of a part may exceed the mean load, as a fraction (default: 0.05)",
     "--overwrite": "replace an existing dataset directory, or the unfinished work of another command",
 }

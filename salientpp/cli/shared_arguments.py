@@ -70,10 +70,11 @@ whole_numbers_of = partial(_list_of, int, "integers separated by commas such as 
 numbers_of = partial(_list_of, float, "numbers separated by commas such as 0,.1,.5")
 
 
-def format_of_attribute(text: str) -> tuple[str | tuple[str, str], str]:
-    """Returns an attribute, or (type, attribute), and a format."""
+def format_of_attribute(text: str) -> tuple[str | tuple[str | tuple[str, ...], str], str]:
+    """Returns an attribute, or (type, attribute), and a format. An edge type is written as author,writes,paper."""
     name, equals, format = text.rpartition("=")
     if not equals or not name or not format:
         raise argparse.ArgumentTypeError(f"expected an attribute and a format such as x=int8, got {text!r}")
     type_, colon, attribute = name.rpartition(":")
-    return ((type_, attribute) if colon else name), format
+    words = tuple(type_.split(","))
+    return ((words if len(words) == 3 else type_, attribute) if colon else name), format

@@ -31,12 +31,13 @@ from salientpp.sampling.stored import is_remote
 from salientpp.sampling.topology import Mfg
 from salientpp.sampling.union import disjoint_union
 from salientpp.store.directory.attributes import OWN_NAMES
+from salientpp.store.directory.description import EdgeColumn
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.exchange import Exchange
 from salientpp.store.frames import Frame, check_installed, formats_of_columns
 from salientpp.store.narrow import EncodedRows, Narrow, NarrowRows
 from salientpp.store.rows import RowSource, TensorRows, checked_rows, empty_rows
-from salientpp.store.sent_formats import EdgeColumn, decoded, read_send_as
+from salientpp.store.sent_formats import decoded, read_send_as
 
 #: Per vertex type, the names and rows of its attributes.
 RowsByType = Mapping["str | None", Mapping[str, RowSource]]
@@ -291,7 +292,7 @@ def _frames(part: PartitionedGraph) -> dict[Any, dict[str, Frame]]:
 def _template(part: PartitionedGraph, sampler: BaseSampler) -> PartitionTemplate:
     """Returns the template of batches, with the attributes of the edges whose lists this host draws from."""
     if not isinstance(getattr(sampler, "topology", None), PartTopology):
-        return PartitionTemplate(part.edge_rows_by_type())
+        return PartitionTemplate(part.edge_sources())
     held = part.part_edge_rows()
     return PartitionTemplate(
         {name: of_type.rows for name, of_type in held.items()},
@@ -339,11 +340,8 @@ def _sent(template: PartitionTemplate, sampler: BaseSampler, sent: Mapping[EdgeC
     topology = getattr(sampler, "topology", None)
     if isinstance(topology, PartTopology):
         topology.send_edges_as(sent)
-    rows = {
-        type_: {name: TensorRows(values) if isinstance(values, Tensor) else values for name, values in named.items()}
-        for type_, named in template.edge_rows.items()
-    }
-    return replace(template, edge_rows={type_: decoded(named, type_, sent) for type_, named in rows.items()})
+    rows = {type_: decoded(named, type_, sent) for type_, named in template.edge_rows.items()}
+    return replace(template, edge_rows=rows)
 
 
 def by_type(books: Mapping[str | None, PartitionBook], columns: Mapping[Column, RowSource]) -> RowsByType:

@@ -34,11 +34,12 @@ from salientpp.sampling.held_lists import (
 )
 from salientpp.sampling.requests import Ends, ListRequest, pack_answer, unpack_answer
 from salientpp.sampling.topology import ByType, DrawOptions, Mfg, Topology
+from salientpp.store.directory.description import EdgeColumn
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.directory.part_topology import PartEdgeRows
 from salientpp.store.narrow import Narrow
 from salientpp.store.rows import RowSource
-from salientpp.store.sent_formats import EdgeColumn, encoded
+from salientpp.store.sent_formats import as_stored, encoded
 from salientpp.store.tiers import NO_IDS, IdSet
 
 Out = TypeVar("Out")
@@ -124,7 +125,8 @@ class PartTopology(Topology):
             for number, pieces in enumerate(graph.lists)
         ]
         for of_relation, rows in zip(self._lists, edge_rows):
-            of_relation[:] = [replace(lists, attributes=rows.rows, first_row=rows.first_edge) for lists in of_relation]
+            attributes, first = as_stored(rows.rows), rows.first_edge
+            of_relation[:] = [replace(lists, attributes=attributes, first_row=first) for lists in of_relation]
         # For each relation, the first target of each piece.
         self._bounds = [torch.tensor([piece.first_target for piece in pieces], device="cpu") for pieces in graph.lists]
         self.has_weights = any(lists.relation.edge_weight is not None for of in self._lists for lists in of)

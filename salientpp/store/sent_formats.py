@@ -10,13 +10,10 @@ from typing import Any
 
 import torch
 
-from salientpp.store.directory.description import PARTS, EdgeName
+from salientpp.store.directory.description import PARTS, EdgeColumn, EdgeName
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.narrow import Column, EncodedRows, Narrow, NarrowRows, read_formats
 from salientpp.store.rows import RowSource
-
-#: An attribute of one edge type, as (type, name). The type is None in a homogeneous graph.
-EdgeColumn = tuple[EdgeName, str]
 
 
 def read_send_as(
@@ -28,7 +25,7 @@ def read_send_as(
         known: dtype and row shape of the vertex attributes.
 
     Raises:
-        TypeError, ValueError: as :func:`~salientpp.store.narrow.read_formats`; or the rows of edges do not travel.
+        TypeError, ValueError: as :func:`~salientpp.store.narrow.read_formats`; or the rows of edges do not travel, or are stored in another format.
     """
     of_edges: Any = {
         (edges.name, name): (getattr(torch, entry["dtype"]), entry["row_shape"])
@@ -39,13 +36,23 @@ def read_send_as(
     found: Any = read_formats("send_as", send_as, {**of_edges, **known}, "node or edge attributes")
     sent = {column: narrow for column, narrow in found.items() if column not in known}
     for type_, name in sent:
+        words = name if type_ is None else str((type_, name))
+        stored = part.description.edges(type_).narrow(name)
+        if stored is not None:
+            raise ValueError(
+                f"send_as names the edge attribute {words!r}, which {part.root} stores and sends as {stored.format}; leave it out of send_as"
+            )
         if part.topology != PARTS:
-            words = name if type_ is None else str((type_, name))
             raise ValueError(
                 f"send_as names the edge attribute {words!r}, but every rank has the edge attributes of {part.root}, so they do not travel; leave it out, or "
                 "partition with topology='parts'"
             )
     return {column: narrow for column, narrow in found.items() if column in known}, sent
+
+
+def as_stored(rows: Mapping[str, RowSource]) -> dict[str, RowSource]:
+    """Returns attributes with the rows that are stored encoded as their bytes, which also travel."""
+    return {name: values.encoded if isinstance(values, NarrowRows) else values for name, values in rows.items()}
 
 
 def encoded(rows: Mapping[str, RowSource], type_: EdgeName, sent: Mapping[EdgeColumn, Narrow]) -> dict[str, RowSource]:

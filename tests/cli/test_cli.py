@@ -302,7 +302,7 @@ def test_store_as_stores_rows_narrower_and_shows_the_error(capsys, tmp_path):
     code, said, _ = run(capsys, "analyze", tmp_path / "d", "--predict-only", "--replication-factors", "0,.1")
     assert code == 0 and "48 bytes per row" in said
     text = mistake(capsys, "partition", MAG, tmp_path / "e", "--parts", 2, "--store-as", "author:x=int4")
-    assert "store_as must name node attributes" in text and "got ('author', 'x')" in text
+    assert "store_as must name node or edge attributes" in text and "got ('author', 'x')" in text
     for wrong in ("x", "=int8", "x="):
         with pytest.raises(SystemExit) as end:
             run(capsys, "partition", DATASET, tmp_path / "e", "--parts", 2, f"--store-as={wrong}")

@@ -261,22 +261,27 @@ def test_the_analysis_counts_the_bytes_that_a_run_receives(tmp_path, send_as):
 # --- fewer bytes -------------------------------------------------------------------------------------------
 
 
+def round_numbers(table: Any) -> None:
+    """Rounds the floating-point numbers of a table to bfloat16."""
+    for name in (
+        stype.numerical,
+        stype.sequence_numerical,
+        stype.embedding,
+        stype.text_embedded,
+        stype.image_embedded,
+    ):
+        value = table.feat_dict[name]
+        rounded = value if isinstance(value, torch.Tensor) else value.values
+        rounded.copy_(rounded.bfloat16())
+
+
 def check_rounded(rank: int, root: str, send_as: Any) -> int:
     """Checks that numbers are rounded to bfloat16 and everything else is exact. Returns the received bytes."""
     data, part = plain(), salientpp.load(root)
     loader = NeighborLoader(part, FANOUTS, "train", batch_size=BATCH, seed=3, send_as=send_as)
     for batch in loader:
         expected = data.tf[part.original_id(batch.n_id)]
-        for name in (
-            stype.numerical,
-            stype.sequence_numerical,
-            stype.embedding,
-            stype.text_embedded,
-            stype.image_embedded,
-        ):
-            value = expected.feat_dict[name]
-            rounded = value if isinstance(value, torch.Tensor) else value.values
-            rounded.copy_(rounded.bfloat16())
+        round_numbers(expected)
         assert same(batch.tf, expected)
     return loader.stats().by_type[None]["bytes_received"]
 
@@ -289,6 +294,26 @@ def test_numbers_of_a_table_are_rounded_and_other_cells_are_exact(tmp_path, wher
     sent = distributed.run(check_rounded, 2, str(tmp_path / "parts"), None if stored else {"tf": "bf16"})
     wide = distributed.run(rows_fetched, 2, str(tmp_path / "wide"), 0.0, None)
     assert 0 < sum(sent) < sum(received for _, received in wide)
+
+
+def check_edges(rank: int, root: str) -> int:
+    """Checks that tables of edges are rounded to bfloat16. Returns the number of edges."""
+    data, number = plain(), 0
+    for batch in NeighborLoader(salientpp.load(root), FANOUTS, "train", batch_size=BATCH, seed=3):
+        expected = data.edge_table[batch.edge_attr.view(-1).long()]
+        round_numbers(expected)
+        assert same(batch.edge_table, expected)
+        number += batch.num_edges
+    return number
+
+
+@pytest.mark.parametrize("topology", ["whole", "parts"])
+def test_tables_of_edges_may_be_stored_narrower(tmp_path, topology):
+    root, store_as = tmp_path / "parts", {"edge_table": "bf16"}
+    part = salientpp.partition(plain(), 2, root, FANOUTS, BATCH, topology=topology, store_as=store_as)
+    assert part.manifest["version"] == 5 and part.description.edge_types[0].is_narrow
+    assert not part.description.node_types[0].is_narrow
+    assert all(distributed.run(check_edges, 2, str(root)))
 
 
 def test_a_format_that_has_no_missing_values_is_refused_by_name(tmp_path):

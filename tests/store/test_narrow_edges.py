@@ -1,7 +1,8 @@
-"""Laws of edge attributes that travel narrower: every row of a batch equals its decoded bytes, whichever rank holds the edge."""
+"""Laws of edge attributes that travel or are stored narrower: every row of a batch equals its decoded bytes, whichever rank holds the edge."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -83,42 +84,59 @@ def epochs(rank: int, root: Path, names: list[str]) -> dict[str, list[str]]:
         ours = NeighborLoader(salientpp.load(root / "parts"), **given)
         want = NeighborLoader(salientpp.load(root / "whole"), **{**given, "send_as": rows, "topology_cache": 0})
         exact = NeighborLoader(salientpp.load(root / "parts"), **{**given, "send_as": rows})
-        found[name] = compare(ours, [rounded(batch, SENT) for batch in want])
+        expected = [rounded(batch, SENT) for batch in want]
+        found[name] = compare(ours, expected)
         for _ in exact:
             pass
         sent = ours.stats().list_bytes_sent, exact.stats().list_bytes_sent
         if salientpp.load(root / "parts").part_id is not None and sent[1] and not sent[0] < sent[1] * 0.6:
             found[name].append(f"{sent[0]} bytes of lists instead of {sent[1]}")
+        for form in ("whole", "parts"):
+            options = {**given, "send_as": rows} | ({"topology_cache": 0} if form == "whole" else {})
+            stored = NeighborLoader(salientpp.load(root / f"stored {form}"), **options)
+            found[name] += [f"stored, {form}: {each}" for each in compare(stored, expected)]
+            if form == "parts" and stored.stats().list_bytes_sent != sent[0]:
+                found[name].append(f"{stored.stats().list_bytes_sent} bytes of stored lists instead of {sent[0]}")
     return found
 
 
 @pytest.mark.parametrize("num_parts, world", [(2, 1), (2, 2), (4, 4), (4, 2)])
 def test_edge_attributes_are_rounded_alike_on_every_rank_and_fewer_bytes_travel(tmp_path, num_parts, world):
-    for form in ("whole", "parts"):
-        salientpp.partition(one_type(), num_parts, tmp_path / form, FANOUTS, BATCH, topology=form, refine=False)
+    for form, store_as in itertools.product(("whole", "parts"), (None, SENT)):
+        root = tmp_path / (f"stored {form}" if store_as else form)
+        salientpp.partition(one_type(), num_parts, root, FANOUTS, BATCH, topology=form, refine=False, store_as=store_as)
     names = list(CASES) if num_parts == world == 2 else ["plain", "induced"]
     found = distributed.run(epochs, world, tmp_path, names)
     assert found == [dict.fromkeys(names, [])] * world
 
 
+FOR_ONE_TYPE: dict[Any, str] = {(WRITES, "edge_attr"): "int8", "many": "fp16"}
+
+
 def typed_epoch(rank: int, root: Path) -> list[str]:
     given = {"batch_size": BATCH * 8, "seed": 1, "shuffle": True}
-    sent = {(WRITES, "edge_attr"): "int8", "many": "fp16"}
-    ours = LinkNeighborLoader(salientpp.load(root / "parts"), TYPED_FANOUTS, WRITES, **given, send_as=sent)
+    ours = LinkNeighborLoader(salientpp.load(root / "parts"), TYPED_FANOUTS, WRITES, **given, send_as=FOR_ONE_TYPE)
     want = LinkNeighborLoader(salientpp.load(root / "whole"), TYPED_FANOUTS, WRITES, **given)
     batches = list(want)
     for batch in batches:
         rounded(batch[WRITES], SENT)
-    return compare(ours, batches)
+    wrong = compare(ours, batches)
+    for form in ("whole", "parts"):
+        stored = LinkNeighborLoader(salientpp.load(root / f"stored {form}"), TYPED_FANOUTS, WRITES, **given)
+        wrong += [f"stored, {form}: {each}" for each in compare(stored, batches)]
+    return wrong
 
 
 def test_a_format_may_be_for_one_edge_type(tmp_path):
-    for form in ("whole", "parts"):
-        salientpp.partition(several_types(), 2, tmp_path / form, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), topology=form, refine=False)  # fmt: skip
+    for form, store_as in itertools.product(("whole", "parts"), (None, FOR_ONE_TYPE)):
+        root = tmp_path / (f"stored {form}" if store_as else form)
+        salientpp.partition(
+            several_types(), 2, root, TYPED_FANOUTS, BATCH, seeds=("paper", "train"), topology=form, store_as=store_as
+        )
     assert distributed.run(typed_epoch, 2, tmp_path) == [[]] * 2
 
 
-def sent(rank: int, root: Path, budget: int) -> tuple[int, int]:
+def sent(rank: int, root: Path, budget: int, send_as: dict[str, str] | None = SENT) -> tuple[int, int]:
     loader = NeighborLoader(
         salientpp.load(root),
         FANOUTS,
@@ -127,7 +145,7 @@ def sent(rank: int, root: Path, budget: int) -> tuple[int, int]:
         shuffle=True,
         seed=4,
         topology_cache=budget,
-        send_as=SENT,
+        send_as=send_as,
     )
     for _ in loader:
         pass
@@ -163,6 +181,17 @@ def test_the_analysis_counts_the_bytes_that_a_run_sends(tmp_path, capsys):
     assert written["lists"][0]["list_bytes_per_epoch"] == sum(bytes_sent for bytes_sent, _ in distributed.run(sent, 2, tmp_path / "d", 0))  # fmt: skip
 
 
+def test_the_analysis_counts_the_bytes_of_stored_formats(tmp_path):
+    salientpp.partition(one_type(), 2, tmp_path / "d", FANOUTS, BATCH, topology="parts", refine=False, store_as=SENT)
+    budgets = [0, 20_000]
+    batches = Batches(num_neighbors=FANOUTS, batch_size=BATCH, epochs=1, seed=4)
+    ways = Ways(["vip"], [0], topology_cache=budgets)
+    for figures, budget in zip(analyze(salientpp.load(tmp_path / "d"), batches, ways).lists, budgets, strict=True):
+        found = distributed.run(sent, 2, tmp_path / "d", budget, None)
+        assert list(figures.bytes_sent_per_rank) == [bytes_sent for bytes_sent, _ in found]
+        assert list(figures.bytes_received_per_rank) == [received for _, received in found]
+
+
 @pytest.mark.parametrize(
     "form, send_as, text",
     [
@@ -171,7 +200,7 @@ def test_the_analysis_counts_the_bytes_that_a_run_sends(tmp_path, capsys):
         ("parts", {"q": "fp16"}, "send_as must name node or edge attributes (edge_attr, exact, many, weight, who, x, y), got 'q'"),
     ],
 )  # fmt: skip
-def test_formats_that_save_nothing_are_refused(tmp_path, form, send_as, text):
+def test_send_as_formats_that_save_nothing_are_refused(tmp_path, form, send_as, text):
     data = one_type()
     data.who = torch.arange(240)
     salientpp.partition(data, 1, tmp_path / "d", FANOUTS, BATCH, topology=form)

@@ -385,7 +385,10 @@ def test_the_command_refuses_formats_that_it_cannot_send(roots, capsys, name, gi
     "change, store_as, kind, text",
     [
         ({}, {"y": "int8"}, ValueError, r"store_as\['y'\]: rows of int64 cannot be stored as int8"),
-        ({}, {"edge_attr": "int8"}, ValueError, "store_as must name node attributes"),
+        ({}, {"edges": "int8"}, ValueError, r"store_as must name node or edge attributes \(edge_attr, who, x, y, z\), got 'edges'"),
+        ({}, {"edge_index": "int8"}, ValueError, "store_as must name node or edge attributes"),
+        ({}, {"kind": "int8"}, ValueError, r"store_as\['kind'\]: rows of int64 cannot be stored as int8, which takes float32"),
+        ({"edge_attr": (7, torch.inf)}, {"edge_attr": "int8"}, ValueError, r"data.edge_attr cannot be stored as int8: a value in row 7 is not finite"),
         ({}, {"x": "int9"}, ValueError, r"store_as\['x'\]: a format must be one of"),
         ({}, ["x"], TypeError, "store_as must map node attribute names to formats, .* got list"),
         ({"x": (40, torch.nan)}, {"x": "int8"}, ValueError, r"data.x cannot be stored as int8: a value in row 40 is not finite, or too large"),
@@ -397,6 +400,8 @@ def test_rows_that_cannot_be_stored_narrower_are_refused_before_anything_is_writ
 ):
     data = featured()
     data.edge_attr = torch.rand(data.num_edges, 9)
+    if "kind" in store_as:
+        data.kind = torch.arange(data.num_edges * 4).view(-1, 4)
     for name, (row, value) in change.items():
         data[name][row, 2] = value
     with pytest.raises(kind, match=text):

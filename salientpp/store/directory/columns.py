@@ -13,30 +13,44 @@ from salientpp.store.directory.files import Arrays
 from salientpp.store.narrow import NarrowRows
 from salientpp.store.rows import JoinedRows, TensorRows
 
+#: Rows in files.
+StoredRows = TensorRows | JoinedRows | NarrowRows
+
 
 def vertex_column(arrays: Arrays, vertices: VertexType, name: str, part_id: int) -> Tensor:
     """Returns the rows [n, ...] of an attribute for one part on disk, encoded if they are stored so."""
-    dtype = vertices.attributes[name]["dtype"] if vertices.narrow(name) is None else "uint8"
-    return arrays.open(vertices.rows_file(name, part_id), dtype)
+    return _column(arrays, vertices, name, part_id)
 
 
 def edge_column(arrays: Arrays, edges: EdgeType, name: str, piece: int) -> Tensor:
-    """Returns an edge attribute's rows [e, ...] in one of its files, in list order."""
-    return arrays.open(edges.rows_file(name, piece), edges.attributes[name]["dtype"])
+    """Returns an edge attribute's rows [e, ...] in one of its files, in list order, encoded if they are stored so."""
+    return _column(arrays, edges, name, piece)
 
 
-def vertex_rows(
-    arrays: Arrays, vertices: VertexType, name: str, stored: Sequence[int]
-) -> TensorRows | JoinedRows | NarrowRows:
+def _column(arrays: Arrays, type_: VertexType | EdgeType, name: str, number: int) -> Tensor:
+    dtype = type_.attributes[name]["dtype"] if type_.narrow(name) is None else "uint8"
+    return arrays.open(type_.rows_file(name, number), dtype)
+
+
+def stored_rows(type_: VertexType | EdgeType, name: str, pieces: Sequence[Tensor]) -> StoredRows:
+    """Returns the rows of an attribute, one file or part after the other. Encoded rows are decoded when taken."""
+    rows = TensorRows(pieces[0]) if len(pieces) == 1 else JoinedRows(pieces)
+    narrow = type_.narrow(name)
+    return rows if narrow is None else NarrowRows(rows, narrow)
+
+
+def whole(rows: StoredRows) -> Tensor:
+    """Returns all rows [n, ...], memory-mapped if they lie in one file as they are. Others are decoded or concatenated in memory."""
+    return rows.tensor if isinstance(rows, TensorRows) else rows.whole()
+
+
+def vertex_rows(arrays: Arrays, vertices: VertexType, name: str, stored: Sequence[int]) -> StoredRows:
     """Returns a node attribute's rows for several parts on disk, one part after the other.
 
     Encoded rows are decoded when taken. Replicated types give all rows.
     """
     parts = range(1) if vertices.replicated else stored
-    pieces = [vertex_column(arrays, vertices, name, part) for part in parts]
-    rows = TensorRows(pieces[0]) if len(pieces) == 1 else JoinedRows(pieces)
-    narrow = vertices.narrow(name)
-    return rows if narrow is None else NarrowRows(rows, narrow)
+    return stored_rows(vertices, name, [vertex_column(arrays, vertices, name, part) for part in parts])
 
 
 def take(arrays: Arrays, vertices: VertexType, name: str, n_id: Tensor) -> Any:

@@ -13,8 +13,8 @@ from torch_geometric.data import Data, HeteroData
 from salientpp.graph.csc import Graph
 from salientpp.graph.relation import Relation
 from salientpp.graph.typed import TypedGraph
-from salientpp.store.directory.attributes import collect_attributes, node_stores, place
-from salientpp.store.directory.description import EdgeName
+from salientpp.store.directory.attributes import Collected, collect_attributes, node_stores, place
+from salientpp.store.directory.description import EdgeColumn, EdgeName
 from salientpp.store.directory.given_splits import by_type, collect_splits, find_seeds, read_splits
 from salientpp.store.frames import Frame, feature_columns, formats_of_columns
 from salientpp.store.narrow import Column, EncodedRows, Loss, Narrow, read_formats
@@ -22,6 +22,9 @@ from salientpp.store.rows import TensorRows
 
 #: By default, a type's rows are replicated if they take at most this many bytes and at most this share of the bytes of all types.
 _REPLICATED_BYTES, _REPLICATED_SHARE = 16 * 2**20, 0.01
+
+#: Attribute name -> the encoding of its rows, and the resulting error.
+_Stored = dict[str, tuple[Narrow, Loss]]
 
 #: Number of values per piece, when the loss of an encoding is measured.
 _PIECE = 2**20
@@ -38,7 +41,7 @@ class Contents:
         splits, edge_splits: per type, name -> ascending ids.
         seeds: the (type, split) that batches start from; (None, 'all') means all vertices.
         replicated: vertex types whose rows every part gets.
-        narrow: per type, attribute name -> the encoding that its rows are stored in, and the resulting error.
+        narrow, edge_narrow: per type, attribute name -> the encoding that its rows are stored in, and the resulting error.
     """
 
     is_hetero: bool
@@ -51,7 +54,8 @@ class Contents:
     edge_splits: dict[EdgeName, dict[str, Tensor]]
     seeds: tuple[str | None, str]
     replicated: frozenset[str | None]
-    narrow: dict[str | None, dict[str, tuple[Narrow, Loss]]]
+    narrow: dict[str | None, _Stored]
+    edge_narrow: dict[EdgeName, _Stored]
 
     @property
     def starts(self) -> dict[str | None, Tensor]:
@@ -113,7 +117,7 @@ def read_contents(
     nodes, edges = collect_attributes(data, graph)
     node_columns = {name: of_type.columns for name, of_type in nodes.items()}
     node_frames = {name: of_type.frames for name, of_type in nodes.items()}
-    narrow = _read_narrow(store_as, node_columns, node_frames, time_attr)
+    narrow, edge_narrow = _read_narrow(store_as, nodes, edges, time_attr)
     if is_hetero and split is not None:
         split = by_type(split, graph.node_types, "split", "node")
     splits = {}
@@ -139,31 +143,34 @@ def read_contents(
         seeds=find_seeds(seeds, splits, is_hetero),
         replicated=_choose_replicated(replicate, node_columns, narrow, is_hetero),
         narrow=narrow,
+        edge_narrow=edge_narrow,
     )
 
 
 def _read_narrow(
-    store_as: Any,
-    columns: Mapping[str | None, Mapping[str, Tensor]],
-    frames: Mapping[str | None, Mapping[str, Frame]],
-    time_attr: str | None,
-) -> dict[str | None, dict[str, tuple[Narrow, Loss]]]:
-    """Returns, per type, the encodings of the attributes in ``store_as``, and the errors of these encodings."""
-    known = {(type_, name): rows for type_, named in columns.items() for name, rows in named.items()}
-    found: dict[str | None, dict[str, tuple[Narrow, Loss]]] = {type_: {} for type_ in columns}
+    store_as: Any, nodes: Mapping[str | None, Collected], edges: Mapping[EdgeName, Collected], time_attr: str | None
+) -> tuple[dict[str | None, _Stored], dict[EdgeName, _Stored]]:
+    """Returns, per type of vertices and of edges, the encodings of the attributes in ``store_as``, and the errors of these encodings."""
+    # The names of vertex types are strings, and those of edge types are triples. A homogeneous graph has every name once.
+    every: list[tuple[Any, Collected]] = [*nodes.items(), *edges.items()]
+    known = {(type_, name): rows for type_, each in every for name, rows in each.columns.items()}
+    tables = {(type_, name): frame for type_, each in every for name, frame in each.frames.items()}
     shapes = {column: (rows.dtype, rows.shape[1:]) for column, rows in known.items()}
-    tables = {(type_, name): frame for type_, named in frames.items() for name, frame in named.items()}
     given = formats_of_columns("store_as", store_as, tables, shapes)
-    for (type_, name), narrow in read_formats("store_as", given, shapes).items():
+    of_nodes: dict[Any, _Stored] = {type_: {} for type_ in nodes}
+    of_edges: dict[Any, _Stored] = {type_: {} for type_ in edges}
+    formats: Mapping[Any, Narrow] = read_formats("store_as", given, shapes, "node or edge attributes")
+    for (type_, name), narrow in formats.items():
         if name == time_attr:
             raise ValueError(
                 f"store_as: {name!r} is time_attr, which decides how batches are drawn, so it is stored as it is; leave it out"
             )
+        found = of_edges if type_ in edges and name in edges[type_].columns else of_nodes
         found[type_][name] = narrow, _loss((type_, name), narrow, known[type_, name])
-    return found
+    return of_nodes, of_edges
 
 
-def _loss(column: Column, narrow: Narrow, rows: Tensor) -> Loss:
+def _loss(column: Column | EdgeColumn, narrow: Narrow, rows: Tensor) -> Loss:
     loss, first = Loss(), 0
     for piece in rows.split(max(1, _PIECE // max(1, narrow.columns))):
         decoded = torch.empty(piece.shape, dtype=piece.dtype, device="cpu")

@@ -34,6 +34,9 @@ Columns = Mapping[str, Mapping[str, Any]]
 #: The name of an edge type; None in a homogeneous graph.
 EdgeName = tuple[str, str, str] | None
 
+#: An attribute of one edge type, as (type, name). The type is None in a homogeneous graph.
+EdgeColumn = tuple[EdgeName, str]
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Type:
@@ -59,6 +62,18 @@ class _Type:
         """The tables by attribute name."""
         return {name: Frame.of_json(said) for name, said in self.frames.items()}
 
+    def narrow(self, attribute: str) -> Narrow | None:
+        """Returns the encoding in which the rows of an attribute are stored, or None."""
+        entry = self.attributes[attribute]
+        if "stored_as" not in entry:
+            return None
+        return Narrow(entry["stored_as"]["format"], getattr(torch, entry["dtype"]), tuple(entry["row_shape"]))
+
+    @property
+    def is_narrow(self) -> bool:
+        """True if rows of an attribute are encoded."""
+        return any("stored_as" in entry for entry in self.attributes.values())
+
     def row_bytes(self, attribute: str) -> int:
         """Returns the bytes of a stored row, which are also its bytes on the wire. 0 if the attribute does not exist."""
         if attribute not in self.attributes:
@@ -67,6 +82,12 @@ class _Type:
         if "stored_as" in entry:
             return entry["stored_as"]["row_bytes"]
         return math.prod(entry["row_shape"]) * getattr(torch, entry["dtype"]).itemsize
+
+    def stored_rows(self, attribute: str) -> tuple[str, list[int]]:
+        """Returns dtype (numpy's name) and row shape of an attribute in its files."""
+        entry, narrow = self.attributes[attribute], self.narrow(attribute)
+        dtype = stored_dtype(entry["dtype"], f"{self.attributes_field}[{attribute!r}]")
+        return (dtype, entry["row_shape"]) if narrow is None else (stored_dtype("uint8"), [narrow.row_bytes])
 
     @property
     def attributes_field(self) -> str:
@@ -104,13 +125,6 @@ class VertexType(_Type):
     def row_book(self) -> PartitionBook:
         """Partition book that maps rows to the parts whose files hold them. A replicated type has a single part."""
         return PartitionBook.trivial(self.num_vertices) if self.replicated else self.book
-
-    def narrow(self, attribute: str) -> Narrow | None:
-        """Returns the encoding in which the rows of an attribute are stored, or None."""
-        entry = self.attributes[attribute]
-        if "stored_as" not in entry:
-            return None
-        return Narrow(entry["stored_as"]["format"], getattr(torch, entry["dtype"]), tuple(entry["row_shape"]))
 
     def rows_file(self, attribute: str, part_id: int) -> str:
         """Returns the name of the file with the part's rows."""
@@ -279,8 +293,9 @@ class Description:
             is_typed=self.node_types[0].name is not None
             or any(edges.splits for edges in self.edge_types)
             or self.time_attr is not None,
-            is_narrow=any("stored_as" in entry for each in self.node_types for entry in each.attributes.values()),
+            is_narrow=any(vertices.is_narrow for vertices in self.node_types),
             has_frames=any(each.frames for each in self.types),
+            has_narrow_edges=any(edges.is_narrow for edges in self.edge_types),
         )
         return replace(
             self,
@@ -341,9 +356,9 @@ class Description:
             for piece, ((begin, end), num_targets) in enumerate(zip(type_.pieces, self.targets_of_pieces(type_))):
                 expected[type_.indptr_file(piece)] = (int64,), [num_targets + 1]
                 expected[type_.indices_file(piece)] = dtypes, [end - begin]
-                for name, entry in type_.attributes.items():
-                    dtype = stored_dtype(entry["dtype"], f"{type_.attributes_field}[{name!r}]")
-                    expected[type_.rows_file(name, piece)] = (dtype,), [end - begin, *entry["row_shape"]]
+                for name in type_.attributes:
+                    dtype, row_shape = type_.stored_rows(name)
+                    expected[type_.rows_file(name, piece)] = (dtype,), [end - begin, *row_shape]
         for each in self.types:
             for name, counts in each.splits.items():
                 for part_id, count in enumerate(counts):
@@ -351,11 +366,8 @@ class Description:
         for vertices in self.node_types:
             size = vertices.num_vertices
             expected[vertices.original_id_file] = (int64,), [size]
-            for name, entry in vertices.attributes.items():
-                dtype = stored_dtype(entry["dtype"], f"{vertices.attributes_field}[{name!r}]")
-                row_shape, encoded = entry["row_shape"], vertices.narrow(name)
-                if encoded is not None:
-                    dtype, row_shape = stored_dtype("uint8"), [encoded.row_bytes]
+            for name in vertices.attributes:
+                dtype, row_shape = vertices.stored_rows(name)
                 for part_id, (begin, end) in enumerate(pairwise(vertices.offsets)):
                     rows = size if vertices.replicated else end - begin
                     expected[vertices.rows_file(name, part_id)] = (dtype,), [rows, *row_shape]
@@ -386,15 +398,16 @@ def _fields_of_edges(version: int) -> tuple[str, ...]:
     return ("name", "num_edges", "attributes", "splits", *added)
 
 
-def version_of(topology: str, *, is_typed: bool, is_narrow: bool, has_frames: bool) -> int:
+def version_of(topology: str, *, is_typed: bool, is_narrow: bool, has_frames: bool, has_narrow_edges: bool) -> int:
     """Returns the least version of the format that can hold a directory.
 
     Args:
         is_typed: True for several types, times that lists ascend by, or splits of edges.
-        is_narrow: True if rows of an attribute are encoded.
+        is_narrow: True if rows of an attribute of vertices are encoded.
         has_frames: True if an attribute is a table.
+        has_narrow_edges: True if rows of an attribute of edges are encoded.
     """
-    if has_frames:
+    if has_frames or has_narrow_edges:
         return 5
     if topology == PARTS:
         return 4

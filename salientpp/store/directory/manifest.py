@@ -398,16 +398,17 @@ def _check_time(described: Description) -> None:
 
 
 def _check_narrow(described: Description) -> None:
-    """Checks encoded rows: the version is 3 or later, and the attribute belongs to vertices, is not a time, and has a fitting format."""
+    """Checks encoded rows: the version is 3 or later, for attributes of edges 5; and the attribute is not a time, and has a fitting format."""
     words, check = _STORED_AS
     for type_ in described.types:
         for name, entry in type_.attributes.items():
             if "stored_as" not in entry:
                 continue
             where, stored = f"{type_.attributes_field}[{name!r}].stored_as", entry["stored_as"]
-            if described.version < 3 or not isinstance(type_, VertexType) or name == described.time_attr:
+            least, of = (3, "vertices") if isinstance(type_, VertexType) else (5, "edges")
+            if described.version < least or name == described.time_attr:
                 raise ValueError(
-                    f"{where} is valid only in version 3 or later, for attributes of vertices that are not times"
+                    f"{where} is valid only in version {least} or later, for attributes of {of} that are not times"
                 )
             if not check(stored):
                 raise ValueError(f"{where} must be {words}, got {_shown(stored)}")

@@ -17,7 +17,7 @@ from salientpp.graph.from_pyg import full_edge_type
 from salientpp.graph.part import PartGraph
 from salientpp.graph.typed import TypedGraph
 from salientpp.ranks.partition_book import PartitionBook
-from salientpp.store.directory.columns import edge_split, take, vertex_rows, vertex_split
+from salientpp.store.directory.columns import StoredRows, edge_split, take, vertex_rows, vertex_split, whole
 from salientpp.store.directory.description import PARTS, Description, EdgeName, EdgeType, VertexType, words_of_type
 from salientpp.store.directory.files import Arrays
 from salientpp.store.directory.manifest import check_is_there, fingerprint
@@ -25,8 +25,6 @@ from salientpp.store.directory.part_topology import PartEdgeRows, part_edge_rows
 from salientpp.store.directory.stored_vip import StoredVip
 from salientpp.store.directory.topology import Topology
 from salientpp.store.frames import FEATURES, with_tables
-from salientpp.store.narrow import NarrowRows
-from salientpp.store.rows import JoinedRows, TensorRows
 from salientpp.vip.list_sums import ListSums
 from salientpp.vip.policies import Workload
 
@@ -184,7 +182,7 @@ class PartitionedGraph:
         sources = self.sources(part_id).items()
         return {type_: _whole(self, type_, named, part_id) for type_, named in sources}
 
-    def sources(self, part_id: int | None = None) -> dict[str | None, dict[str, TensorRows | JoinedRows | NarrowRows]]:
+    def sources(self, part_id: int | None = None) -> dict[str | None, dict[str, StoredRows]]:
         """Returns :meth:`rows` as sources over memory maps. Encoded rows are decoded when taken. The columns of a table are sources of their own."""
         stored = self._stored(part_id)
         return {
@@ -195,12 +193,15 @@ class PartitionedGraph:
     def edge_rows_by_type(self) -> dict[EdgeName, dict[str, Tensor]]:
         """Returns, per edge type, attribute name -> rows [E, ...] of all edges of the type, in list order.
 
-        Rows in parts are concatenated in memory; :meth:`part_edge_rows` leaves them on disk. DatasetError if the directory is a copy without some part's rows.
+        Rows in parts and encoded rows are read into memory; the sources leave them on disk. DatasetError if the directory is a copy without some part's rows.
         """
-        return {
-            type_.name: {name: self._topology.column(type_, name) for name in type_.attributes}
-            for type_ in self.description.edge_types
-        }
+        sources = self.edge_sources()
+        return {type_: {name: whole(rows) for name, rows in named.items()} for type_, named in sources.items()}
+
+    def edge_sources(self) -> dict[EdgeName, dict[str, StoredRows]]:
+        """Returns :meth:`edge_rows_by_type` as sources over memory maps. Encoded rows are decoded when taken."""
+        types, column = self.description.edge_types, self._topology.column
+        return {type_.name: {name: column(type_, name) for name in type_.attributes} for type_ in types}
 
     def part_graph(
         self, time_attr: str | None = None, weight_attr: str | None = None, part_id: int | None = None
@@ -430,9 +431,7 @@ def _whole(
     part: PartitionedGraph, type_: str | None, sources: Mapping[str, Any], part_id: int | None
 ) -> dict[str, Any]:
     """Returns the rows of all sources of a type, read into memory where needed, with tables put together."""
-    rows = {
-        name: source.tensor if isinstance(source, TensorRows) else source.whole() for name, source in sources.items()
-    }
+    rows = {name: whole(source) for name, source in sources.items()}
     vertices, stored = part.description.vertices(type_), part._stored(part_id)
     begin, end = (0, -1) if vertices.replicated else (stored[0], stored[-1] + 1)
     return with_tables(rows, vertices.tables, vertices.offsets[end] - vertices.offsets[begin])

@@ -11,9 +11,9 @@ from salientpp.graph.clock import Clock
 from salientpp.graph.from_pyg import words_for
 from salientpp.graph.part import PartGraph, PartLists
 from salientpp.graph.relation import EdgeReader, Relation
+from salientpp.store.directory.columns import StoredRows, stored_rows
 from salientpp.store.directory.description import EdgeType, check_times_of_edges
 from salientpp.store.directory.topology import Topology
-from salientpp.store.rows import JoinedRows, TensorRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,19 +22,19 @@ class PartEdgeRows:
 
     Attributes:
         first_edge: number of the first edge among all edges of the type. Row i belongs to the edge ``first_edge + i``.
-        rows: attribute name -> rows [e, ...], memory-mapped.
+        rows: attribute name -> rows [e, ...], memory-mapped. Encoded rows are decoded when taken.
     """
 
     first_edge: int
-    rows: Mapping[str, TensorRows | JoinedRows]
+    rows: Mapping[str, StoredRows]
 
 
 def part_edge_rows(topology: Topology, edges: EdgeType, stored: range) -> PartEdgeRows:
     """Returns the rows of the edges whose targets the consecutive parts ``stored`` own."""
-    rows: dict[str, TensorRows | JoinedRows] = {}
-    for name in edges.attributes:
-        pieces = [topology.column_of_part(edges, name, part_id) for part_id in stored]
-        rows[name] = TensorRows(pieces[0]) if len(pieces) == 1 else JoinedRows(pieces)
+    rows = {
+        name: stored_rows(edges, name, [topology.column_of_part(edges, name, part_id) for part_id in stored])
+        for name in edges.attributes
+    }
     return PartEdgeRows(topology.edges_into(edges, stored)[0], rows)
 
 

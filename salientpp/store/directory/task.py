@@ -55,7 +55,7 @@ class Job:
             "topology": self.topology,
             "store_as": [
                 [type_, name, narrow.format]
-                for type_, of in contents.narrow.items()
+                for type_, of in [*contents.narrow.items(), *contents.edge_narrow.items()]
                 for name, (narrow, _) in of.items()
             ],
             "tolerance": options.tolerance,

@@ -5,6 +5,8 @@ The topology is stored whole or in parts. Both forms can be read part by part, o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -12,8 +14,15 @@ from salientpp.graph.csc import Graph
 from salientpp.graph.typed import TypedGraph
 from salientpp.ids import as_tensor, check_range
 from salientpp.processes import lazy
-from salientpp.store.directory.columns import edge_column, vertex_column
-from salientpp.store.directory.description import PARTS, Description, EdgeName, EdgeType, words_of_type
+from salientpp.store.directory.columns import StoredRows, edge_column, stored_rows, vertex_column, whole
+from salientpp.store.directory.description import (
+    PARTS,
+    Description,
+    EdgeName,
+    EdgeType,
+    VertexType,
+    words_of_type,
+)
 from salientpp.store.directory.files import Arrays, DatasetError
 from salientpp.store.directory.manifest import check_is_there, parts_there
 
@@ -50,10 +59,10 @@ class Topology:
             check_is_there(self.arrays.root, piece)
         return pieces
 
-    def column(self, edges: EdgeType, name: str) -> Tensor:
-        """Returns an attribute's rows [E, ...] for all edges, in list order. Rows that are stored in parts are concatenated in memory."""
-        pieces = [edge_column(self.arrays, edges, name, piece) for piece in self._files_of_all(edges)]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    def column(self, edges: EdgeType, name: str) -> StoredRows:
+        """Returns an attribute's rows [E, ...] for all edges, in list order."""
+        files = self._files_of_all(edges)
+        return stored_rows(edges, name, [edge_column(self.arrays, edges, name, piece) for piece in files])
 
     def edges_into(self, edges: EdgeType, stored: range) -> tuple[int, int]:
         """Returns the first edge whose target the consecutive parts ``stored`` own, and the edge after the last."""
@@ -73,7 +82,7 @@ class Topology:
         return own - own[0], indices[int(own[0]) : int(own[-1])]
 
     def column_of_part(self, edges: EdgeType, name: str, part_id: int) -> Tensor:
-        """Returns an attribute's rows [e, ...] for the edges of :meth:`lists_of_part`, memory-mapped."""
+        """Returns an attribute's rows [e, ...] for the edges of :meth:`lists_of_part`, memory-mapped, encoded if they are stored so."""
         if edges.edge_offsets is not None:
             return edge_column(self.arrays, edges, name, part_id)
         begin, end = self.edges_into(edges, range(part_id, part_id + 1))
@@ -105,7 +114,10 @@ class Topology:
             raise type(error)(f"{self.arrays.root}: {error}") from None
 
     def check_attributes(self, time_attr: str | None, weight_attr: str | None) -> None:
-        """Raises ValueError unless ``time_attr`` names times of vertices or of edges, and ``weight_attr`` names weights of edges."""
+        """Raises ValueError unless ``time_attr`` names times of vertices or of edges, and ``weight_attr`` names weights of edges.
+
+        Both must be stored exactly, because they decide how batches are drawn.
+        """
         of_nodes = any(time_attr in type_.attributes for type_ in self.description.node_types)
         of_edges = any(time_attr in type_.attributes for type_ in self.description.edge_types)
         if time_attr is not None and of_nodes and of_edges:
@@ -118,6 +130,18 @@ class Topology:
             weight_attr in edges.attributes for edges in self.description.edge_types
         ):
             raise ValueError(f"weight_attr must name an edge attribute, but no edges have an attribute {weight_attr!r}")
+        self._check_is_exact("time_attr", time_attr, self.description.types)
+        self._check_is_exact("weight_attr", weight_attr, self.description.edge_types)
+
+    def _check_is_exact(self, argument: str, name: str | None, types: Iterable[VertexType | EdgeType]) -> None:
+        """Raises ValueError if rows of an attribute that decides draws are encoded."""
+        for type_ in types:
+            narrow = None if name is None or name not in type_.attributes else type_.narrow(name)
+            if narrow is not None:
+                raise ValueError(
+                    f"{argument}={name!r} decides how batches are drawn, but {self.arrays.root} stores {name!r}{words_of_type(type_.name)} as {narrow.format}; "
+                    f"partition again without {name!r} in store_as"
+                )
 
     @lazy
     def original_ids(self) -> dict[str | None, Tensor]:
@@ -146,7 +170,7 @@ class Topology:
     def _edge_columns(self, name: str) -> dict[EdgeName, Tensor]:
         """Returns an attribute of every edge type that has it."""
         types = self.description.edge_types
-        return {type_.name: self.column(type_, name) for type_ in types if name in type_.attributes}
+        return {type_.name: whole(self.column(type_, name)) for type_ in types if name in type_.attributes}
 
     def node_times(self, time_attr: str) -> dict[str | None, Tensor]:
         """Returns the times of every type that has them, int or float [N]. They come from one file, or are concatenated from all parts."""

@@ -32,7 +32,7 @@ def write_edges(
     contents: Contents,
 ) -> None:
     """Writes topology, attributes and splits of one edge type. ``num_targets`` is the number of lists in each file of ``indptr``."""
-    targets, sources = numberings[edges.target], numberings[edges.source]
+    targets, sources, narrow = numberings[edges.target], numberings[edges.source], contents.edge_narrow[edges.name]
     indptr, _ = relabeled_edges(relation, targets, sources)
     sizes = [end - begin for begin, end in edges.pieces]
 
@@ -51,9 +51,13 @@ def write_edges(
             writer.write(edges.indices_file(piece), relation.indices.dtype, [size], own)
 
     def write_rows(name: str, rows: Tensor) -> None:
-        rows_of_all = (rows[number] for number, _ in pieces())
+        rows_of_all: Iterator[Tensor] = (rows[number] for number, _ in pieces())
+        dtype, row_shape = rows.dtype, list(rows.shape[1:])
+        if name in narrow:
+            stored, _ = narrow[name]
+            dtype, row_shape, rows_of_all = torch.uint8, [stored.row_bytes], map(stored.encode, rows_of_all)
         for piece, (size, own) in enumerate(zip(sizes, divided(rows_of_all, sizes))):
-            writer.write(edges.rows_file(name, piece), rows.dtype, [size, *rows.shape[1:]], own)
+            writer.write(edges.rows_file(name, piece), dtype, [size, *row_shape], own)
 
     def write_split(name: str, ids: Tensor) -> None:
         chosen = torch.zeros(edges.num_edges, dtype=torch.bool, device="cpu")

@@ -108,8 +108,8 @@ def partition(
         seeds: the split that VIP is computed for, or ``(type, split)`` if several types have it. 'all' means all vertices; so does 'train' if no type has it.
         replicate: node types whose rows every part gets. None: types whose rows take at most 1 % of the bytes of all rows, and at most 16 MiB.
         time_attr: the name of node or edge times. Neighbour lists are sorted by it, and every part gets all node times, so that ranks sample from memory maps.
-        store_as: name of a node attribute -> the format that its rows are stored in and travel in: 'fp16', 'bf16', 'fp8', 'int8', 'int4', or with blocks as
-            'int4/32', see :mod:`salientpp.store.narrow`. A name selects an attribute in all types that have it, a pair (type, name) in one type.
+        store_as: name of a node or edge attribute -> the format in which its rows are stored and sent: 'fp16', 'bf16', 'fp8', 'int8', 'int4', or with
+            blocks as 'int4/32', see :mod:`salientpp.store.narrow`. A name selects an attribute in all types that have it, a pair (type, name) in one type.
         topology: 'whole' stores one set of neighbour lists for all ranks. 'parts' stores lists and edge attributes with the part that owns the target.
         tolerance: how far a part may exceed the mean of each balanced quantity, as a fraction.
         seed: random seed of METIS, KaMinPar or the random assignment.
@@ -271,7 +271,11 @@ def _described(job: Job, numberings: Mapping[str | None, VipNumbering], assigned
     is_typed = contents.is_hetero or any(contents.edge_splits.values()) or time_attr is not None
     has_frames = any(contents.node_frames.values()) or any(contents.edge_frames.values())
     version = version_of(
-        job.topology, is_typed=is_typed, is_narrow=any(contents.narrow.values()), has_frames=has_frames
+        job.topology,
+        is_typed=is_typed,
+        is_narrow=any(contents.narrow.values()),
+        has_frames=has_frames,
+        has_narrow_edges=any(contents.edge_narrow.values()),
     )
     parts = dict(zip(graph.node_types, assigned.assignment.split(list(graph.num_vertices))))
 
@@ -303,7 +307,10 @@ def _described(job: Job, numberings: Mapping[str | None, VipNumbering], assigned
             edge_offsets=_edge_offsets(relation, parts[graph.node_types[relation.target]], assigned.num_parts)
             if job.topology == PARTS
             else None,
-            attributes={column: _describe(rows) for column, rows in contents.edge_columns[name].items()},
+            attributes={
+                column: _describe(rows, contents.edge_narrow[name].get(column))
+                for column, rows in contents.edge_columns[name].items()
+            },
             frames={each: frame.to_json() for each, frame in contents.edge_frames[name].items()},
             splits=counts(
                 contents.edge_splits[name], _part_of_edges(relation, parts[graph.node_types[relation.target]])

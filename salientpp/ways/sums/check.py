@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch_geometric.sampler.base import SubgraphType
 
 from salientpp.batch.template import PartitionTemplate
@@ -18,7 +17,7 @@ from salientpp.store.narrow import WIDE
 from salientpp.store.rows import RowSource
 
 
-def edge_rows_of(source: BatchSource) -> Mapping[str, Tensor | RowSource]:
+def edge_rows_of(source: BatchSource) -> Mapping[str, RowSource]:
     """Returns the attributes of the edges that this host holds, for a partitioned graph with one type of edges."""
     assert isinstance(source.template, PartitionTemplate)  # check_partial has refused others
     return source.template.edge_rows[None]

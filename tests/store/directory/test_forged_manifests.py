@@ -158,6 +158,22 @@ def roots(tmp_path_factory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
+def roots_with_narrow_edges(tmp_path_factory) -> list[Path]:
+    """Returns directories of version 5 whose edges have encoded rows, in both forms of the topology."""
+    folder = tmp_path_factory.mktemp("forged")
+    data = random_data(60, 240)
+    data.edge_attr = torch.rand(data.num_edges, 9)
+    for form in ("whole", "parts"):
+        salientpp.partition(data, 2, folder / form, [2], 8, topology=form, store_as={"edge_attr": "int4"})
+    return [folder / "whole", folder / "parts"]
+
+
+def test_a_forged_manifest_with_narrow_edges_works_or_is_refused(roots_with_narrow_edges, tmp_path):
+    said = [forged_case(roots_with_narrow_edges, tmp_path, seed) for seed in range(CASES)]
+    assert 0.5 * CASES < sum(map(bool, said)) < CASES, "most changes are refused, and some are harmless"
+
+
+@pytest.fixture(scope="module")
 def roots_with_tables(tmp_path_factory) -> list[Path]:
     """Returns directories of version 5, in both forms of the topology. Skips the test without PyTorch Frame."""
     from tables import table

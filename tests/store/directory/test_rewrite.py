@@ -30,14 +30,14 @@ def hetero() -> HeteroData:
     data["paper"].half = torch.rand(60, 64).bfloat16()
     data["nobody"].num_nodes = 0
     data["nobody", "reads", "paper"].edge_index = torch.empty(2, 0, dtype=torch.int64)
-    data[CITES].half = torch.rand(300, 2).bfloat16()
+    data[CITES].half, data[CITES].far = torch.rand(300, 2).bfloat16(), torch.rand(300, 32)
     return data
 
 
 def one_type() -> Data:
     data = random_data(60, 300, directed=True, edge_attributes=True)
     data.age, data.when = torch.arange(60) % 9, torch.arange(300) % 11
-    data.wide = torch.rand(60, 32)
+    data.wide, data.far = torch.rand(60, 32), torch.rand(300, 3, 8)
     return data
 
 
@@ -53,9 +53,13 @@ CASES = {
     "vertex times": (one_type, {"time_attr": "age"}),
     "edge times": (one_type, {"time_attr": "when"}),
     "narrow": (one_type, {"store_as": {"wide": "int8"}}),
+    "narrow edges": (one_type, {"store_as": {"far": "int8", "wide": "bf16"}}),
     "no edges": (lambda: Data(x=torch.rand(9, 2), edge_index=torch.empty(2, 0, dtype=torch.int64)), {}),
     "several types": (hetero, {"replicate": ("venue", "author"), "edge_split": {CITES: {"train": torch.arange(9)}}}),
-    "types with times": (hetero, {"time_attr": "time", "store_as": {("paper", "half"): "int8"}}),
+    "types with times": (
+        hetero,
+        {"time_attr": "time", "store_as": {("paper", "half"): "int8", (CITES, "far"): "int4"}},
+    ),
 }
 
 
