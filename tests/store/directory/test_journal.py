@@ -157,6 +157,7 @@ def begun(tmp_path, monkeypatch):
         ({"order": "original"}, 'order was "vip", is "original"'),
         ({"refine": False}, "refine was true, is false"),
         ({"store_as": {"x": "fp16"}}, r'store_as was \[\], is \[\[null, "x", "fp16"\]\]'),
+        ({"store_as": {"far": "int8"}}, r'store_as was \[\], is \[\[null, "far", "int8"\]\]'),
         ({"x": ...}, "x of the data differ"),
         ({"edge_index": ...}, "edges, ends of edges, order of edges of the data differ"),
         ({"train_mask": ...}, "split train of the data differ"),
@@ -166,6 +167,7 @@ def begun(tmp_path, monkeypatch):
 )
 def test_another_call_is_refused_or_starts_over(tmp_path, begun, change, text):
     data = random_data(60, 300, directed=True)
+    data.far = torch.rand(300, 16)
     begun(data)
     before = contents(tmp_path / ".d.writing")
     arguments = {"num_parts": 2, "num_neighbors": [3, 2], "batch_size": 8}
