@@ -239,7 +239,7 @@ class Description:
                 )
                 for number, entry in enumerate(edges)
             ),
-            topology=manifest.get("topology", WHOLE),
+            topology=manifest["topology"] if version >= 4 else WHOLE,
             time_attr=time_attr,
             num_neighbors=num_neighbors,
             batch_size=workload["batch_size"],
