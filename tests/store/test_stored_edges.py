@@ -21,7 +21,7 @@ from salientpp.cli import main
 from salientpp.fullgraph import local
 from salientpp.partitioning import numbering
 from salientpp.store.directory.files import DatasetError
-from salientpp.store.narrow import Narrow
+from salientpp.store.narrow import Narrow, NarrowRows
 
 FANOUTS, BATCH = [4, 3], 16
 STORED = {"edge_attr": "int8", "w": "fp16", "x": "bf16"}
@@ -113,6 +113,19 @@ def test_rows_are_encoded_piece_by_piece(tmp_path, monkeypatch, roots):
     for file in (roots / "parts").rglob("e0.edge_edge_attr.npy"):
         again = tmp_path / "d" / file.relative_to(roots / "parts")
         assert again.read_bytes() == file.read_bytes()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_loader_decodes_only_the_rows_of_its_batches(roots, form, monkeypatch):
+    part = salientpp.load(roots / form).joined((0, 3), 0)
+    number, expected = part.edge_rows()["number"], of_edges(one_type())["edge_attr"]
+
+    def refused(rows):
+        raise AssertionError("all rows were decoded")
+
+    monkeypatch.setattr(NarrowRows, "whole", refused)
+    for batch in NeighborLoader(part, FANOUTS, "train", batch_size=BATCH):
+        assert torch.equal(batch.edge_attr, expected[number[batch.e_id]])
 
 
 # --- clients ----------------------------------------------------------------------------------------------
