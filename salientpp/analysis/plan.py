@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 
 from salientpp.analysis.batches import Batches
 from salientpp.analysis.graph import open_graph
-from salientpp.analysis.job import Job, placed
+from salientpp.analysis.job import MOST_RANKS, Job, placed
 from salientpp.analysis.plan_result import ALLOWED, Planned, Prediction
 from salientpp.analysis.result import word_of_type
 from salientpp.engine.basis import Basis
@@ -104,12 +104,14 @@ def named_link(name: str, ranks_per_host: int) -> Machines:
     """Returns constants for a link of :data:`LINKS`, which the ranks of a host share, with defaults for everything else.
 
     Raises:
-        ValueError: no link has this name.
+        ValueError: no link has this name, or the number of ranks is too large.
     """
     if name not in LINKS:
         raise ValueError(
             f"machines must be a JSON file of salientpp calibrate, or a link ({', '.join(LINKS)}), got {name!r}"
         )
+    if ranks_per_host > MOST_RANKS:
+        raise ValueError(f"ranks_per_host must be at most {MOST_RANKS:,}, got {ranks_per_host:,}")
     link = LINKS[name]
     return Machines(Link(link.bytes_per_second / max(1, ranks_per_host), link.delay), about={"link": name})
 

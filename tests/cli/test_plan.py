@@ -95,6 +95,7 @@ def test_the_command_knows_every_method():
         (["--hosts", "0"], "hosts must be integers >= 1, got 0"),
         (["--hosts", "3", "--ranks-per-host", "2"], "world size 6 does not fit 4 parts"),
         (["--ranks-per-host", "0"], "ranks_per_host must be integers >= 1, got 0"),
+        (["--machines", "10GbE", "--ranks-per-host", "1" + 400 * "0"], "ranks_per_host must be at most 1,024"),
         (
             ["--memory", "8Gi"],
             "--memory must be a number of bytes >= 0 per host, such as 2_000_000 or '2GiB', got '8Gi'",
