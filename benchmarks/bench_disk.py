@@ -116,7 +116,7 @@ def measure(root: Path, way: str, seconds: float, share: float) -> dict[str, Any
         options["columns"] = {"x": Read(rows, path)}
     if way == "read_ahead":
         options["read_ahead"] = int(limit * 0.85)  # the batches in flight take the rest
-    with limited("salientpp-disk", limit + 300 * 2**20):
+    with limited(limit + 300 * 2**20):
         loader = NeighborLoader(data, FANOUTS, data.train_mask, **options)
         begun, number, delivered, blocks, cpu = time.perf_counter(), 0, 0, 0, 0.0
         counted: float | None = None

@@ -22,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ import numpy as np
 import torch
 from common import process_figures, write_results
 from large_graph import generate
+from memory_limit import limited_group
 from torch_geometric.nn import GraphSAGE
 
 import salientpp
@@ -113,25 +113,6 @@ def read_bytes() -> int:
     return int(Path("/proc/self/io").read_text().split("read_bytes: ")[1].split()[0])
 
 
-@contextlib.contextmanager
-def limited(num_bytes: int) -> Iterator[tuple[Path, Path]]:
-    """Makes a control group. Yields the file that takes a process, and the file with the peak of its memory."""
-    lines = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
-    if "memory" in lines:
-        root, limit, peak = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.max_usage_in_bytes"
-        own = lines["memory"]
-    else:
-        root, limit, peak, own = Path("/sys/fs/cgroup"), "memory.max", "memory.peak", lines[""]
-    parent = root / own.lstrip("/") if (root / own.lstrip("/")).is_dir() else root
-    group = parent / f"salientpp-{os.getpid()}"
-    group.mkdir()
-    try:
-        (group / limit).write_text(str(num_bytes))
-        yield group / "cgroup.procs", group / peak
-    finally:
-        group.rmdir()
-
-
 def measured(way: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Runs one way in a new process, after the page cache has dropped the files."""
     for path in arguments.folder.rglob("*"):
@@ -149,13 +130,12 @@ def measured(way: str, arguments: argparse.Namespace) -> dict[str, Any]:
         str(arguments.batch_size),
     ]
     with contextlib.ExitStack() as stack:
-        enter = None
-        if way in FILES:
-            enter, peak = stack.enter_context(limited(int(arguments.limit * 2**30)))
-            command += ["--peak", str(peak)]
+        group = stack.enter_context(limited_group(int(arguments.limit * 2**30))) if way in FILES else None
+        if group is not None:
+            command += ["--peak", str(group.peak)]
         process = subprocess.Popen(["sh", "-c", 'read go; exec "$@"', "sh", *command], stdin=-1, stdout=-1, text=True)
-        if enter is not None:
-            enter.write_text(str(process.pid))
+        if group is not None:
+            group.take(process.pid)
         output, _ = process.communicate("go\n")
     found = [line for line in output.splitlines() if line.startswith("FIGURES ")]
     if process.returncode != 0 or not found:
