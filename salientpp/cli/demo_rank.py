@@ -43,12 +43,13 @@ def train(part: PartitionedGraph, alpha: float) -> dict[str, Any]:
             optimizer.step()
             losses.append(loss.item())
     stats = loader.stats()
-    right = torch.zeros(2)
+    right = torch.zeros(2, device="cpu")
     network.eval()
     with torch.no_grad():
         for batch in evaluation:
             found = network(batch.x, batch.edge_index)[: batch.batch_size].argmax(dim=1)
-            right += torch.tensor([int((found == batch.y[: batch.batch_size]).sum()), batch.batch_size])
+            right[0] += (found == batch.y[: batch.batch_size]).sum()
+            right[1] += batch.batch_size
     dist.all_reduce(right)
     accuracy = float(right[0] / right[1].clamp(min=1))
     return {"rows": stats.rows_remote, "bytes": stats.bytes_received, "losses": losses, "accuracy": accuracy}

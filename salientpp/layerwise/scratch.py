@@ -67,7 +67,7 @@ def count_reads(product: Product) -> Reads:
     places, ranges, width, sent = product.places, product.ranges, product.row_bytes, product.sent_bytes
     number = len(product.groups)
     blocks = product.num_blocks
-    entry = torch.empty(0, dtype=places.place.dtype).element_size()
+    entry = places.place.dtype.itemsize
     edges = sum(int(places.indptr[last] - places.indptr[first]) for first, last in ranges)
     pushed = number * (places.num_own + places.halo.numel()) * sent + blocks * edges * entry
     if sent != width:

@@ -98,7 +98,9 @@ def _mag240m_splits(root: Path, size: int, chosen: Mapping[str, str]) -> dict[st
     )
     if not isinstance(found, dict):
         raise ValueError(f"{path}: expected a dictionary of splits, got {form(found)}")
-    given = {name: torch.as_tensor(ids) for name, ids in found.items() if isinstance(ids, (np.ndarray, Tensor))}
+    given = {
+        name: torch.as_tensor(ids, device="cpu") for name, ids in found.items() if isinstance(ids, (np.ndarray, Tensor))
+    }
     if "test" in given:
         whole = given.pop("test")
         is_dev = torch.arange(len(whole), device="cpu") % 5 < 3
