@@ -464,7 +464,7 @@ def draw_evaluation(result: Row) -> str:
     targets = ", ".join(f"{rows[0]['target']:.4f} ({graph})" for (graph, _), rows in cases(result["rows"]).items())
     title = (
         f"Medians of {len(result['rows'][0]['train_seconds'])} epochs, α = 0.32. The vertices of val and test are evaluated after each epoch. The target is a "
-        f"validation accuracy of {targets}: the best exact one, less 0.005. Bytes are those of an evaluation."
+        f"validation accuracy of {targets}: the best exact one, less 0.005. Bytes count one evaluation."
     )
     return joined(title, table(header, lines), draw_rates(result), source(result))
 
