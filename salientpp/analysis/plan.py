@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from salientpp.analysis.batches import Batches
+from salientpp.analysis.batches import MOST_EPOCHS, Batches
 from salientpp.analysis.graph import open_graph
 from salientpp.analysis.job import MOST_RANKS, Job, placed
 from salientpp.analysis.plan_result import ALLOWED, Planned, Prediction
@@ -70,6 +70,8 @@ class Question:
             raise ValueError(f"allow must hold names of {', '.join(ALLOWED)}, got {unknown[0]!r}")
         if self.epochs < 1:
             raise ValueError(f"epochs must be >= 1, got {self.epochs}")
+        if self.epochs > MOST_EPOCHS:
+            raise ValueError(f"epochs must be at most {MOST_EPOCHS:,}, got {self.epochs}")
         if any(self.device_memory) and not machines.to_device:
             raise ValueError(
                 "device_memory needs constants of machines with a device, and to_device (bytes per second from host to device) is 0; "

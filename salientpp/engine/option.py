@@ -155,6 +155,8 @@ def num_bytes(name: str, value: Any) -> int:
     number = as_amount(value) if isinstance(value, str) else as_integer(value)
     if not isinstance(number, int) or number < 0:
         raise ValueError(f"{name} must be a number of bytes >= 0 per host, such as 2_000_000 or '2GiB', got {value!r}")
+    if number >= 2**63:
+        raise ValueError(f"{name} must be fewer than 2^63 bytes per host, got {value!r}")
     return number
 
 

@@ -95,6 +95,8 @@ def test_the_command_knows_every_method():
         (["--hosts", "0"], "hosts must be integers >= 1, got 0"),
         (["--hosts", "3", "--ranks-per-host", "2"], "world size 6 does not fit 4 parts"),
         (["--ranks-per-host", "0"], "ranks_per_host must be integers >= 1, got 0"),
+        (["--memory", "1" + 90 * "0"], "--memory must be fewer than 2^63 bytes per host"),
+        (["--epochs", "1" + 400 * "0"], "epochs must be at most 1,000,000, got 1"),
         (["--machines", "10GbE", "--ranks-per-host", "1" + 400 * "0"], "ranks_per_host must be at most 1,024"),
         (
             ["--memory", "8Gi"],
