@@ -73,6 +73,8 @@ def _tensors(batch: Any) -> Iterator[Tensor]:
                     yield value.as_subclass(Tensor)
             elif isinstance(value, tuple):
                 yield from (part for part in value if isinstance(part, Tensor))
+            elif hasattr(value, "feat_dict"):  # a TensorFrame
+                yield from value.feat_dict.values()
             elif hasattr(value, "storage"):  # a SparseTensor
                 yield from (value.storage._row, value.storage._col)
 
@@ -184,6 +186,24 @@ def sparse_adjacency(folder: Path) -> Callable[[int], None]:
     def run(number: int) -> None:
         seed(number)
         comparison.compare_epoch(make(data, input_nodes=data.train_mask, batch_size=8, depth=4, device=install()))
+
+    return run
+
+
+def tables(folder: Path) -> Callable[[int], None]:
+    """Batches with a table of PyTorch Frame, from a directory."""
+    from torch_frame import TensorFrame, stype
+
+    data, rows = _graph(), torch.arange(N)
+    features = {stype.numerical: torch.rand(N, WIDTH), stype.categorical: rows[:, None].repeat(1, WIDTH)}
+    names = {each: [f"{each} {number}" for number in range(WIDTH)] for each in features}
+    data.tf = TensorFrame(features, names)
+    part = salientpp.partition(data, 1, folder / "d", [4, 3], 16, method="random")
+    comparison = Comparison(_loader(part))
+
+    def run(number: int) -> None:
+        seed(number)
+        comparison.compare_epoch(_loader(part, depth=4, device_rows=0.3, device=install()))
 
     return run
 
@@ -430,6 +450,7 @@ SCENARIOS: dict[str, Scenario] = {
     "typed": typed,
     "links": links,
     "sparse adjacency": sparse_adjacency,
+    "tables": tables,
     "side stream": side_stream,
     "the loader ends first": loader_ends_first(device_rows=1.0, depth=1),
     "the loader ends first, zero copy": loader_ends_first(zero_copy=True, depth=1),

@@ -7,8 +7,8 @@ either a scenario is missing, or the guard is needless. The guards are listed be
 * ``engine/pipeline.py``, ``tick``: the caller's stream waits for the last stage, and the batch is recorded on it.
 * ``engine/pipeline.py``, ``_run``: a stage's stream waits for the stage before, its inputs are recorded on it, and its end is an event.
 * ``engine/pipeline.py``, ``record_stream``: a tensor is recorded on a stream.
-* ``engine/pipeline.py``, ``tensors_in``: tensors are found in tensors, dictionaries, lists, dataclasses, ``SparseTensor``, objects with
-  ``to_dict``, and the lists of a batch's edges.
+* ``engine/pipeline.py``, ``tensors_in``: tensors are found in tensors, dictionaries, lists, dataclasses, ``SparseTensor``, ``TensorFrame``,
+  objects with ``to_dict``, and the lists of a batch's edges.
 * ``engine/stages.py``, ``_drawn``, ``assemble``: the user's own tensors on the device are read on the default stream.
 * ``engine/stages.py``, ``copy_to_device``, ``assemble``, ``_wait_for_default_stream``: what was read there is waited for, and recorded.
 * ``sampling/device_topology.py``, ``sample``: a sampling thread waits for the copy of its sample.
@@ -44,6 +44,7 @@ SHOWN_BY = {
     "_wait_for_default_stream: current": "own tensors on a side stream",
     "_wait_for_default_stream: record_stream": "replaced rows",
     "vars(state.storage)": "sparse adjacency",
+    "state.feat_dict": "tables",
     "lists.moved()": "training of a trimmed model",
     "tensors_in(value) (1)": "sums",
     "hold_for_stream: rows.record": "the loader ends first",
