@@ -1,15 +1,13 @@
 """Parts of the loaders that deliver PyG's batches."""
 
+from collections.abc import Callable
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
+from typing import Any
 
 import torch_geometric.typing
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
-
-
-def data_of(graph: SimpleNamespace) -> Data:
-    return Data(x=graph.x, edge_index=graph.edge_index, y=graph.y)
 
 
 def describe(batch: Data) -> SimpleNamespace:
@@ -17,6 +15,18 @@ def describe(batch: Data) -> SimpleNamespace:
     ends = [0, *accumulate(sizes or [batch.num_edges])]
     hops = [tuple(batch.edge_index[:, begin:end]) for begin, end in pairwise(ends)]
     return SimpleNamespace(n_id=batch.n_id, batch_size=batch.batch_size, x=batch.x, hops=hops)
+
+
+def made(loader: Callable[..., Any], graph: SimpleNamespace, options: SimpleNamespace) -> Any:
+    """Returns a loader of a class with the arguments of PyG's ``NeighborLoader``."""
+    return loader(
+        Data(x=graph.x, edge_index=graph.edge_index, y=graph.y),
+        options.fanouts,
+        graph.seeds,
+        batch_size=options.batch_size,
+        shuffle=True,
+        num_workers=options.workers,
+    )
 
 
 def pyg_loader(graph: SimpleNamespace, options: SimpleNamespace, over_pyg_lib: bool) -> NeighborLoader:
@@ -28,11 +38,4 @@ def pyg_loader(graph: SimpleNamespace, options: SimpleNamespace, over_pyg_lib: b
     if not (torch_geometric.typing.WITH_PYG_LIB if over_pyg_lib else torch_geometric.typing.WITH_TORCH_SPARSE):
         raise ImportError(f"PyG does not find {'pyg-lib' if over_pyg_lib else 'torch-sparse'}")
     torch_geometric.typing.WITH_PYG_LIB = over_pyg_lib
-    return NeighborLoader(
-        data_of(graph),
-        options.fanouts,
-        graph.seeds,
-        batch_size=options.batch_size,
-        shuffle=True,
-        num_workers=options.workers,
-    )
+    return made(NeighborLoader, graph, options)

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from _pyg import data_of, describe
+from _pyg import describe, made
 
 from salientpp import NeighborLoader
 
@@ -11,11 +11,4 @@ NAME, DISTRIBUTIONS = "salientpp", ("salientpp", "torch_geometric")
 
 
 def make(graph: SimpleNamespace, options: SimpleNamespace) -> NeighborLoader:
-    return NeighborLoader(
-        data_of(graph),
-        options.fanouts,
-        graph.seeds,
-        batch_size=options.batch_size,
-        shuffle=True,
-        num_workers=options.workers,
-    )
+    return made(NeighborLoader, graph, options)

@@ -17,7 +17,7 @@ from salientpp.engine.basis import Basis
 from salientpp.engine.connected import Connected, connect_part
 from salientpp.engine.engine import Engine
 from salientpp.engine.epochs import Epochs
-from salientpp.engine.seeds import Seeds, edges_of_part, sampler_of_part, vertices_of_part
+from salientpp.engine.seeds import Seeds, draws_of, edges_of_part, sampler_of_part, vertices_of_part
 from salientpp.engine.shares import Shares
 from salientpp.engine.source import BatchSource
 from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
@@ -80,10 +80,10 @@ class Job:
         if not types:
             raise ValueError("no vertex type has rows of x that would travel, so there is nothing to count")
         alone, batch_size = Comm(None, DEFAULT_TIMEOUT), batches.batch_size or 0
-        same = ("replace", "disjoint", "temporal_strategy", "shared_draws", "time_window")
-        draws = {name: getattr(batches, name) for name in same}
         all_parts = part.joined(part.offsets, None)  # a view of no part gives the sampler the lists of all parts
-        sampler = sampler_of_part(all_parts, batches.num_neighbors, batches.time_attr, batches.weight_attr, **draws)
+        sampler = sampler_of_part(
+            all_parts, batches.num_neighbors, batches.time_attr, batches.weight_attr, **draws_of(batches)
+        )
         negatives = None if batches.neg_sampling is None else NegativeSampling.cast(batches.neg_sampling)
         views = [connect_part(part, alone, placement) for placement in placements]
         seeds_of: Any = vertices_of_part

@@ -58,6 +58,12 @@ class Seeds:
     negatives: NegativeSampling | None = None
 
 
+def draws_of(options: Any) -> dict[str, Any]:
+    """Returns the arguments of :func:`sampler_of_part` that an object has as attributes."""
+    names = ("replace", "disjoint", "temporal_strategy", "shared_draws", "time_window")
+    return {name: getattr(options, name) for name in names}
+
+
 def sampler_of_part(
     part: PartitionedGraph, num_neighbors: Any, time_attr: str | None, weight_attr: str | None, **draws: Any
 ) -> NeighborSampler:

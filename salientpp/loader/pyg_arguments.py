@@ -11,7 +11,7 @@ from torch_geometric.sampler import BaseSampler
 from torch_geometric.sampler.base import SubgraphType
 
 from salientpp.arguments import as_integer
-from salientpp.engine.seeds import sampler_of_part
+from salientpp.engine.seeds import draws_of, sampler_of_part
 from salientpp.sampling.neighbor_sampler import NeighborSampler, SharedDraws
 from salientpp.sampling.ppr import PPRSampler
 from salientpp.store.directory.opened import PartitionedGraph
@@ -70,10 +70,10 @@ class SamplingOptions:
                     f"the topology of neighbor_sampler has {own.topology.num_vertices} vertices, but {part.root} has {sizes}; pass a sampler of the same graph"
                 )
             return own.over(part) if isinstance(own, PPRSampler) else own
-        same = ("replace", "disjoint", "temporal_strategy", "shared_draws", "time_window")
-        draws = {name: getattr(self, name) for name in same}
-        draws["subgraph_type"] = self.subgraph_type if self.directed else SubgraphType.induced
-        return sampler_of_part(part, self.num_neighbors, self.time_attr, self.weight_attr, **draws)
+        subgraph_type = self.subgraph_type if self.directed else SubgraphType.induced
+        return sampler_of_part(
+            part, self.num_neighbors, self.time_attr, self.weight_attr, subgraph_type=subgraph_type, **draws_of(self)
+        )
 
     def sampler(self, data: Any, method: str) -> BaseSampler:
         """Returns the user's sampler, which must have ``method``, or one over ``data``."""

@@ -134,10 +134,9 @@ class ReadAhead(Way):
         left = float(self._num_bytes - tables)
         ahead = max(2, min(_MOST_AHEAD, int(2 * left / max(1.0, of_batch + 2 * self._bytes_of_waiting))))
         left -= ahead * self._bytes_of_waiting
-        if left < of_batch * (1 + RowBuffer.SLOT_BYTES / min(width.values())):
-            least = int(
-                tables + 4 * (of_batch * (1 + RowBuffer.SLOT_BYTES / min(width.values())) + self._bytes_of_waiting)
-            )
+        slots_of_batch = of_batch * (1 + RowBuffer.SLOT_BYTES / min(width.values()))
+        if left < slots_of_batch:
+            least = int(tables + 4 * (slots_of_batch + self._bytes_of_waiting))
             raise ValueError(
                 f"read_ahead must hold the rows of several batches, expected about {least} bytes or more, got {self._num_bytes}; give more, or leave it out"
             )

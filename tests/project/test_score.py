@@ -12,6 +12,7 @@ import score
 import score_worker
 import torch
 from drawing.score import draw_score
+from torch_geometric.data import Data
 
 from salientpp import NeighborLoader
 from salientpp.datasets import synthetic
@@ -37,9 +38,8 @@ def fault(graph: SimpleNamespace, change=lambda batch: None, **options) -> str:
         change(found)
         return found
 
-    loader = NeighborLoader(
-        _pyg.data_of(graph), **{"num_neighbors": [4, 3], "input_nodes": graph.seeds, "batch_size": 32, **options}
-    )
+    data = Data(x=graph.x, edge_index=graph.edge_index, y=graph.y)
+    loader = NeighborLoader(data, **{"num_neighbors": [4, 3], "input_nodes": graph.seeds, "batch_size": 32, **options})
     return score_worker.fault(SimpleNamespace(describe=describe), loader, graph, OPTIONS)
 
 

@@ -14,6 +14,7 @@ from odd_samples import FANOUTS, random_data, same, some_seeds
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
+from typed_reference import as_lists, typed_reference
 
 from salientpp import LinkNeighborLoader, NeighborLoader, NeighborSampler, ops
 from salientpp.ops import join_key
@@ -23,10 +24,6 @@ WINDOWS = (0, 2, 5, 100)
 
 def long(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int64)
-
-
-def as_lists(value: Any) -> Any:
-    return value.tolist() if isinstance(value, Tensor) else None if value is None else [as_lists(v) for v in value]
 
 
 def same_samples(a: Any, b: Any) -> bool:
@@ -57,36 +54,14 @@ EVERY_OPTION = pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".joi
 
 
 def by_reference(sampler: NeighborSampler, seeds: dict, key: int, now: dict, window: int) -> tuple:
-    graph = sampler.topology.graph
-    relations = [
-        reference.Relation(
-            r.source,
-            r.target,
-            *as_lists(
-                [r.indptr, r.indices, r.edge_id if r.links is None else r.links >> 32, r.edge_weight, r.edge_time]
-            ),
-        )
-        for r in graph.relations
-    ]
-    first, total = {}, 0
-    for name, ids in seeds.items():
-        first[name], total = total, total + len(ids)
-    times = [now.get(name) for name in graph.node_types]
-    return reference.sample_typed_neighbors(
-        relations,
-        [as_lists(seeds[name]) if name in seeds else [] for name in graph.node_types],
-        sampler.fanouts,
-        key,
-        node_time=as_lists(graph.node_time),
-        seed_time=as_lists(times),
-        seed_since=as_lists([None if time is None else time - window for time in times]),
-        first_tree=[first.get(name, 0) for name in graph.node_types],
-        replace=sampler.replace,
-        disjoint=True,
-        last=sampler.temporal_strategy == "last",
-        induced=sampler.subgraph_type.value == "induced",
-        shared=sampler.shared_draws is not None,
-    )
+    options = {
+        "replace": sampler.replace,
+        "disjoint": True,
+        "last": sampler.temporal_strategy == "last",
+        "induced": sampler.subgraph_type.value == "induced",
+        "shared": sampler.shared_draws is not None,
+    }
+    return typed_reference(sampler.topology.graph, sampler.fanouts, seeds, key, now, window, **options)
 
 
 def assert_is_the_references(sampler: NeighborSampler, seeds: dict, key: int, now: dict, window: int) -> int:

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NodeSamplerInput
 from torch_geometric.sampler.utils import to_bidirectional
+from typed_reference import as_lists, typed_reference
 
 from salientpp import Graph, NeighborSampler, ops
 from salientpp.graph.clock import Clock
@@ -147,34 +148,9 @@ EVERY_OPTION = pytest.mark.parametrize(
 )
 
 
-def as_lists(value: Any) -> Any:
-    return value.tolist() if isinstance(value, Tensor) else None if value is None else [as_lists(v) for v in value]
-
-
 def by_reference(sampler: TypedSampler, seeds: dict, key: int, seed_time: dict | None) -> tuple:
-    graph = sampler.graph
-    relations = [
-        reference.Relation(r.source, r.target, *as_lists([r.indptr, r.indices, r.edge_id, r.edge_weight, r.edge_time]))
-        for r in graph.relations
-    ]
-    first, total = {}, 0
-    for name, ids in seeds.items():
-        first[name], total = total, total + len(ids)
-    now = [seed_time.get(name) for name in graph.node_types] if seed_time else [None] * len(graph.node_types)
-    return reference.sample_typed_neighbors(
-        relations,
-        [as_lists(seeds[name]) if name in seeds else [] for name in graph.node_types],
-        sampler.fanouts,
-        key,
-        node_time=as_lists(graph.node_time),
-        seed_time=as_lists(now),
-        first_tree=[first.get(name, 0) for name in graph.node_types],
-        replace=sampler.replace,
-        disjoint=sampler.disjoint,
-        last=sampler.last,
-        induced=sampler.induced,
-        shared=sampler.shared,
-    )
+    options = {name: getattr(sampler, name) for name in ("replace", "disjoint", "last", "induced", "shared")}
+    return typed_reference(sampler.graph, sampler.fanouts, seeds, key, seed_time or None, **options)
 
 
 def assert_is_the_references(sampler: TypedSampler, seeds: dict, key: int, seed_time: dict | None = None) -> None:
