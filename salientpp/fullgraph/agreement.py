@@ -39,6 +39,7 @@ class Agreement:
     """State, on one rank, of the checks before collectives.
 
     Attributes:
+        within: ranks of which ``comm`` connects only some; a difference is reported to all of them. None: ``comm`` connects all.
         place: the layer that is running on this rank, as errors name it; empty outside the model.
         calls: number of calls of distributed models so far.
         models: number of models that were distributed so far.
@@ -46,6 +47,7 @@ class Agreement:
     """
 
     comm: Comm
+    within: Comm | None = None
     place: str = ""
     calls: int = 0
     models: int = 0
@@ -111,9 +113,10 @@ class Agreement:
             words = f"in call {self.calls} of the model, {'; '.join(said)}{f'; {more} more differ' if more > 0 else ''}"
         else:
             words = _by_rank("the next step", [theirs["operation"] for theirs in everyone])
-        return RanksDiffer(
-            f"all ranks{self.comm.of} must do the same, but {words}; call the model, its loss and backward() in the same way on every rank"
-        )
+        text = f"all ranks{self.comm.of} must do the same, but {words}; call the model, its loss and backward() in the same way on every rank"
+        if self.within is not None:
+            self.within.report_failure(text)  # the other ranks do not take part in these collectives
+        return RanksDiffer(text)
 
 
 def facts_of(model: torch.nn.Module, number: int, x: Tensor) -> dict[str, str]:

@@ -6,10 +6,11 @@ even those that neither send nor receive rows. The ranks agree on an exchange be
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -71,15 +72,17 @@ class Ranks:
     Attributes:
         device: device of the rows in computations.
         received: numbers of words (elements) that came from other ranks, by kind of traffic: 'forward', 'backward', 'gradients', 'sums' and further names.
+        within: the ranks that these are some of; None: these are all ranks of a job.
     """
 
     comm: Comm
     device: torch.device = torch.device("cpu")  # noqa: RUF009  # immutable
     received: Counter[str] = field(default_factory=Counter)
+    within: Ranks | None = None
     agreement: Agreement = field(init=False)
 
     def __post_init__(self) -> None:
-        self.agreement = Agreement(self.comm)
+        self.agreement = Agreement(self.comm, None if self.within is None else self.within.comm)
 
     @property
     def rank(self) -> int:
@@ -88,6 +91,22 @@ class Ranks:
     @property
     def size(self) -> int:
         return self.comm.size
+
+    def among(self, ranks: Sequence[int]) -> Ranks:
+        """Makes collectives between some of these ranks, in ascending order. Collective among those. Failures there are reported to all of these ranks."""
+        return Ranks(self.comm.among(ranks), self.device, within=self)
+
+    def report_failure(self, text: str) -> None:
+        """Tells the other ranks that this rank failed. Never raises."""
+        self.comm.report_failure(f"rank {self.rank}{self.comm.of} {text}")
+
+    @contextlib.contextmanager
+    def calling(self, facts: Mapping[str, str], exchanging: Ranks) -> Iterator[None]:
+        """Wraps a call of a model, in which the ranks of ``exchanging`` exchange rows. See :meth:`Agreement.calling`."""
+        with contextlib.ExitStack() as stack:
+            for agreement in {id(each): each.agreement for each in (self, exchanging)}.values():
+                stack.enter_context(agreement.calling(facts))
+            yield
 
     def agree(self, operation: str) -> None:
         """Waits until all ranks are about to do ``operation``; raises RanksDiffer if one is not. Call it before collectives that users can trigger."""

@@ -23,6 +23,7 @@ from torch_geometric.data import Data
 from salientpp.fullgraph.exchange import Ranks, Route
 from salientpp.fullgraph.kept import Kept
 from salientpp.fullgraph.lists import OtherLists
+from salientpp.fullgraph.rank_graph import Hop, RankGraph
 from salientpp.graph.csc import Graph
 from salientpp.ops import bytes_of
 from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
@@ -34,25 +35,8 @@ from salientpp.store.target_lists import TargetLists
 _SPLITS = ("train", "val", "test")
 
 
-@dataclass(frozen=True, eq=False)
-class Hop:
-    """Rows that a rank fetches before it can aggregate one hop.
-
-    Attributes:
-        route: brings rows of the halo.
-        slots: int64 [route.num_received], the place of each received row in the table of all rows that edges can refer to.
-        level: number of the first hop that fetches these rows. A kept row is available if at least ``level`` of its layers are recomputed here.
-        has_sums: True if some rank gets sums of other rows at this hop. Only products can do so. Other layers fetch the whole halo.
-    """
-
-    route: Route
-    slots: Tensor
-    level: int = 0
-    has_sums: bool = False
-
-
 @dataclass(eq=False)
-class LocalGraph:
+class LocalGraph(RankGraph):
     """One rank's part of a graph in full-graph training, made by :func:`local`.
 
     Attributes:
@@ -114,7 +98,7 @@ class LocalGraph:
         self.whole_halo = self.fetching(self._known)
         self._kept = Kept()
         self._inner_route: Route | None = None
-        self.edge_tensors: dict[str, Tensor] = {}  # rows of edges that were read so far, by name
+        self.edge_tensors = {}
 
     def _place(self, ids: Tensor) -> Tensor:
         """Returns the local numbers of global ids."""
@@ -163,21 +147,6 @@ class LocalGraph:
     def num_vertices(self) -> int:
         """Number of vertices of the whole graph, N."""
         return self.offsets[-1]
-
-    @property
-    def num_own(self) -> int:
-        """Number of this rank's own rows in a table: one for each of its vertices, or 1 for a rank without vertices."""
-        return max(1, self.n_id.numel())
-
-    @property
-    def num_inner(self) -> int:
-        """Number of rows that go through the model here: this rank's own, and those of kept vertices of other ranks."""
-        return self.num_own + self.inner.numel()
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows that edges can refer to."""
-        return self.num_inner + self.outer.numel()
 
     @property
     def num_classes(self) -> int:
@@ -240,18 +209,6 @@ class LocalGraph:
             self._inner_route = Route.asking(self.ranks, self.inner.sort().values, self.offsets)
         fetched = self.ranks.fetch(rows, self._inner_route, "cached")
         return torch.cat([rows, fetched[self.inner.argsort().argsort().to(fetched.device)]])
-
-    def with_halo(self, rows: Tensor, hop: Hop, arrived: Tensor) -> Tensor:
-        """Returns the table [num_rows, ...] that edges refer to: ``rows`` [num_inner, ...], and the arrived rows in their slots."""
-        if not self.inner.numel():
-            return torch.cat([rows, arrived])  # then the fetched rows fill all slots, in order
-        empty = rows.new_zeros((self.outer.numel(), *rows.shape[1:]))
-        return torch.cat([rows, empty]).index_copy(0, hop.slots, arrived)
-
-    def of_whole_halo(self, rows: Tensor) -> Tensor:
-        """Extends rows that are correct for this rank's own vertices to the table [num_rows, ...]. All other rows come from their owners. Collective."""
-        arrived = self.ranks.fetch(rows, self.whole_halo.route, "normalisation")
-        return self.with_halo(rows, self.whole_halo, arrived)
 
     def planned(self, inner: Tensor, depths: Tensor, rows: Sequence[Tensor] | None = None) -> LocalGraph:
         """Returns this part with vertices of other ranks kept. Collective.

@@ -30,7 +30,7 @@ def loss_mean(losses: Tensor, of: LocalGraph | DistributedModel, weight: Tensor 
             "losses must be a tensor [m, ...], one loss for each of this rank's training vertices (reduction='none'), got "
             f"{'a scalar' if isinstance(losses, Tensor) else type(losses).__name__}; the mean over all ranks does not follow from the means of the ranks"
         )
-    ranks = of.ranks
+    ranks = of.job
     values = losses if weight is None else losses * weight
     dtype = wide(values.dtype)  # bfloat16 would round a count of 257 to 256
     count = torch.tensor(losses.numel(), device="cpu") if weight is None else weight.detach().sum(dtype=dtype)
@@ -59,6 +59,6 @@ def accuracy(prediction: Tensor, y: Tensor, of: LocalGraph | DistributedModel) -
         y: [m] classes.
     """
     classes = prediction.argmax(-1) if prediction.dim() > 1 else prediction
-    right = torch.tensor([int((classes == y).sum()), y.numel()], dtype=torch.float64, device=of.ranks.device)
-    right, number = of.ranks.sum_up(right, "score").tolist()
+    right = torch.tensor([int((classes == y).sum()), y.numel()], dtype=torch.float64, device=of.job.device)
+    right, number = of.job.sum_up(right, "score").tolist()
     return right / number if number else float("nan")

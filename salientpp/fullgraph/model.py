@@ -16,10 +16,11 @@ from salientpp.fullgraph.agreement import RanksDiffer, facts_of
 from salientpp.fullgraph.exchange import Flight, Ranks, width_of
 from salientpp.fullgraph.layers import refusals
 from salientpp.fullgraph.layouts import DistAdjacency, Layout, check_plan
-from salientpp.fullgraph.local import Hop, LocalGraph
+from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.normalise import Helpers, batch_norm
 from salientpp.fullgraph.outputs import mapped
 from salientpp.fullgraph.parameters import Substituted, check_gradients
+from salientpp.fullgraph.rank_graph import Hop
 from salientpp.graph.quantiles import corrected
 from salientpp.nn.layers import linear_form, name_of, pair_of, replaced, source_names, with_helpers
 from salientpp.ranks.failure import RankFailure
@@ -46,8 +47,8 @@ class DistributedModel(torch.nn.Module):
     ) -> None:
         super().__init__()
         _agree(module, graph, layout, asked or layout)
-        graph.ranks.agreement.models += 1
-        self._number = graph.ranks.agreement.models
+        graph.job.agreement.models += 1
+        self._number = graph.job.agreement.models
         self.layout = layout
         self._is_chosen = asked not in (None, layout)
         self.module = module
@@ -58,7 +59,13 @@ class DistributedModel(torch.nn.Module):
 
     @property
     def ranks(self) -> Ranks:
+        """The ranks that exchange rows of vertices."""
         return self.graph.ranks
+
+    @property
+    def job(self) -> Ranks:
+        """The ranks that train the model together."""
+        return self.graph.job
 
     # --- a step ---------------------------------------------------------------------------------------------
 
@@ -75,10 +82,10 @@ class DistributedModel(torch.nn.Module):
                 raise ValueError(f"this model cannot be trained over ranks: {refusal}")
             given = self._input(x)
             trained = [value for value in self.module.parameters() if value.requires_grad]
-            stand_ins = {id(value): stand_in for value, stand_in in zip(trained, self.ranks.replicated(trained))}
-            calling = self.ranks.agreement.calling(facts_of(self.module, self._number, x))
+            stand_ins = {id(value): stand_in for value, stand_in in zip(trained, self.job.replicated(trained))}
+            facts = facts_of(self.module, self._number, x)
             self._hop, self.seen = 0, []
-            with calling, replaced(self._replacements(stand_ins)), Substituted(stand_ins):
+            with self.job.calling(facts, self.ranks), replaced(self._replacements(stand_ins)), Substituted(stand_ins):
                 args, kwargs = (
                     tuple(map(self._planned, args)),
                     {key: self._planned(each) for key, each in kwargs.items()},
@@ -89,9 +96,7 @@ class DistributedModel(torch.nn.Module):
         except (RankFailure, RanksDiffer):  # the other ranks have been told
             raise
         except Exception as error:
-            self.ranks.comm.report_failure(
-                f"rank {self.ranks.rank}{self.ranks.comm.of} failed in the model's forward: {type(error).__name__}: {error}"
-            )
+            self.job.report_failure(f"failed in the model's forward: {type(error).__name__}: {error}")
             raise
 
     def _input(self, x: Tensor) -> Tensor:
@@ -301,11 +306,11 @@ def _agree(module: torch.nn.Module, graph: LocalGraph, layout: str, asked: str) 
     except Exception as raised:
         error = raised
     try:
-        graph.ranks.agree("distribute")
-        everyone = graph.ranks.comm.gather_facts(facts, error, "distribute its model")
+        graph.job.agree("distribute")
+        everyone = graph.job.comm.gather_facts(facts, error, "distribute its model")
     finally:
         error = None  # otherwise this frame and the traceback would reference each other
-    first, of = everyone[0], graph.ranks.comm.of
+    first, of = everyone[0], graph.job.comm.of
     for rank, theirs in enumerate(everyone):
         if theirs["tensors"] != first["tensors"]:
             differing = sorted(set(theirs["tensors"]) ^ set(first["tensors"]))
@@ -318,7 +323,7 @@ def _agree(module: torch.nn.Module, graph: LocalGraph, layout: str, asked: str) 
             )
     with torch.no_grad():
         for tensor in _tensors(module).values():
-            _from_rank_0(tensor, graph.ranks)
+            _from_rank_0(tensor, graph.job)
 
 
 def _check(module: torch.nn.Module, graph: LocalGraph, layout: str) -> None:

@@ -13,12 +13,12 @@ from torch_geometric import utils
 
 from salientpp.fullgraph.exchange import total
 from salientpp.fullgraph.kept import Kept
-from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.product import wide
+from salientpp.fullgraph.rank_graph import RankGraph
 
 
-def batch_norm(norm: _BatchNorm, rows: Tensor, graph: LocalGraph) -> Tensor:
-    """Returns ``norm(rows)`` as if the rows [num_inner, C] of all ranks were one batch."""
+def batch_norm(norm: _BatchNorm, rows: Tensor, graph: RankGraph) -> Tensor:
+    """Returns ``norm(rows)`` as if the rows [num_inner, C] of all ranks were one batch, each vertex once."""
     if rows.dim() != 2 or rows.size(0) != graph.num_inner:
         raise ValueError(
             f"{type(norm).__name__} must get one row for each of the {graph.num_inner} vertices here, [{graph.num_inner}, C], got {list(rows.shape)}"
@@ -29,11 +29,11 @@ def batch_norm(norm: _BatchNorm, rows: Tensor, graph: LocalGraph) -> Tensor:
         )
     given = rows.dtype
     rows = rows.to(wide(given))
-    own, number = rows[: graph.n_id.numel()], graph.num_vertices
+    own, number = rows[: graph.num_counted], graph.num_vertices
     if norm.training and number < 2:
         raise ValueError(f"Expected more than 1 value per channel when training, got {number} vertices in all")
-    mean = total(own.sum(0), graph.ranks) / number
-    variance = total((own - mean).square().sum(0), graph.ranks) / number
+    mean = total(own.sum(0), graph.averaging) / number
+    variance = total((own - mean).square().sum(0), graph.averaging) / number
     if norm.training and norm.running_mean is not None and norm.running_var is not None:
         with torch.no_grad():
             if norm.num_batches_tracked is not None:
@@ -52,7 +52,7 @@ def batch_norm(norm: _BatchNorm, rows: Tensor, graph: LocalGraph) -> Tensor:
 class Helpers:
     """PyG's helper functions, for edges into the vertices of one rank. ``kept`` stores values computed from tensors of the graph, for all steps."""
 
-    def __init__(self, graph: LocalGraph) -> None:
+    def __init__(self, graph: RankGraph) -> None:
         self._graph = graph
         self.kept = Kept()
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from salientpp.fullgraph.exchange import Flight, Ranks, Route
-from salientpp.fullgraph.local import Hop, LocalGraph
+from salientpp.fullgraph.local import LocalGraph
+from salientpp.fullgraph.rank_graph import Hop
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,106 @@
+"""A graph as one of several ranks sees it when they compute a model together.
+
+Every rank computes the rows of its own vertices. Edges into them also come from vertices of other ranks (the halo), whose rows arrive before each layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from salientpp.fullgraph.exchange import Ranks, Route
+
+
+@dataclass(frozen=True, eq=False)
+class Hop:
+    """Rows that a rank fetches before it can aggregate one hop.
+
+    Attributes:
+        route: brings rows of the halo.
+        slots: int64 [route.num_received], the place of each received row in the table of all rows that edges can refer to.
+        level: number of the first hop that fetches these rows. A kept row is available if at least ``level`` of its layers are recomputed here.
+        has_sums: True if some rank gets sums of other rows at this hop. Only products can do so. Other layers fetch the whole halo.
+    """
+
+    route: Route
+    slots: Tensor
+    level: int = 0
+    has_sums: bool = False
+
+
+class RankGraph:
+    """Own vertices of a rank, the edges into them, and the routes of the halo's rows: all that a distributed model needs.
+
+    Attributes:
+        ranks: the ranks that exchange rows of vertices in a step.
+        n_id: int64, global ids of this rank's vertices.
+        inner: int64 [r], global ids of other ranks' vertices whose rows are kept here. They follow the rank's own in every table of rows.
+        outer: int64 [h], global ids of the halo's other vertices.
+        edge_index: int64 [2, e], edges into the rank's own and the kept vertices, in the local numbers of the tables of rows.
+        edge_tensors: rows of edges that were read so far, by name.
+        hops: for each hop, the rows to fetch; the last entry serves all further hops.
+        whole_halo: the rows of all vertices of ``inner`` and ``outer``.
+    """
+
+    ranks: Ranks
+    n_id: Tensor
+    inner: Tensor
+    outer: Tensor
+    edge_index: Tensor
+    edge_tensors: dict[str, Tensor]
+    hops: list[Hop]
+    whole_halo: Hop
+
+    @property
+    def job(self) -> Ranks:
+        """The ranks that train the model together. Losses and gradients of parameters are summed over them."""
+        return self.ranks
+
+    @property
+    def averaging(self) -> Ranks:
+        """The ranks over whose vertices batch normalisation takes its statistics."""
+        return self.job
+
+    @property
+    def num_counted(self) -> int:
+        """Number of this rank's first rows that count in statistics over vertices. Each vertex counts on one rank."""
+        return self.n_id.numel()
+
+    @property
+    def num_vertices(self) -> int:
+        """Number of vertices that count on all ranks of :attr:`averaging`."""
+        raise NotImplementedError
+
+    @property
+    def is_planned(self) -> bool:
+        """True if rows of other ranks' vertices may be kept, or sums of their rows may arrive instead of the rows."""
+        return False
+
+    @property
+    def num_own(self) -> int:
+        """Number of this rank's own rows in a table: one for each of its vertices, or 1 for a rank without vertices."""
+        return max(1, self.n_id.numel())
+
+    @property
+    def num_inner(self) -> int:
+        """Number of rows that go through the model here: this rank's own, and those of kept vertices of other ranks."""
+        return self.num_own + self.inner.numel()
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows that edges can refer to."""
+        return self.num_inner + self.outer.numel()
+
+    def with_halo(self, rows: Tensor, hop: Hop, arrived: Tensor) -> Tensor:
+        """Returns the table [num_rows, ...] that edges refer to: ``rows`` [num_inner, ...], and the arrived rows in their slots."""
+        if arrived.size(0) == self.outer.numel() and not self.inner.numel():
+            return torch.cat([rows, arrived])  # then the fetched rows fill all slots, in order
+        empty = rows.new_zeros((self.outer.numel(), *rows.shape[1:]))
+        return torch.cat([rows, empty]).index_copy(0, hop.slots, arrived)
+
+    def of_whole_halo(self, rows: Tensor) -> Tensor:
+        """Extends rows that are correct for this rank's own vertices to the table [num_rows, ...]. All other rows come from their owners. Collective."""
+        arrived = self.ranks.fetch(rows, self.whole_halo.route, "normalisation")
+        return self.with_halo(rows, self.whole_halo, arrived)
