@@ -19,7 +19,7 @@ class HostShare:
     Attributes:
         num_vertices: number of vertices of the whole batch.
         own: numbers of own vertices within 0, 1, 2, ... hops. The last number is n.
-        edges: numbers of edges into own vertices within 0, 1, 2, ... hops. The last number is that of all edges of the share.
+        edges: numbers of edges into own vertices within 0, 1, 2, ... hops. The last number counts all edges of the share.
         send: int64, own numbers of the rows that other ranks need, grouped by receiver, ascending within a group. On the CPU.
         sent: for each rank of the host, numbers of its rows in ``send`` within 0, 1, 2, ... hops.
         received: for each rank of the host, numbers of its rows in the halo within 0, 1, 2, ... hops.
