@@ -71,6 +71,7 @@ def assign_parts(
     loads: Mapping[str, Tensor] | None = None,
     edge_weights: Tensor | None = None,
     weight_of_each: Tensor | None = None,
+    vertex_weights: Tensor | None = None,
     tolerance: float = 0.05,
     seed: int = 0,
 ) -> PartitionAssignment:
@@ -90,6 +91,8 @@ def assign_parts(
             in-degrees.
         edge_weights: int64 [N], each >= 1: cost of cutting an edge into v; None: 1 each. Only for 'metis' and 'kaminpar'.
         weight_of_each: alternative to ``edge_weights``: int32 or int64 [E], in the order of ``graph.indices``.
+        vertex_weights: int64 [N], each >= 1: the weights that METIS balances before all loads are balanced; None: in-degrees. With ``loads`` that differ much
+            from in-degrees, their sum gives smaller cuts. Only for 'metis'.
         tolerance: largest excess of a load over the mean, as a fraction, >= 0. Limits are met if the kernel finds moves that meet all of them.
         seed: >= 0; the same graph, arguments, seed and pymetis give the same assignment.
 
@@ -99,6 +102,10 @@ def assign_parts(
         PartitionerError: METIS or KaMinPar failed, most often for lack of memory. The text names the memory needed and the methods that need less.
     """
     _check_arguments(graph, num_parts, method, edge_weights, weight_of_each, tolerance, seed)
+    if vertex_weights is not None:
+        if isinstance(method, Tensor) or method != "metis":
+            raise ValueError("vertex_weights need method='metis'; leave them out")
+        _check_weights(vertex_weights, "vertex_weights", graph.num_vertices, "")
     weights = VertexLoads(graph, seed_sets or {}, loads)
     # If one part holds everything, the excess is num_parts - 1.
     num_vertices, tolerance = graph.num_vertices, min(tolerance, num_parts)
@@ -114,9 +121,12 @@ def assign_parts(
     elif method == "random":
         strata = [load for name, load in zip(weights.names, weights.table.unbind(1)) if name in weights.seed_sets]
         assignment = _deal_at_random(strata, num_vertices, num_parts, seed)
+    elif method == "kaminpar":
+        assignment = partition_with_kaminpar(graph, num_parts, weights, edge_weights, weight_of_each, tolerance, seed)
     else:
-        cut = partition_with_kaminpar if method == "kaminpar" else partition_with_metis
-        assignment = cut(graph, num_parts, weights, edge_weights, weight_of_each, tolerance, seed)
+        assignment = partition_with_metis(
+            graph, num_parts, weights, edge_weights, weight_of_each, tolerance, seed, vertex_weights
+        )
     totals = torch.zeros((num_parts, len(weights.names)), dtype=torch.int64, device="cpu")
     totals.index_add_(0, assignment, weights.table)
     return PartitionAssignment(
@@ -152,9 +162,9 @@ def _check_arguments(
         if edge_weights is not None and weight_of_each is not None:
             raise ValueError("edge_weights and weight_of_each both set the weights of edges; give one of them")
     if edge_weights is not None:
-        _check_edge_weights(edge_weights, "edge_weights", graph.num_vertices, ", for the edges into each vertex")
+        _check_weights(edge_weights, "edge_weights", graph.num_vertices, ", for the edges into each vertex")
     if weight_of_each is not None:
-        _check_edge_weights(weight_of_each, "weight_of_each", graph.num_edges, ", one for each edge", torch.int32)
+        _check_weights(weight_of_each, "weight_of_each", graph.num_edges, ", one for each edge", torch.int32)
 
 
 def check_num_parts(num_parts: int) -> None:
@@ -165,7 +175,7 @@ def check_num_parts(num_parts: int) -> None:
         raise ValueError(f"num_parts must be at most {MOST_PARTS}, got {num_parts}")
 
 
-def _check_edge_weights(weights: Tensor, name: str, size: int, of: str, also: torch.dtype = torch.int64) -> None:
+def _check_weights(weights: Tensor, name: str, size: int, of: str, also: torch.dtype = torch.int64) -> None:
     if not isinstance(weights, Tensor) or weights.dtype not in (torch.int64, also) or list(weights.shape) != [size]:
         got = f"{weights.dtype} {list(weights.shape)}" if isinstance(weights, Tensor) else type(weights).__name__
         raise ValueError(f"{name} must be int64 [{size}]{of}, got {got}")

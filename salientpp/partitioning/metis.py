@@ -1,8 +1,8 @@
 """Partitions a graph with METIS.
 
 METIS (Karypis and Kumar, SIAM J. Sci. Comput. 20(1), 1998) is called through pymetis, which takes one weight per vertex (and silently misreads several).
-The weight is the in-degree. The 'edges' constraint is the expensive one to repair, because moving its load means moving well-connected vertices. Numbers
-of vertices and seeds are repaired by moving vertices with few links.
+The weight is the in-degree, unless the caller gives another. The 'edges' constraint is the expensive one to repair, because moving its load means moving
+well-connected vertices. Numbers of vertices and seeds are repaired by moving vertices with few links.
 
 METIS holds all graphs of its coarsening together. They take about 110 bytes per edge end if they stay dense. So for graphs with more than 2^26 edge ends,
 METIS and rebalancing get only the 32 heaviest edges of every vertex: an edge stays if either end keeps it.
@@ -38,8 +38,12 @@ def partition_with_metis(
     weight_of_each: Tensor | None,
     tolerance: float,
     seed: int,
+    vertex_weights: Tensor | None = None,
 ) -> Tensor:
     """Returns the parts of the vertices, int64 [N], within the limits of all loads.
+
+    Args:
+        vertex_weights: weights that METIS balances, int64 [N], each >= 1; None: in-degrees.
 
     Raises the errors of :func:`~salientpp.partitioning.assign.assign_parts`.
     """
@@ -47,7 +51,8 @@ def partition_with_metis(
     what = f"{graph.num_vertices} vertices and up to {num_ends} edge ends"
     with names_memory("METIS", what, _metis_bytes(graph.num_vertices, num_ends), _LESS_THAN_METIS):
         lists = _undirected(graph, edge_weights, weight_of_each)
-        assignment = _cut(lists, weight_of_vertices(graph), num_parts, tolerance, seed)
+        weights = weight_of_vertices(graph) if vertex_weights is None else vertex_weights
+        assignment = _cut(lists, weights, num_parts, tolerance, seed)
         return rebalanced(assignment, lists, loads, num_parts, tolerance)
 
 

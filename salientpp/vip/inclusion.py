@@ -421,20 +421,16 @@ def add_seeds(probability: Tensor, seeds: Tensor, batch_size: int) -> Tensor:
     return with_seeds
 
 
-def draw_weights(
-    graph: Graph, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, *, mean: float = 10.0, most: int = 1000
+def expected_draws(
+    graph: Graph, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, *, replace: bool = False
 ) -> Tensor:
-    """Returns edge weights for a partitioner: the expected number of times per step that v draws the source of a given edge into v.
-
-    With ``q_h`` the frontier probabilities above, ``w(v) = sum_h t_h(v) q_{h-1}(v)``. It is the same for all edges into v. Every cut
-    edge that is drawn may move a row, so heavy edges should not be cut.
+    """Computes how often a batch is expected to draw each edge into v: ``w(v) = sum_h t_h(v) q_{h-1}(v)``, with the frontier probabilities above.
 
     Args:
-        seeds, num_neighbors, batch_size: as in :func:`inclusion_probability`, for a step of all ranks together.
-        mean, most: weights are scaled to this mean over the edges, rounded and clamped to [1, most], since partitioners take integers.
+        seeds, num_neighbors, batch_size, replace: as in :func:`inclusion_probability`.
 
     Returns:
-        int64 [N], for each vertex the weight of the edges into it.
+        float64 [N]. All edges into a vertex have the same value.
     """
     fanouts = check_fanouts(num_neighbors)
     reached = torch.zeros(graph.num_vertices, dtype=torch.float64, device="cpu")  # sum of q_j over j < hop
@@ -443,8 +439,37 @@ def draw_weights(
         if hop == 0:
             until = uniform_start(seeds, batch_size)(graph.num_vertices)
         else:
-            until = inclusion_probability(graph, seeds, fanouts[:hop], batch_size, include_seeds=True).double()
-        draws += uniform_draw_probability(graph.in_degree(), fanout, False) * (until - reached).clamp(min=0.0)
+            options: dict[str, Any] = {"include_seeds": True, "replace": replace}
+            until = inclusion_probability(graph, seeds, fanouts[:hop], batch_size, **options).double()
+        draws += uniform_draw_probability(graph.in_degree(), fanout, replace) * (until - reached).clamp(min=0.0)
         reached = until
+    return draws
+
+
+def draw_weights(
+    graph: Graph, seeds: Tensor, num_neighbors: Sequence[int], batch_size: int, *, mean: float = 10.0, most: int = 1000
+) -> Tensor:
+    """Returns edge weights for a partitioner, in proportion to :func:`expected_draws`, for a step of all ranks together.
+
+    Every cut edge that is drawn may move a row, so heavy edges should not be cut.
+
+    Args:
+        mean, most: see :func:`edge_weights_of`.
+
+    Returns:
+        int64 [N], for each vertex the weight of the edges into it.
+    """
+    return edge_weights_of(graph, expected_draws(graph, seeds, num_neighbors, batch_size), mean=mean, most=most)
+
+
+def edge_weights_of(graph: Graph, draws: Tensor, *, mean: float = 10.0, most: int = 1000) -> Tensor:
+    """Returns edge weights in proportion to ``draws`` float64 [N], the value of all edges into each vertex.
+
+    Args:
+        mean, most: weights are scaled to this mean over the edges, rounded and clamped to [1, most], since partitioners take integers.
+
+    Returns:
+        int64 [N].
+    """
     average = (draws @ graph.in_degree().double()) / max(1, graph.num_edges)
     return (draws * (mean / average.clamp(min=1e-30))).round().clamp(1, most).to(torch.int64)

@@ -181,6 +181,17 @@ def test_heavy_edges_are_not_cut():
     assert assignment.bincount().tolist() == [4, 4]
 
 
+def test_metis_balances_given_weights_of_vertices():
+    """The first 20 of 200 vertices on a path have nine tenths of the weight. No vertex has a load, so nothing is moved after METIS."""
+    graph = make_graph([(v, v + 1) for v in range(199)], 200)
+    weights = torch.where(torch.arange(200) < 20, 81, 1)
+    for chosen, balanced in ((weights, weights), (None, torch.ones(200).long())):
+        found = assign_parts(graph, 2, loads={"rows": torch.zeros(200).long()}, vertex_weights=chosen)
+        of_parts = torch.zeros(2).long().index_add_(0, found.assignment, balanced)
+        assert float(of_parts.max() / of_parts.double().mean()) < 1.1, of_parts
+        assert found.edge_cut <= 3
+
+
 # --- thinning --------------------------------------------------------------------------------------------
 
 
@@ -453,6 +464,9 @@ def test_the_kernel_refuses_bad_arguments(name, value, words):
         ({"edge_weights": torch.ones(3)}, r"edge_weights must be int64 \[5\], .*, got torch.float32 \[3\]"),
         ({"edge_weights": torch.tensor([1, 2, 0, 1, 1])}, r"edge_weights\[2\] must be >= 1, got 0"),
         ({"edge_weights": torch.ones(5).long(), "method": "random"}, "edge_weights need method='metis'"),
+        ({"vertex_weights": torch.ones(5)}, r"vertex_weights must be int64 \[5\], got torch.float32 \[5\]"),
+        ({"vertex_weights": torch.ones(5).long(), "method": "random"}, "vertex_weights need method='metis'"),
+        ({"vertex_weights": torch.ones(5).long(), "method": torch.zeros(5).long()}, "vertex_weights need method"),
         ({"edge_weights": torch.full((5,), 2**61)}, "too many for the int64 integers of this METIS"),
     ],
 )

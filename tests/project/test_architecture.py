@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "sampling": ROWS,
     "batch": ROWS | {"sampling"},
     "engine": ROWS | {"sampling", "batch"},
-    "ways": ENGINE,
+    "ways": ENGINE | {"partitioning"},
     "loader": ENGINE | {"ways"},
     "nn": {"batch", "ops", "sampling", "ways.sums.marked"},
     "lightning": LOADERS,
