@@ -108,15 +108,25 @@ class Agreement:
         names = dict.fromkeys(name for each in told for name in each) if all(told) else {}
         differing = [name for name in names if len({each.get(name) for each in told}) > 1]
         if differing:
-            said = [_by_rank(name, [each.get(name, "absent") for each in told]) for name in differing[:_LISTED]]
+            said = [self._by_rank(name, [each.get(name, "absent") for each in told]) for name in differing[:_LISTED]]
             more = len(differing) - _LISTED
             words = f"in call {self.calls} of the model, {'; '.join(said)}{f'; {more} more differ' if more > 0 else ''}"
         else:
-            words = _by_rank("the next step", [theirs["operation"] for theirs in everyone])
+            words = self._by_rank("the next step", [theirs["operation"] for theirs in everyone])
         text = f"all ranks{self.comm.of} must do the same, but {words}; call the model, its loss and backward() in the same way on every rank"
         if self.within is not None:
             self.within.report_failure(text)  # the other ranks do not take part in these collectives
         return RanksDiffer(text)
+
+    def _by_rank(self, subject: str, values: list[str]) -> str:
+        """Lists the distinct values, each with the ranks that have it."""
+        ranks: dict[str, list[int]] = {}
+        for rank, value in zip(self.comm.numbers, values, strict=True):
+            ranks.setdefault(value, []).append(rank)
+        pieces = [
+            f"{value} on rank{'s' if len(on) > 1 else ''} {', '.join(map(str, on))}" for value, on in ranks.items()
+        ]
+        return f"{subject} is {' and '.join(pieces)}"
 
 
 def facts_of(model: torch.nn.Module, number: int, x: Tensor) -> dict[str, str]:
@@ -147,12 +157,3 @@ def words_of_rows(rows: Tensor) -> str:
 
 def words_of_dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _by_rank(subject: str, values: list[str]) -> str:
-    """Lists the distinct values, each with the ranks that have it."""
-    ranks: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
-        ranks.setdefault(value, []).append(rank)
-    pieces = [f"{value} on rank{'s' if len(on) > 1 else ''} {', '.join(map(str, on))}" for value, on in ranks.items()]
-    return f"{subject} is {' and '.join(pieces)}"

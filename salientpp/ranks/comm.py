@@ -141,6 +141,11 @@ class Comm:
         numbers = [self._numbers[rank] for rank in ranks]
         return Comm(roll.lease("gloo", self.timeout), self.timeout, None, roll, self, numbers)
 
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The numbers by which error texts name these ranks: those of the ranks from which :meth:`among` chose some."""
+        return self._numbers
+
     # --- collectives --------------------------------------------------------------------------------------
 
     def all_to_all(
