@@ -1,12 +1,15 @@
 """Full-graph training over several ranks."""
 
 from salientpp.fullgraph.distribute import distribute
+from salientpp.fullgraph.expansion import Preload
 from salientpp.fullgraph.layouts import DistAdjacency
-from salientpp.fullgraph.local import LocalGraph, local
+from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.loss import accuracy, loss_mean
 from salientpp.fullgraph.measure import calibrate
 from salientpp.fullgraph.model import DistributedModel
+from salientpp.fullgraph.opening import local
 from salientpp.fullgraph.planner import Plan, plan_for
+from salientpp.fullgraph.preload import PreloadedGraph
 from salientpp.ways.planner.full_graph import Constants
 
 __all__ = [
@@ -15,6 +18,8 @@ __all__ = [
     "DistributedModel",
     "LocalGraph",
     "Plan",
+    "Preload",
+    "PreloadedGraph",
     "accuracy",
     "calibrate",
     "distribute",

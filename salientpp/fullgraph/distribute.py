@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from salientpp.fullgraph.local import LocalGraph, local
+from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.model import DistributedModel
+from salientpp.fullgraph.opening import local
 from salientpp.fullgraph.planner import Plan, plan_for
 from salientpp.store.directory.opened import PartitionedGraph
 

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from salientpp.fullgraph.agreement import ROOM, Agreement, words_of_dtype
+from salientpp.fullgraph.agreement import ROOM, Agreement, RanksDiffer, words_of_dtype
 from salientpp.ranks.comm import Comm, Pending
+from salientpp.ranks.failure import RankFailure
 from salientpp.ranks.placement import runs
 
 #: Names of sums in errors.
@@ -51,7 +52,7 @@ class Route:
         """Makes the route that brings each rank its ``wanted`` rows. Collective.
 
         Args:
-            wanted: ascending global ids, int64 [n]; none of them may be this rank's own.
+            wanted: ascending global ids, int64 [n].
             offsets: the first global id of each rank, and N at the end.
         """
         bounds = torch.searchsorted(wanted, torch.tensor(offsets, device="cpu")).tolist()
@@ -99,6 +100,17 @@ class Ranks:
     def report_failure(self, text: str) -> None:
         """Tells the other ranks that this rank failed. Never raises."""
         self.comm.report_failure(f"rank {self.rank}{self.comm.of} {text}")
+
+    @contextlib.contextmanager
+    def reporting(self, task: str) -> Iterator[None]:
+        """Wraps a ``task``. An error of this rank in it is reported to the other ranks, so that none waits for this rank."""
+        try:
+            yield
+        except (RankFailure, RanksDiffer):  # the other ranks have been told
+            raise
+        except Exception as error:
+            self.report_failure(f"failed in {task}: {type(error).__name__}: {error}")
+            raise
 
     @contextlib.contextmanager
     def calling(self, facts: Mapping[str, str], exchanging: Ranks) -> Iterator[None]:

@@ -10,29 +10,18 @@ sums of other ranks' rows instead of the rows.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
 from salientpp.fullgraph.exchange import Ranks, Route
 from salientpp.fullgraph.kept import Kept
 from salientpp.fullgraph.lists import OtherLists
 from salientpp.fullgraph.rank_graph import Hop, RankGraph
-from salientpp.graph.csc import Graph
-from salientpp.ops import bytes_of
-from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
-from salientpp.ranks.placement import runs
-from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.target_lists import TargetLists
-
-#: Names of splits in a Data.
-_SPLITS = ("train", "val", "test")
 
 
 @dataclass(eq=False)
@@ -156,17 +145,18 @@ class LocalGraph(RankGraph):
             return y.size(-1)
         if y is not None and y.is_floating_point():
             values = y[~y.isnan()].unique().tolist()
-            self.ranks.agree("num_classes")
-            told = self.ranks.comm.gather_facts({"values": values}, task="count its classes")
+            self.job.agree("num_classes")
+            told = self.job.comm.gather_facts({"values": values}, task="count its classes")
             return len({value for theirs in told for value in theirs["values"]})
         largest = int(y.max()) if y is not None and y.numel() and not y.is_complex() else -1
-        return max(0, 1 + max(numbers[0] for numbers in self.ranks.gather_numbers("num_classes", [largest])))
+        return max(0, 1 + max(numbers[0] for numbers in self.job.gather_numbers("num_classes", [largest])))
 
     @property
     def global_ids(self) -> Tensor:
-        """Global ids int64 [num_rows] of the rows that edges can refer to; -1 for the row of a rank without vertices."""
-        none = torch.full((self.num_own - self.n_id.numel(),), -1, device="cpu")
-        return torch.cat([self.n_id, none, self.inner, self.outer])
+        """Ids int64 [num_rows], as ``offsets`` counts them, of the rows that edges can refer to; -1 for the row of a rank without vertices."""
+        begin, end = self.offsets[self.ranks.rank : self.ranks.rank + 2]
+        none = torch.full((self.num_own - (end - begin),), -1, device="cpu")
+        return torch.cat([torch.arange(begin, end, device="cpu"), none, self.inner, self.outer])
 
     def owner(self, ids: Tensor) -> Tensor:
         """Returns the rank that owns each of the global ids, int64 [n]."""
@@ -223,146 +213,3 @@ class LocalGraph(RankGraph):
             raise ValueError(text)
         order = depths.argsort(descending=True, stable=True)
         return replace(self, inner=inner[order], depths=depths[order], rows=rows, base=self.base or self)
-
-
-def local(
-    data: PartitionedGraph | Data,
-    *,
-    offsets: Sequence[int] | None = None,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-    process_group: Any = None,
-    timeout: float | timedelta = DEFAULT_TIMEOUT,
-) -> LocalGraph:
-    """Opens this rank's part of a graph for full-graph training. Collective: every rank calls it.
-
-    Args:
-        data: a :class:`~salientpp.PartitionedGraph` with one type, or a PyG ``Data`` that is equal on every rank. Checksums of its contents are compared.
-        offsets: for a ``Data``: the first vertex of each rank, and N at the end; None: ranges of equal length. For a directory, they follow from its parts.
-        device: device of the rows; None: the CPU.
-        dtype: dtype that ``x`` is converted to; None: as stored.
-        process_group, timeout: as in :class:`~salientpp.NeighborLoader`.
-
-    Raises:
-        ValueError, TypeError: an argument is wrong, there are more ranks than parts, or the ranks gave different arguments or data. Every rank raises it.
-    """
-    seconds = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
-    at = torch.device("cpu" if device is None else device)
-    error: Exception | None = None
-    if not isinstance(data, (PartitionedGraph, Data)):
-        error = TypeError(
-            f"data must be a PartitionedGraph (salientpp.load) or a PyG Data, got {type(data).__name__}; full-graph training needs one type of vertices: "
-            "convert a HeteroData with to_homogeneous()"
-        )
-    comm = Comm.create(process_group, seconds, at, error)
-    ranks = Ranks(comm, at)
-    opened: list[Any] = []
-    facts: dict[str, Any] = {}
-    try:
-        if isinstance(data, PartitionedGraph):
-            *opened, facts["contents"] = _of_directory(data, comm)
-        else:
-            *opened, facts["contents"] = _of_data(data, comm, offsets)
-        x = opened[2].get("x")
-        facts.update(
-            offsets=list(opened[1]),
-            edges=opened[0].num_edges,
-            x="none" if x is None else f"rows of {dtype or x.dtype} {list(x.shape[1:])}",
-            rows=[*opened[2]],
-        )
-    except Exception as raised:
-        error = raised
-    try:
-        everyone = comm.gather_facts(facts, error, "open its part")
-    finally:
-        error = None  # otherwise this frame and the traceback would reference each other
-    first = everyone[0]
-    for rank, theirs in enumerate(everyone):
-        for name, value in theirs.items():
-            if value != first[name] and name != "contents":
-                raise ValueError(
-                    f"all ranks must open the same graph, got {name} {first[name]} on rank 0 and {value} on rank {rank}{comm.of}"
-                )
-        differing = [name for name, value in theirs["contents"].items() if value != first["contents"].get(name)]
-        if differing:
-            raise ValueError(
-                f"all ranks must open the same graph, but rank 0 and rank {rank}{comm.of} have different contents of {', '.join(differing)}"
-            )
-    lists, bounds, rows, splits = opened
-    rows = {name: value.to(at) for name, value in rows.items()}
-    if dtype is not None and "x" in rows:
-        rows["x"] = rows["x"].to(dtype)
-    return LocalGraph(ranks, lists, bounds, rows, splits)
-
-
-def _checksum(*tensors: Tensor) -> int:
-    """Computes the CRC-32 of the entries. It reads a gigabyte in about half a second."""
-    checksum = 0
-    for tensor in tensors:
-        checksum = zlib.crc32(bytes_of(tensor.cpu()).numpy().data, zlib.crc32(str(tensor.dtype).encode(), checksum))
-    return checksum
-
-
-def _of_directory(part: PartitionedGraph, comm: Comm) -> tuple[Any, ...]:
-    """Returns the arguments of a :class:`LocalGraph` without ``ranks``, then a checksum for each piece of data that parts are cut from, by name."""
-    if part.is_hetero:
-        raise ValueError(
-            f"{part.root} has several types of vertices, but full-graph training needs one type; convert the HeteroData with to_homogeneous() and "
-            "partition the result"
-        )
-    tables = [name for each in part.description.types for name in each.frames]
-    if tables:
-        raise ValueError(
-            f"{part.root} has TensorFrame attributes ({', '.join(tables)}), but full-graph training takes tensors; encode them as a tensor x, or delete "
-            "them, and partition again"
-        )
-    whole = part.whole
-    if comm.size > whole.num_parts:
-        raise ValueError(
-            f"{part.root} has {whole.num_parts} parts, but full-graph training gives each of the {comm.size} ranks its own part; start at most "
-            f"{whole.num_parts} ranks, or partition into {comm.size} parts"
-        )
-    view = whole.joined(runs(whole.num_parts, comm.size), comm.rank)
-    begin, end = view.book.range_of(comm.rank)
-    splits = {
-        split: view.split(split, comm.rank) - begin for type_ in view.description.node_types for split in type_.splits
-    }
-    rows = {name: value.clone() for name, value in view.node_rows(comm.rank).items()}
-    offsets = tuple(view.book.offsets.tolist())
-    for value in rows.values():
-        if value.size(0) != end - begin:
-            raise ValueError(
-                f"{part.root} must have {end - begin} rows in the part of rank {comm.rank}, got {value.size(0)}"
-            )
-    return TargetLists.of_part(view, comm.rank), offsets, rows, splits, {"the directory": part.fingerprint}
-
-
-def _of_data(data: Data, comm: Comm, offsets: Sequence[int] | None) -> tuple[Any, ...]:
-    """Does the same as :func:`_of_directory`, for a ``Data``."""
-    graph = Graph.from_data(data)
-    number, size = graph.num_vertices, comm.size
-    bounds = tuple(runs(number, size)) if offsets is None else tuple(int(each) for each in offsets)
-    if len(bounds) != size + 1 or bounds[0] != 0 or bounds[-1] != number or list(bounds) != sorted(bounds):
-        raise ValueError(
-            f"offsets must ascend from 0 to {number}, the number of vertices, with one entry per rank ({size}) and one at the end, got {list(bounds)}"
-        )
-    begin, end = bounds[comm.rank : comm.rank + 2]
-    rows: dict[str, Tensor] = {}
-    columns: dict[str, Tensor] = {}
-    splits: dict[str, Tensor] = {}
-    for name, value in data.to_dict().items():
-        if not isinstance(value, Tensor) or not value.dim() or name in ("edge_index", "adj_t"):
-            continue
-        split = name.removesuffix("_mask")
-        if split in _SPLITS and name != split and value.dtype == torch.bool:
-            splits[split] = value[begin:end].nonzero().flatten()
-        elif data.is_node_attr(name):
-            rows[name] = value[begin:end].detach().clone()
-        elif data.is_edge_attr(name):
-            columns[name] = value.detach().cpu().contiguous()
-    contents: dict[str, int] = {}
-    if size > 1:
-        edges = [each for each in (graph.indptr, graph.indices, graph.edge_id) if each is not None]
-        names = [*rows, *columns, *(f"{split}_mask" for split in splits)]
-        contents = {"the edges": _checksum(*edges), **{name: _checksum(data[name]) for name in names}}
-    return TargetLists.of_graph(graph, columns), bounds, rows, splits, contents

@@ -81,14 +81,19 @@ class Helpers:
         """Computes the same as PyG's function. For edges from the halo, the degrees of the sources come from the owners of the sources."""
         graph = self._graph
 
-        def make() -> tuple[Tensor, Tensor]:
-            index, weight = edge_index, edge_weight
+        def weighted(index: Tensor, weight: Tensor | None, number: int) -> tuple[Tensor, Tensor]:
             if add_self_loops:
-                index, weight = utils.add_remaining_self_loops(index, weight, 2.0 if improved else 1.0, graph.num_inner)
-            if weight is None:
-                weight = torch.ones(index.size(1), dtype=dtype, device=index.device)
-            root = utils.scatter(weight, index[1], 0, graph.num_inner, "sum").pow(-0.5)
-            root = graph.of_whole_halo(root.masked_fill(root == float("inf"), 0))
+                index, weight = utils.add_remaining_self_loops(index, weight, 2.0 if improved else 1.0, number)
+            return index, torch.ones(index.size(1), dtype=dtype, device=index.device) if weight is None else weight
+
+        def roots(index: Tensor, weight: Tensor | None, number: int) -> Tensor:
+            index, weight = weighted(index, weight, number)
+            root = utils.scatter(weight, index[1], 0, number, "sum").pow(-0.5)
+            return root.masked_fill(root == float("inf"), 0)
+
+        def make() -> tuple[Tensor, Tensor]:
+            root = graph.of_whole_halo(graph.over_all_edges(roots, edge_index, edge_weight))
+            index, weight = weighted(edge_index, edge_weight, graph.num_inner)
             return index, root[index[0]] * weight * root[index[1]]
 
         if self.is_static(edge_index) and self.is_static(edge_weight):

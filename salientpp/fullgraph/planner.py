@@ -16,13 +16,13 @@ from typing import Any
 import torch
 
 from salientpp.arguments import as_amount
-from salientpp.fullgraph.agreement import RanksDiffer
 from salientpp.fullgraph.layouts import Layout, words_of_product
-from salientpp.fullgraph.local import LocalGraph, local
+from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.measure import calibrate
 from salientpp.fullgraph.model import DistributedModel, reductions_of
+from salientpp.fullgraph.opening import local
+from salientpp.fullgraph.preload import PreloadedGraph
 from salientpp.fullgraph.trial import can_recompute, in_turns, step_times
-from salientpp.ranks.failure import RankFailure
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.ways.planner.full_graph import MOST_ARCS, Choice, Constants, Costs, Problem
 
@@ -98,7 +98,7 @@ def plan_for(
     budget = _checked(graph, kind, memory, constants)
     arguments = arguments or (graph.x, graph.edge_index)
     base = DistributedModel(model, graph, asked="a plan")
-    with _evaluating(base), _reported(graph):
+    with _evaluating(base), graph.ranks.reporting("plan_for"):
         base(*arguments)
         widths, backward, products = ([*each] for each in zip(*base.seen)) if base.seen else ([1], [False], [False])
         itemsize = graph.x.element_size() if "x" in graph.node_rows else 4
@@ -123,6 +123,11 @@ def _checked(graph: LocalGraph, kind: str, memory: int | str | None, constants: 
         error = ValueError(f"kind must be one of {', '.join(map(repr, _KINDS))}, got {kind!r}")
     elif amount is None or 0 < amount < 1:
         error = ValueError(f'memory must be a number of bytes, text such as "1GiB", or None, got {memory!r}')
+    elif isinstance(graph, PreloadedGraph):
+        error = ValueError(
+            "plan_for needs a part without preload, because a preloaded part has the rows of other hosts already; pass another layout to distribute, or open "
+            "the part without preload"
+        )
     elif graph.is_planned:
         error = ValueError(
             "plan_for needs a part without a plan; pass the part that salientpp.fullgraph.local returned"
@@ -138,20 +143,6 @@ def _checked(graph: LocalGraph, kind: str, memory: int | str | None, constants: 
                     f"{rank}{graph.ranks.comm.of}"
                 )
     return float(amount or 0)
-
-
-@contextlib.contextmanager
-def _reported(graph: LocalGraph) -> Iterator[None]:
-    """Tells the other ranks about an error of this rank, so that none waits for it."""
-    try:
-        yield
-    except (RankFailure, RanksDiffer):  # the other ranks have been told
-        raise
-    except Exception as error:
-        ranks = graph.ranks
-        text = f"rank {ranks.rank}{ranks.comm.of} failed in plan_for: {type(error).__name__}: {error}"
-        ranks.comm.report_failure(text)
-        raise
 
 
 @contextlib.contextmanager

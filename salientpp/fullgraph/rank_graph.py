@@ -5,12 +5,17 @@ Every rank computes the rows of its own vertices. Edges into them also come from
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from salientpp.fullgraph.exchange import Ranks, Route
+
+#: A function of edges int64 [2, e], their weights [e] or None, and a number n of vertices. It returns a value of each vertex, [n].
+Summing: TypeAlias = Callable[[Tensor, "Tensor | None", int], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +77,18 @@ class RankGraph:
     def num_vertices(self) -> int:
         """Number of vertices that count on all ranks of :attr:`averaging`."""
         raise NotImplementedError
+
+    def over_all_edges(self, compute: Summing, edge_index: Tensor, edge_weight: Tensor | None) -> Tensor:
+        """Computes a value of each vertex from all edges of the whole graph into it. Collective.
+
+        Args:
+            compute: computes one value for each of a number of vertices from edges, their weights (or None) and this number.
+            edge_index, edge_weight: edges of this graph, and their weights.
+
+        Returns:
+            The values [num_inner]. They are correct for the rank's own vertices.
+        """
+        return compute(edge_index, edge_weight, self.num_inner)
 
     @property
     def is_planned(self) -> bool:

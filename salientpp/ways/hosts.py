@@ -85,23 +85,8 @@ def agree_on_hosts(
     if comm.size == 1:
         checked_hosts(given)
         return ()
-    facts: dict[str, Any] = {"own_rows": own_rows, "logical_ranks": num_logical_ranks}
-    error = None
-    try:
-        facts |= {"given": checked_hosts(given), "believed": host_by_launcher(*group_rank())}
-    except ValueError as wrong:
-        error = wrong
-    try:
-        everyone = comm.gather_facts(facts, error)
-    finally:
-        error = None  # otherwise this frame and the traceback would reference each other
+    sizes, everyone = sizes_of_hosts(comm, given, {"own_rows": own_rows, "logical_ranks": num_logical_ranks})
     asked = everyone[0]["given"]
-    for rank, theirs in enumerate(everyone):
-        if theirs["given"] != asked:
-            raise ValueError(
-                f"all ranks must have the same ranks_per_host, got {asked} on rank 0 and {theirs['given']} on rank {rank}{comm.of}"
-            )
-    sizes = _sizes(comm, asked, [theirs["believed"] for theirs in everyone])
     differ = len({theirs["logical_ranks"] for theirs in everyone}) > 1  # raises later, when the arguments are compared
     if max(sizes) == 1 or differ:
         return ()
@@ -124,6 +109,38 @@ def agree_on_hosts(
             stacklevel=4,
         )
     return ()
+
+
+def sizes_of_hosts(
+    comm: Comm, given: Any, facts: Mapping[str, Any], task: str = "make its loader"
+) -> tuple[tuple[int, ...], list[dict[str, Any]]]:
+    """Returns the number of ranks on each host, in the order of the ranks, and the ``facts`` of all ranks. Collective, the same on all ranks.
+
+    Args:
+        given: the user's ``ranks_per_host``.
+        facts: further JSON values of this rank.
+        task: what the ranks are doing, for errors.
+
+    Raises:
+        ValueError: ``given`` is wrong, differs between ranks or does not fit; on every rank.
+    """
+    told = dict(facts)
+    error = None
+    try:
+        told |= {"given": checked_hosts(given), "believed": host_by_launcher(*group_rank())}
+    except ValueError as wrong:
+        error = wrong
+    try:
+        everyone = comm.gather_facts(told, error, task)
+    finally:
+        error = None  # otherwise this frame and the traceback would reference each other
+    asked = everyone[0]["given"]
+    for rank, theirs in enumerate(everyone):
+        if theirs["given"] != asked:
+            raise ValueError(
+                f"all ranks must have the same ranks_per_host, got {asked} on rank 0 and {theirs['given']} on rank {rank}{comm.of}"
+            )
+    return _sizes(comm, asked, [theirs["believed"] for theirs in everyone]), everyone
 
 
 def _sizes(comm: Comm, asked: int | list[int] | None, believed: Sequence[str | None]) -> tuple[int, ...]:

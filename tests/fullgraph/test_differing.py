@@ -409,7 +409,7 @@ AGREED_ELSEWHERE = {
     "begin": "its callers agree",
     "propose": "is the agreement",
     "difference": "all ranks know that they differ",
-    "local": "all ranks have just met",
+    "_opened": "all ranks have just met",
     "_from_rank_0": "_agree has agreed",
     "_send": "its callers have made a route",
 }
