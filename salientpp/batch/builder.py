@@ -72,7 +72,7 @@ class BatchBuilder:
         """Builds the batch from these rows and from the other attributes in ``contents``. Any thread may call it."""
         batch = self.template.build(mfg, rows, contents)
         self.add_batch_attributes(batch, mfg)
-        if demand.hops:
+        if demand.hops or getattr(mfg, "share", None) is not None:
             mark_edges(batch, mfg)
         return batch
 

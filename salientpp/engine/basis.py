@@ -15,6 +15,7 @@ from salientpp.engine.source import BatchSource
 from salientpp.engine.together import draw_together
 from salientpp.processes import in_order, lazy
 from salientpp.ranks.comm import Comm
+from salientpp.ranks.cooperation import Cooperation
 from salientpp.sampling.schedule import BatchKeys, Turn
 from salientpp.store.tiers import NO_IDS, Tiers
 
@@ -94,6 +95,14 @@ class Basis:
     def ranks_on_host(self) -> int:
         """Number of ranks that share this rank's host and its copies of rows; 1 if :attr:`ranks_by_host` is empty."""
         return len(self.epochs.placement.ranks_of_host) if self.ranks_by_host else 1
+
+    @property
+    def cooperation(self) -> Cooperation | None:
+        """The ranks that compute batches together with this rank. None: this rank computes its batches alone."""
+        if self.source.division is None:
+            return None
+        placement = self.source.exchange.placement
+        return Cooperation(self.comm, placement.ranks_of_host, placement.host)
 
     def seeds_only(self, type_: str | None) -> list[str]:
         """Returns the names of those attributes of a vertex type that a batch has only for its seeds."""

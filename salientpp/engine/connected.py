@@ -43,7 +43,11 @@ class Connected:
 
 
 def placement_of(
-    part: PartitionedGraph, comm: Comm, logical_ranks: int | None = None, ranks_by_host: Sequence[int] = ()
+    part: PartitionedGraph,
+    comm: Comm,
+    logical_ranks: int | None = None,
+    ranks_by_host: Sequence[int] = (),
+    cooperates: bool = False,
 ) -> Placement:
     """Returns the placement of this rank among the ranks of ``comm``. ``ranks_by_host`` is as in :class:`~salientpp.engine.basis.Basis`.
 
@@ -52,11 +56,15 @@ def placement_of(
     """
     whole = part.whole
     try:
-        placement = Placement(comm.rank, comm.size, whole.num_parts, logical_ranks or 0, tuple(ranks_by_host))
+        placement = Placement(
+            comm.rank, comm.size, whole.num_parts, logical_ranks or 0, tuple(ranks_by_host), cooperates
+        )
     except ValueError as error:
         raise ValueError(f"{part.root}: {error}") from None
     mine = placement.own_parts
-    if part.offsets == whole.offsets and part.part_id is not None and [part.part_id] != list(mine):
+    # A graph is loaded with one part, also by a rank whose host visits several parts together.
+    fits = part.part_id in mine if cooperates else [part.part_id] == list(mine)
+    if part.offsets == whole.offsets and part.part_id is not None and not fits:
         parts = f"part {mine[0]}" if len(mine) == 1 else f"parts {mine[0]} to {mine[-1]}"
         raise ValueError(
             f"rank {comm.rank} serves {parts} of {whole.num_parts}, but its graph was loaded with part_id={part.part_id}; leave part_id out of "

@@ -47,6 +47,7 @@ class Shares:
         seeds: the seeds of all ranks.
         joined: True if the batches of a round are delivered as one batch.
         alone: True if this process does not wait for the processes that share its seeds.
+        num_given: number of batches of each logical rank, instead of a batch size.
     """
 
     source: BatchSource
@@ -57,6 +58,7 @@ class Shares:
     uneven: str
     joined: bool
     alone: bool
+    num_given: int | None = None
 
     def order(self, placement: Placement, seed: int) -> Turns:
         """Returns this rank's batches and the order in which it delivers them."""
@@ -76,7 +78,8 @@ class Shares:
                 drop_last=self.drop_last,
                 uneven=self.uneven,
                 seed=seed,
-                kind="rank" if placement.num_logical_ranks == placement.world_size else "logical rank",
+                kind=_kind(placement),
+                num_given=self.num_given,
             )
             for logical_rank in placement.logical_ranks
         ]
@@ -121,6 +124,13 @@ class Shares:
         of = part_of()
         parts = {unit: placement.parts_of_unit(unit) for unit in units}
         return {unit: ((of >= own.start) & (of < own.stop)).nonzero().flatten() for unit, own in parts.items()}
+
+
+def _kind(placement: Placement) -> str:
+    """Returns the name of a logical rank in errors."""
+    if placement.num_logical_ranks != placement.num_visitors:
+        return "logical rank"
+    return "host" if placement.cooperates else "rank"
 
 
 def _units(placement: Placement) -> range:

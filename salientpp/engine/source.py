@@ -15,6 +15,7 @@ from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerIn
 
 from salientpp.batch.template import Column, DataTemplate, PartitionTemplate, StoreTemplate
 from salientpp.engine.connected import Connected
+from salientpp.engine.division import Division
 from salientpp.engine.seeds import Seeds
 from salientpp.graph.from_pyg import count_vertices
 from salientpp.ranks.comm import Comm
@@ -57,6 +58,7 @@ class BatchSource:
         part: for a partitioned graph, the view whose part has this rank's seeds.
         narrow: for columns in ``exchanged`` whose rows are encoded, their encoding.
         frames: per vertex type and edge type, the tables that batches have, by attribute name. The other attributes here have their columns.
+        division: divides each batch among the ranks of the host, if they compute it together.
     """
 
     seeds: Seeds
@@ -72,6 +74,7 @@ class BatchSource:
     part: PartitionedGraph | None = None
     narrow: Mapping[Column, Narrow] = field(default_factory=dict)
     frames: Mapping[Any, Mapping[str, Frame]] = field(default_factory=dict)
+    division: Division | None = None
 
     def rows_of(self, column: Column) -> RowSource:
         """Returns the rows as tiers and messages hold them."""
@@ -103,8 +106,24 @@ class BatchSource:
             mfg.metadata = (inputs.input_id, inputs.time)
         return mfg
 
-    def draw_joined(self, pieces: Sequence[tuple[Tensor, BatchKeys]], only_vertices: bool = False) -> Mfg:
-        """Samples the pieces, each with its own keys, and joins their MFGs into one. It takes the arguments of :meth:`draw`."""
+    def draw_joined(
+        self, pieces: Sequence[tuple[Tensor, BatchKeys]], only_vertices: bool = False, tick: int | None = None
+    ) -> Mfg:
+        """Samples the pieces, each with its own keys, and joins their MFGs into one. It takes the arguments of :meth:`draw`.
+
+        If the ranks of the host compute batches together, returns this rank's share.
+
+        Args:
+            tick: tick of the batch in its epoch. None: the batch is drawn outside an epoch, or for a plan.
+        """
+        if self.division is None:
+            return self._draw_whole(pieces, only_vertices)
+        if only_vertices:
+            return self.division.own_vertices(self._draw_whole(pieces, True))
+        return self.division.share(lambda: self._draw_whole(pieces), pieces[0][1], tick)
+
+    def _draw_whole(self, pieces: Sequence[tuple[Tensor, BatchKeys]], only_vertices: bool = False) -> Mfg:
+        """Samples a batch as :meth:`draw_joined`, of which no rank of the host has a share."""
         if len(pieces) == 1:
             return self.draw(*pieces[0], only_vertices=only_vertices)
         inputs = self.seeds.inputs

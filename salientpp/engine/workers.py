@@ -78,8 +78,10 @@ class SamplingWorkers:
 
     def _work(self, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], maker: Maker) -> Any:
         with traced(maker.trace, f"worker: {threading.current_thread().name}", index):
-            num_seeds = sum(positions.numel() for positions, _ in pieces)
-            return self.prepare(index, self._source.draw_joined(pieces), num_seeds, maker)
+            mfg = self._source.draw_joined(pieces, tick=index)
+            share = getattr(mfg, "share", None)
+            num_seeds = sum(positions.numel() for positions, _ in pieces) if share is None else share.own[0]
+            return self.prepare(index, mfg, num_seeds, maker)
 
     def _until_round(self, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], maker: Maker) -> Any:
         num_seeds = sum(positions.numel() for positions, _ in pieces)

@@ -28,6 +28,7 @@ from salientpp.engine.shares import Shares, check_units, seeds_by_part, seeds_of
 from salientpp.engine.source import BatchSource, open_partition, sources_in
 from salientpp.loader.bookmark import Bookmark
 from salientpp.loader.construction import connect, facts_of, prepare_together, reported
+from salientpp.loader.cooperation import check_cooperation, seeds_per_batch, settings_of_batches
 from salientpp.loader.device_sampling import draw_on_device
 from salientpp.loader.fingerprint import fingerprint_of
 from salientpp.loader.order import GivenOrder, checked_positions
@@ -37,6 +38,7 @@ from salientpp.loader.ppr import check_ppr
 from salientpp.loader.pyg_arguments import SamplingOptions, check_order, normalise_numbers
 from salientpp.loader.samplers import OrderedSampler, RanksSampler, ShuffledSampler
 from salientpp.loader.values import Options
+from salientpp.loader.vertex_options import check_of_edges
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.placement import Placement
 from salientpp.sampling.neighbor_sampler import NeighborSampler
@@ -44,6 +46,7 @@ from salientpp.sampling.schedule import BatchKeys
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.exchange import Message
 from salientpp.ways.cache import check_given
+from salientpp.ways.cooperate.division import divide
 from salientpp.ways.hosts import agree_on_hosts, checked_hosts
 from salientpp.ways.sums.check import check_partial, why_no_sums
 
@@ -81,7 +84,7 @@ class BatchLoader(PlannedLoader):
         self._hosts: tuple[int, ...] = ()
         if isinstance(data, PartitionedGraph):
             given = options.ranks_per_host, as_integer(options.logical_ranks) or 0, bool(sources_in(options.columns))
-            self._hosts = agree_on_hosts(comm, data, *given)
+            self._hosts = agree_on_hosts(comm, data, *given, cooperates=options.cooperate is not None)
         else:
             checked_hosts(options.ranks_per_host)
         # From here on a mistake on one rank raises on every rank, so that none waits for a rank that raised.
@@ -93,7 +96,10 @@ class BatchLoader(PlannedLoader):
         self._adapt_seeds(prepared.source.seeds, everyone)
         self._bookmark = self._make_bookmark(prepared, everyone)
         reported(comm, partial(find_ppr, prepared.source), "make its loader")
-        self._make_engine(self._make_basis(comm, prepared), prepared.options, everyone)
+        basis = self._make_basis(comm, prepared)
+        if prepared.options.cooperate is not None:
+            reported(comm, partial(divide, basis, prepared.options.split_by), "make its loader")
+        self._make_engine(basis, prepared.options, everyone)
         self._pad_together()
 
     # --- construction -------------------------------------------------------------------------------------
@@ -101,7 +107,8 @@ class BatchLoader(PlannedLoader):
     def _prepare(self, comm: Comm, sampling: SamplingOptions, options: Options, kwargs: dict[str, Any]) -> _Prepared:
         """Takes those construction steps that need no answers of other ranks. Raises an error if an argument is wrong."""
         options = options.checked(self.device)
-        self._check_sums(options, kwargs)
+        if not hasattr(self, "input_nodes"):
+            check_of_edges(type(self).__name__, options.allow, kwargs)
         self._own_ways = options.own_ways
         # The value in use may differ from the given one. These attributes are set elsewhere.
         elsewhere = ("device", "seed", "cache", "timeout")
@@ -142,6 +149,7 @@ class BatchLoader(PlannedLoader):
                 f"{type(self).__name__} overrides collate_fn or filter_fn, which make batches of one logical rank; pass transform=, or drop join_logical_ranks"
             )
         check_ppr(source, options)
+        check_cooperation(source, options, self._hosts, self)
         placement = source.exchange.placement if share is None else Placement(*share, num_parts=1)
         check_units(source, placement)
         check_given(options.cache, source)
@@ -159,16 +167,6 @@ class BatchLoader(PlannedLoader):
         seeds = seeds_of_parts(source, placement, split) if partitioned else [[0, 1, source.seeds.number, ""]]
         facts = facts_of(source, seeds, options, self._settings(), self._hosts, kwargs.get("generator"))
         return _Prepared(source, self._with_facts_of_seeds(facts, source), options, placement)
-
-    def _check_sums(self, options: Options, kwargs: Mapping[str, Any]) -> None:
-        """Raises ValueError if sums are asked of a loader that has none: the options of sums are then among the arguments of torch's ``DataLoader``."""
-        wrong = next((name for name in ("partial_aggregation", "partial_weight") if name in kwargs), None)
-        if wrong is None and "sums" in options.allow and not hasattr(self, "input_nodes"):
-            wrong = "allow=('sums',)"
-        if wrong is not None:
-            raise ValueError(
-                f"{wrong}{'' if '=' in wrong else '='} is for a NeighborLoader; {type(self).__name__} makes batches of edges, which have no sums; leave it out"
-            )
 
     def _init_data_loader(self, source: BatchSource, num_ranks: int, kwargs: dict[str, Any]) -> None:
         """Initialises torch's ``DataLoader`` over the positions of the seeds."""
@@ -198,8 +196,8 @@ class BatchLoader(PlannedLoader):
         self._seeds_by_part = seeds_by_part(everyone)
         self._given_options = options
         shares = Shares(
-            source, self._seeds_by_part, _mean_batch_size(self, source), self._shuffle, self.drop_last, self.uneven, options.join_logical_ranks,
-            alone=options.share is not None,
+            source, self._seeds_by_part, self._mean_batch_size(prepared), self._shuffle, self.drop_last, self.uneven, options.join_logical_ranks,
+            alone=options.share is not None, num_given=options.co_batches,
         )  # fmt: skip
         order: Any = shares.order(prepared.placement, self.seed)
         if not self._orders_itself:
@@ -211,12 +209,17 @@ class BatchLoader(PlannedLoader):
     def _make_basis(self, comm: Comm, prepared: _Prepared) -> Basis:
         source, options = prepared.source, prepared.options
         return Basis(
-            comm, source, self._bookmark.epochs, self.device, _mean_batch_size(self, source), self._hosts,
+            comm, source, self._bookmark.epochs, self.device, self._mean_batch_size(prepared), self._hosts,
             depth=options.depth, num_workers=self.num_workers, prefetch_factor=self.prefetch_factor or 2, dtype=options.dtype,
             pin_memory=bool(self.pin_memory), zero_copy=options.zero_copy, marks_sizes=options.pad is None,
             repeats=getattr(source.sampler, "disjoint", False) or options.join_logical_ranks,
             transform_sampler_output=options.transform_sampler_output,
         )  # fmt: skip
+
+    def _mean_batch_size(self, prepared: _Prepared) -> int:
+        """Returns the mean number of seeds per batch."""
+        number, placement = prepared.source.seeds.number, prepared.placement
+        return seeds_per_batch(self, prepared.options, number, placement, self._hosts)
 
     def _settings(self) -> dict[str, Any]:
         """Returns the arguments that batches depend on, besides those of ``options`` and the sampler, in the order in which ranks compare them."""
@@ -227,7 +230,7 @@ class BatchLoader(PlannedLoader):
         self, comm: Comm, sampling: SamplingOptions, make_seeds: Callable[..., Seeds], messages: Sequence[Message] = ()
     ) -> BatchSource:
         """Opens a partitioned graph, with the seeds from ``make_seeds(connected, sampler)``."""
-        placement = placement_of(self.data, comm, self.logical_ranks, self._hosts)
+        placement = placement_of(self.data, comm, self.logical_ranks, self._hosts, self.cooperate is not None)
         messages = [*messages, *(message for way in self._own_ways for message in way.messages)]
         connected = connect_part(self.data, comm, placement, messages)
         sampler = sampling.sampler_of_part(connected.held)
@@ -330,7 +333,7 @@ class BatchLoader(PlannedLoader):
     def _draw(self, index: Any, keys: BatchKeys) -> SamplerOutput | HeteroSamplerOutput:
         self._check_is_alone()
         source = self.engine.basis.source
-        return source.draw(checked_positions(index, source.seeds.number, "index"), keys)
+        return source.draw_joined([(checked_positions(index, source.seeds.number, "index"), keys)])
 
     def _filtered(self, mfg: SamplerOutput | HeteroSamplerOutput) -> Data | HeteroData:
         input_id = mfg.metadata[0] if mfg.metadata else None
@@ -359,13 +362,7 @@ class BatchLoader(PlannedLoader):
         return (None, self._through_hooks) if self._has_hooks else (self._finishing, None)
 
     def _values_of_fingerprint(self) -> dict[str, Any]:
-        source, given = self.engine.basis.source, self._given_options
-        found = fingerprint_of(self.data, source, self._seeds_by_part, given, self._settings())
+        basis, given = self.engine.basis, self._given_options
+        settings = settings_of_batches(self._settings(), given, basis.batch_size)
+        found = fingerprint_of(self.data, basis.source, self._seeds_by_part, given, settings)
         return {**found, **self._fingerprint_of_seeds()}
-
-
-def _mean_batch_size(loader: torch.utils.data.DataLoader, source: BatchSource) -> int:
-    """Mean number of seeds per batch."""
-    if loader.batch_size is not None:
-        return loader.batch_size
-    return max(1, -(-source.seeds.number // max(1, len(loader.batch_sampler))))  # type: ignore[arg-type]

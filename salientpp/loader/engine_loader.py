@@ -23,6 +23,7 @@ from salientpp.loader.fingerprint import order_is_known, settings_of
 from salientpp.loader.samplers import OfLoader
 from salientpp.loader.statistics import LoaderStats
 from salientpp.processes import lazy
+from salientpp.ranks.cooperation import Cooperation
 from salientpp.store.cache import FeatureCache, TypedFeatureCache
 from salientpp.store.directory.files import DatasetError
 from salientpp.store.directory.opened import PartitionedGraph
@@ -175,6 +176,11 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
             self.sampler.belong_to(self)
 
     # --- reports ------------------------------------------------------------------------------------------
+
+    @property
+    def cooperation(self) -> Cooperation | None:
+        """The ranks that compute each batch together. None: the loader was made without ``cooperate``."""
+        return self.engine.basis.cooperation
 
     @property
     def looks_ahead(self) -> bool:

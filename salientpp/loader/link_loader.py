@@ -21,17 +21,18 @@ from salientpp.engine.source import BatchSource, open_data
 from salientpp.engine.state import digest
 from salientpp.graph.from_pyg import count_vertices
 from salientpp.loader.batch_loader import BatchLoader
-from salientpp.loader.options import LoaderOptions, Sums
+from salientpp.loader.options import LoaderOptions
 from salientpp.loader.pyg_arguments import SamplingOptions
 from salientpp.loader.signature import divided, with_options
 from salientpp.loader.values import Options
+from salientpp.loader.vertex_options import OF_VERTICES
 from salientpp.ranks.comm import Comm
 from salientpp.sampling.seeds import checked_ends
 from salientpp.sampling.stored import is_remote
 from salientpp.store.directory.opened import PartitionedGraph
 
 
-@with_options(but=(Sums,))
+@with_options(but=OF_VERTICES)
 class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader):
     """Mini-batches of sampled neighbourhoods of edges, with negative examples. The class derives from PyG's ``LinkNeighborLoader``.
 
@@ -100,7 +101,7 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         self.custom_cls = custom_cls
         self.filter_per_worker = filter_per_worker
         self._negatives_given = neg_sampling, neg_sampling_ratio
-        own, kwargs = divided(options, but=(Sums,))
+        own, kwargs = divided(options, but=OF_VERTICES)
         given = Options(transform=transform, transform_sampler_output=transform_sampler_output, **own)
         sampling = SamplingOptions(
             num_neighbors=num_neighbors, replace=replace, subgraph_type=subgraph_type, disjoint=disjoint, temporal_strategy=temporal_strategy,

@@ -27,6 +27,7 @@ from salientpp.loader.checks import (
     one_of,
 )
 from salientpp.loader.pyg_arguments import TorchArguments
+from salientpp.loader.vertex_options import OF_VERTICES, Cooperating, Sums
 from salientpp.ranks.comm import DEFAULT_TIMEOUT
 from salientpp.sampling.neighbor_sampler import SharedDraws
 from salientpp.sampling.schedule import UNEVEN
@@ -35,7 +36,6 @@ from salientpp.store.rows import RowSource
 from salientpp.vip.policies import Policy
 from salientpp.ways.lookahead.shape import Window, check_lookahead
 from salientpp.ways.planner.machines import Machines
-from salientpp.ways.sums.plan import REDUCTIONS, PartialAggregation
 
 #: Rule for ranks with different numbers of batches, see :mod:`salientpp.sampling.schedule`. None: 'wrap' for shuffled seeds (training), and 'exact'
 #: otherwise, so that an evaluation counts each seed once.
@@ -453,46 +453,16 @@ class FewerBytes(TypedDict, total=False):
     ]
 
 
-class Sums(TypedDict, total=False):
-    """Less traffic, `NeighborLoader` only."""
-
-    partial_aggregation: Annotated[
-        PartialAggregation,
-        Option(
-            default=None,
-            check=one_of("'auto', 'sum', 'mean', 'max' or None", "auto", *REDUCTIONS),
-            agree="yes",
-            help="On a partitioned graph with one vertex type: `'sum'`, `'mean'` or `'max'` of a vertex's remote neighbours in the last hop "
-            "replaces their rows, where that takes fewer bytes. With an accelerator as `device`, sums also replace rows that the host would copy to it. "
-            "`'auto'`: `'mean'`, if it saves enough bytes. Batches carry `partial`, and `salientpp.nn.merge_partial(model)` makes the model's first "
-            "layers add these sums, see [sums](../explanation/traffic.md#sums-instead-of-rows). Refused with `disjoint`, `time_attr`, a "
-            "`subgraph_type` other than `'directional'`, several names in `columns`, rows that are not floats, rows in a narrower format, "
-            "`lookahead`, `pad` and `transform_sampler_output`",
-        ),
-    ]
-
-    partial_weight: Annotated[
-        str | None,
-        Option(
-            default=None,
-            agree="yes",
-            help="With `partial_aggregation`: name of the edge attribute (one real number per edge) that the first layer gets as `edge_weight`. "
-            "Rows are multiplied by their weights before they are summed. The weights travel with the request, see "
-            "[sums](../explanation/traffic.md#sums-instead-of-rows)",
-        ),
-    ]
-
-
 class LoaderOptions(Planned, Memory, Columns, Sampling, Pipeline, Ranks, FewerBytes, TorchArguments, total=False):
     """Options that both loaders have besides PyG's arguments, for editors and type checkers."""
 
 
-class NeighborLoaderOptions(LoaderOptions, Sums, total=False):
+class NeighborLoaderOptions(LoaderOptions, Sums, Cooperating, total=False):
     """Options that :class:`~salientpp.NeighborLoader` has besides PyG's arguments."""
 
 
-#: Groups of options. The first line of a group's docstring is the title of its table. Only NeighborLoader has the options of ``Sums``.
-GROUPS: list[type] = [Planned, Memory, Columns, Sampling, Pipeline, Ranks, FewerBytes, Sums]
+#: Groups of options. The first line of a group's docstring is the title of its table. Only NeighborLoader has the options of the last ones.
+GROUPS: list[type] = [Planned, Memory, Columns, Sampling, Pipeline, Ranks, FewerBytes, *OF_VERTICES]
 
 #: Name -> declaration.
 OPTIONS: dict[str, Option] = {name: option for group in GROUPS for name, (_, option) in declared_in(group).items()}

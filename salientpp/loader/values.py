@@ -31,6 +31,13 @@ EXCLUDED: Mapping[tuple[str, str], str] = {
     ("partial_aggregation", "transform_sampler_output"): "sampled edges may change after their sums are planned",
     ("read_ahead", "zero_copy"): "the device would read all rows from pinned memory",
     ("partial_aggregation", "send_as"): "sums are computed from rows as they are stored",
+    ("cooperate", "partial_aggregation"): "the ranks of a host load each row once, and compute with it themselves",
+    ("cooperate", "pad"): "the vertices of other ranks are numbered directly after a rank's own",
+    ("cooperate", "transform_sampler_output"): "sampled edges may change after they were divided among the ranks",
+    (
+        "cooperate",
+        "join_logical_ranks",
+    ): "a vertex of several joined batches would be loaded and computed several times",
 }
 
 
@@ -77,6 +84,11 @@ class Options(Values):
             if getattr(found, name) != OPTIONS[name].default and not has_use:
                 raise ValueError(
                     f"{name}= applies only to a plan within a memory budget; pass memory= too, or leave {name} out"
+                )
+        for name in ("co_batches", "split_by"):
+            if found.cooperate is None and getattr(found, name) != OPTIONS[name].default:
+                raise ValueError(
+                    f"{name}={getattr(found, name)!r} applies only to batches that a host computes together; pass cooperate='host' too, or leave {name} out"
                 )
         sums_may_come = found.partial_aggregation is not None or "sums" in found.allow
         if found.partial_weight is not None and not sums_may_come:
@@ -168,6 +180,10 @@ class Options(Values):
             name = "join_logical_ranks" if self.logical_ranks is None else "logical_ranks"
             raise ValueError(
                 f"{name}= applies only to a partitioned graph, whose ranks share an epoch's batches; leave it out"
+            )
+        if self.cooperate is not None:
+            raise ValueError(
+                f"cooperate={self.cooperate!r} applies only to a partitioned graph, whose ranks know which of them share a host; leave it out"
             )
         if self.memory is not None:
             raise ValueError(

@@ -7,11 +7,14 @@ A dataset directory has K parts, each a contiguous range of ids. W ranks on some
 * **Rows.** All parts that the ranks of one host serve lie on that host, and every rank there reads them. Together they are one **row part**. A request for
   rows of another row part goes to the rank there with the same place in its row part as the asking rank. This spreads the load.
 
+* **Cooperation.** If the ranks of a host compute each batch together, a host visits seeds as one rank: its ranks have the same logical ranks.
+
 The logical ranks of a rank, the ranks of a host, and the parts of a rank or host are consecutive, in torchrun's order.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -39,8 +42,9 @@ class Placement:
         rank: number of the rank, in [0, ``world_size``).
         world_size: W, the number of ranks in the group.
         num_parts: K, the number of parts of the directory.
-        num_logical_ranks: S, the number of logical ranks; 0 means W.
+        num_logical_ranks: S, the number of logical ranks; 0 means :attr:`num_visitors`.
         ranks_by_host: number of ranks on each host, in the order of the ranks. Empty: every rank is its own host.
+        cooperates: True if the ranks of a host visit their seeds together, as one rank.
 
     Raises:
         ValueError: ranks, logical ranks, parts and hosts do not fit each other.
@@ -51,12 +55,24 @@ class Placement:
     num_parts: int
     num_logical_ranks: int = 0
     ranks_by_host: tuple[int, ...] = ()
+    cooperates: bool = False
 
     def __post_init__(self) -> None:
-        ranks, parts = self.world_size, self.num_parts
+        object.__setattr__(self, "ranks_by_host", tuple(self.ranks_by_host) or (1,) * self.world_size)
+        if sum(self.ranks_by_host) != self.world_size or min(self.ranks_by_host) < 1:
+            raise ValueError(
+                f"ranks_by_host must be numbers >= 1 that add up to the {self.world_size} ranks, got {list(self.ranks_by_host)}"
+            )
+        ranks, parts = self.num_visitors, self.num_parts
         object.__setattr__(self, "num_logical_ranks", self.num_logical_ranks or ranks)
-        object.__setattr__(self, "ranks_by_host", tuple(self.ranks_by_host) or (1,) * ranks)
+        if self.cooperates and len(set(self.ranks_by_host)) > 1:
+            raise ValueError(
+                f"hosts whose ranks cooperate need equally many ranks, got {list(self.ranks_by_host)} ranks; start the same number of ranks on every host"
+            )
         logical_ranks = self.num_logical_ranks
+        each, world = (
+            ("hosts", f"{ranks} cooperating hosts do") if self.cooperates else ("ranks", f"world size {ranks} does")
+        )
         if logical_ranks > max(MOST_LOGICAL_RANKS, ranks):
             raise ValueError(
                 f"logical ranks must be at most {MOST_LOGICAL_RANKS:,}, or equal to the number of ranks, got {logical_ranks:,}; pass the largest "
@@ -64,8 +80,8 @@ class Placement:
             )
         if ranks > parts and ranks % parts != 0:
             raise ValueError(
-                f"world size {ranks} does not fit {parts} parts: with more ranks than parts, every part must be served by the same number "
-                f"of ranks; start at most {parts} ranks or a multiple of {parts}, or partition into {ranks} parts"
+                f"{world} not fit {parts} parts: with more {each} than parts, every part must be served by the same number "
+                f"of {each}; start at most {parts} {each} or a multiple of {parts}, or partition into {ranks} parts"
             )
         if logical_ranks > parts and logical_ranks % parts != 0:
             raise ValueError(
@@ -74,16 +90,12 @@ class Placement:
             )
         if ranks > logical_ranks:
             raise ValueError(
-                f"logical_ranks={logical_ranks} is less than the {ranks} ranks, so some ranks would have no batches; start at most {logical_ranks} ranks"
+                f"logical_ranks={logical_ranks} is less than the {ranks} {each}, so some {each} would have no batches; start at most {logical_ranks} {each}"
             )
         if ranks > parts and logical_ranks % ranks != 0:
             raise ValueError(
-                f"logical_ranks={logical_ranks} does not fit {ranks} ranks: with more ranks than the {parts} parts, each rank must have the same number of "
-                f"logical ranks; start a number of ranks that divides {logical_ranks}, or at most {parts} ranks"
-            )
-        if sum(self.ranks_by_host) != ranks or min(self.ranks_by_host) < 1:
-            raise ValueError(
-                f"ranks_by_host must be numbers >= 1 that add up to the {ranks} ranks, got {list(self.ranks_by_host)}"
+                f"logical_ranks={logical_ranks} does not fit {ranks} {each}: with more {each} than the {parts} parts, all {each} must have the same number of "
+                f"logical ranks; start a number of {each} that divides {logical_ranks}, or at most {parts} {each}"
             )
         spans = self._parts_by_host
         for host, (here, following) in enumerate(pairwise(spans)):
@@ -95,6 +107,11 @@ class Placement:
                 )
 
     # --- logical ranks and seeds ----------------------------------------------------------------------------------
+
+    @property
+    def num_visitors(self) -> int:
+        """Number of ranks, or of hosts that cooperate, among which seeds are divided."""
+        return len(self.ranks_by_host) if self.cooperates else self.world_size
 
     @property
     def num_units(self) -> int:
@@ -111,10 +128,11 @@ class Placement:
 
     def logical_ranks_of(self, rank: int) -> range:
         """Returns the logical ranks of a rank: all logical ranks of one or several units, or an equal share of those of one unit."""
-        if self.world_size > self.num_units:
-            share = self.num_logical_ranks // self.world_size
-            return range(rank * share, (rank + 1) * share)
-        first, last = _run(self.num_units, self.world_size, rank)
+        visitor = self.host_of(rank) if self.cooperates else rank
+        if self.num_visitors > self.num_units:
+            share = self.num_logical_ranks // self.num_visitors
+            return range(visitor * share, (visitor + 1) * share)
+        first, last = _run(self.num_units, self.num_visitors, visitor)
         return range(first * self.logical_ranks_per_unit, last * self.logical_ranks_per_unit)
 
     def unit_of(self, logical_rank: int) -> int:
@@ -168,7 +186,11 @@ class Placement:
 
     @cached_property
     def host(self) -> int:
-        return next(host for host, last in enumerate(self._first_ranks[1:]) if self.rank < last)
+        return self.host_of(self.rank)
+
+    def host_of(self, rank: int) -> int:
+        """Returns the number of a rank's host."""
+        return bisect_right(self._first_ranks, rank) - 1
 
     @property
     def ranks_of_host(self) -> range:

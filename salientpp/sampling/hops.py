@@ -15,6 +15,7 @@ from torch import Tensor
 from torch_geometric.sampler import HeteroSamplerOutput
 
 from salientpp.sampling.edge_lists import EdgeLists, group_edges, with_self_loops
+from salientpp.sampling.host_share import HostShare
 from salientpp.sampling.topology import Mfg
 
 #: A relation's name in the batch; None in a batch with one vertex type.
@@ -46,12 +47,14 @@ class Hops:
         num_nodes: by vertex type, the number of vertices within 0, 1, 2, ... hops of the seeds.
         num_edges: by relation, the number of edges of the first 0, 1, 2, ... hops.
         edge_index: by relation int64 [2, e] on the CPU, as sampled.
+        share: this rank's share, if the ranks of a host compute the batch together. The vertices and edges here are then the rank's own.
     """
 
     num_nodes: Mapping[str | None, list[int]]
     num_edges: Mapping[Relation, list[int]]
     edge_index: Mapping[Relation, Tensor]
     kept: dict[Any, Any] = field(default_factory=dict)
+    share: HostShare | None = None
     is_exposed: bool = False  # True if numpy or other code may write to the edges
 
     def __post_init__(self) -> None:
@@ -98,13 +101,14 @@ class Hops:
     def _grouped(self, relation: Relation) -> EdgeLists | None:
         source, target = (None, None) if relation is None else (relation[0], relation[-1])
         edges = self.edge_index[relation]
-        lists = group_edges(edges, self.num_nodes[source][-1], self.num_nodes[target][-1])
+        halo = 0 if self.share is None else sum(self.share.recv_counts)
+        lists = group_edges(edges, self.num_nodes[source][-1] + halo, self.num_nodes[target][-1])
         if lists is None:
             return None
         for hop, (first, last) in enumerate(itertools.pairwise(self.num_edges[relation])):
             if lists.indptr[self.nodes_within(target, hop)] != last:
                 return None
-            if last > first and edges[0, first:last].max() >= self.nodes_within(source, hop + 1):
+            if self.share is None and last > first and edges[0, first:last].max() >= self.nodes_within(source, hop + 1):
                 return None
         return lists
 
@@ -122,7 +126,7 @@ class Hops:
 
     def __reduce__(self) -> Any:
         """Pickles without the lists; the receiver makes them again."""
-        return Hops, (self.num_nodes, self.num_edges, self.edge_index)
+        return Hops, (self.num_nodes, self.num_edges, self.edge_index, {}, self.share)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Hops:
         return self  # it is never changed
@@ -137,4 +141,4 @@ def hops_of(mfg: Mfg) -> Hops | None:
         nodes, edges = {None: nodes}, {None: edges}
     num_nodes = {name: list(itertools.accumulate(counts)) for name, counts in nodes.items()}
     num_edges = {name: list(itertools.accumulate(counts, initial=0)) for name, counts in edges.items()}
-    return Hops(num_nodes, num_edges, {})
+    return Hops(num_nodes, num_edges, {}, share=getattr(mfg, "share", None))

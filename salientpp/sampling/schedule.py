@@ -80,9 +80,10 @@ class Schedule:
         batch_size, shuffle, drop_last, uneven: as in the loader.
         seed: fixes the order.
         kind: name of a logical rank in errors.
+        num_given: number of batches into which the seeds of each logical rank are divided as evenly as possible, instead of by ``batch_size``.
 
     Raises:
-        ValueError: a logical rank has no seeds with 'wrap' or 'drop', or logical ranks differ with 'error'.
+        ValueError: a logical rank has no seeds with 'wrap' or 'drop', or fewer than ``num_given``, or logical ranks differ with 'error'.
     """
 
     num_seeds: int
@@ -97,6 +98,7 @@ class Schedule:
     uneven: str
     seed: int
     kind: str = "rank"
+    num_given: int | None = None
 
     def __post_init__(self) -> None:
         if self.uneven not in UNEVEN:
@@ -107,6 +109,11 @@ class Schedule:
                 f"{self.kind} {list(counts).index(0)} has no seeds, so uneven={self.uneven!r} cannot give it batches; pass "
                 "uneven='exact', or partition so that every part has seeds"
             )
+        if self.num_given is not None and min(counts) < self.num_given:
+            raise ValueError(
+                f"co_batches={self.num_given} is more than the {min(counts)} seeds of {self.kind} {list(counts).index(min(counts))}; every batch needs a "
+                f"seed, so pass co_batches={max(1, min(counts))} or less"
+            )
         batches = [self._batches(count) for count in counts] if self.uneven == "error" else []
         if len(set(batches)) > 1:
             raise ValueError(
@@ -114,6 +121,8 @@ class Schedule:
             )
 
     def _batches(self, num_seeds: int) -> int:
+        if self.num_given is not None:
+            return self.num_given
         return num_seeds // self.batch_size if self.drop_last else -(-num_seeds // self.batch_size)
 
     def batches_of(self, logical_rank: int) -> int:
@@ -147,6 +156,8 @@ class Schedule:
         wanted = max(self.seeds_per_logical_rank)
         if self.uneven == "wrap" and 0 < order.numel() != wanted:
             order = order[torch.arange(wanted, device="cpu") % order.numel()]
+        if self.num_given is not None:
+            return list(order.tensor_split(self.num_given))
         return list(order.split(self.batch_size)[: self.num_batches]) if order.numel() else []
 
 

@@ -212,10 +212,12 @@ def scores_of(basis: Basis, policy: Policy) -> Mapping[str | None, Tensor]:
     source = basis.source
     # The data is a partitioned graph, because only such a graph has rows to cache.
     assert source.seeds.start is not None and source.part is not None and source.part.part_id is not None
-    return scores_of_part(
+    found = scores_of_part(
         policy, part=source.part, part_id=source.part.part_id, sampler=source.sampler, inputs=source.seeds.inputs,
         start=source.seeds.start(basis.batch_size), batch_size=basis.batch_size, comm=source.exchange.comm,
     )  # fmt: skip
+    division = source.division
+    return found if division is None else {type_: division.masked(of_type) for type_, of_type in found.items()}
 
 
 def _scores_beside(scores: Mapping[str | None, Tensor], tiers: TiersByType) -> Mapping[str | None, Tensor]:

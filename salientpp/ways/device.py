@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from salientpp.engine.basis import Basis
+from salientpp.engine.division import Division
 from salientpp.engine.way import TiersByType, Way
-from salientpp.store.tiers import NO_IDS, IdSet, Tier
+from salientpp.store.tiers import NO_IDS, IdSet, Tier, Tiers
 
 
 class DeviceRows(Way):
@@ -54,9 +56,26 @@ class DeviceRows(Way):
         if not wanted:
             return {}
         hottest = {type_: torch.arange(of_type, device="cpu") for type_, of_type in number.items()}
+        chances: Mapping[str | None, Tensor] = {}
         if chance is not None:  # otherwise the rows are stored in this order
-            for type_, of_type in basis.once("access", lambda: chance(basis.batch_size)).items():
-                if type_ in hottest:
-                    order = torch.sort(of_type, descending=True, stable=True).indices
-                    hottest[type_] = order[: number[type_]].sort().values
+            chances = basis.once("access", lambda: chance(basis.batch_size))
+        if basis.source.division is not None:
+            chances, number = _own_chances(basis.source.division, tiers[None], chances, number)
+        for type_, of_type in chances.items():
+            if type_ in hottest:
+                order = torch.sort(of_type, descending=True, stable=True).indices
+                hottest[type_] = order[: number[type_]].sort().values
         return hottest
+
+
+def _own_chances(
+    division: Division, tiers: Tiers, chances: Mapping[str | None, Tensor], number: Mapping[str | None, int]
+) -> tuple[dict[str | None, Tensor], dict[str | None, int]]:
+    """Returns the chances with 0 for vertices of other ranks, and at most as many rows to copy as this rank owns.
+
+    No chances: the rows are stored in their order.
+    """
+    begin, end = tiers.book.range_of(tiers.part_id)
+    chance = chances.get(None, torch.arange(end - begin, 0, -1, device="cpu"))
+    own = division.masked(chance, begin)
+    return {None: own}, {None: min(number[None], int(own.count_nonzero()))}

@@ -68,7 +68,7 @@ def host_by_launcher(rank: int, world_size: int, environ: Mapping[str, str] | No
 
 
 def agree_on_hosts(
-    comm: Comm, part: PartitionedGraph, given: Any, num_logical_ranks: int, own_rows: bool
+    comm: Comm, part: PartitionedGraph, given: Any, num_logical_ranks: int, own_rows: bool, cooperates: bool = False
 ) -> tuple[int, ...]:
     """Returns the number of ranks on each host, in the order of the ranks; empty if every rank is its own host. Collective, the same on all ranks.
 
@@ -78,6 +78,7 @@ def agree_on_hosts(
         given: the user's ``ranks_per_host``.
         num_logical_ranks: S, the number of logical ranks; 0 stands for the number of ranks.
         own_rows: True if this rank has its own source of rows, which other ranks cannot read.
+        cooperates: True if the ranks of a host visit their seeds together.
 
     Raises:
         ValueError: ``given`` is wrong, differs between ranks or does not fit; on every rank.
@@ -85,23 +86,29 @@ def agree_on_hosts(
     if comm.size == 1:
         checked_hosts(given)
         return ()
-    sizes, everyone = sizes_of_hosts(comm, given, {"own_rows": own_rows, "logical_ranks": num_logical_ranks})
+    facts = {"own_rows": own_rows, "logical_ranks": [num_logical_ranks, cooperates]}
+    sizes, everyone = sizes_of_hosts(comm, given, facts)
     asked = everyone[0]["given"]
-    differ = len({theirs["logical_ranks"] for theirs in everyone}) > 1  # raises later, when the arguments are compared
+    # Different numbers raise an error later, when the arguments are compared.
+    differ = any(theirs["logical_ranks"] != everyone[0]["logical_ranks"] for theirs in everyone)
     if max(sizes) == 1 or differ:
         return ()
     # Read only now: every rank has arrived, so a host's copy on its local disk has the parts that each of its ranks staged.
     there = parts_there(part.root)
     copies = [facts["there"] for facts in comm.gather_facts({"there": None if there is None else sorted(there)})]
     owning = [theirs["own_rows"] for theirs in everyone]
-    trouble = _trouble(comm, part.whole.num_parts, sizes, num_logical_ranks, owning, copies)
-    if trouble is not None and asked is not None:
+    trouble = _trouble(comm, part.whole.num_parts, sizes, num_logical_ranks, owning, copies, cooperates)
+    if trouble is not None and (cooperates or asked is not None):
         raise ValueError(trouble)
     if trouble is None:
         hosts = [range(*bounds) for bounds in pairwise([0, *accumulate(sizes)])]
         trouble = sharing(comm, hosts)
     if trouble is None:
         return sizes
+    if cooperates:
+        raise ValueError(
+            f"the ranks of a host can compute batches together only if they share its memory, but {trouble}; leave cooperate out, or pass ranks_per_host=1"
+        )
     if not any(owning):
         warnings.warn(
             f"the ranks of a host do not share its memory: {trouble}. Each rank has its own cache; pass ranks_per_host=1 if that is intended",
@@ -169,6 +176,7 @@ def _trouble(
     num_logical_ranks: int,
     own_rows: Sequence[bool],
     copies: Sequence[list[int] | None],
+    cooperates: bool,
 ) -> str | None:
     """Returns the reason why these hosts cannot be used, or None. Every rank computes it without communication."""
     for rank, has_own in enumerate(own_rows):
@@ -178,7 +186,8 @@ def _trouble(
                 "leave these rows out, or pass ranks_per_host=1"
             )
     try:
-        placements = [Placement(rank, comm.size, num_parts, num_logical_ranks, sizes) for rank in range(comm.size)]
+        how = comm.size, num_parts, num_logical_ranks, sizes, cooperates
+        placements = [Placement(rank, *how) for rank in range(comm.size)]
     except ValueError as error:
         return str(error)
     for placement, there in zip(placements, copies):

@@ -712,6 +712,13 @@ _DIFFERENT = {
     "columns": (("x",), ("x", "y"), "columns"),
     "seed": (1, 2, "seed"),
     "ranks_per_host": (2, 1, "ranks_per_host"),
+    "cooperate": (None, "host", "cooperate"),
+    "co_batches": (
+        {"batch_size": 1, "cooperate": "host", "co_batches": 2},
+        {"batch_size": 1, "cooperate": "host", "co_batches": 3},
+        "co_batches",
+    ),
+    "split_by": ({"cooperate": "host", "split_by": "rows"}, {"cooperate": "host"}, "split_by"),
     "transform": (None, _same, None),
     "transform_sampler_output": (None, _same, None),
     "is_sorted": (False, True, None),

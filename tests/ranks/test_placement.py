@@ -90,6 +90,20 @@ def test_hosts_can_have_different_numbers_of_ranks(by_host, joined):
         assert r.server_of(r.part_id) == r.rank
 
 
+@given(hosts=st.integers(1, 4), per_host=st.integers(1, 4), num_parts=st.integers(1, 9), times=st.integers(1, 3))
+def test_hosts_whose_ranks_cooperate_visit_seeds_as_one_rank_each(hosts, per_host, num_parts, times):
+    assume(hosts <= num_parts or num_parts * (hosts // num_parts) == hosts)
+    logical_ranks = hosts * times
+    assume(logical_ranks <= num_parts or logical_ranks % num_parts == 0)
+    for rank in range(hosts * per_host):
+        ours = Placement(rank, hosts * per_host, num_parts, logical_ranks, (per_host,) * hosts, cooperates=True)
+        alone = Placement(rank // per_host, hosts, num_parts, logical_ranks)
+        assert ours.host == alone.rank and ours.num_visitors == hosts
+        for name in ("logical_ranks", "own_parts", "own_offsets", "own_part", "num_units", "row_offsets", "part_id"):
+            assert getattr(ours, name) == getattr(alone, name), name
+        assert all(ours.server_of(part) // per_host == alone.server_of(part) for part in range(len(ours.row_parts)))
+
+
 @pytest.mark.parametrize(("world_size", "num_parts"), [(3, 2), (5, 4), (5, 3)])
 def test_a_group_that_does_not_fit_is_refused(world_size, num_parts):
     words = f"world size {world_size} does not fit {num_parts} parts: .*start at most {num_parts} ranks or a multiple of {num_parts}"
@@ -114,6 +128,15 @@ def test_a_group_that_does_not_fit_is_refused(world_size, num_parts):
             (0, 4, 2, 0, (3, 1)),
             "hosts 0 and 1 would share a part but not all of their parts .*or pass ranks_per_host=1",
         ),
+        (
+            (0, 3, 4, 0, (2, 1), True),
+            r"hosts whose ranks cooperate need equally many ranks, got \[2, 1\] ranks; start the same number",
+        ),
+        (
+            (0, 6, 2, 0, (2, 2, 2), True),
+            "3 cooperating hosts do not fit 2 parts: .*start at most 2 hosts or a multiple",
+        ),
+        ((0, 4, 8, 1, (2, 2), True), "logical_ranks=1 is less than the 2 hosts, so some hosts would have no batches"),
     ],
 )
 def test_placements_that_do_not_fit_are_refused(arguments, words):

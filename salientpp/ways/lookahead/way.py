@@ -27,6 +27,7 @@ from torch_geometric.sampler import NodeSamplerInput
 
 from salientpp import ops
 from salientpp.engine.basis import Basis
+from salientpp.engine.division import Division
 from salientpp.engine.epochs import Draws
 from salientpp.engine.way import PlacesByType, Price, TiersByType
 from salientpp.engine.workers import SamplingWorkers
@@ -334,6 +335,13 @@ def _ids_of(pieces: Sequence[Any]) -> dict[str | None, Tensor]:
     return {type_: torch.cat(ids) if len(ids) > 1 else ids[0] for type_, ids in found.items()}
 
 
+def _own(blocks: Blocks | None, division: Division | None) -> Blocks | None:
+    """Returns the blocks without the vertices that other ranks of the host compute."""
+    if blocks is None or division is None:
+        return blocks
+    return dataclasses.replace(blocks, probability=division.masked(blocks.probability))
+
+
 def _blocks_of(basis: Basis) -> Blocks | None:
     """Blocks of batches whose draws agree, if known; this needs one vertex type, seeds that are vertices, and draws without weights."""
     part, inputs, sampler = basis.source.part, basis.source.seeds.inputs, basis.source.sampler
@@ -344,7 +352,7 @@ def _blocks_of(basis: Basis) -> Blocks | None:
     workload = workload_of_part(part, part.part_id, sampler, inputs.node, basis.batch_size, basis.source.exchange.comm)
     num_batches, shared = basis.epochs.order.batches_of_logical_rank, sampler.shared_draws is not None
     if basis.source.rounds_topology is None:
-        return Blocks.of(workload, block, num_batches, shared)
+        return _own(Blocks.of(workload, block, num_batches, shared), basis.source.division)
     # All ranks sweep together if one has blocks. A rank with a single batch has none, and sweeps any block for the others.
     if all(number <= 1 for (number,) in basis.comm.gather_numbers([num_batches])):
         return None

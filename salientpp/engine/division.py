@@ -1,0 +1,57 @@
+"""Division of each batch among the ranks of a host, which compute it together. A rank's source then gives this rank's share of every batch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+from torch_geometric.sampler import SamplerOutput
+
+from salientpp.sampling.divided_batch import BatchShare, share_of
+from salientpp.sampling.schedule import BatchKeys
+from salientpp.sampling.topology import Mfg
+
+
+class Once(Protocol):
+    """Lets one rank of the host draw a batch, and the others take their shares."""
+
+    def share(self, turn: int, key: Sequence[int], draw: Callable[[], Mfg]) -> BatchShare:
+        """Returns this rank's share of a batch. ``draw`` draws the whole batch, which ``turn`` and ``key`` identify."""
+
+
+@dataclass(frozen=True, eq=False)
+class Division:
+    """The owner of each vertex among the ranks of a host.
+
+    Attributes:
+        owner: int8 or int16 [N], the place on the host of the rank that computes each vertex.
+        num_ranks: number of ranks of the host.
+        place: place of this rank on its host, in [0, ``num_ranks``).
+        once: lets a batch of an epoch be drawn by one rank. None: every rank draws it.
+    """
+
+    owner: Tensor
+    num_ranks: int
+    place: int
+    once: Once | None = None
+
+    def share(self, draw: Callable[[], Mfg], keys: BatchKeys, tick: int | None) -> BatchShare:
+        """Returns this rank's share of the batch that ``draw`` draws by these keys. Any thread may call it. ``tick``: see :meth:`BatchSource.draw_joined`."""
+        if self.once is not None and tick is not None:
+            return self.once.share(tick, keys, draw)
+        mfg = draw()
+        assert isinstance(mfg, SamplerOutput)  # the loader refuses graphs with several types
+        return share_of(mfg, self.owner[mfg.node], self.num_ranks, self.place)
+
+    def own_vertices(self, mfg: Mfg) -> Mfg:
+        """Returns a sample whose ``node`` has only the vertices of this rank. Its other fields describe the whole batch."""
+        own = copy.copy(mfg)
+        own.node = mfg.node[self.owner[mfg.node] == self.place]
+        return own
+
+    def masked(self, scores: Tensor, first: int = 0) -> Tensor:
+        """Returns the scores [n] of the vertices from ``first`` on, with 0 for those of other ranks."""
+        return scores * (self.owner[first : first + scores.numel()] == self.place)

@@ -1,0 +1,94 @@
+"""Checks of a loader whose batches the ranks of a host compute together (``cooperate``), and the sizes of these batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.utils.data
+from torch_geometric.sampler import NodeSamplerInput
+from torch_geometric.sampler.base import SubgraphType
+
+from salientpp.engine.source import BatchSource
+from salientpp.loader.values import Options
+from salientpp.ranks.placement import Placement
+from salientpp.sampling.neighbor_sampler import NeighborSampler
+
+
+def check_cooperation(
+    source: BatchSource, options: Options, ranks_by_host: Sequence[int], loader: torch.utils.data.DataLoader
+) -> None:
+    """Raises ValueError if the batches of this loader cannot be divided among the ranks of a host.
+
+    Args:
+        ranks_by_host: as in :class:`~salientpp.engine.basis.Basis`.
+        loader: has the arguments of torch's ``DataLoader``.
+    """
+    if options.cooperate is None:
+        return
+    sampler = source.sampler
+    why = _why_whole(source, sampler)
+    if "sums" in options.allow:
+        why = "allow=('sums',) permits a plan to send sums instead of rows; leave 'sums' out"
+    if why is not None:
+        raise ValueError(
+            f"cooperate='host' divides the vertices and edges of each batch among the ranks of a host, but {why}"
+        )
+    for name, default in (("batch_size", 1), ("drop_last", False)):
+        if options.co_batches is not None and getattr(loader, name) != default:
+            raise ValueError(
+                f"co_batches={options.co_batches} divides the seeds of a host into equal batches, so it excludes {name}={getattr(loader, name)}; leave one of "
+                "them out"
+            )
+
+
+def _why_whole(source: BatchSource, sampler: Any) -> str | None:
+    """Returns the reason why batches cannot be divided, with an advice; None if they can."""
+    if source.rounds_topology is not None:
+        return "the topology is stored in parts, and draws over several hosts are not divided; partition with topology='whole'"
+    if not isinstance(source.seeds.inputs, NodeSamplerInput) or source.seeds.inputs.input_type is not None:
+        return "the graph has several vertex types; leave cooperate out"
+    if type(sampler) is not NeighborSampler:
+        return (
+            f"neighbor_sampler is a {type(sampler).__name__}, whose batches do not follow hops; leave one of them out"
+        )
+    if sampler.subgraph_type != SubgraphType.directional:
+        return f"subgraph_type={sampler.subgraph_type.value!r} adds edges that do not follow hops; pass subgraph_type='directional'"
+    if sampler.disjoint:
+        return (
+            "each seed grows a tree of its own, and a vertex may be in several trees; leave disjoint and time_attr out"
+        )
+    return None
+
+
+def seeds_per_batch(
+    loader: torch.utils.data.DataLoader,
+    options: Options,
+    num_seeds: int,
+    placement: Placement,
+    ranks_by_host: Sequence[int],
+) -> int:
+    """Returns the mean number of seeds of a batch, rounded up.
+
+    Args:
+        num_seeds: number of seeds that this rank's logical ranks draw from.
+        loader, ranks_by_host: see :func:`check_cooperation`.
+    """
+    batch_size = loader.batch_size
+    if batch_size is None:
+        batch_size = max(1, -(-num_seeds // max(1, len(loader.batch_sampler))))  # type: ignore[arg-type]
+    if options.cooperate is None:
+        return batch_size
+    if options.co_batches is None:
+        return batch_size * (ranks_by_host[0] if ranks_by_host else 1)
+    # Logical ranks of other hosts may draw from the seeds of this host's part too.
+    sharing = max(len(placement.logical_ranks), placement.logical_ranks_per_unit)
+    return max(1, -(-num_seeds // (options.co_batches * sharing)))
+
+
+def settings_of_batches(settings: Mapping[str, Any], options: Options, seeds: int) -> dict[str, Any]:
+    """Returns the settings for a fingerprint: a host's batches depend on the number of their ``seeds``, not on how many ranks compute them."""
+    found = dict(settings)
+    if options.cooperate is not None and options.co_batches is None:
+        found["batch_size"] = seeds
+    return found

@@ -1,0 +1,273 @@
+"""Laws of cooperative batches: the shares of a host's ranks are the batch of one rank, and each of its rows is loaded once."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import distributed
+import pytest
+import torch
+from graphs import random_data, random_hetero
+from torch import Tensor
+
+import salientpp
+from salientpp import LinkNeighborLoader, NeighborLoader, PPRSampler
+
+FANOUTS, BATCH = [4, 3, 2], 8
+
+#: Number of parts, and ranks of each host.
+HOSTS = {
+    "one-rank": (4, [1]),
+    "1x2": (4, [2]),
+    "2x1": (4, [1, 1]),
+    "2x2": (4, [2, 2]),
+    "1x4": (4, [4]),
+    "2x2-of-2-parts": (2, [2, 2]),
+}
+EACH = pytest.mark.parametrize("hosts", HOSTS)
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory) -> dict[int, str]:
+    folder, made = tmp_path_factory.mktemp("cooperate"), {}
+    for num_parts in (2, 4):
+        data = random_data(600, 3600, train_fraction=0.5, edge_attributes=True)
+        salientpp.partition(data, num_parts, folder / str(num_parts), FANOUTS, BATCH)
+        made[num_parts] = str(folder / str(num_parts))
+    return made
+
+
+def places_of(hosts: Sequence[int]) -> list[tuple[int, int]]:
+    """Host and place of each rank."""
+    return [(host, place) for host, ranks in enumerate(hosts) for place in range(ranks)]
+
+
+def loader_of(
+    part: salientpp.PartitionedGraph, hosts: Any, fanouts: Sequence[int] = FANOUTS, **options: Any
+) -> NeighborLoader:
+    options = {"batch_size": BATCH, "shuffle": True, "seed": 5, "num_workers": 1, "ranks_per_host": hosts, **options}
+    return NeighborLoader(part, fanouts, "train", **{"cooperate": "host", **options})
+
+
+def content(batch: Any) -> dict[str, Any]:
+    """Everything that a batch has, and its share."""
+    found = {name: value for name, value in batch.to_dict().items() if name != "edge_index"}
+    share = getattr(getattr(batch.edge_index, "hops", None), "share", None)
+    return {**found, "edge_index": batch.edge_index.clone().as_subclass(Tensor), "share": share}
+
+
+def epochs_of(rank: int, root: str, hosts: Any, fanouts: Sequence[int], options: dict, epochs: int = 1) -> Any:
+    """The batches of some epochs, and the rows that were loaded for them."""
+    part = salientpp.load(root)
+    loader = loader_of(part, hosts, fanouts, **options)
+    batches = []
+    for _ in range(epochs):
+        for batch in loader:
+            assert torch.equal(batch.x[:, 0].long(), part.original_id(batch.n_id))  # law 1
+            batches.append(content(batch))
+        assert len(batches) % len(loader) == 0
+    return pickle.dumps((batches, loader.stats().rows))  # tensors as bytes, because their memory ends with the rank
+
+
+def run(function: Any, world_size: int, *args: Any) -> list[Any]:
+    return [pickle.loads(result) for result in distributed.run(function, world_size, *args)]
+
+
+def shares_by_host(results: Sequence[Any], hosts: Sequence[int]) -> list[list[tuple]]:
+    """Shares of the ranks of a host, by host and batch."""
+    found: list[list] = [[] for _ in hosts]
+    for (host, _), result in zip(places_of(hosts), results, strict=True):
+        found[host].append(result)
+    assert all(len({len(of_rank) for of_rank in of_host}) == 1 for of_host in found), "equally many batches"
+    return [list(zip(*of_host)) for of_host in found]
+
+
+def ids_of(shares: Sequence[dict], place: int) -> Tensor:
+    """Ids of the vertices in the numbering of a share: own ones, then those that the other ranks say they send."""
+    ids = [shares[place]["n_id"]]
+    for other in shares:
+        share = other["share"]
+        ids.append(other["n_id"][share.send.split(share.send_counts)[place]])
+    return torch.cat(ids)
+
+
+def check_is_divided(shares: Sequence[dict], whole: dict) -> None:
+    """Checks that the shares together are the batch of one rank, with every vertex and edge once."""
+    of_vertex = {int(v): at for at, v in enumerate(whole["n_id"])}
+    seen, edges = [], []
+    for place, mine in enumerate(shares):
+        share, ids = mine["share"], ids_of(shares, place)
+        at = torch.tensor([of_vertex[int(v)] for v in mine["n_id"]], dtype=torch.int64)
+        assert (at.diff() > 0).all(), "own vertices are in the order of the batch"
+        seen += at.tolist()
+        assert share.num_vertices == whole["n_id"].numel()
+        assert share.num_own == at.numel() == mine["x"].size(0) == mine["num_nodes"]
+        assert torch.equal(mine["x"], whole["x"][at])
+        seeds = at[: mine["batch_size"]]
+        assert mine["batch_size"] == share.own[0] == int((at < whole["batch_size"]).sum())
+        assert torch.equal(mine["y"], whole["y"][seeds]) and torch.equal(mine["input_id"], whole["input_id"][seeds])
+        pairs = ids[mine["edge_index"]]
+        edges += list(zip(mine["e_id"].tolist(), mine["edge_attr"].flatten().tolist(), *pairs.tolist()))
+        assert sum(mine["num_sampled_nodes"]) == share.num_own and sum(mine["num_sampled_edges"]) == share.edges[-1]
+    assert sorted(seen) == list(range(len(of_vertex))), "each vertex belongs to one rank"
+    pairs = whole["n_id"][whole["edge_index"]]
+    theirs = zip(whole["e_id"].tolist(), whole["edge_attr"].flatten().tolist(), *pairs.tolist())
+    assert sorted(edges) == sorted(theirs), "each edge belongs to one rank"
+
+
+@EACH
+@pytest.mark.parametrize("split_by", ["rows", "vip"])
+def test_the_shares_of_a_host_are_the_batch_of_one_rank(roots, hosts, split_by):
+    num_parts, per_host = HOSTS[hosts]
+    options = {"split_by": split_by, "uneven": "wrap"}
+    shared = run(epochs_of, sum(per_host), roots[num_parts], per_host, FANOUTS, options, 2)
+    alone = {"cooperate": None, "batch_size": BATCH * per_host[0], "uneven": "wrap"}
+    whole = run(epochs_of, len(per_host), roots[num_parts], 1, FANOUTS, alone, 2)
+    rows = 0
+    for shares, (batches, _) in zip(shares_by_host([batches for batches, _ in shared], per_host), whole, strict=True):
+        for of_host, batch in zip(shares, batches, strict=True):
+            check_is_divided(of_host, batch)
+            rows += batch["n_id"].numel()
+    assert sum(loaded for _, loaded in shared) == rows, "each row of a batch is loaded by one rank of the host"
+
+
+def reached(data: Any, seeds: Tensor, hops: int) -> set[int]:
+    """The vertices within some hops of the seeds, against the direction of the edges."""
+    source, target = data.edge_index
+    found = torch.zeros(data.num_nodes, dtype=torch.bool)
+    found[seeds] = True
+    for _ in range(hops):
+        found[source[found[target]]] = True
+    return set(found.nonzero().flatten().tolist())
+
+
+def test_with_all_neighbours_a_host_loads_the_union_and_private_batches_load_more(roots):
+    data, ranks = random_data(600, 3600, train_fraction=0.5), 2
+    part = salientpp.load(roots[4])
+    results = run(epochs_of, 2 * ranks, roots[4], [ranks, ranks], [-1, -1], {"co_batches": 20, "batch_size": 1})
+    union = private = 0
+    for of_host in shares_by_host([batches for batches, _ in results], [ranks, ranks]):
+        assert len(of_host) == 20
+        for shares in of_host:
+            of_ranks = [part.original_id(mine["n_id"][: mine["batch_size"]]) for mine in shares]
+            union += len(reached(data, torch.cat(of_ranks), 2))
+            private += sum(len(reached(data, seeds, 2)) for seeds in of_ranks)
+    assert sum(rows for _, rows in results) == union < private
+
+
+# --- what is refused -------------------------------------------------------------------------------------
+
+
+def refusals(rank: int, root: str, typed: str, parts: str) -> list[str]:
+    """The texts of errors, one for each case."""
+
+    def text(make: Any) -> str:
+        try:
+            make()
+        except (ValueError, TypeError) as error:
+            return str(error)
+        return ""
+
+    def over(where: str, **options: Any) -> Any:
+        part = salientpp.load(where)
+        nodes = ("paper", "all") if where == typed else "train"
+        return lambda: NeighborLoader(
+            part, [3, 2], nodes, **{"cooperate": "host", "ranks_per_host": 2, "seed": 1, **options}
+        )
+
+    part, data = salientpp.load(root), random_data()
+    cases = [
+        over(root, cooperate="hosts"),
+        over(root, split_by="size"),
+        over(root, cooperate=None, split_by="rows"),
+        over(root, cooperate=None, co_batches=3),
+        over(root, co_batches=0),
+        over(root, co_batches=3, batch_size=8),
+        over(root, co_batches=3, drop_last=True),
+        over(root, co_batches=1000),
+        over(root, partial_aggregation="sum"),
+        over(root, pad="bucket"),
+        over(root, transform_sampler_output=dict),
+        over(root, join_logical_ranks=True),
+        over(root, memory="1MiB", allow=["sums"]),
+        over(root, subgraph_type="induced"),
+        over(root, subgraph_type="bidirectional"),
+        over(root, disjoint=True),
+        over(root, ranks_per_host=[1, 2, 1]),
+        over(root, neighbor_sampler=PPRSampler(part.graph, 8)),
+        over(typed),
+        over(parts),
+        lambda: LinkNeighborLoader(part, [3, 2], cooperate="host"),
+        lambda: NeighborLoader(data, [3, 2], cooperate="host"),
+    ]  # fmt: skip
+    return [text(case) for case in cases]
+
+
+REFUSALS = [
+    "cooperate must be 'host' or None, got 'hosts'",
+    "split_by must be 'rows' or 'vip', got 'size'",
+    "split_by='rows' applies only to batches that a host computes together; pass cooperate='host' too, or leave split_by out",
+    "co_batches=3 applies only to batches that a host computes together; pass cooperate='host' too, or leave co_batches out",
+    "co_batches must be an integer >= 1 (batches of a host in an epoch) or None, got 0",
+    "co_batches=3 divides the seeds of a host into equal batches, so it excludes batch_size=8; leave one of them out",
+    "co_batches=3 divides the seeds of a host into equal batches, so it excludes drop_last=True; leave one of them out",
+    "co_batches=1000 is more than the ",
+    "cooperate='host' excludes partial_aggregation=: ",
+    "cooperate='host' excludes pad=: ",
+    "cooperate='host' excludes transform_sampler_output=: ",
+    "cooperate='host' excludes join_logical_ranks=: ",
+    "allow=('sums',) permits a plan to send sums instead of rows; leave 'sums' out",
+    "subgraph_type='induced' adds edges that do not follow hops; pass subgraph_type='directional'",
+    "subgraph_type='bidirectional' adds edges that do not follow hops; pass subgraph_type='directional'",
+    "each seed grows a tree of its own, and a vertex may be in several trees; leave disjoint and time_attr out",
+    "hosts whose ranks cooperate need equally many ranks, got [1, 2, 1] ranks; start the same number of ranks on every host",
+    "neighbor_sampler is a PPRSampler, whose batches do not follow hops; leave one of them out",
+    "the graph has several vertex types; leave cooperate out",
+    "the topology is stored in parts, and draws over several hosts are not divided; partition with topology='whole'",
+    "cooperate= is for a NeighborLoader; LinkNeighborLoader makes batches of edges, which each rank computes alone; leave it out",
+    "cooperate='host' applies only to a partitioned graph, whose ranks know which of them share a host; leave it out",
+]
+
+
+def test_what_cannot_be_divided_is_refused_on_every_rank(roots, tmp_path):
+    typed, parts = str(tmp_path / "typed"), str(tmp_path / "parts")
+    salientpp.partition(random_hetero(), 4, typed, [3, 2], BATCH, seeds=("paper", "all"))
+    salientpp.partition(random_data(), 4, parts, [3, 2], BATCH, topology="parts")
+    first, *others = distributed.run(refusals, 4, roots[4], typed, parts)
+    assert len(first) == len(REFUSALS)
+    for text, words in zip(first, REFUSALS, strict=True):
+        assert words in text, (words, text)
+    assert all(bool(text) for texts in others for text in texts)
+
+
+# --- seeds ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("uneven", ["exact", "wrap"])
+@pytest.mark.parametrize("number", [1, 7, 40])
+def test_co_batches_is_the_number_of_batches_and_divides_the_seeds_evenly(roots, number, uneven):
+    options = {"co_batches": number, "batch_size": 1, "uneven": uneven}
+    hosts = [2, 2]
+    results = run(epochs_of, 4, roots[4], hosts, [2], options)
+    every = []
+    for of_host in shares_by_host([batches for batches, _ in results], hosts):
+        assert len(of_host) == number
+        sizes = [sum(mine["batch_size"] for mine in shares) for shares in of_host]
+        assert max(sizes) - min(sizes) <= 1 and min(sizes) >= 1
+        every += [seed for shares in of_host for mine in shares for seed in mine["input_id"].tolist()]
+    data = random_data(600, 3600, train_fraction=0.5)
+    assert len(set(every)) == int(data.train_mask.sum())
+    assert uneven == "wrap" or len(every) == len(set(every)), "each seed is in one batch"
+
+
+def test_a_rank_without_vertices_gives_an_empty_share(roots):
+    results = run(epochs_of, 4, roots[4], [4], [], {"batch_size": 1, "uneven": "exact", "num_workers": 2})
+    (of_host,) = shares_by_host([batches for batches, _ in results], [4])
+    empty = [mine for shares in of_host for mine in shares if not mine["n_id"].numel()]
+    assert empty and all(
+        mine["x"].shape == (0, mine["x"].size(1)) and mine["edge_index"].shape == (2, 0) for mine in empty
+    )
+    assert all(mine["batch_size"] == 0 and mine["y"].numel() == 0 for mine in empty)
+    assert all(sum(mine["batch_size"] for mine in shares) in (1, 2, 3, 4) for shares in of_host)
