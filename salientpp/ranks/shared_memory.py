@@ -12,8 +12,9 @@ import math
 import mmap
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -68,6 +69,17 @@ def block(num_bytes: int) -> Iterator[tuple[Tensor, Offer]]:
 
 def mapped(offer: Offer) -> Tensor:
     """Maps a block that another process offers, as uint8 [num_bytes]. Raises CannotShare if it cannot be opened, or is not the block of the offer."""
+    file = _opened(offer)
+    try:
+        return _mapped(file, offer.num_bytes)
+    except OSError as error:
+        raise CannotShare(f"memory of process {offer.process} cannot be mapped: {error.strerror}") from None
+    finally:
+        os.close(file)
+
+
+def _opened(offer: Offer) -> int:
+    """Opens the file of a block that a process offers, and returns the descriptor. Raises the errors of :func:`mapped`."""
     name = f"/proc/{offer.process}/fd/{offer.file}"
     try:
         file = os.open(name, os.O_RDWR | os.O_CLOEXEC)
@@ -77,13 +89,13 @@ def mapped(offer: Offer) -> Tensor:
         ) from None
     try:
         size = os.fstat(file).st_size
-        if size != _ALIGNMENT + offer.num_bytes or os.pread(file, _TOKEN_BYTES, 0).hex() != offer.token:
-            raise CannotShare(f"process {offer.process} of this host is not the rank that offered the memory")
-        return _mapped(file, offer.num_bytes)
+        if size == _ALIGNMENT + offer.num_bytes and os.pread(file, _TOKEN_BYTES, 0).hex() == offer.token:
+            return file
+        words = f"process {offer.process} of this host is not the rank that offered the memory"
     except OSError as error:
-        raise CannotShare(f"memory of process {offer.process} cannot be mapped: {error.strerror}") from None
-    finally:
-        os.close(file)
+        words = f"memory of process {offer.process} cannot be read: {error.strerror}"
+    os.close(file)
+    raise CannotShare(words)
 
 
 def _mapped(file: int, num_bytes: int) -> Tensor:
@@ -94,7 +106,7 @@ def _mapped(file: int, num_bytes: int) -> Tensor:
 def sharing(comm: Comm, hosts: Sequence[range]) -> str | None:
     """Returns why some rank cannot map the memory of its host's first rank, or None if all can. Collective, with the same result on every rank."""
     first = next(ranks[0] for ranks in hosts if comm.rank in ranks)
-    _, told = _shared_memory(comm, first, _ALIGNMENT)
+    _, told = _shared(comm, first, _ALIGNMENT, mapped)
     return next((f"rank {rank}{comm.of}: {words}" for rank, words in enumerate(told) if words), None)
 
 
@@ -111,29 +123,50 @@ def shared_tensors(host: Comm, shapes: Sequence[tuple[Sequence[int], torch.dtype
     begins = [0]
     for size in sizes:
         begins.append(begins[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
-    memory, told = _shared_memory(host, 0, begins[-1])
-    words = next((words for words in told if words), None)
-    if words is not None or memory is None:
-        raise CannotShare(words or "the first rank of the host has no memory to share")
+    memory = _all_have(*_shared(host, 0, begins[-1], mapped))
     return [
         memory[begin : begin + size].view(dtype).view(tuple(shape))
         for (shape, dtype), begin, size in zip(shapes, begins, sizes)
     ]
 
 
-def _shared_memory(comm: Comm, first: int, num_bytes: int) -> tuple[Tensor | None, list[str | None]]:
-    """Maps memory that rank ``first`` makes. Returns the memory, and for every rank the reason why it could not map the memory, or None."""
-    memory, made, trouble = None, None, None
+def shared_file(host: Comm) -> int:
+    """Opens one empty file on all ranks of a host, such as for locks, and returns the descriptor. Collective among these ranks.
+
+    Raises:
+        CannotShare: on every rank, if one of them cannot open the file.
+    """
+    return _all_have(*_shared(host, 0, _ALIGNMENT, _opened))
+
+
+T = TypeVar("T")
+
+
+def _all_have(taken: T | None, told: Sequence[str | None]) -> T:
+    """Returns the result of :func:`_shared`. Raises CannotShare if some rank has none."""
+    words = next((words for words in told if words), None)
+    if words is not None or taken is None:
+        raise CannotShare(words or "the first rank of the host has no memory to share")
+    return taken
+
+
+def _shared(comm: Comm, first: int, num_bytes: int, take: Callable[[Offer], T]) -> tuple[T | None, list[str | None]]:
+    """Calls ``take`` on every rank with the offer of memory that rank ``first`` makes.
+
+    Returns:
+        The result of this rank, and for every rank the reason why it has none, or None.
+    """
+    taken, made, trouble = None, None, None
     with contextlib.ExitStack() as held:
         try:
             if comm.rank == first:
-                memory, made = held.enter_context(block(num_bytes))
+                _, made = held.enter_context(block(num_bytes))
         except CannotShare as error:
             trouble = str(error)
         offer = comm.gather_facts({"offer": made and vars(made)})[first]["offer"]
         try:
-            if comm.rank != first and offer is not None:
-                memory = mapped(Offer(**offer))
+            if offer is not None:
+                taken = take(Offer(**offer))
         except CannotShare as error:
             trouble = str(error)
-        return memory, [facts["trouble"] for facts in comm.gather_facts({"trouble": trouble})]
+        return taken, [facts["trouble"] for facts in comm.gather_facts({"trouble": trouble})]

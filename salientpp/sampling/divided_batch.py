@@ -117,8 +117,8 @@ class _Batch:
             col=number[mfg.col[edges]],
             edge=None if mfg.edge is None else mfg.edge[edges],
             batch=None,
-            num_sampled_nodes=_steps(own_within),
-            num_sampled_edges=_steps(edges_within)[: len(own_within) - 1],
+            num_sampled_nodes=steps(own_within),
+            num_sampled_edges=steps(edges_within)[: len(own_within) - 1],
             metadata=metadata,
             share=HostShare(
                 self.mfg.node.numel(),
@@ -174,6 +174,6 @@ def _count_below(ascending: Tensor, limits: Sequence[int]) -> tuple[int, ...]:
     return tuple(torch.searchsorted(ascending, torch.tensor(limits, dtype=torch.int64, device="cpu")).tolist())
 
 
-def _steps(totals: Sequence[int]) -> list[int]:
+def steps(totals: Sequence[int]) -> list[int]:
     """Returns the differences between running totals; the first total counts from 0."""
     return [after - before for before, after in zip([0, *totals], totals)]
