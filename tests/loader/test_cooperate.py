@@ -157,6 +157,24 @@ def test_with_all_neighbours_a_host_loads_the_union_and_private_batches_load_mor
     assert sum(rows for _, rows in results) == union < private
 
 
+def count_draws(rank: int, root: str, hosts: list[int], options: dict) -> Any:
+    loader = loader_of(salientpp.load(root), hosts, **options)
+    for _ in range(3):
+        for _ in loader:
+            pass
+    counts = loader.engine.basis.source.division.once.counts
+    return len(loader), counts.drawn, counts.taken, counts.in_vain
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_host_draws_each_batch_once(roots, num_workers):
+    results = distributed.run(count_draws, 4, roots[4], [2, 2], {"num_workers": num_workers})
+    for of_host in (results[:2], results[2:]):
+        (batches, *_), _ = of_host
+        assert sum(drawn for _, drawn, _, _ in of_host) == 3 * batches == sum(taken for _, _, taken, _ in of_host)
+        assert not any(in_vain for *_, in_vain in of_host)
+
+
 # --- what is refused -------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from torch_geometric.sampler import NodeSamplerInput
 from salientpp.engine.basis import Basis
 from salientpp.engine.division import Division
 from salientpp.sampling.neighbor_sampler import NeighborSampler
+from salientpp.ways.cooperate.drawn_once import DrawnOnce
 from salientpp.ways.cooperate.owners import Expected, SplitBy, make_owners, shared_owners
 
 
@@ -35,4 +36,5 @@ def divide(basis: Basis, split_by: SplitBy) -> None:
         whole.num_vertices,
         lambda: make_owners(split_by, part.graph, whole.books[None], alone, expected()),
     )
-    basis.source = dataclasses.replace(source, division=Division(owner, basis.host.size, basis.host.rank))
+    once = DrawnOnce(basis.host, owner, basis.most_ahead + basis.depth)
+    basis.source = dataclasses.replace(source, division=Division(owner, basis.host.size, basis.host.rank, once))
