@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
+from salientpp.fullgraph.batch_model import BatchModel, of_loader
 from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.model import DistributedModel
 from salientpp.fullgraph.opening import local
 from salientpp.fullgraph.planner import Plan, plan_for
+from salientpp.ranks.cooperation import Cooperation
 from salientpp.store.directory.opened import PartitionedGraph
 
 
+class Cooperative(Protocol):
+    """Loader whose batches may belong to several ranks together."""
+
+    cooperation: Cooperation | None
+
+
 def distribute(
-    model: torch.nn.Module, part: LocalGraph | PartitionedGraph, layout: str | Plan = "halo"
+    model: torch.nn.Module, part: LocalGraph | PartitionedGraph | Cooperative, layout: str | Plan = "halo"
 ) -> DistributedModel:
     """Makes a model that computes, for the vertices of this rank, what ``model`` computes on the whole graph. Collective.
 
@@ -21,7 +31,8 @@ def distribute(
     Args:
         model: a module that takes (rows of vertices, ``edge_index``, ...). Its layers are PyG's, or your own layers that derive from ``MessagePassing``.
         part: this rank's part, from :func:`salientpp.fullgraph.local`, or a partitioned graph, which is opened. The result's ``.graph`` is the part, or the
-            part under a plan.
+            part under a plan. Or a loader with ``cooperate="host"``: the result gets ``batch.x`` and ``batch.edge_index``, and the ranks of a host compute each
+            batch together, as ``model`` computes the joined batch in one process.
         layout: where the entries of the graph's matrix are stored, and what travels (:mod:`salientpp.fullgraph.layouts`). 'halo' supports every layer. 'cover',
             '1d', '1.5d', '1.5d:c', '2d', '3d' and 'grid:RxC' need layers that compute a sum, mean or weighted sum of in-neighbours' rows. Layers that take
             a maximum can use '1d', '1.5d', '1.5d:c' and 'grid:RxC'. A plan comes from :func:`salientpp.fullgraph.plan_for`. 'auto' makes a plan without
@@ -30,9 +41,13 @@ def distribute(
     Raises:
         ValueError: a layer cannot be distributed (the text names it and the reason), or the ranks have different models. Every rank raises it.
     """
+    if hasattr(part, "cooperation"):
+        return _over_batches(model, part, layout)
     graph = local(part) if isinstance(part, PartitionedGraph) else part
     if not isinstance(graph, LocalGraph):
-        raise TypeError(f"part must come from salientpp.fullgraph.local or salientpp.load, got {type(part).__name__}")
+        raise TypeError(
+            f"part must come from salientpp.fullgraph.local or salientpp.load, or be a loader with cooperate='host', got {type(part).__name__}"
+        )
     if layout == "auto":
         layout = plan_for(model, graph)
     if not isinstance(layout, Plan):
@@ -42,3 +57,15 @@ def distribute(
             "layout is a plan for another part; pass the part that plan_for was called with, as salientpp.fullgraph.local returned it"
         )
     return DistributedModel(model, layout.graph, layout.layout, f"the plan {layout.name!r}")
+
+
+def _over_batches(model: torch.nn.Module, loader: Cooperative, layout: str | Plan) -> BatchModel:
+    if loader.cooperation is None:
+        raise ValueError(
+            f"distribute computes the batches of a loader over ranks only if the loader has cooperate='host', got a {type(loader).__name__} without it; add "
+            "cooperate='host', or train the model itself, with DistributedDataParallel on several ranks"
+        )
+    if layout != "halo":
+        name = layout.name if isinstance(layout, Plan) else layout
+        raise ValueError(f"layout must be 'halo' for a loader, whose batches differ in their edges, got {name!r}")
+    return of_loader(model, loader.cooperation)

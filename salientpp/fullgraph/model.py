@@ -16,11 +16,10 @@ from salientpp.fullgraph.agreement import RanksDiffer, facts_of
 from salientpp.fullgraph.exchange import Flight, Ranks, width_of
 from salientpp.fullgraph.layers import refusals
 from salientpp.fullgraph.layouts import DistAdjacency, Layout, check_plan
-from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.normalise import Helpers, batch_norm
 from salientpp.fullgraph.outputs import mapped
 from salientpp.fullgraph.parameters import Substituted, check_gradients
-from salientpp.fullgraph.rank_graph import Hop
+from salientpp.fullgraph.rank_graph import Hop, RankGraph
 from salientpp.graph.quantiles import corrected
 from salientpp.nn.layers import linear_form, name_of, pair_of, replaced, source_names, with_helpers
 from salientpp.ranks.failure import RankFailure
@@ -43,7 +42,7 @@ class DistributedModel(torch.nn.Module):
     """
 
     def __init__(
-        self, module: torch.nn.Module, graph: LocalGraph, layout: str = "halo", asked: str | None = None
+        self, module: torch.nn.Module, graph: RankGraph, layout: str = "halo", asked: str | None = None
     ) -> None:
         super().__init__()
         _agree(module, graph, layout, asked or layout)
@@ -52,7 +51,7 @@ class DistributedModel(torch.nn.Module):
         self.layout = layout
         self._is_chosen = asked not in (None, layout)
         self.module = module
-        self.graph = graph
+        self.graph: Any = graph  # a LocalGraph; graphs of other types support layers, but neither plans nor layouts
         self._helpers = Helpers(graph)
         self._hop = 0
         self.seen: list[tuple[int, bool, bool]] = []
@@ -80,6 +79,7 @@ class DistributedModel(torch.nn.Module):
         try:
             for refusal in refusals(self.module):  # some refusals depend on the mode
                 raise ValueError(f"this model cannot be trained over ranks: {refusal}")
+            x, args, kwargs = self._placed(x, args, kwargs)
             given = self._input(x)
             trained = [value for value in self.module.parameters() if value.requires_grad]
             stand_ins = {id(value): stand_in for value, stand_in in zip(trained, self.job.replicated(trained))}
@@ -90,14 +90,28 @@ class DistributedModel(torch.nn.Module):
                     tuple(map(self._planned, args)),
                     {key: self._planned(each) for key, each in kwargs.items()},
                 )
-                out = self.module(given, *args, **kwargs)
+                out = self._run(given, args, kwargs)
             check_gradients(out, self.module, stand_ins)
-            return mapped(out, self._own_rows) if self.graph.is_planned else out
+            return self._returned(out)
         except (RankFailure, RanksDiffer):  # the other ranks have been told
             raise
         except Exception as error:
             self.job.report_failure(f"failed in the model's forward: {type(error).__name__}: {error}")
             raise
+
+    def _placed(
+        self, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """Returns the arguments of a call, after the graph that they belong to has become :attr:`graph`."""
+        return x, args, kwargs
+
+    def _run(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls the module, whose layers exchange rows."""
+        return self.module(x, *args, **kwargs)
+
+    def _returned(self, out: Any) -> Any:
+        """Returns the rows of this rank's vertices from the output of the module."""
+        return mapped(out, self._own_rows) if self.graph.is_planned else out
 
     def _input(self, x: Tensor) -> Tensor:
         graph = self.graph
@@ -110,7 +124,8 @@ class DistributedModel(torch.nn.Module):
 
     def _planned(self, value: Any) -> Any:
         """Returns the tensor of the part with the plan that an argument stands for."""
-        graph, base = self.graph, self.graph.base
+        graph = self.graph
+        base = graph.base if graph.is_planned else None
         if base is None or not isinstance(value, Tensor):
             return value
         if value is base.edge_index:
@@ -294,7 +309,7 @@ class DistributedModel(torch.nn.Module):
         return copied
 
 
-def _agree(module: torch.nn.Module, graph: LocalGraph, layout: str, asked: str) -> None:
+def _agree(module: torch.nn.Module, graph: RankGraph, layout: str, asked: str) -> None:
     """Checks that the model can be distributed and is the same on every rank. Then copies rank 0's values to all ranks."""
     facts: dict[str, Any] = {"tensors": [], "layout": asked}
     error = None
@@ -326,7 +341,7 @@ def _agree(module: torch.nn.Module, graph: LocalGraph, layout: str, asked: str) 
             _from_rank_0(tensor, graph.job)
 
 
-def _check(module: torch.nn.Module, graph: LocalGraph, layout: str) -> None:
+def _check(module: torch.nn.Module, graph: Any, layout: str) -> None:
     if found := [*refusals(module)]:
         raise ValueError(f"this model cannot be trained over ranks: {'; '.join(found)}")
     if layout == "halo":

@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "lightning": LOADERS,
     "analysis": (LOADERS - {"loader"}) | {"partitioning"},
     "layerwise": LOADERS | {"nn.layers"},
-    "fullgraph": ROWS | {"partitioning", "nn.layers", "ways.hosts", "ways.planner"},
+    "fullgraph": ROWS | {"partitioning", "batch", "nn", "sampling", "ways.hosts", "ways.planner"},
     "datasets": ROWS | {"partitioning", "sampling"},
 }
 MAY_IMPORT_ANYTHING = {"__init__", "__main__", "cli"}

@@ -1,0 +1,138 @@
+"""The share of a batch as a distributed model sees it: own vertices, the edges into them, and the route of the halo's rows. No rank asks another to make it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from salientpp.batch.edges import BatchEdges
+from salientpp.fullgraph.exchange import Ranks, Route
+from salientpp.fullgraph.normalise import Helpers
+from salientpp.fullgraph.rank_graph import Hop, RankGraph
+from salientpp.sampling.edge_lists import EdgeLists, group_edges
+from salientpp.sampling.host_share import HostShare
+
+
+@dataclass(eq=False)
+class BatchGraph(RankGraph):
+    """One rank's share of a batch that the ranks of a host compute together, or the vertices of this share within some hops of the seeds.
+
+    Many layers cannot be called without rows. So a share without vertices has one vertex with a self-loop, whose row is removed from the model's output. A
+    share without vertices within some hops computes its first vertex there, whose row no other rank gets.
+
+    Attributes:
+        ranks: the ranks of the host.
+        all_ranks: the ranks that train the model together.
+        share: this rank's share.
+        edge_index: int64 [2, e], edges into own vertices, in the numbers of the share; the self-loop of a share without vertices.
+        within: number of hops of the graph around the seeds; None: the whole share.
+        whole: the graph of the whole share; None: this graph.
+    """
+
+    ranks: Ranks
+    all_ranks: Ranks
+    share: HostShare
+    edge_index: Tensor
+    within: int | None = None
+    whole: BatchGraph | None = None
+    _smaller: dict[int, BatchGraph] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        share, hop, device = self.share, -1 if self.within is None else self.within, self.edge_index.device
+        self.inner = torch.empty(0, dtype=torch.int64, device="cpu")
+        self.edge_tensors = {}
+        send_counts = [of_rank[hop] for of_rank in share.sent]
+        self.recv_counts = [of_rank[hop] for of_rank in share.received]
+        self.num_edges = share.edges[-1 if self.within is None else hop - 1] if share.num_own else 1
+        send = share.send
+        if self.within is not None:
+            pieces = zip(send.split(share.send_counts), send_counts, strict=True)
+            send = torch.cat([rows[:number] for rows, number in pieces])
+            self.edge_index = self._renumbered(self.edge_index[:, : self.num_edges])
+        route = Route(send.to(device), send_counts, self.recv_counts)
+        self.whole_halo = Hop(route, torch.arange(sum(self.recv_counts), device=device))
+        self.hops = [self.whole_halo]
+        self.helpers = Helpers(self)
+
+    def _renumbered(self, edges: Tensor) -> Tensor:
+        """Returns edges [2, e] between rows of the whole share in the numbers of this graph's rows."""
+        share = self.share
+        begins = torch.tensor([*accumulate(share.recv_counts, initial=0)][:-1], device=edges.device)
+        now = torch.tensor([*accumulate(self.recv_counts, initial=0)][:-1], device=edges.device)
+        in_halo = edges[0] - share.num_own
+        group = torch.bucketize(in_halo, begins, right=True).sub_(1).clamp_(min=0)
+        source = torch.where(in_halo < 0, edges[0], in_halo + (now - begins + self.num_own)[group])
+        return torch.stack([source, edges[1]])
+
+    def within_hops(self, hops: int) -> BatchGraph:
+        """Returns the part of the whole share that one layer needs if its inputs are needed within ``hops`` >= 1 hops of the seeds.
+
+        It has the own vertices and the halo within ``hops`` hops, and the edges into own vertices within ``hops`` - 1 hops.
+        """
+        if hops >= len(self.share.own) - 1:
+            return self
+        if hops not in self._smaller:
+            self._smaller[hops] = BatchGraph(self.ranks, self.all_ranks, self.share, self.edge_index, hops, self)
+        return self._smaller[hops]
+
+    def lists_of(self, edges: Tensor) -> tuple[EdgeLists, Tensor | None]:
+        """Returns edges [2, e] into own vertices as lists by target, and the number of the edge at each place; None: edges are in the order of places."""
+        if isinstance(edges, BatchEdges) and edges.is_given:
+            made = edges.hops.lists(edges.relation)  # threads of the loader may have made them
+            if made is not None and made.num_sources == self.num_rows:
+                return made.to(edges.device), None
+        host, order = edges.cpu(), None
+        lists = group_edges(host, self.num_rows, self.num_own)
+        if lists is None:
+            order = host[1].argsort(stable=True)
+            lists, order = group_edges(host[:, order], self.num_rows, self.num_own), order.to(edges.device)
+        if lists is None:
+            raise ValueError(
+                f"edges of a layer must lead from 0 to {self.num_rows - 1} to 0 to {self.num_own - 1}, the vertices of this rank's share, got "
+                f"{int(host.min())} to {int(host.max())}; pass batch.edge_index as the loader returned it"
+            )
+        return lists.to(edges.device), order
+
+    def cut_from(self, rows: Tensor) -> Tensor:
+        """Returns the rows of this graph from a table [num_rows, ...] of the whole share."""
+        if self.whole is None:
+            return rows
+        own, *halo = rows.split([self.whole.num_own, *self.whole.recv_counts])
+        return torch.cat(
+            [
+                own[: self.num_own],
+                *(of_rank[:number] for of_rank, number in zip(halo, self.recv_counts, strict=True)),
+            ]
+        )
+
+    @property
+    def job(self) -> Ranks:
+        return self.all_ranks
+
+    @property
+    def averaging(self) -> Ranks:
+        """The ranks of the host, because batch normalisation in one process uses the vertices of the batch."""
+        return self.ranks
+
+    @property
+    def num_counted(self) -> int:
+        return self.share.own[-1 if self.within is None else self.within]
+
+    @property
+    def num_vertices(self) -> int:
+        return self.share.num_vertices
+
+    @property
+    def num_own(self) -> int:
+        return max(1, self.num_counted)
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_own + sum(self.recv_counts)
+
+    def with_halo(self, rows: Tensor, hop: Hop, arrived: Tensor) -> Tensor:
+        return torch.cat([rows, arrived])
+

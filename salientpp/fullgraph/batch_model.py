@@ -1,0 +1,150 @@
+"""The model that the ranks of a host compute together for each batch of a loader with ``cooperate="host"``."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn.conv import MessagePassing
+
+from salientpp.batch.edges import BatchEdges, mark
+from salientpp.fullgraph.batch_graph import BatchGraph
+from salientpp.fullgraph.exchange import Ranks
+from salientpp.fullgraph.model import DistributedModel
+from salientpp.fullgraph.normalise import Helpers
+from salientpp.fullgraph.outputs import mapped
+from salientpp.nn.layers import linear_form, pair_of
+from salientpp.nn.products import reduce_sources
+from salientpp.ranks.cooperation import Cooperation
+from salientpp.sampling.host_share import HostShare
+
+
+class BatchModel(DistributedModel):
+    """Model over the ranks of a job, each host of which computes batches of its own. Made by :func:`salientpp.distribute` for a loader.
+
+    Every call belongs to the batch whose ``edge_index`` it gets. Rows travel between the ranks of a host. Losses and gradients of parameters are summed over
+    all ranks.
+    """
+
+    graph: BatchGraph
+
+    def __init__(self, module: torch.nn.Module, job: Ranks, host: Ranks) -> None:
+        super().__init__(module, _empty(job, host))
+
+    @property
+    def _helpers(self) -> Helpers:
+        return self.graph.helpers
+
+    @_helpers.setter
+    def _helpers(self, _: Helpers) -> None:
+        """Does nothing, because every batch has its own."""
+
+    def _placed(
+        self, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        edges = _edges_of([args, kwargs])
+        if not isinstance(x, Tensor) or x.dim() == 0:
+            return x, args, kwargs  # the caller refuses it
+        if edges is None:
+            raise ValueError(
+                "a model that was distributed over a loader needs the edges of one batch of a loader with cooperate='host', and found none in its arguments; "
+                "pass batch.edge_index as the loader returned it, or call model.module on other graphs"
+            )
+        share = edges.hops.share
+        assert share is not None  # _edges_of finds only edges of shares
+        given: Tensor | None = edges
+        if share.num_own == 0:
+            x, args, kwargs = _with_row([x, args, kwargs])
+            given = _edges_of([args, kwargs])
+        assert given is not None  # marked again
+        for ranks in (self.job, self.ranks):
+            ranks.device = x.device
+        self.graph = BatchGraph(self.ranks, self.job, share, given)
+        return x, args, kwargs
+
+    def _product(self, conv: MessagePassing, edge_index: Any, given: dict[str, Any]) -> Tensor | None:
+        form, x = linear_form(conv), given.get("x")
+        source, target = pair_of(x)
+        if (
+            form is None
+            or not isinstance(edge_index, Tensor)
+            or not isinstance(source, Tensor)
+            or not source.is_floating_point()
+        ):
+            return None
+        name, reduce = form
+        weight = None if name is None else given.get(name)
+        if weight is not None and (weight.dim() != 1 or reduce in ("max", "min")):
+            return None
+        rows = source.movedim(conv.node_dim, 0)
+        number = self.graph.num_inner if source is target or target is None else target.size(conv.node_dim)
+        lists, order = self._helpers.kept.of([edge_index], "lists", lambda: self.graph.lists_of(edge_index))
+        if weight is not None and order is not None:
+            weight = weight[order]
+        (table,) = self._with_halo([rows])
+        out = reduce_sources(
+            lists, table.flatten(1), number, reduce, weight if weight is None else weight[: lists.num_places(number)]
+        )
+        return out.view(number, *rows.shape[1:]).movedim(0, conv.node_dim)
+
+    def _returned(self, out: Any) -> Any:
+        return mapped(out, lambda rows: rows[:0] if rows.dim() else rows) if self.graph.share.num_own == 0 else out
+
+
+def of_loader(module: torch.nn.Module, cooperation: Cooperation) -> BatchModel:
+    """Distributes a model over the ranks of a loader. Collective. Models of one loader share their connections."""
+    if cooperation not in _connections:
+        job = Ranks(cooperation.comm.among(range(cooperation.comm.size)))
+        _connections[cooperation] = job, job.among(cooperation.ranks_of_host)
+    return BatchModel(module, *_connections[cooperation])
+
+
+#: Ranks of the job and of the host, by the loader's cooperation. A connection of their own, because a loader's threads use the loader's at any time.
+_connections: weakref.WeakKeyDictionary[Cooperation, tuple[Ranks, Ranks]] = weakref.WeakKeyDictionary()
+
+
+def _empty(job: Ranks, host: Ranks) -> BatchGraph:
+    """Returns the graph of a model that was not called yet."""
+    none = ((0,),) * host.size
+    ids = torch.empty(0, dtype=torch.int64, device="cpu")
+    return BatchGraph(host, job, HostShare(0, (0,), (0,), ids, none, none), ids.view(2, 0))
+
+
+def _edges_of(value: Any) -> BatchEdges | None:
+    """Returns the first edges of a share in the arguments of a call: in lists, tuples, dictionaries, and objects of PyG."""
+    if isinstance(value, BatchEdges):
+        return value if value.is_given and value.hops.share is not None else None
+    return next((edges for edges in map(_edges_of, _items(value)) if edges is not None), None)
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, Mapping):
+        return value.values()
+    return [each for store in value.stores for each in store.values()] if isinstance(value, Data) else ()
+
+
+def _with_row(value: Any) -> Any:
+    """Returns the arguments of a rank without vertices and edges, with one row in each tensor without rows. Edges of a batch become a self-loop."""
+    if isinstance(value, BatchEdges):
+        return mark(torch.zeros((2, 1), dtype=value.dtype, device=value.device), value.hops, value.relation)
+    if isinstance(value, Tensor):
+        if value.dim() == 0 or value.size(0):
+            return value
+        fill = 1 if value.is_floating_point() else 0  # 0 is a class or a type that exists
+        return torch.cat([value, value.new_full((1, *value.shape[1:]), fill)])
+    if isinstance(value, Data):
+        value = copy.copy(value)
+        for store in value.stores:
+            for name, each in [*store.items()]:
+                store[name] = _with_row(each)
+        return value
+    if isinstance(value, Mapping):
+        return {name: _with_row(each) for name, each in value.items()}
+    return type(value)(map(_with_row, value)) if isinstance(value, (list, tuple)) else value

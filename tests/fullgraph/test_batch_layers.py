@@ -1,0 +1,93 @@
+"""Laws of batches that the ranks of a host compute together: outputs and all gradients equal those of the joined batches in one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import distributed
+import pytest
+import torch
+import torch_geometric
+from host_batches import batch_of, filled, loader_of, share_batch
+from layer_graph import Called, gradients, graph
+from pyg_layers import CASES
+from torch import Tensor
+
+from salientpp.fullgraph import distribute, loss_mean
+
+#: Seeds of the batch of each host. The second host has fewer.
+SEEDS = (torch.tensor([3, 8, 20, 14, 1]), torch.tensor([33, 20]))
+FANOUTS = [4, -1]
+
+
+def owners(mfg: Any, ranks: int) -> Tensor:
+    """Places of the vertices. The last of four ranks has none, and the first of four has no seeds."""
+    places = (mfg.node * 7 + 1) % max(1, ranks - (ranks == 4))
+    places[: mfg.num_sampled_nodes[0]].clamp_(min=int(ranks == 4))
+    return places
+
+
+def target_of(rows: Tensor) -> Tensor:
+    return torch.linspace(-1, 1, rows[:1].numel(), dtype=torch.float64).view(rows[:1].shape)
+
+
+def joined(data: Any, hosts: int) -> list[tuple[Any, Any]]:
+    mfgs = [batch_of(data, seeds, FANOUTS, key) for key, seeds in enumerate(SEEDS[:hosts])]
+    return [(mfg, filled(data, mfg)) for mfg in mfgs]
+
+
+def compare(rank: int, size: int, ranks_per_host: int, names: list[str]) -> list[str]:
+    """Describes the differences from one process with the joined batches."""
+    torch_geometric.backend.use_segment_matmul = False  # some builds of pyg-lib lack it
+    data, wrong = graph(), []
+    batches = joined(data, size // ranks_per_host)
+    number = sum(batch.batch_size for _, batch in batches)
+    loader = loader_of(ranks_per_host)
+    host, place = loader.cooperation.host, loader.cooperation.place
+    mfg, batch = batches[host]
+    owner = owners(mfg, ranks_per_host)
+    mine = share_batch(data, mfg, owner, ranks_per_host, place)
+    for name in names:
+        case = CASES[name]
+        try:
+            whole, total = Called(case), 0
+            if getattr(whole.conv, "cached", False):
+                whole.conv.cached = False  # the second batch has other edges
+            outs = []
+            for _, each in batches:
+                each.x = each.x.detach().clone().requires_grad_()
+                out = whole(each.x, each)
+                outs.append(out.detach())
+                total = total + (out[: each.batch_size] - target_of(out)).square().sum() / number
+            total.backward()
+            torch.manual_seed(rank)
+            module = Called(case)
+            if rank:
+                with torch.no_grad():
+                    for parameter in module.parameters():
+                        parameter.add_(1)
+            model = distribute(module, loader)
+            own = mine.x.clone().requires_grad_()
+            out = model(own, mine)
+            losses = (out[: mine.batch_size] - target_of(outs[0])).square().flatten(1).sum(1)
+            loss_mean(losses, model).backward()
+            pairs = {"output": (outs[host][owner == place], out), "input": (batch.x.grad[owner == place], own.grad)}
+            found = gradients(module)
+            pairs.update({key: (value, found[key]) for key, value in gradients(whole).items()})
+            for what, (a, b) in pairs.items():
+                if a.shape != b.shape or not torch.allclose(a, b, rtol=1e-10, atol=1e-10):
+                    off = float((a - b).abs().max()) if a.shape == b.shape else f"{a.shape} {b.shape}"
+                    wrong.append(f"{name}: {what} is off by {off} on rank {rank} of {size}")
+        except Exception as error:
+            if type(error).__name__ == "RankFailure":
+                raise
+            wrong.append(f"{name}: {type(error).__name__}: {error}")
+            raise RuntimeError("; ".join(wrong)) from error
+    return wrong
+
+
+@pytest.mark.parametrize(("size", "ranks_per_host"), [(1, 1), (2, 2), (2, 1), (4, 4), (4, 2)])
+def test_each_layer_equals_the_joined_batches(size, ranks_per_host):
+    """T5 of a step: with one host and several, layers over shares give outputs and gradients of the joined batches."""
+    wrong = distributed.run(compare, size, size, ranks_per_host, sorted(CASES))
+    assert [words for each in wrong for words in each] == []

@@ -1,0 +1,234 @@
+"""Laws of models over batches that the ranks of a host compute together: several calls for one backward, evaluation, co-batches, and failures."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import distributed
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from graphs import random_data
+from host_batches import batch_of, filled, loader_of, share_batch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from salientpp.fullgraph import accuracy, distribute, loss_mean
+
+NUMBER, WIDTH, CLASSES = 90, 6, 5
+FORMS = [(1, 1), (2, 2), (2, 1), (4, 4), (4, 2)]
+
+
+def data_of() -> Data:
+    data = random_data(NUMBER, 4 * NUMBER, directed=True)
+    draw = torch.Generator().manual_seed(1)
+    data.x = torch.randn(NUMBER, WIDTH, generator=draw).double()
+    data.y = torch.arange(NUMBER) % CLASSES
+    return data
+
+
+class Net(torch.nn.Module):
+    """Two layers with batch normalisation, and a residual connection."""
+
+    def __init__(self, layer: Any, norm: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = layer(WIDTH, 8), layer(8, CLASSES)
+        self.norm = torch.nn.BatchNorm1d(8) if norm else torch.nn.Identity()
+        self.double()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        rows = self.norm(self.first(x, edge_index)).relu()
+        return self.second(rows, edge_index) + x[:, :CLASSES]
+
+
+def losses_of(out: Tensor, batch: Data, label: Tensor | None = None) -> Tensor:
+    y = batch.y if label is None else label
+    return F.cross_entropy(out[: batch.batch_size], y[: batch.batch_size], reduction="none")
+
+
+class Setting:
+    """The hosts' batches for some seeds, whole and as this rank's share."""
+
+    def __init__(self, ranks_per_host: int, seeds: Tensor, fanouts: list[int], steps: int = 2) -> None:
+        self.loader = loader_of(ranks_per_host)
+        cooperation = self.loader.cooperation
+        size = cooperation.comm.size
+        self.data, hosts = data_of(), size // ranks_per_host
+        pieces = list(seeds.tensor_split(hosts * steps))
+        self.whole: list[list[Data]] = []
+        self.mine: list[Data] = []
+        self.kept: list[Tensor] = []
+        for step in range(steps):
+            self.whole.append([])
+            for host in range(hosts):
+                mfg = batch_of(self.data, pieces[step * hosts + host], fanouts, step * hosts + host)
+                self.whole[-1].append(filled(self.data, mfg))
+                if host == cooperation.host:
+                    owner = (mfg.node * 7 + step) % ranks_per_host
+                    self.mine.append(share_batch(self.data, mfg, owner, ranks_per_host, cooperation.place))
+                    self.kept.append(owner == cooperation.place)
+        self.host = cooperation.host
+
+
+def gradients(model: torch.nn.Module) -> list[Tensor]:
+    return [p.grad for p in model.parameters()]
+
+
+def co_batches(rank: int, ranks_per_host: int) -> None:
+    for layer in (pyg.SAGEConv, pyg.GATConv, pyg.GINConv):
+        make = (lambda i, o: pyg.GINConv(torch.nn.Linear(i, o))) if layer is pyg.GINConv else layer
+        setting = Setting(ranks_per_host, torch.arange(7, 60), [-1, -1], steps=3)
+        data = setting.data
+        alone = Net(make, norm=False)
+        F.cross_entropy(alone(data.x, data.edge_index)[7:60], data.y[7:60]).backward()
+        module = Net(make, norm=False)
+        model = distribute(module, setting.loader)
+        for batch in setting.mine:
+            (losses_of(model(batch.x, batch.edge_index), batch).sum() / 53).backward()
+        for a, b in zip(gradients(alone), gradients(module), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("size", "ranks_per_host"), FORMS)
+def test_gradients_of_co_batches_sum_to_those_of_one_process(size, ranks_per_host):
+    """T5, with all neighbours. Gradients of three batches of each host are accumulated. The number of batches does not divide that of the seeds."""
+    distributed.run(co_batches, size, ranks_per_host)
+
+
+def several(rank: int, ranks_per_host: int) -> None:
+    setting = Setting(ranks_per_host, torch.arange(40), [3, 2])
+    others = [pyg.GCNConv, pyg.SAGEConv]
+    alone, modules = [Net(layer) for layer in others], [Net(layer) for layer in others]
+    models = [distribute(module, setting.loader) for module in modules]
+    total: Any = 0
+    expected: Any = 0
+    for step, mine in enumerate(setting.mine):
+        number = sum(each.batch_size for each in setting.whole[step])
+        for plain, model in zip(alone, models, strict=True):
+            for host, whole in enumerate(setting.whole[step]):
+                out = whole_out(plain, whole, keeps=host == setting.host)
+                expected = expected + losses_of(out, whole).sum() / number
+            out = model(mine.x, mine.edge_index)
+            total = total + loss_mean(losses_of(out, mine), model)
+    torch.testing.assert_close(total, expected, rtol=1e-10, atol=1e-10)
+    total.backward()
+    expected.backward()
+    for plain, module in zip(alone, modules, strict=True):
+        for a, b in zip(gradients(plain), gradients(module), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+        for a, b in zip(plain.buffers(), module.buffers(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    right, number = 0, 0
+    for plain, model in zip(alone, models, strict=True):
+        plain.eval()
+        model.eval()
+        with torch.no_grad():
+            whole, mine = setting.whole[0][setting.host], setting.mine[0]
+            out, expected_out = model(mine.x, mine.edge_index), plain(whole.x, whole.edge_index)
+            torch.testing.assert_close(out, expected_out[setting.kept[0]], rtol=1e-10, atol=1e-10)
+    outs = [Net(pyg.SAGEConv).eval()(each.x, each.edge_index) for each in setting.whole[0]]
+    model = distribute(Net(pyg.SAGEConv).eval(), setting.loader)
+    for out, whole in zip(outs, setting.whole[0], strict=True):
+        right += int((out[: whole.batch_size].argmax(-1) == whole.y[: whole.batch_size]).sum())
+        number += whole.batch_size
+    mine = setting.mine[0]
+    with torch.inference_mode():
+        seeds = slice(mine.batch_size)
+        assert accuracy(model(mine.x, mine.edge_index)[seeds], mine.y[seeds], model) == right / number
+
+
+def whole_out(plain: Net, whole: Data, keeps: bool) -> Tensor:
+    """Output for a joined batch. Only a host's own batches change its running statistics."""
+    before = {name: value.clone() for name, value in plain.norm.named_buffers()}
+    out = plain(whole.x, whole.edge_index)
+    if not keeps:
+        plain.norm._buffers.update(before)
+    return out
+
+
+@pytest.mark.parametrize(("size", "ranks_per_host"), FORMS)
+def test_several_calls_before_one_backward_and_evaluation_equal_one_process(size, ranks_per_host):
+    distributed.run(several, size, ranks_per_host)
+
+
+def lower_precision(rank: int) -> None:
+    setting = Setting(2, torch.arange(40), [3, 2])
+    model = distribute(Net(pyg.SAGEConv).float(), setting.loader)
+    for batch in setting.mine:
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(batch.x.float(), edge_index=batch.edge_index)
+        loss_mean(losses_of(out.float(), batch), model).backward()
+    assert all(bool(grad.isfinite().all()) for grad in gradients(model))
+    copied = copy.deepcopy(model)
+    batch = setting.mine[0]
+    torch.testing.assert_close(copied(batch.x.float(), batch.edge_index), model(batch.x.float(), batch.edge_index))
+
+
+def test_autocast_and_copies_work():
+    distributed.run(lower_precision, 4)
+
+
+# --- failures -----------------------------------------------------------------------------------------------
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        return rows.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        raise FloatingPointError("no gradient here")
+
+
+def raises(module: Any, given: Any) -> None:
+    raise FloatingPointError("no rows here")
+
+
+def failing(rank: int, where: str) -> None:
+    setting = Setting(2, torch.arange(40), [3, 2])
+    model = distribute(Net(pyg.SAGEConv), setting.loader)
+    batch = setting.mine[0]
+    if rank == 2 and where == "forward":
+        model.module.second.register_forward_pre_hook(raises)
+    if rank == 2 and where == "backward":
+        model.module.norm.register_forward_hook(lambda module, given, out: Fails.apply(out))
+    edges = batch.edge_index
+    if rank == 2 and where == "edges":
+        edges = torch.stack([*edges])
+    if rank == 2 and where == "differing":
+        model.eval()
+    loss_mean(losses_of(model(batch.x, edges), batch), model).backward()
+    loss_mean(losses_of(model(batch.x, edges), batch), model).backward()
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("forward", "no rows here"),
+        ("backward", "no gradient here"),
+        ("edges", "needs the edges of one batch of a loader with cooperate='host'"),
+        ("differing", "in training mode on rank"),
+    ],
+)
+def test_a_failure_on_one_rank_reaches_the_ranks_of_all_hosts(where, words):
+    results = distributed.run(failing, 4, where, may_fail=True)
+    for rank, result in enumerate(results):
+        assert isinstance(result, distributed.Failed), rank
+        assert words in result.text or (where == "backward" and "rank 2" in result.text), result.text
+
+
+def refused(rank: int) -> None:
+    loader = loader_of(1)
+    with pytest.raises(ValueError, match="layout must be 'halo' for a loader"):
+        distribute(Net(pyg.SAGEConv), loader, layout="cover")
+    loader.cooperation = None
+    with pytest.raises(ValueError, match="add cooperate='host'"):
+        distribute(Net(pyg.SAGEConv), loader)
+
+
+def test_loaders_without_cooperation_and_layouts_are_refused():
+    distributed.run(refused, 1)
