@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from salientpp.fullgraph.agreement import ROOM, Agreement, RanksDiffer, words_of_dtype
 from salientpp.ranks.comm import Comm, Pending
 from salientpp.ranks.failure import RankFailure
+from salientpp.ranks.host_memory import HostMemory, HostPending
 from salientpp.ranks.placement import runs
 
 #: Names of sums in errors.
@@ -74,12 +75,14 @@ class Ranks:
         device: device of the rows in computations.
         received: numbers of words (elements) that came from other ranks, by kind of traffic: 'forward', 'backward', 'gradients', 'sums' and further names.
         within: the ranks that these are some of; None: these are all ranks of a job.
+        memory: exchanges over the memory that these ranks share; None: rows travel over the network.
     """
 
     comm: Comm
     device: torch.device = torch.device("cpu")  # noqa: RUF009  # immutable
     received: Counter[str] = field(default_factory=Counter)
     within: Ranks | None = None
+    memory: HostMemory | None = None
     agreement: Agreement = field(init=False)
 
     def __post_init__(self) -> None:
@@ -94,8 +97,12 @@ class Ranks:
         return self.comm.size
 
     def among(self, ranks: Sequence[int]) -> Ranks:
-        """Makes collectives between some of these ranks, in ascending order. Collective among those. Failures there are reported to all of these ranks."""
-        return Ranks(self.comm.among(ranks), self.device, within=self)
+        """Makes collectives between the ranks of a host, in ascending order, which exchange rows through shared memory if they can.
+
+        Collective among those. Failures there are reported to all of these ranks.
+        """
+        comm = self.comm.among(ranks)
+        return Ranks(comm, self.device, within=self, memory=HostMemory.create(comm))
 
     def report_failure(self, text: str) -> None:
         """Tells the other ranks that this rank failed. Never raises."""
@@ -139,12 +146,16 @@ class Ranks:
         self.agree(operation)
         return self.comm.gather_numbers(numbers)
 
-    def begin(self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], kind: str) -> Pending:
+    def begin(
+        self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], kind: str
+    ) -> Pending | HostPending:
         """Starts an exchange of rows [sum(send_counts), ...], counted under ``kind``. The ranks must have agreed on it before."""
         self.received[kind] += (sum(recv_counts) - recv_counts[self.rank]) * width_of(rows)
+        if self.memory is not None:
+            return self.memory.begin(rows.detach().cpu().contiguous(), send_counts, recv_counts)
         return self.comm.all_to_all(rows.detach().to(self.comm.device).contiguous(), send_counts, recv_counts)
 
-    def arrived(self, pending: Pending) -> Tensor:
+    def arrived(self, pending: Pending | HostPending) -> Tensor:
         return pending.wait().to(self.device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
@@ -209,8 +220,8 @@ class Flight:
         self.is_agreed = name is not None
         self.name = ranks.agreement.name_exchange(rows, kind) if name is None else name
         self.shape = rows.shape
-        self.forth: Pending | None = None
-        self.back: Pending | None = None
+        self.forth: Pending | HostPending | None = None
+        self.back: Pending | HostPending | None = None
         self._token = _Start.apply(rows, self)
 
     def rows(self) -> Tensor:
