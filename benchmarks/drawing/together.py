@@ -102,6 +102,15 @@ def draw_memory(result: Row) -> str:
     return joined(title, _by_strategy(result, lambda row: f"{row['memory'] / 1e6:.0f}", best="memory"))
 
 
+def draw_making(result: Row) -> str:
+    title = "**Start.** Seconds until a strategy is ready, for the slowest rank · MB of the largest rank at its peak until then."
+
+    def shown(row: Row) -> str:
+        return f"{row['seconds_to_make']:.1f} · {row['memory_to_make'] / 1e6:.0f}"
+
+    return joined(title, _by_strategy(result, shown))
+
+
 def draw_accuracy(result: Row) -> str:
     title = (
         "**Accuracy** on the test vertices after equal epochs, in per cent. *Largest class* is the accuracy of the class with most training vertices. An epoch "
@@ -306,6 +315,7 @@ DRAWN: Drawn = {
     "together_rows": ("together", draw_rows),
     "together_computed": ("together", draw_computed),
     "together_memory": ("together", draw_memory),
+    "together_making": ("together", draw_making),
     "together_accuracy": ("together", draw_accuracy),
     "together_rankings": ("together", draw_rankings),
 }
