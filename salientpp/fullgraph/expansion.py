@@ -4,8 +4,7 @@ A host starts from its inner vertices, those of its ranks. In each round, every 
 at most ``fanout`` with the highest score. The first frontier are the inner vertices, each later one are the vertices that the round before picked for the
 first time. The picks of a vertex depend on the vertex and the host only. So the vertices of a host with fewer rounds or a lower fanout are a subset.
 
-The source is GraNNDis (Song et al., PACT 2024, arXiv:2311.06837), which calls this shared preloading, and with a fanout expansion-aware sampling. There, the
-picked vertices are random.
+The source is GraNNDis (Song et al., PACT 2024, arXiv:2311.06837), which calls this shared preloading, and with a fanout expansion-aware sampling.
 """
 
 from __future__ import annotations
@@ -113,7 +112,8 @@ def picks(edges: Edges, inner: range, score: Tensor | None, fanout: int | None) 
     source, target = edges.source[is_outside], edges.target[is_outside]
     if score is None or fanout is None:
         return source.unique()
-    target, source = torch.stack([target, source]).unique(dim=1)  # ascending by target, then by source
+    pairs = (target * score.numel() + source).unique()  # a repeated edge counts once; ascending by target, then by source
+    target, source = pairs // score.numel(), pairs % score.numel()
     order = score[source].argsort(descending=True, stable=True)
     order = order[target[order].argsort(stable=True)]
     counts = torch.bincount(target)
