@@ -122,6 +122,11 @@ class BatchSource:
             return self.division.own_vertices(self._draw_whole(pieces, True))
         return self.division.share(lambda: self._draw_whole(pieces), pieces[0][1], tick)
 
+    def draw_vertices(self, pieces: Sequence[tuple[Tensor, BatchKeys]]) -> list[Mfg]:
+        """Samples the pieces as :meth:`draw_joined`, without joining them. Only ``node`` of each MFG is right: the vertices that this rank computes."""
+        mfgs = [self.draw(*piece, only_vertices=True) for piece in pieces]
+        return mfgs if self.division is None else list(map(self.division.own_vertices, mfgs))
+
     def _draw_whole(self, pieces: Sequence[tuple[Tensor, BatchKeys]], only_vertices: bool = False) -> Mfg:
         """Samples a batch as :meth:`draw_joined`, of which no rank of the host has a share."""
         if len(pieces) == 1:

@@ -41,9 +41,12 @@ class Bookmark:
 
     @property
     def _identity(self) -> tuple[int, int, int, bool]:
-        """Four values that a state stores too: number of logical ranks, number of ranks, this rank, and True if batches are joined."""
+        """Four values that a state stores too: number of logical ranks, number of ranks, this rank, and True if batches are joined.
+
+        Hosts whose ranks cooperate count as one rank each.
+        """
         placement = self.epochs.placement
-        return placement.num_logical_ranks, placement.world_size, placement.rank, self.joined
+        return placement.num_logical_ranks, placement.num_visitors, placement.visitor, self.joined
 
     def state(self, fingerprint: dict[str, Any]) -> dict[str, Any]:
         """Returns the position as plain values."""

@@ -114,6 +114,11 @@ class Placement:
         return len(self.ranks_by_host) if self.cooperates else self.world_size
 
     @property
+    def visitor(self) -> int:
+        """Number of this rank, or of its host if the ranks of a host cooperate, among :attr:`num_visitors`."""
+        return self.host if self.cooperates else self.rank
+
+    @property
     def num_units(self) -> int:
         return min(self.num_logical_ranks, self.num_parts)
 

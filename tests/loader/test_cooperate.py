@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import os
 import pickle
+import signal
 from collections.abc import Sequence
 from typing import Any
 
 import distributed
 import pytest
 import torch
+from distributed import NEVER
 from graphs import random_data, random_hetero
 from torch import Tensor
 
@@ -289,3 +293,229 @@ def test_a_rank_without_vertices_gives_an_empty_share(roots):
     )
     assert all(mine["batch_size"] == 0 and mine["y"].numel() == 0 for mine in empty)
     assert all(sum(mine["batch_size"] for mine in shares) in (1, 2, 3, 4) for shares in of_host)
+
+
+# --- ways -------------------------------------------------------------------------------------------------
+
+WAYS = {
+    "cache": {"replication_factor": 0.3},
+    "cache-and-device": {"replication_factor": 0.3, "device_rows": 0.4, "device_cache": 0.5},
+    "policy": {"replication_factor": 0.3, "policy": "degree"},
+    "lookahead": {"replication_factor": 0.2, "lookahead": 4},
+    "lookahead-of-blocks": {"replication_factor": 0.2, "lookahead": "auto", "draw_block": 4},
+    "narrow": {"send_as": {"x": "fp16"}, "replication_factor": 0.2},
+    "read-ahead": {"read_ahead": "1MiB"},
+    "memory": {"memory": "20KiB"},
+    "no-pipeline": {"depth": 1, "num_workers": 0},
+    "columns": {"columns": ("x", "y"), "dtype": torch.float64},
+    "shared-draws": {"shared_draws": "batch", "replication_factor": 0.2},
+    "replace": {"replace": True},
+    "float16": {"dtype": torch.float16},
+}
+
+#: Options that decide what a batch contains. The other options of a case only decide how it is made.
+OF_BATCHES = ("draw_block", "columns", "dtype", "shared_draws", "replace", "send_as")
+
+
+def with_ways(rank: int, root: str, hosts: list[int], cases: dict[str, dict]) -> Any:
+    part, found = salientpp.load(root), {}
+    for name, options in cases.items():
+        plain = {key: value for key, value in options.items() if key in OF_BATCHES}
+        ours, theirs = loader_of(part, hosts, **options), loader_of(part, hosts, **plain)
+        for _ in range(2):
+            for left, right in zip(ours, theirs, strict=True):
+                left, right = content(left), content(right)
+                for key, value in left.items():
+                    same = torch.equal(value, right[key]) if isinstance(value, Tensor) else value == right[key]
+                    assert same or key == "share", (name, key)
+                assert torch.equal(left["x"][:, 0].long(), part.original_id(left["n_id"])), name
+        stats = ours.stats()
+        found[name] = (stats.rows, theirs.stats().rows, stats.rows_remote, theirs.stats().rows_remote)
+    return found
+
+
+@pytest.mark.parametrize("hosts", ["1x2", "2x2"])
+def test_ways_change_bytes_and_never_shares(roots, hosts):
+    num_parts, per_host = HOSTS[hosts]
+    results = distributed.run(with_ways, sum(per_host), roots[num_parts], per_host, WAYS, seconds=600)
+    for name in WAYS:
+        assert all(of_rank[name][0] == of_rank[name][1] for of_rank in results), name
+        remote, without = (sum(of_rank[name][at] for of_rank in results) for at in (2, 3))
+        saves = "replication_factor" in WAYS[name] or "memory" in WAYS[name]
+        assert (remote < without if saves else remote == without) or hosts == "1x2", name
+
+
+def caches_of(rank: int, root: str, hosts: Any, options: dict) -> Any:
+    part = salientpp.load(root)
+    loader = loader_of(part, hosts, replication_factor=0.25, device_rows=0.5, **options)
+    for _ in loader:
+        pass
+    (tiers,) = loader.engine.producer.fetch.tiers.values()
+    near = tiers.near[0].members.ids + tiers.book.range_of(tiers.part_id)[0]
+    division = loader.engine.basis.source.division
+    owners = None if division is None else division.owner[near].tolist()
+    return loader.cache.members.ids.tolist(), owners, loader.stats().rows_remote, loader.stats().rows_device
+
+
+@pytest.mark.parametrize("split_by", ["vip", "rows"])
+def test_a_host_caches_what_one_rank_would_and_devices_keep_rows_of_their_rank(roots, split_by):
+    shared = distributed.run(caches_of, 4, roots[4], [2, 2], {"split_by": split_by})
+    whole = distributed.run(caches_of, 2, roots[4], 1, {"cooperate": None, "batch_size": 2 * BATCH})
+    for host, (members, _, remote, on_device) in enumerate(whole):
+        of_host = shared[2 * host : 2 * host + 2]
+        assert all(cached == members for cached, *_ in of_host)
+        assert sum(rows for _, _, rows, _ in of_host) == remote
+        assert all(set(owners) == {place} for place, (_, owners, _, _) in enumerate(of_host))
+        assert sum(rows for *_, rows in of_host) > on_device, "two devices keep more rows than one"
+
+
+# --- resuming ---------------------------------------------------------------------------------------------
+
+
+def stopped(rank: int, root: str, hosts: Any, options: dict, after: int) -> Any:
+    """A whole epoch and the next, and the state after some batches of the first."""
+    part = salientpp.load(root)
+    whole = [content(batch) for _ in range(2) for batch in [*loader_of(part, hosts, **options)]]
+    loader = loader_of(part, hosts, **options)
+    batches = iter(loader)
+    for _ in range(after):
+        next(batches)
+    state = loader.state_dict()
+    loader.engine.close()
+    loader = loader_of(part, hosts, **options)
+    every = [content(batch) for _ in range(2) for batch in loader]
+    return pickle.dumps((state, every, len(whole)))
+
+
+def resumed(rank: int, root: str, hosts: Any, options: dict, states: list[dict]) -> Any:
+    loader = loader_of(salientpp.load(root), hosts, **options)
+    loader.load_state_dict(states[rank % len(states)])
+    return pickle.dumps([content(batch) for _ in range(2) for batch in loader])
+
+
+@pytest.mark.parametrize("case", ["own", "rank-0", "other-ranks", "lookahead"])
+def test_a_stopped_run_continues_with_the_next_batch(roots, case):
+    options = {"num_workers": 2, **({"lookahead": 3, "replication_factor": 0.2} if case == "lookahead" else {})}
+    results = run(stopped, 4, roots[4], [2, 2], options, 3)
+    states, whole = [state for state, *_ in results], [every for _, every, _ in results]
+    if case == "other-ranks":  # one rank per host continues with the whole batches
+        options |= {"batch_size": 2 * BATCH}
+        continued = run(resumed, 2, roots[4], 1, options, states[:1])
+        for host, batches in enumerate(continued):
+            for of_host, batch in zip(zip(*whole[2 * host : 2 * host + 2]), [None] * 3 + batches, strict=True):
+                if batch is not None:
+                    check_is_divided(of_host, batch)
+        return
+    continued = run(resumed, 4, roots[4], [2, 2], options, states[:1] if case == "rank-0" else states)
+    for before, after in zip(whole, continued, strict=True):
+        assert len(after) == len(before) - 3
+        for ours, theirs in zip(after, before[3:], strict=True):
+            assert all(torch.equal(ours[name], theirs[name]) for name in ("n_id", "x", "edge_index", "input_id", "y"))
+
+
+def refuse_states(rank: int, root: str, states: list[dict]) -> list[str]:
+    part, texts = salientpp.load(root), []
+    for options in ({"cooperate": None}, {"batch_size": 9}, {"batch_size": 1, "co_batches": 10}):
+        try:
+            loader_of(part, 2, **options).load_state_dict(states[rank])
+        except ValueError as error:
+            texts.append(str(error))
+    return texts
+
+
+def test_a_state_of_other_batches_is_refused(roots):
+    states = [state for state, *_ in run(stopped, 4, roots[4], [2, 2], {}, 2)]
+    for texts in distributed.run(refuse_states, 4, roots[4], states):
+        assert len(texts) == 3 and all("other data or arguments" in text for text in texts)
+        assert "cooperate: expected None, got 'host'" in texts[0]
+        assert "batch_size: expected 18, got 16" in texts[1]
+
+
+# --- faults -----------------------------------------------------------------------------------------------
+
+
+def leave_early(rank: int, root: str, stops: list[int | None], ways: dict) -> Any:
+    """Shares of three epochs. In the second, some ranks leave after some batches."""
+    loader = loader_of(salientpp.load(root), [2, 2], num_workers=2, **ways)
+    epochs = []
+    for epoch in range(3):
+        epochs.append([])
+        for number, batch in enumerate(loader):
+            if epoch == 1 and number == stops[rank]:
+                break
+            epochs[-1].append(batch.n_id.tolist())
+    return epochs
+
+
+@pytest.mark.parametrize("ways", [{}, {"replication_factor": 0.2, "lookahead": 4}], ids=["plain", "lookahead"])
+def test_ranks_that_leave_an_epoch_early_change_no_share_of_the_others(roots, ways):
+    every = distributed.run(leave_early, 4, roots[4], [None] * 4, ways)
+    stops = [2, None, 0, 1]
+    early = distributed.run(leave_early, 4, roots[4], stops, ways)
+    for stop, before, after in zip(stops, every, early, strict=True):
+        assert after[0] == before[0] and after[2] == before[2]
+        assert after[1] == before[1][:stop]
+
+
+def fail_at(rank: int, root: str, how: str) -> int:
+    part, number = salientpp.load(root), 0
+
+    def transform(batch: Any) -> Any:
+        nonlocal number
+        number += 1
+        if rank == 1 and number == 4:
+            if how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise RuntimeError("rank 1 cannot go on")
+        return batch
+
+    for _ in range(3):
+        for batch in loader_of(part, [2, 2], transform=transform, timeout=NEVER):
+            assert torch.equal(batch.x[:, 0].long(), part.original_id(batch.n_id))
+    return number
+
+
+@pytest.mark.parametrize("how", ["killed", "raises"])
+def test_a_fault_of_one_rank_ends_all_ranks_with_its_name(roots, how):
+    results = distributed.run(fail_at, 4, roots[4], how, may_fail=True)
+    words = "rank 1 went away" if how == "killed" else "rank 1 cannot go on"
+    assert results[1].kind == ("Died" if how == "killed" else "StageError")
+    for rank in (0, 2, 3):
+        assert results[rank].kind == "StageError" and words in results[rank].text, results[rank]
+
+
+# --- batches ----------------------------------------------------------------------------------------------
+
+
+def copies(rank: int, root: str) -> int:
+    number = 0
+    for batch in loader_of(salientpp.load(root), 2):
+        share = batch.edge_index.hops.share
+        others = [batch.clone(), copy.copy(batch), copy.deepcopy(batch), batch.to("cpu"), batch.contiguous()]
+        others += [batch.pin_memory()] if torch.accelerator.is_available() else []
+        assert all(other.edge_index.hops.share is share for other in others)
+        again = pickle.loads(pickle.dumps(batch)).edge_index.hops.share
+        assert (again.own, again.received) == (share.own, share.received) and torch.equal(again.send, share.send)
+        lists = batch.edge_index.hops.lists(None)
+        assert lists.num_targets == share.num_own
+        assert lists.num_sources == share.num_own + sum(share.recv_counts)
+        assert torch.equal(lists.source.long(), batch.edge_index[0]) and lists.edge is None
+        number += 1
+    return number
+
+
+def test_copies_of_a_batch_know_its_share(roots):
+    assert min(distributed.run(copies, 2, roots[4])) > 0
+
+
+def cooperation(rank: int, root: str) -> Any:
+    part = salientpp.load(root)
+    assert loader_of(part, 2, cooperate=None).cooperation is None
+    found = loader_of(part, 2).cooperation
+    assert found.comm.rank == rank and found.comm.size == 4
+    return found.ranks_of_host, found.host, found.place
+
+
+def test_a_loader_says_which_ranks_cooperate(roots):
+    results = distributed.run(cooperation, 4, roots[4])
+    assert results == [(range(0, 2), 0, 0), (range(0, 2), 0, 1), (range(2, 4), 1, 0), (range(2, 4), 1, 1)]

@@ -210,7 +210,7 @@ class Lookahead(Cache):
 
     def _scout(self, basis: Basis, fetch: Fetch, pieces: Sequence[tuple[Tensor, BatchKeys]]) -> Lists:
         """Returns the lists of the batch that is made of these pieces."""
-        ids = _ids_of([basis.source.draw(*piece, only_vertices=True) for piece in pieces])
+        ids = _ids_of(basis.source.draw_vertices(pieces))
         found = {}
         for type_ in self.planners:
             tiers, of_type = fetch.tiers[type_], ids.get(type_, NO_IDS)
