@@ -96,9 +96,9 @@ class Basis:
         """Number of ranks that share this rank's host and its copies of rows; 1 if :attr:`ranks_by_host` is empty."""
         return len(self.epochs.placement.ranks_of_host) if self.ranks_by_host else 1
 
-    @property
+    @lazy
     def cooperation(self) -> Cooperation | None:
-        """The ranks that compute batches together with this rank. None: this rank computes its batches alone."""
+        """The ranks that compute batches together with this rank. None: this rank computes its batches alone. Read after the vertices are divided."""
         if self.source.division is None:
             return None
         placement = self.source.exchange.placement

@@ -511,7 +511,9 @@ def test_copies_of_a_batch_know_its_share(roots):
 def cooperation(rank: int, root: str) -> Any:
     part = salientpp.load(root)
     assert loader_of(part, 2, cooperate=None).cooperation is None
-    found = loader_of(part, 2).cooperation
+    loader = loader_of(part, 2)
+    found = loader.cooperation
+    assert loader.cooperation is found, "models of one loader share connections"
     assert found.comm.rank == rank and found.comm.size == 4
     return found.ranks_of_host, found.host, found.place
 
