@@ -42,6 +42,7 @@ STABLE_TORCH_LIBRARY(salientpp, m) {
   m.def("edges_between(Tensor indptr, Tensor indices, Tensor? edge_time, Tensor place, Tensor? tree, Tensor? now, Tensor member, Tensor? member_tree, int num_sources, int num_trees, int map_budget_bytes=536870912, Tensor? since=None) -> (Tensor count, Tensor row, Tensor position)");
   m.def("merge_lists(int size, Tensor?[] position, Tensor[] count, Tensor[] value, Tensor[] base) -> (Tensor count, Tensor value)");
   m.def("pack_integers(Tensor[] section, Tensor?[] count, Tensor?[] base) -> Tensor");
+  m.def("divide_batch(Tensor node, Tensor row, Tensor col, Tensor? edge, Tensor owner, int[] nodes_within, int[] edges_within, int ranks, int place=-1) -> (Tensor[] node, Tensor[] row, Tensor[] col, Tensor[] edge, Tensor[] send, Tensor own, Tensor edges, Tensor sent)");
   m.def("ppr_push(Tensor indptr, Tensor indices, Tensor seeds, float alpha, float epsilon, int k, Tensor? ids=None, Tensor? degree=None, bool parallel=True) -> (Tensor id, Tensor score, Tensor count, Tensor missing)");
   m.def("to_bidirectional(Tensor row, Tensor col, Tensor rev_row, Tensor rev_col, Tensor? edge_id, Tensor? rev_edge_id) -> (Tensor edge_index, Tensor edge_id)");
   // ways

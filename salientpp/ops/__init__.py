@@ -37,6 +37,7 @@ from salientpp.ops.partitioning import (
 )
 from salientpp.ops.sampling import (
     MAP_BUDGET_BYTES,
+    divide_batch,
     draw_from_lists,
     edges_between,
     join_drawn,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -350,6 +351,53 @@ def pack_integers(section: Sequence[Tensor], count: Sequence[Tensor | None], bas
         and int64, and code 4 means bytes. The sections follow; each begins at a multiple of 8 bytes.
     """
     return operators.pack_integers(section, count, base)
+
+
+class DividedBatch(NamedTuple):
+    """Result of :func:`divide_batch`. Lists have an entry for each share. L is the number of hops, and R the number of ranks.
+
+    Attributes:
+        node, edge: ids of a share's vertices int64 [n], and of its edges int64 [e], or [0] if the batch has no ids of edges.
+        row, col: ends of a share's edges in the numbering of the share, int64 [e].
+        send: int64, numbers of the share's vertices whose rows other ranks need, grouped by receiver, ascending within a group.
+        own, edges: int64 [R, L + 1], numbers of a rank's vertices, and of edges into them, within 0, 1, ..., L hops.
+        sent: int64 [R, R, L + 1], numbers of the rows that the first rank sends to the second, within 0, 1, ..., L hops.
+    """
+
+    node: list[Tensor]
+    row: list[Tensor]
+    col: list[Tensor]
+    edge: list[Tensor]
+    send: list[Tensor]
+    own: Tensor
+    edges: Tensor
+    sent: Tensor
+
+
+def divide_batch(
+    node: Tensor,
+    row: Tensor,
+    col: Tensor,
+    edge: Tensor | None,
+    owner: Tensor,
+    nodes_within: Sequence[int],
+    edges_within: Sequence[int],
+    ranks: int,
+    place: int = -1,
+) -> DividedBatch:
+    """Divides a batch among the ranks of a host; see :mod:`salientpp.sampling.host_share`.
+
+    Args:
+        node: int64 [n], ids of the vertices.
+        row, col: int64 [e], positions in ``node`` of the ends of the edges.
+        edge: int64 [e], ids of the edges, or None.
+        owner: int64 [n], the rank that each vertex belongs to, in [0, ``ranks``).
+        nodes_within, edges_within: numbers of vertices, and of edges into them, within 0, 1, ..., L hops of the seeds.
+        place: the rank whose share is made; -1 makes all.
+    """
+    return DividedBatch(
+        *operators.divide_batch(node, row, col, edge, owner, list(nodes_within), list(edges_within), ranks, place)
+    )
 
 
 def ppr_push(

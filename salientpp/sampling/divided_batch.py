@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch_geometric.sampler import SamplerOutput
 
+from salientpp import ops
 from salientpp.sampling.host_share import HostShare
 from salientpp.sampling.topology import Mfg
 
@@ -45,94 +46,56 @@ def shares_of(mfg: Mfg, owner: Tensor, ranks: int) -> list[BatchShare]:
     Raises:
         ValueError: the batch cannot be divided, or ``owner`` does not fit it.
     """
-    batch = _Batch.of(mfg, owner, ranks)
-    return [batch.share(place) for place in range(ranks)]
+    return _divide(mfg, owner, ranks, range(ranks))
 
 
 def share_of(mfg: Mfg, owner: Tensor, ranks: int, place: int) -> BatchShare:
     """Returns one of the shares that :func:`shares_of` returns, with less work."""
-    return _Batch.of(mfg, owner, ranks).share(place)
+    return _divide(mfg, owner, ranks, range(place, place + 1))[0]
 
 
-@dataclass(frozen=True, eq=False)
-class _Batch:
-    """A batch with the data that all shares need.
-
-    Attributes:
-        owner: int64 [n], place of each vertex.
-        nodes_within, edges_within: numbers of vertices, and of edges into these vertices, within 0, 1, 2, ... hops of the seeds.
-        owner_of_edge: uint8 or int16 [e], place of each edge's target.
-        needed: bool [ranks, n], True if the rank has an edge from the vertex.
-        placed: by place, own vertices int64 [m], ascending.
-    """
-
-    mfg: SamplerOutput
-    ranks: int
-    owner: Tensor
-    nodes_within: Sequence[int]
-    edges_within: Sequence[int]
-    owner_of_edge: Tensor
-    needed: Tensor
-    placed: Sequence[Tensor]
-
-    @classmethod
-    def of(cls, mfg: Any, owner: Tensor, ranks: int) -> _Batch:
-        _check(mfg, owner, ranks)
-        num_vertices = mfg.node.numel()
-        small = owner.to(torch.uint8 if ranks <= 256 else torch.int16)
-        owner = owner.to(torch.int64)
-        placed = owner.argsort(stable=True).split(owner.bincount(minlength=ranks).tolist())
-        needed = torch.zeros(ranks * num_vertices, dtype=torch.bool, device="cpu")
-        # The number of a pair (rank, source) is rank * n + source.
-        needed[(owner * num_vertices).index_select(0, mfg.col).add_(mfg.row)] = True
-        edges_within = list(accumulate(mfg.num_sampled_edges))
-        return cls(
-            mfg,
-            ranks,
-            owner,
-            list(accumulate(mfg.num_sampled_nodes)),
-            [*edges_within, edges_within[-1] if edges_within else 0],  # no edges lead to the vertices of the last hop
-            small.index_select(0, mfg.col),
-            needed.view(ranks, num_vertices),
-            placed,
-        )
-
-    def share(self, place: int) -> BatchShare:
-        mfg, own = self.mfg, self.placed[place]
-        edges = (self.owner_of_edge == place).nonzero().view(-1)
-        sent = [own[self.needed[other][own]] if other != place else own[:0] for other in range(self.ranks)]
-        needed = self.needed[place]
-        halo = [of_other[needed[of_other]] if other != place else own[:0] for other, of_other in enumerate(self.placed)]
-        number = torch.empty_like(self.owner)
-        members = torch.cat([own, *halo])
-        number[members] = torch.arange(members.numel(), device="cpu")
-        own_within, edges_within = self._within(own), _count_below(edges, self.edges_within)
+def _divide(mfg: Any, owner: Tensor, ranks: int, places: range) -> list[BatchShare]:
+    """Returns the shares of all places, or of one."""
+    _check(mfg, owner, ranks)
+    edges_within = list(accumulate(mfg.num_sampled_edges))
+    divided = ops.divide_batch(
+        mfg.node,
+        mfg.row.contiguous(),
+        mfg.col.contiguous(),
+        mfg.edge,
+        owner.to(torch.int64),
+        list(accumulate(mfg.num_sampled_nodes)),
+        [*edges_within, edges_within[-1] if edges_within else 0],  # no edges lead to the vertices of the last hop
+        ranks,
+        -1 if len(places) == ranks else places[0],
+    )
+    own, edges, sent = divided.own.tolist(), divided.edges.tolist(), divided.sent.tolist()
+    of_seeds = owner[: mfg.num_sampled_nodes[0]]
+    shares = []
+    for number, place in enumerate(places):
         metadata = mfg.metadata
         if metadata is not None:
-            seeds = own[: own_within[0]]
-            metadata = tuple(None if value is None else value[seeds] for value in metadata)
-        return BatchShare(
-            node=mfg.node[own],
-            row=number[mfg.row[edges]],
-            col=number[mfg.col[edges]],
-            edge=None if mfg.edge is None else mfg.edge[edges],
-            batch=None,
-            num_sampled_nodes=steps(own_within),
-            num_sampled_edges=steps(edges_within)[: len(own_within) - 1],
-            metadata=metadata,
-            share=HostShare(
-                self.mfg.node.numel(),
-                own_within,
-                edges_within,
-                number[torch.cat(sent)],
-                tuple(map(self._within, sent)),
-                tuple(map(self._within, halo)),
-            ),
+            metadata = tuple(None if value is None else value[of_seeds == place] for value in metadata)
+        shares.append(
+            BatchShare(
+                node=divided.node[number],
+                row=divided.row[number],
+                col=divided.col[number],
+                edge=None if mfg.edge is None else divided.edge[number],
+                num_sampled_nodes=steps(own[place]),
+                num_sampled_edges=steps(edges[place])[:-1],
+                metadata=metadata,
+                share=HostShare(
+                    mfg.node.numel(),
+                    tuple(own[place]),
+                    tuple(edges[place]),
+                    divided.send[number],
+                    tuple(map(tuple, sent[place])),
+                    tuple(tuple(of_rank[place]) for of_rank in sent),
+                ),
+            )
         )
-
-    def _within(self, vertices: Tensor) -> tuple[int, ...]:
-        """Returns how many of some ascending vertices of the batch are within 0, 1, 2, ... hops of the seeds."""
-        return _count_below(vertices, self.nodes_within)
+    return shares
 
 
 def _check(mfg: Any, owner: Tensor, ranks: int) -> None:
@@ -167,11 +130,6 @@ def _check(mfg: Any, owner: Tensor, ranks: int) -> None:
                 f"the metadata must have an entry for each of the {mfg.num_sampled_nodes[0]} seeds of the batch, got {tuple(value.shape)}; a batch of "
                 "edges as seeds cannot be divided"
             )
-
-
-def _count_below(ascending: Tensor, limits: Sequence[int]) -> tuple[int, ...]:
-    """Returns, for each limit, how many of some ascending numbers are below it."""
-    return tuple(torch.searchsorted(ascending, torch.tensor(limits, dtype=torch.int64, device="cpu")).tolist())
 
 
 def steps(totals: Sequence[int]) -> list[int]:

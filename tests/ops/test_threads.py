@@ -67,6 +67,19 @@ TASKS = {
     "merge": lambda key: ops.merge_lists(
         3000, [ops.permutation(3000, key)], [torch.full((3000,), 2)], [ops.permutation(6000, key)]
     ),
+    "divide": lambda key: [
+        tensor
+        for of in ops.divide_batch(
+            SEEDS,
+            *(ops.permutation(len(SEEDS), key + i) for i in range(2)),
+            None,
+            ops.permutation(len(SEEDS), key + 2) % 3,
+            [len(SEEDS)],
+            [len(SEEDS)],
+            3,
+        )
+        for tensor in of
+    ],
     "induce": lambda key: ops.edges_between(
         GRAPH.indptr, GRAPH.indices, None, SEEDS, None, None, ops.permutation(3000, key)[:500], None, 3000
     ),

@@ -24,7 +24,7 @@ case $kind in
     # The C++ library is preloaded too: the sanitizer looks for `throw` at its start, before Python has loaded that library.
     preload="$(library asan) $(library stdc++)"
     tests="ops graph/test_graph.py vip/test_inclusion.py partitioning store/test_narrow.py store/test_packed.py sampling/test_neighbor_sampler.py
-           sampling/test_edge_lists.py sampling/test_drawn_hops.py nn/test_products.py sampling/test_typed_sampler.py sampling/test_shared_draws.py ways/lookahead/test_planner.py ways/sums/test_plan.py project/test_properties.py"
+           sampling/test_edge_lists.py sampling/test_drawn_hops.py sampling/test_divided_batch.py nn/test_products.py sampling/test_typed_sampler.py sampling/test_shared_draws.py ways/lookahead/test_planner.py ways/sums/test_plan.py project/test_properties.py"
     ;;
   thread)
     flags="-fsanitize=thread"

@@ -338,6 +338,11 @@ CASES = {
         lambda: ([long(2, 300), torch.tensor([9], dtype=torch.uint8), NONE], [None] * 3, [None] * 3),
         lambda: ([long(5, 6, 9)], [long(2, 0, 1)], [long(5, 0, -(2**40))]),
     ],
+    "divide_batch": [
+        lambda: (long(7, 8, 9), long(1, 2, 0), long(0, 0, 1), long(4, 5, 6), long(0, 1, 0), [1, 3], [2, 3], 2),
+        lambda: (long(7, 8, 9), long(1, 2, 0), long(0, 0, 1), None, long(0, 1, 2), [1, 2, 3], [2, 3, 3], 4, 1),
+        lambda: (NONE, NONE, NONE, NONE, NONE, [0], [0], 1),
+    ],
     "ppr_push": [
         lambda: (INDPTR, INDICES, long(0, 2, 0), 0.2, 1e-3, 2),
         lambda: (INDPTR, INDICES.long(), long(1), 0.9, 0.5, 5, None, None, False),

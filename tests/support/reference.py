@@ -473,6 +473,48 @@ def merge_lists(
     return [len(entries) for entries in lists], [entry for entries in lists for entry in entries]
 
 
+def divide_batch(
+    node: Sequence[int],
+    row: Sequence[int],
+    col: Sequence[int],
+    edge: Sequence[int] | None,
+    owner: Sequence[int],
+    nodes_within: Sequence[int],
+    edges_within: Sequence[int],
+    ranks: int,
+    place: int = -1,
+) -> list[Any]:
+    """The outputs of ``ops.divide_batch`` as lists, by the definition of a share."""
+    own = [[v for v, rank in enumerate(owner) if rank == place] for place in range(ranks)]
+    into = [[e for e, v in enumerate(col) if owner[v] == place] for place in range(ranks)]
+    sources = [{row[e] for e in edges} for edges in into]
+    sent = [[[v for v in own[a] if v in sources[b] and a != b] for b in range(ranks)] for a in range(ranks)]
+    shares = []
+    for place_of_share in range(ranks) if place < 0 else [place]:
+        halo = [v for a in range(ranks) for v in sent[a][place_of_share]]
+        number = {v: at for at, v in enumerate(own[place_of_share] + halo)}
+        edges = into[place_of_share]
+        shares.append(
+            (
+                [node[v] for v in own[place_of_share]],
+                [number[row[e]] for e in edges],
+                [number[col[e]] for e in edges],
+                [] if edge is None else [edge[e] for e in edges],
+                [number[v] for of_receiver in sent[place_of_share] for v in of_receiver],
+            )
+        )
+
+    def within(entries: Sequence[int], limits: Sequence[int]) -> list[int]:
+        return [sum(entry < limit for entry in entries) for limit in limits]
+
+    return [
+        *map(list, zip(*shares)),
+        [within(of, nodes_within) for of in own],
+        [within(of, edges_within) for of in into],
+        [[within(of, nodes_within) for of in of_rank] for of_rank in sent],
+    ]
+
+
 def pack_integers(
     section: Sequence[Sequence[int] | bytes],
     count: Sequence[Sequence[int] | None],
