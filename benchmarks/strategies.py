@@ -83,8 +83,8 @@ class Network(Module):
 def _layer(model: str, columns_in: int, columns_out: int, is_last: bool) -> Module:
     if model == "GraphSAGE":
         return SAGEConv(columns_in, columns_out)
-    heads = {"heads": HEADS, "concat": False} if is_last else {"heads": HEADS}
-    return GATConv(columns_in, columns_out if is_last else columns_out // HEADS, **heads)
+    heads = 1 if is_last else HEADS
+    return GATConv(columns_in, columns_out // heads, heads)
 
 
 class Strategy(Protocol):

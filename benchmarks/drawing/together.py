@@ -153,7 +153,7 @@ def _pairs(result: Row) -> list[tuple[str, Row, Row]]:
         (f"{cell}{', low fanout' if few else ''}", found[f"preload, VIP{few}"], found[f"preload, uniform{few}"])
         for cell, found in cells_of(result).items()
         for few in ("", ", few")
-        if f"preload, VIP{few}" in found and f"preload, uniform{few}" in found
+        if "halo" in found and f"preload, VIP{few}" in found and f"preload, uniform{few}" in found
     ]
 
 
