@@ -11,7 +11,7 @@ from torch import Tensor
 from salientpp.batch.edges import BatchEdges
 from salientpp.fullgraph.exchange import Ranks, Route
 from salientpp.fullgraph.normalise import Helpers
-from salientpp.fullgraph.rank_graph import Hop, RankGraph
+from salientpp.fullgraph.rank_graph import Hop, RankGraph, Summing
 from salientpp.sampling.edge_lists import EdgeLists, group_edges
 from salientpp.sampling.host_share import HostShare
 
@@ -30,6 +30,8 @@ class BatchGraph(RankGraph):
         edge_index: int64 [2, e], edges into own vertices, in the numbers of the share; the self-loop of a share without vertices.
         within: number of hops of the graph around the seeds; None: the whole share.
         whole: the graph of the whole share; None: this graph.
+        edge_weight: the weights of all edges of the share, for a layer that gets those within some hops.
+        targets: number of own vertices that the running layer computes, if it takes rows of sources and of targets separately; None: all.
     """
 
     ranks: Ranks
@@ -38,6 +40,8 @@ class BatchGraph(RankGraph):
     edge_index: Tensor
     within: int | None = None
     whole: BatchGraph | None = None
+    edge_weight: Tensor | None = None
+    targets: int | None = None
     _smaller: dict[int, BatchGraph] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -46,12 +50,13 @@ class BatchGraph(RankGraph):
         self.edge_tensors = {}
         send_counts = [of_rank[hop] for of_rank in share.sent]
         self.recv_counts = [of_rank[hop] for of_rank in share.received]
-        self.num_edges = share.edges[-1 if self.within is None else hop - 1] if share.num_own else 1
+        self.num_edges = self.edges_within(len(share.edges) if self.within is None else hop - 1)
         send = share.send
         if self.within is not None:
             pieces = zip(send.split(share.send_counts), send_counts, strict=True)
             send = torch.cat([rows[:number] for rows, number in pieces])
-            self.edge_index = self._renumbered(self.edge_index[:, : self.num_edges])
+            if share.num_own:
+                self.edge_index = self._renumbered(self.edge_index[:, : self.num_edges])
         route = Route(send.to(device), send_counts, self.recv_counts)
         self.whole_halo = Hop(route, torch.arange(sum(self.recv_counts), device=device))
         self.hops = [self.whole_halo]
@@ -78,6 +83,14 @@ class BatchGraph(RankGraph):
             self._smaller[hops] = BatchGraph(self.ranks, self.all_ranks, self.share, self.edge_index, hops, self)
         return self._smaller[hops]
 
+    def own_within(self, hops: int) -> int:
+        """Returns the number of own rows within ``hops`` hops of the seeds."""
+        return max(1, self.share.own[min(hops, len(self.share.own) - 1)])
+
+    def edges_within(self, hops: int) -> int:
+        """Returns the number of edges into own vertices within ``hops`` hops of the seeds."""
+        return self.share.edges[min(hops, len(self.share.edges) - 1)] if self.share.num_own else 1
+
     def lists_of(self, edges: Tensor) -> tuple[EdgeLists, Tensor | None]:
         """Returns edges [2, e] into own vertices as lists by target, and the number of the edge at each place; None: edges are in the order of places."""
         if isinstance(edges, BatchEdges) and edges.is_given:
@@ -96,17 +109,11 @@ class BatchGraph(RankGraph):
             )
         return lists.to(edges.device), order
 
-    def cut_from(self, rows: Tensor) -> Tensor:
-        """Returns the rows of this graph from a table [num_rows, ...] of the whole share."""
-        if self.whole is None:
-            return rows
-        own, *halo = rows.split([self.whole.num_own, *self.whole.recv_counts])
-        return torch.cat(
-            [
-                own[: self.num_own],
-                *(of_rank[:number] for of_rank, number in zip(halo, self.recv_counts, strict=True)),
-            ]
-        )
+    def over_all_edges(self, compute: Summing, edge_index: Tensor, edge_weight: Tensor | None) -> Tensor:
+        whole = self.whole
+        if whole is None:
+            return compute(edge_index, edge_weight, self.num_inner)
+        return compute(whole.edge_index, self.edge_weight, whole.num_inner)[: self.num_inner]
 
     @property
     def job(self) -> Ranks:
@@ -130,9 +137,12 @@ class BatchGraph(RankGraph):
         return max(1, self.num_counted)
 
     @property
+    def num_targets(self) -> int:
+        return self.num_inner if self.targets is None else self.targets
+
+    @property
     def num_rows(self) -> int:
         return self.num_own + sum(self.recv_counts)
 
     def with_halo(self, rows: Tensor, hop: Hop, arrived: Tensor) -> Tensor:
         return torch.cat([rows, arrived])
-

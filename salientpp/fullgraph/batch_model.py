@@ -18,7 +18,8 @@ from salientpp.fullgraph.exchange import Ranks
 from salientpp.fullgraph.model import DistributedModel
 from salientpp.fullgraph.normalise import Helpers
 from salientpp.fullgraph.outputs import mapped
-from salientpp.nn.layers import linear_form, pair_of
+from salientpp.fullgraph.trimmed_share import trimmed
+from salientpp.nn.layers import linear_form, pair_of, source_names
 from salientpp.nn.products import reduce_sources
 from salientpp.ranks.cooperation import Cooperation
 from salientpp.sampling.host_share import HostShare
@@ -35,6 +36,10 @@ class BatchModel(DistributedModel):
 
     def __init__(self, module: torch.nn.Module, job: Ranks, host: Ranks) -> None:
         super().__init__(module, _empty(job, host))
+
+    def _run(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with trimmed(self, x, args, kwargs):
+            return super()._run(x, args, kwargs)
 
     @property
     def _helpers(self) -> Helpers:
@@ -67,9 +72,18 @@ class BatchModel(DistributedModel):
         self.graph = BatchGraph(self.ranks, self.job, share, given)
         return x, args, kwargs
 
+    def _extended(self, conv: MessagePassing, edge_level: bool, given: dict[str, Any]) -> dict[str, Any]:
+        """Also cuts the rows of targets to those that the layer computes."""
+        number = self.graph.num_targets
+        given = super()._extended(conv, edge_level, given)
+        for name in source_names(conv, edge_level):
+            source, target = pair_of(given.get(name))
+            if isinstance(target, Tensor) and target.size(conv.node_dim) > number:
+                given[name] = source, target.narrow(conv.node_dim, 0, number)
+        return given
+
     def _product(self, conv: MessagePassing, edge_index: Any, given: dict[str, Any]) -> Tensor | None:
-        form, x = linear_form(conv), given.get("x")
-        source, target = pair_of(x)
+        form, source = linear_form(conv), pair_of(given.get("x"))[0]
         if (
             form is None
             or not isinstance(edge_index, Tensor)
@@ -82,7 +96,7 @@ class BatchModel(DistributedModel):
         if weight is not None and (weight.dim() != 1 or reduce in ("max", "min")):
             return None
         rows = source.movedim(conv.node_dim, 0)
-        number = self.graph.num_inner if source is target or target is None else target.size(conv.node_dim)
+        number = self.graph.num_targets
         lists, order = self._helpers.kept.of([edge_index], "lists", lambda: self.graph.lists_of(edge_index))
         if weight is not None and order is not None:
             weight = weight[order]

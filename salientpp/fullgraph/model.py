@@ -193,7 +193,7 @@ class DistributedModel(torch.nn.Module):
         out = None if is_edge_level else self._product(conv, edge_index, given)
         if out is None:
             given = self._extended(conv, is_edge_level, given)
-            out = original(edge_index, size=(graph.num_rows, graph.num_inner), **given)
+            out = original(edge_index, size=(graph.num_rows, graph.num_targets), **given)
         self._hop += not is_edge_level
         return out
 

@@ -19,13 +19,13 @@ from salientpp.fullgraph.rank_graph import RankGraph
 
 def batch_norm(norm: _BatchNorm, rows: Tensor, graph: RankGraph) -> Tensor:
     """Returns ``norm(rows)`` as if the rows [num_inner, C] of all ranks were one batch, each vertex once."""
-    if rows.dim() != 2 or rows.size(0) != graph.num_inner:
-        raise ValueError(
-            f"{type(norm).__name__} must get one row for each of the {graph.num_inner} vertices here, [{graph.num_inner}, C], got {list(rows.shape)}"
-        )
     if not norm.training and norm.running_mean is not None:
         return torch.nn.functional.batch_norm(
             rows, norm.running_mean, norm.running_var, norm.weight, norm.bias, False, 0.0, norm.eps
+        )
+    if rows.dim() != 2 or rows.size(0) != graph.num_inner:
+        raise ValueError(
+            f"{type(norm).__name__} must get one row for each of the {graph.num_inner} vertices here, [{graph.num_inner}, C], got {list(rows.shape)}"
         )
     given = rows.dtype
     rows = rows.to(wide(given))

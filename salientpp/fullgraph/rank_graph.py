@@ -106,6 +106,11 @@ class RankGraph:
         return self.num_own + self.inner.numel()
 
     @property
+    def num_targets(self) -> int:
+        """Number of rows that a layer computes."""
+        return self.num_inner
+
+    @property
     def num_rows(self) -> int:
         """Number of rows that edges can refer to."""
         return self.num_inner + self.outer.numel()

@@ -50,14 +50,17 @@ def edges_in(value: Any) -> list[BatchEdges]:
 
 
 def can_cut(conv: MessagePassing, forward: Callable[..., Any], arguments: Mapping[str, Any] | None, hops: Hops) -> bool:
-    """Returns True if a layer gives the same rows of targets when it gets only the rows and edges that these targets need."""
+    """Returns True if a layer gives the same rows of targets when it gets only the rows and edges that these targets need.
+
+    ``forward`` may be the copy of the class's method that :func:`~salientpp.nn.layers.with_helpers` makes.
+    """
     kind = type(conv)
     facts = layer_of(conv)
     if arguments is None or facts is None or facts.needs_all is not None:
         return False
     if conv.flow != "source_to_target" or conv.explain or conv.decomposed_layers != 1:
         return False
-    if getattr(forward, "__func__", None) is not kind.forward:
+    if getattr(getattr(forward, "__func__", None), "__code__", None) is not kind.forward.__code__:
         return False
     if any(getattr(conv, name) for name in HOOKS):
         return False
@@ -149,8 +152,7 @@ class LayerCall:
             if isinstance(value, dict):
                 value = {key: self._of_type(key, each) for key, each in value.items()}
             elif isinstance(value, BatchEdges):
-                value = value.plain()[:, :num_edges]
-                self._know(value, hops.lists(self.relation))
+                value = self._edges(value, num_edges)
             elif isinstance(value, (tuple, list)) and len(value) == 2:
                 value = tuple(
                     each if each is None else first_rows(each, hops.nodes_within(type_, within))
@@ -164,6 +166,10 @@ class LayerCall:
                     if name in pairs:
                         value = products.with_first_rows(value, self.num_out)
             self.arguments[name] = value
+
+    def _edges(self, given: BatchEdges, number: int) -> Tensor:
+        """Returns the first edges of the batch."""
+        return self._know(given.plain()[:, :number], self.hops.lists(self.relation))
 
     def _of_type(self, key: Any, value: Tensor) -> Tensor:
         """Cuts the edges of a relation, or the rows of a type, in a layer that takes dictionaries."""

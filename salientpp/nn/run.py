@@ -16,7 +16,7 @@ from salientpp.nn.layer_call import LayerCall, arguments_of, can_cut
 from salientpp.nn.layers import replaced
 from salientpp.nn.record import is_called_again, is_row_wise
 from salientpp.nn.rules import tensors_of
-from salientpp.nn.trace import Plan
+from salientpp.nn.trace import Call, Plan
 from salientpp.sampling.hops import Hops
 
 
@@ -107,13 +107,17 @@ class Run(TorchFunctionMode):
                     "the backward would give the layer all edges but only some rows; remove the checkpoint, which saves less memory in a trimmed model, "
                     "or do not use salientpp.nn.trim"
                 )
-            layer = LayerCall(conv, call, arguments, self._hops)
+            layer = self._layer(conv, call, arguments)
             if not layer.is_aligned or any(type(each) not in _PLAIN for each in tensors_of(arguments)):
                 return layer.run(forward)
             with torch._C.DisableTorchFunction():  # avoids the overhead of this mode
                 return layer.run(forward)
         finally:
             self._is_inside = False
+
+    def _layer(self, conv: MessagePassing, call: Call, arguments: dict[str, Any]) -> LayerCall:
+        """Returns the call of a layer on the needed rows only."""
+        return LayerCall(conv, call, arguments, self._hops)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

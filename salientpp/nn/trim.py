@@ -19,7 +19,7 @@ from salientpp.sampling.hops import Hops, demand
 Model = TypeVar("Model", bound=torch.nn.Module)
 Norms = Literal["all rows", "needed rows"]
 
-#: Attribute of a model that holds its :class:`_Trimmed`.
+#: Attribute of a model that holds its :class:`Trimming`.
 _ATTRIBUTE = "_salientpp_trimmed"
 
 #: ``run``: the running forward pass of a trimmed model in this thread; ``frame``: the Python frame that called the model.
@@ -66,11 +66,11 @@ def trim(model: Model, norms: Norms = "all rows") -> Model:
     if getattr(model, _ATTRIBUTE, None) is None:
         model.register_forward_pre_hook(_before_forward, with_kwargs=True)
         model.register_forward_hook(_after_forward, always_call=True)
-    setattr(model, _ATTRIBUTE, _Trimmed(norms))
+    setattr(model, _ATTRIBUTE, Trimming(norms))
     return model
 
 
-class _Trimmed:
+class Trimming:
     """State of a trimmed model. It has a plan for each combination of modes and arguments that the order of the model's layers may depend on."""
 
     def __init__(self, norms: Norms) -> None:
@@ -83,8 +83,8 @@ class _Trimmed:
         return _with_plans, (self.norms, self.plans)
 
 
-def _with_plans(norms: Norms, plans: dict[Any, Plan]) -> _Trimmed:
-    trimmed = _Trimmed(norms)
+def _with_plans(norms: Norms, plans: dict[Any, Plan]) -> Trimming:
+    trimmed = Trimming(norms)
     trimmed.plans.update(plans)
     return trimmed
 
@@ -95,17 +95,18 @@ def _with_plans(norms: Norms, plans: dict[Any, Plan]) -> _Trimmed:
 def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if torch.compiler.is_compiling() or _is_running():  # a running model may contain this one
         return
-    trimmed: _Trimmed = getattr(model, _ATTRIBUTE)
+    trimmed: Trimming = getattr(model, _ATTRIBUTE)
     if trimmed.caller is not None and trimmed.caller is not threading.current_thread() and trimmed.caller.is_alive():
         raise RuntimeError(
             f"{type(model).__name__} was called while another thread runs it; a trimmed model takes one call at a time; give each thread its own copy"
         )
     demand.hops = True  # trim() may have run in another process, which saved the model
     hops = _hops_of(args, kwargs)
-    if hops is None or all(counts[0] == counts[-1] for counts in hops.num_nodes.values()):  # all vertices are seeds
+    if hops is None or hops.share is not None:  # a distributed model trims the share of a batch itself
         return
-    modes = tuple(module.training for module in model.modules())
-    key = (modes, *map(_choice, args), *((name, _choice(each)) for name, each in kwargs.items()))
+    if all(counts[0] == counts[-1] for counts in hops.num_nodes.values()):  # all vertices are seeds
+        return
+    key = key_of(model, args, kwargs)
     if key not in trimmed.plans and any(map(is_lazy, (*model.parameters(), *model.buffers()))):
         return  # lazy parameters get their shapes in this call
     _thread.frame = sys._getframe(1)
@@ -142,6 +143,17 @@ def _is_running() -> bool:
     if frame is None and run is not None:
         _end(run)
     return frame is not None
+
+
+def trimming_of(model: torch.nn.Module) -> Trimming | None:
+    """Returns the state that :func:`trim` has given a model, or None."""
+    return getattr(model, _ATTRIBUTE, None)
+
+
+def key_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Returns the key of a call's plan in :attr:`Trimming.plans`."""
+    modes = tuple(module.training for module in model.modules())
+    return modes, *map(_choice, args), *((name, _choice(each)) for name, each in kwargs.items())
 
 
 def _choice(value: Any) -> Any:

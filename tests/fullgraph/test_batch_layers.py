@@ -9,11 +9,13 @@ import pytest
 import torch
 import torch_geometric
 from host_batches import batch_of, filled, loader_of, share_batch
-from layer_graph import Called, gradients, graph
-from pyg_layers import CASES
+from layer_graph import Called, F, H, gradients, graph
+from pyg_layers import CASES, Case
 from torch import Tensor
+from torch_geometric.nn import SAGEConv
 
 from salientpp.fullgraph import distribute, loss_mean
+from salientpp.nn import trim
 
 #: Seeds of the batch of each host. The second host has fewer.
 SEEDS = (torch.tensor([3, 8, 20, 14, 1]), torch.tensor([33, 20]))
@@ -31,16 +33,30 @@ def target_of(rows: Tensor) -> Tensor:
     return torch.linspace(-1, 1, rows[:1].numel(), dtype=torch.float64).view(rows[:1].shape)
 
 
-def joined(data: Any, hosts: int) -> list[tuple[Any, Any]]:
-    mfgs = [batch_of(data, seeds, FANOUTS, key) for key, seeds in enumerate(SEEDS[:hosts])]
+def joined(data: Any, hosts: int, fanouts: list[int]) -> list[tuple[Any, Any]]:
+    mfgs = [batch_of(data, seeds, fanouts, key) for key, seeds in enumerate(SEEDS[:hosts])]
     return [(mfg, filled(data, mfg)) for mfg in mfgs]
 
 
-def compare(rank: int, size: int, ranks_per_host: int, names: list[str]) -> list[str]:
+class Deep(Called):
+    """A layer between two others, the last of which needs fewer rows."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        self.first, self.last = SAGEConv(F, F), SAGEConv(F if case.keeps_width else H, 4)
+        self.double()
+
+    def forward(self, x: Tensor, g: Any) -> Tensor:
+        rows = self.first(x, g.edge_index).relu() + x
+        return self.last(super().forward(rows, g), g.edge_index)
+
+
+def compare(rank: int, size: int, ranks_per_host: int, names: list[str], trims: bool) -> list[str]:
     """Describes the differences from one process with the joined batches."""
+    kind = Deep if trims else Called
     torch_geometric.backend.use_segment_matmul = False  # some builds of pyg-lib lack it
     data, wrong = graph(), []
-    batches = joined(data, size // ranks_per_host)
+    batches = joined(data, size // ranks_per_host, [3, 2, 2, 1, 1] if trims else FANOUTS)
     number = sum(batch.batch_size for _, batch in batches)
     loader = loader_of(ranks_per_host)
     host, place = loader.cooperation.host, loader.cooperation.place
@@ -50,7 +66,7 @@ def compare(rank: int, size: int, ranks_per_host: int, names: list[str]) -> list
     for name in names:
         case = CASES[name]
         try:
-            whole, total = Called(case), 0
+            whole, total = kind(case), 0
             if getattr(whole.conv, "cached", False):
                 whole.conv.cached = False  # the second batch has other edges
             outs = []
@@ -61,17 +77,20 @@ def compare(rank: int, size: int, ranks_per_host: int, names: list[str]) -> list
                 total = total + (out[: each.batch_size] - target_of(out)).square().sum() / number
             total.backward()
             torch.manual_seed(rank)
-            module = Called(case)
+            module = kind(case)
             if rank:
                 with torch.no_grad():
                     for parameter in module.parameters():
                         parameter.add_(1)
-            model = distribute(module, loader)
+            model = distribute(trim(module) if trims else module, loader)
             own = mine.x.clone().requires_grad_()
             out = model(own, mine)
             losses = (out[: mine.batch_size] - target_of(outs[0])).square().flatten(1).sum(1)
             loss_mean(losses, model).backward()
-            pairs = {"output": (outs[host][owner == place], out), "input": (batch.x.grad[owner == place], own.grad)}
+            mine_of_host = outs[host][owner == place]
+            if trims:
+                out, mine_of_host = out[: mine.batch_size], mine_of_host[: mine.batch_size]
+            pairs = {"output": (mine_of_host, out), "input": (batch.x.grad[owner == place], own.grad)}
             found = gradients(module)
             pairs.update({key: (value, found[key]) for key, value in gradients(whole).items()})
             for what, (a, b) in pairs.items():
@@ -86,8 +105,17 @@ def compare(rank: int, size: int, ranks_per_host: int, names: list[str]) -> list
     return wrong
 
 
-@pytest.mark.parametrize(("size", "ranks_per_host"), [(1, 1), (2, 2), (2, 1), (4, 4), (4, 2)])
+FORMS = [(1, 1), (2, 2), (2, 1), (4, 4), (4, 2)]
+
+
+@pytest.mark.parametrize(("size", "ranks_per_host"), FORMS)
+def test_each_layer_of_a_trimmed_model_equals_the_joined_batches_for_seeds(size, ranks_per_host):
+    wrong = distributed.run(compare, size, size, ranks_per_host, sorted(CASES), True)
+    assert [words for each in wrong for words in each] == []
+
+
+@pytest.mark.parametrize(("size", "ranks_per_host"), FORMS)
 def test_each_layer_equals_the_joined_batches(size, ranks_per_host):
     """T5 of a step: with one host and several, layers over shares give outputs and gradients of the joined batches."""
-    wrong = distributed.run(compare, size, size, ranks_per_host, sorted(CASES))
+    wrong = distributed.run(compare, size, size, ranks_per_host, sorted(CASES), False)
     assert [words for each in wrong for words in each] == []

@@ -1,0 +1,144 @@
+"""Trimmed models over shares: each layer computes, exchanges and receives only the rows that the seeds of the whole batch need.
+
+:mod:`salientpp.nn.trim` finds the hops that each layer needs. Within some hops, a share has first vertices, first edges, and the first halo rows of each rank.
+So a layer is called on the graph of its hops, which exchanges rows as the whole share does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+from torch import Tensor
+from torch_geometric.nn.conv import MessagePassing
+
+from salientpp.batch.edges import BatchEdges
+from salientpp.fullgraph.batch_graph import BatchGraph
+from salientpp.fullgraph.model import DistributedModel
+from salientpp.nn.layer_call import LayerCall, first_rows
+from salientpp.nn.layers import replaced, with_helpers
+from salientpp.nn.record import record
+from salientpp.nn.run import Run
+from salientpp.nn.trace import Call, Plan
+from salientpp.nn.trim import Trimming, key_of, trimming_of
+from salientpp.sampling.hops import Hops, Relation
+
+
+@contextlib.contextmanager
+def trimmed(model: DistributedModel, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+    """Context for a call of a distributed model for a share. Within it the layers compute only the needed rows, if the module is a trimmed model.
+
+    Collective among the ranks of the host. The first call of each mode is computed twice.
+
+    Raises:
+        ValueError: the model was trimmed with norms="needed rows", or its layers differ between the ranks.
+    """
+    trimming, graph = trimming_of(model.module), cast(BatchGraph, model.graph)
+    if trimming is None or graph.share.num_vertices == 0:
+        yield
+        return
+    if trimming.norms != "all rows":
+        raise ValueError(
+            f"over the ranks of a host, salientpp.nn.trim supports norms='all rows', got {trimming.norms!r}; pass norms='all rows'"
+        )
+    hops = cast(BatchEdges, graph.edge_index).hops
+    plan = _plan_of(model, trimming, hops, (x, *args), kwargs)
+    with ShareRun(model, plan, hops):
+        yield
+
+
+def _plan_of(
+    model: DistributedModel, trimming: Trimming, hops: Hops, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Plan:
+    """Returns the plan of a call, the same on all ranks of the host. For each layer it has the most hops that any rank found."""
+    graph, ranks = cast(BatchGraph, model.graph), model.ranks
+    key = "share", ranks.rank, key_of(model.module, args, kwargs)
+    if key in trimming.plans:
+        return trimming.plans[key]
+    plan = record(model.module, hops, False, sys._getframe(), args, kwargs)
+    model._hop = 0
+    ranks.agree("to trim a model")
+    # A rank without vertices has a row that is none of the batch's. It cannot tell which rows are needed.
+    mine = [vars(call) for call in plan] if graph.share.num_own else None
+    found = [facts["plan"] for facts in ranks.comm.gather_facts({"plan": mine}, task="trim its model")]
+    plans = [[Call(**call) for call in each] for each in found if each is not None]
+    for each in plans:
+        if [call.layer for call in each] != [call.layer for call in plans[0]]:
+            raise ValueError(
+                "a trimmed model must call the same layers in the same order on all ranks of a host; do not use salientpp.nn.trim on this model"
+            )
+    trimming.plans[key] = agreed = [_most(calls) for calls in zip(*plans, strict=True)]
+    return agreed
+
+
+def _most(calls: tuple[Call, ...]) -> Call:
+    """Returns a call for which the needed rows of all ``calls`` are needed."""
+    return Call(
+        calls[0].layer,
+        max(call.out_hops for call in calls),
+        max(call.in_hops for call in calls),
+        any(call.is_whole for call in calls),
+    )
+
+
+class ShareRun(Run):
+    """Forward pass of a trimmed model on a share."""
+
+    def __init__(self, model: DistributedModel, plan: Plan, hops: Hops) -> None:
+        super().__init__(model.module, plan, hops, sys._getframe())
+        self._distributed = model
+        self._graph = cast(BatchGraph, model.graph)
+        self._numbers = {max(1, number) for number in self._graph.share.own}
+        self._numbers_but_1 = self._numbers - {1}
+
+    def _layer(self, conv: MessagePassing, call: Call, arguments: dict[str, Any]) -> LayerCall:
+        return ShareCall(conv, call, arguments, self._distributed, self._graph)
+
+
+class _ShareHops(Hops):
+    """Hops of a share, in the numbers of rows and edges that go through the layers."""
+
+    def __init__(self, graph: BatchGraph) -> None:
+        self.graph = graph
+        self.num_edges = {None: [graph.num_edges]}
+
+    def nodes_within(self, type_: str | None, hops: int) -> int:
+        return self.graph.own_within(hops)
+
+    def edges_into(self, relation: Relation, hops: int) -> int:
+        return self.graph.edges_within(max(0, hops))
+
+
+class ShareCall(LayerCall):
+    """Call of a layer on the rows of a share that are needed."""
+
+    def __init__(
+        self, conv: MessagePassing, call: Call, arguments: dict[str, Any], model: DistributedModel, whole: BatchGraph
+    ) -> None:
+        self._model = model
+        self.graph = whole.within_hops(max(1, call.in_hops))
+        super().__init__(conv, call, arguments, _ShareHops(whole))
+        self.is_aligned = False  # torch functions must still get stand-ins of parameters
+
+    def _edges(self, given: BatchEdges, number: int) -> Tensor:
+        return self.graph.edge_index
+
+    def run(self, forward: Callable[..., Any]) -> Any:
+        conv, graph, model = self.conv, self.graph, self._model
+        is_paired = any(isinstance(value, tuple) for value in self.arguments.values())
+        graph.targets = self.num_out if is_paired else None
+        graph.edge_weight = self._whole.get("edge_weight")
+        helpers = graph.helpers.by_name()
+        inside = [module for module in conv.modules() if isinstance(module, MessagePassing)]
+        placed = [(vars(each), *item) for each in inside for item in with_helpers(each, helpers).items()]
+        before, model.graph = model.graph, graph
+        try:
+            with replaced(placed):
+                return first_rows(
+                    (with_helpers(conv, helpers).get("forward") or forward)(**self.arguments), self.num_out
+                )
+        finally:
+            model.graph = before
+            graph.targets = None
