@@ -34,6 +34,9 @@ _SUMS = {
     "gradients": "the sum of the parameters' gradients",
 }
 
+#: Most ranks for which the message of an agreement has room to say where rows are in shared memory.
+_MOST_TOLD = ROOM // 8 - 8
+
 
 @dataclass(frozen=True, eq=False)
 class Route:
@@ -152,8 +155,30 @@ class Ranks:
         """Starts an exchange of rows [sum(send_counts), ...], counted under ``kind``. The ranks must have agreed on it before."""
         self.received[kind] += (sum(recv_counts) - recv_counts[self.rank]) * width_of(rows)
         if self.memory is not None:
-            return self.memory.begin(rows.detach().cpu().contiguous(), send_counts, recv_counts)
+            return self.memory.begin(rows.detach(), send_counts, recv_counts)
         return self.comm.all_to_all(rows.detach().to(self.comm.device).contiguous(), send_counts, recv_counts)
+
+    def begin_together(
+        self, operation: str, rows: Tensor, take: Tensor | None, counts: tuple[Sequence[int], Sequence[int]], kind: str
+    ) -> Pending | HostPending:
+        """Agrees with the other ranks on an exchange, and starts it.
+
+        Args:
+            operation: name of the exchange in errors.
+            rows: [n, ...]
+            take: int64 [sum(send_counts)], the rows to send, grouped by receiver; None: all.
+            counts: numbers of rows that this rank sends to each rank, and numbers that it receives from each rank.
+        """
+        send_counts, recv_counts = counts
+        if self.memory is None or self.size > _MOST_TOLD:
+            settle = self.agreement.propose(operation)
+            sent = rows if take is None else rows.index_select(0, take)  # overlaps with the other ranks' answers
+            settle()
+            return self.begin(sent, send_counts, recv_counts, kind)
+        # The message of the agreement also says where the rows are, so that shared memory needs no message of its own.
+        messages = self.agreement.propose(operation, self.memory.write(rows.detach(), take, send_counts))()
+        self.received[kind] += (sum(recv_counts) - recv_counts[self.rank]) * width_of(rows)
+        return self.memory.told(messages, rows, recv_counts)
 
     def arrived(self, pending: Pending | HostPending) -> Tensor:
         return pending.wait().to(self.device)
@@ -236,11 +261,11 @@ class _Start(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, flight: Flight) -> Tensor:
         ctx.flight = flight
         route = flight.route
-        settle = None if flight.is_agreed else flight.ranks.agreement.propose(flight.name)
-        sent = rows.index_select(0, route.send)  # overlaps with the other ranks' answers
-        if settle is not None:
-            settle()
-        flight.forth = flight.ranks.begin(sent, route.send_counts, route.recv_counts, flight.kind)
+        counts = route.send_counts, route.recv_counts
+        if flight.is_agreed:
+            flight.forth = flight.ranks.begin(rows.index_select(0, route.send), *counts, flight.kind)
+        else:
+            flight.forth = flight.ranks.begin_together(flight.name, rows, route.send, counts, flight.kind)
         return rows.new_zeros(())
 
     @staticmethod
@@ -269,8 +294,9 @@ class _Arrive(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         flight, route = ctx.flight, ctx.flight.route
         kind = "backward" if flight.kind == "forward" else f"{flight.kind} backward"
-        flight.ranks.agree(f"the gradient of {flight.name}, {words_of_dtype(gradient.dtype)}")
-        flight.back = flight.ranks.begin(gradient, route.recv_counts, route.send_counts, kind)
+        operation = f"the gradient of {flight.name}, {words_of_dtype(gradient.dtype)}"
+        counts = route.recv_counts, route.send_counts
+        flight.back = flight.ranks.begin_together(operation, gradient, None, counts, kind)
         return gradient.new_zeros(()), None
 
 

@@ -1,7 +1,7 @@
 """Exchanges of rows between the ranks of a host through memory that they share.
 
-A sender writes the rows for all receivers into a block of its own. Then it sends every rank a small message, which says where the rows are. A receiver copies
-them out of the sender's block when the message has arrived. Thus a row is copied twice, and no row passes a socket.
+A sender writes the rows for all receivers into a block of its own. A small message tells every rank where the rows are. A receiver copies them out of the
+sender's block when the message has arrived. Thus a row is copied twice, and no row passes a socket.
 
 A block is written again only after every rank has finished the exchange that used the block before. The ranks count finished exchanges in memory that all of
 them map. If exchanges follow each other, two blocks alternate: a message of one exchange shows that its sender has finished the exchange before. If several
@@ -17,6 +17,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -28,8 +29,8 @@ from salientpp.ranks.shared_memory import CannotShare, Offer, block, mapped, sha
 #: Least size of a block. Larger sizes are powers of two. Pages that were never written take no memory.
 _LEAST = 1 << 16
 
-#: Numbers in a message to one rank: number of the block, first byte of the rows, and the values of the block's offer (two for its token).
-_NUMBERS = 7
+#: Numbers of a message before the first byte of each receiver's rows: the number of the block, and the values of its offer (two for its token).
+_NUMBERS = 6
 
 #: Seconds for which a process waits at its end for others to copy its rows.
 _AT_END = 30.0
@@ -75,27 +76,55 @@ class HostMemory:
         return cls(comm, finished)
 
     def begin(self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> HostPending:
-        """Starts an exchange, like :meth:`salientpp.ranks.comm.Comm.all_to_all`, of rows [sum(send_counts), ...] on the CPU.
+        """Starts an exchange, like :meth:`salientpp.ranks.comm.Comm.all_to_all`, of rows [sum(send_counts), ...].
 
         Raises:
             CannotShare: the system has no memory left for the rows.
         """
-        number, self._begun = self._begun, self._begun + 1
+        message, size = self.write(rows, None, send_counts), self.comm.size
+        told = self.comm.all_to_all(message.expand(size, -1).contiguous(), [1] * size, [1] * size)
+        return self.told(told, rows, recv_counts)
+
+    def write(self, rows: Tensor, take: Tensor | None, send_counts: Sequence[int]) -> Tensor:
+        """Writes rows for the next exchange, grouped by receiver. Until :meth:`told` is called, the exchange has not begun, and may be given up.
+
+        Args:
+            rows: [n, ...]
+            take: int64 [sum(send_counts)], the rows to write; None: all.
+
+        Returns:
+            The message for every rank, int64 [6 + number of ranks] on the CPU.
+        """
+        number = rows.size(0) if take is None else take.numel()
         row_bytes = math.prod(rows.shape[1:]) * rows.element_size()
-        message = torch.zeros((self.comm.size, _NUMBERS), dtype=torch.int64, device="cpu")
-        if rows.nbytes:
-            slot = self._writable(rows.nbytes)
+        message = torch.zeros(_NUMBERS + self.comm.size, dtype=torch.int64, device="cpu")
+        if number and row_bytes:
+            slot = self._writable(number * row_bytes)
             mine = self._blocks[slot]
-            mine.memory[: rows.nbytes].copy_(bytes_of(rows))
-            mine.user = number
+            place = mine.memory[: number * row_bytes].view(rows.dtype).view(number, *rows.shape[1:])
+            if take is None:
+                place.copy_(rows)
+            elif rows.device.type == "cpu":
+                torch.index_select(rows, 0, take, out=place)
+            else:
+                place.copy_(rows.index_select(0, take))
+            mine.user = self._begun
             offer = mine.offer
             halves = [int.from_bytes(half, "little", signed=True) for half in _halves(offer.token)]
-            message[:, 0] = slot
-            message[1:, 1] = torch.tensor(send_counts[:-1], device="cpu").cumsum(0) * row_bytes
-            message[:, 2:] = torch.tensor([offer.process, offer.file, *halves, offer.num_bytes], device="cpu")
-        told = self.comm.all_to_all(message, [1] * self.comm.size, [1] * self.comm.size)
-        shape = (sum(recv_counts), *rows.shape[1:])
-        return HostPending(self, number, told, shape, rows.dtype, [count * row_bytes for count in recv_counts])
+            begins = [count * row_bytes for count in accumulate(send_counts[:-1], initial=0)]
+            values = [slot, offer.process, offer.file, *halves, offer.num_bytes, *begins]
+            message.copy_(torch.tensor(values, dtype=torch.int64, device="cpu"))
+        return message
+
+    def told(self, messages: Tensor | Pending, rows: Tensor, recv_counts: Sequence[int]) -> HostPending:
+        """Begins the exchange whose rows were written last.
+
+        Args:
+            messages: the messages of all ranks, or their collective under way.
+            rows: tensor with the dtype and the row shape of the rows that arrive.
+        """
+        number, self._begun = self._begun, self._begun + 1
+        return HostPending(self, number, messages, (sum(recv_counts), *rows.shape[1:]), rows.dtype, recv_counts)
 
     def _writable(self, num_bytes: int) -> int:
         """Returns the number of a block of at least this size that no rank reads any more."""
@@ -116,23 +145,29 @@ class HostMemory:
 
     def arrived(self, pending: HostPending) -> Tensor:
         """Copies the rows of an exchange out of the senders' blocks."""
-        told = pending.told.wait().tolist()
+        messages = pending.messages if isinstance(pending.messages, Tensor) else pending.messages.wait()
         rows = torch.empty(pending.shape, dtype=pending.dtype, device="cpu")
-        pieces = bytes_of(rows).split(pending.recv_bytes)
-        for sender, (piece, numbers) in enumerate(zip(pieces, told, strict=True)):
+        pieces = rows.split(list(pending.recv_counts))
+        for sender, (piece, numbers) in enumerate(zip(pieces, messages.tolist(), strict=True)):
             if piece.numel():
-                piece.copy_(self._block_of(sender, numbers)[numbers[1] : numbers[1] + piece.numel()])
+                begin = numbers[_NUMBERS + self.comm.rank]
+                bytes_of(piece).copy_(self._block_of(sender, numbers)[begin : begin + piece.nbytes])
         return rows
 
     def _block_of(self, sender: int, numbers: Sequence[int]) -> Tensor:
-        slot, _, process, file, *halves, num_bytes = numbers
+        slot, process, file, *halves, num_bytes = numbers[:_NUMBERS]
         if sender == self.comm.rank:
             return self._blocks[slot].memory
         token = b"".join(half.to_bytes(8, "little", signed=True) for half in halves).hex()
         offer = Offer(process, file, token, num_bytes)
         known, memory = self._opened.get((sender, slot), (None, None))
         if known != offer or memory is None:
-            memory = mapped(offer)
+            try:
+                memory = mapped(offer)
+            except CannotShare:
+                if not _lives(process):
+                    self.comm.gather_numbers([0])  # raises RankFailure, which names the rank that was killed
+                raise
             self._opened[sender, slot] = offer, memory
         return memory
 
@@ -143,10 +178,10 @@ class HostPending:
 
     memory: HostMemory
     number: int
-    told: Pending
+    messages: Tensor | Pending
     shape: tuple[int, ...]
     dtype: torch.dtype
-    recv_bytes: Sequence[int]
+    recv_counts: Sequence[int]
 
     def wait(self) -> Tensor:
         try:
@@ -202,13 +237,12 @@ class _Finished:
 
 
 def _lives(process: int) -> bool:
+    """Returns False if a process has ended, even if its parent does not know yet."""
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
-        pass  # it belongs to someone else
-    return True
+        return False
 
 
 def _halves(token: str) -> tuple[bytes, bytes]:
