@@ -21,6 +21,7 @@ from salientpp.fullgraph.outputs import mapped
 from salientpp.fullgraph.trimmed_share import trimmed
 from salientpp.nn.layers import linear_form, pair_of, source_names
 from salientpp.nn.products import reduce_sources
+from salientpp.nn.trace import Plan
 from salientpp.ranks.cooperation import Cooperation
 from salientpp.sampling.host_share import HostShare
 
@@ -36,9 +37,10 @@ class BatchModel(DistributedModel):
 
     def __init__(self, module: torch.nn.Module, job: Ranks, host: Ranks) -> None:
         super().__init__(module, _empty(job, host))
+        self._plans: dict[Any, Plan] = {}  # of a trimmed model
 
     def _run(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with trimmed(self, x, args, kwargs):
+        with trimmed(self, self._plans, x, args, kwargs):
             return super()._run(x, args, kwargs)
 
     @property
@@ -62,6 +64,11 @@ class BatchModel(DistributedModel):
             )
         share = edges.hops.share
         assert share is not None  # _edges_of finds only edges of shares
+        if len(share.sent) != self.ranks.size:
+            raise ValueError(
+                f"the batch belongs to a loader whose hosts have {len(share.sent)} ranks, but the model was distributed over hosts with {self.ranks.size} "
+                "ranks; distribute a model over this loader too"
+            )
         given: Tensor | None = edges
         if share.num_own == 0:
             x, args, kwargs = _with_row([x, args, kwargs])
@@ -107,7 +114,9 @@ class BatchModel(DistributedModel):
         return out.view(number, *rows.shape[1:]).movedim(0, conv.node_dim)
 
     def _returned(self, out: Any) -> Any:
-        return mapped(out, lambda rows: rows[:0] if rows.dim() else rows) if self.graph.share.num_own == 0 else out
+        has_vertices = self.graph.share.num_own > 0
+        self.graph = _empty(self.job, self.ranks)  # frees the batch
+        return out if has_vertices else mapped(out, lambda rows: rows[:0] if rows.dim() else rows)
 
 
 def of_loader(module: torch.nn.Module, cooperation: Cooperation) -> BatchModel:

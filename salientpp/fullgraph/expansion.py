@@ -112,7 +112,9 @@ def picks(edges: Edges, inner: range, score: Tensor | None, fanout: int | None) 
     source, target = edges.source[is_outside], edges.target[is_outside]
     if score is None or fanout is None:
         return source.unique()
-    pairs = (target * score.numel() + source).unique()  # a repeated edge counts once; ascending by target, then by source
+    pairs = (
+        target * score.numel() + source
+    ).unique()  # a repeated edge counts once; ascending by target, then by source
     target, source = pairs // score.numel(), pairs % score.numel()
     order = score[source].argsort(descending=True, stable=True)
     order = order[target[order].argsort(stable=True)]

@@ -22,15 +22,17 @@ from salientpp.nn.layers import replaced, with_helpers
 from salientpp.nn.record import record
 from salientpp.nn.run import Run
 from salientpp.nn.trace import Call, Plan
-from salientpp.nn.trim import Trimming, key_of, trimming_of
+from salientpp.nn.trim import key_of, trimming_of
 from salientpp.sampling.hops import Hops, Relation
 
 
 @contextlib.contextmanager
-def trimmed(model: DistributedModel, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+def trimmed(
+    model: DistributedModel, plans: dict[Any, Plan], x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[None]:
     """Context for a call of a distributed model for a share. Within it the layers compute only the needed rows, if the module is a trimmed model.
 
-    Collective among the ranks of the host. The first call of each mode is computed twice.
+    Collective among the ranks of the host. The first call of each mode is computed twice. ``plans`` keeps the plan that it finds.
 
     Raises:
         ValueError: the model was trimmed with norms="needed rows", or its layers differ between the ranks.
@@ -44,19 +46,16 @@ def trimmed(model: DistributedModel, x: Tensor, args: tuple[Any, ...], kwargs: d
             f"over the ranks of a host, salientpp.nn.trim supports norms='all rows', got {trimming.norms!r}; pass norms='all rows'"
         )
     hops = cast(BatchEdges, graph.edge_index).hops
-    plan = _plan_of(model, trimming, hops, (x, *args), kwargs)
-    with ShareRun(model, plan, hops):
+    key = key_of(model.module, (x, *args), kwargs)
+    if key not in plans:
+        plans[key] = _agreed_plan(model, hops, (x, *args), kwargs)
+    with ShareRun(model, plans[key], hops):
         yield
 
 
-def _plan_of(
-    model: DistributedModel, trimming: Trimming, hops: Hops, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Plan:
-    """Returns the plan of a call, the same on all ranks of the host. For each layer it has the most hops that any rank found."""
+def _agreed_plan(model: DistributedModel, hops: Hops, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+    """Records the plan of a call. For each layer, the result has the most hops that any rank of the host found."""
     graph, ranks = cast(BatchGraph, model.graph), model.ranks
-    key = "share", ranks.rank, key_of(model.module, args, kwargs)
-    if key in trimming.plans:
-        return trimming.plans[key]
     plan = record(model.module, hops, False, sys._getframe(), args, kwargs)
     model._hop = 0
     ranks.agree("to trim a model")
@@ -69,8 +68,7 @@ def _plan_of(
             raise ValueError(
                 "a trimmed model must call the same layers in the same order on all ranks of a host; do not use salientpp.nn.trim on this model"
             )
-    trimming.plans[key] = agreed = [_most(calls) for calls in zip(*plans, strict=True)]
-    return agreed
+    return [_most(calls) for calls in zip(*plans, strict=True)]
 
 
 def _most(calls: tuple[Call, ...]) -> Call:

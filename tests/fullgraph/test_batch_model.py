@@ -16,6 +16,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from salientpp.fullgraph import accuracy, distribute, loss_mean
+from salientpp.nn import trim
 
 NUMBER, WIDTH, CLASSES = 90, 6, 5
 FORMS = [(1, 1), (2, 2), (2, 1), (4, 4), (4, 2)]
@@ -98,11 +99,11 @@ def test_gradients_of_co_batches_sum_to_those_of_one_process(size, ranks_per_hos
     distributed.run(co_batches, size, ranks_per_host)
 
 
-def several(rank: int, ranks_per_host: int) -> None:
+def several(rank: int, ranks_per_host: int, trims: bool) -> None:
     setting = Setting(ranks_per_host, torch.arange(40), [3, 2])
     others = [pyg.GCNConv, pyg.SAGEConv]
     alone, modules = [Net(layer) for layer in others], [Net(layer) for layer in others]
-    models = [distribute(module, setting.loader) for module in modules]
+    models = [distribute(trim(module) if trims else module, setting.loader) for module in modules]
     total: Any = 0
     expected: Any = 0
     for step, mine in enumerate(setting.mine):
@@ -128,7 +129,8 @@ def several(rank: int, ranks_per_host: int) -> None:
         with torch.no_grad():
             whole, mine = setting.whole[0][setting.host], setting.mine[0]
             out, expected_out = model(mine.x, mine.edge_index), plain(whole.x, whole.edge_index)
-            torch.testing.assert_close(out, expected_out[setting.kept[0]], rtol=1e-10, atol=1e-10)
+            rows = slice(mine.batch_size if trims else out.size(0))
+            torch.testing.assert_close(out[rows], expected_out[setting.kept[0]][rows], rtol=1e-10, atol=1e-10)
     outs = [Net(pyg.SAGEConv).eval()(each.x, each.edge_index) for each in setting.whole[0]]
     model = distribute(Net(pyg.SAGEConv).eval(), setting.loader)
     for out, whole in zip(outs, setting.whole[0], strict=True):
@@ -149,9 +151,10 @@ def whole_out(plain: Net, whole: Data, keeps: bool) -> Tensor:
     return out
 
 
+@pytest.mark.parametrize("trims", [False, True])
 @pytest.mark.parametrize(("size", "ranks_per_host"), FORMS)
-def test_several_calls_before_one_backward_and_evaluation_equal_one_process(size, ranks_per_host):
-    distributed.run(several, size, ranks_per_host)
+def test_several_calls_before_one_backward_and_evaluation_equal_one_process(size, ranks_per_host, trims):
+    distributed.run(several, size, ranks_per_host, trims)
 
 
 def lower_precision(rank: int) -> None:
@@ -228,6 +231,26 @@ def refused(rank: int) -> None:
     loader.cooperation = None
     with pytest.raises(ValueError, match="add cooperate='host'"):
         distribute(Net(pyg.SAGEConv), loader)
+
+
+def refused_batches(rank: int) -> None:
+    data = data_of()
+    mfg = batch_of(data, torch.arange(9), [3, 2])
+    loader = loader_of(1)
+    model = distribute(Net(pyg.SAGEConv), loader)
+    batch = share_batch(data, mfg, mfg.node % 2, 2, 0)
+    with pytest.raises(ValueError, match="hosts have 2 ranks, but the model was distributed over hosts with 1 ranks"):
+        model(batch.x, batch.edge_index)
+    batch = share_batch(data, mfg, mfg.node * 0, 1, 0)
+    model = distribute(trim(Net(pyg.SAGEConv), norms="needed rows"), loader)
+    with pytest.raises(ValueError, match="supports norms='all rows'"):
+        model(batch.x, batch.edge_index)
+    with pytest.raises(ValueError, match="must have a row for each of this rank's"):
+        model(batch.x[:3], batch.edge_index)
+
+
+def test_batches_of_other_hosts_and_norms_over_needed_rows_are_refused():
+    distributed.run(refused_batches, 1)
 
 
 def test_loaders_without_cooperation_and_layouts_are_refused():
