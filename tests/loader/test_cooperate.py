@@ -18,6 +18,7 @@ from torch import Tensor
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader, PPRSampler
+from salientpp.ways.lookahead.way import Lookahead
 
 FANOUTS, BATCH = [4, 3, 2], 8
 
@@ -367,6 +368,35 @@ def test_a_host_caches_what_one_rank_would_and_devices_keep_rows_of_their_rank(r
         assert sum(rows for _, _, rows, _ in of_host) == remote
         assert all(set(owners) == {place} for place, (_, owners, _, _) in enumerate(of_host))
         assert sum(rows for *_, rows in of_host) > on_device, "two devices keep more rows than one"
+
+
+def planned_rows(rank: int, root: str) -> Any:
+    loader = loader_of(salientpp.load(root), [2, 2], replication_factor=0.2, lookahead=4)
+    planner, division = loader.engine.way(Lookahead).planners[None], loader.engine.basis.source.division
+    kept = [division.owner[planner.slot_id[planner.slot_id >= 0].long()]]
+    for _ in loader:
+        kept.append(division.owner[planner.slot_id[planner.slot_id >= 0].long()])
+    likely = division.owner[planner.prior > 0]
+    return rank % 2, [set(of.tolist()) for of in (likely, torch.cat(kept))]
+
+
+def test_a_rank_that_looks_ahead_keeps_rows_of_its_own_vertices(roots):
+    for place, owners in distributed.run(planned_rows, 4, roots[4]):
+        assert owners == [{place}, {place}]
+
+
+def priced(rank: int, root: str, options: dict) -> tuple[float, float]:
+    loader = loader_of(salientpp.load(root), [2, 2], batch_size=4, num_workers=0, **options)
+    expected = loader.engine.price().fetched[None] / loader.engine.basis.source.row_bytes[None]
+    for _ in loader:
+        pass
+    return expected, loader.stats().rows_remote / len(loader)
+
+
+@pytest.mark.parametrize("options", [{}, {"replication_factor": 0.2}], ids=["plain", "cache"])
+def test_prices_count_the_rows_of_shares(roots, options):
+    for price, count in distributed.run(priced, 4, roots[4], options):
+        assert price == pytest.approx(count, rel=0.15)  # law 4
 
 
 # --- resuming ---------------------------------------------------------------------------------------------
