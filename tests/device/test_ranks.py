@@ -30,6 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
     "lookahead": {**CACHE, "lookahead": 4, "device_rows": 0.3},
     "sums": {"partial_aggregation": "mean", "device_rows": 0.3},
     "shared host": {**CACHE, "ranks_per_host": 2},
+    "shares": {**CACHE, "ranks_per_host": 2, "cooperate": "host", "device_rows": 0.3, "num_workers": 1},
     "sent narrow": {"send_as": {"x": "int8"}, "device_rows": 0.3, "num_workers": 2},
     "stored narrow": {**CACHE, "device_rows": 0.3, "device_cache": 50},
     "planned": {"memory": 5000, "device_memory": 3000, "machines": SLOW},
@@ -49,8 +50,10 @@ def _wrong(root: str, device: torch.device, options: dict[str, Any]) -> list[str
     """Runs an epoch on the device and on the CPU, and lists the differences."""
     part, cpu = salientpp.load(root), torch.device("cpu")
     loader = NeighborLoader(part, FANOUTS, "train", device=device, **{"ranks_per_host": 1, **options}, **SAME)
-    keeps = {name: options[name] for name in ("send_as",) if name in options}  # options that change the values of rows
-    want = list(NeighborLoader(part, FANOUTS, "train", ranks_per_host=1, **keeps, **SAME))
+    # Options that change batches.
+    keeps = {name: options[name] for name in ("send_as", "cooperate") if name in options}
+    hosts = options["ranks_per_host"] if "cooperate" in options else 1
+    want = list(NeighborLoader(part, FANOUTS, "train", ranks_per_host=hosts, **keeps, **SAME))
     wrong = [f"{len(loader)} batches instead of {len(want)}"] if len(loader) != len(want) or len(want) < 3 else []
     if "partial_aggregation" in options:
         for index, (batch, plain) in enumerate(zip(loader, want)):
@@ -59,6 +62,8 @@ def _wrong(root: str, device: torch.device, options: dict[str, Any]) -> list[str
         return wrong
     for index, (batch, plain) in enumerate(zip(on_cpu(loader), want)):
         wrong += [f"batch {index}: {name}" for name in differences(batch, plain)]
+        if "cooperate" in options and batch.edge_index.hops.share.own != plain.edge_index.hops.share.own:
+            wrong.append(f"batch {index}: share")
     return wrong
 
 
