@@ -158,16 +158,20 @@ def test_an_epoch_that_is_repeated_is_drawn_once_each_time():
     assert sum(drawn for drawn, _ in found) == 3 * 8
 
 
-def _other_keys(rank: int) -> tuple[int, int]:
+def _other_keys(rank: int) -> tuple[int, int, int]:
     comm, once = start()
     for index in (5, 6):  # the same turn, with another key on each rank
         get(once, comm, [index], rank)
         comm.gather_numbers([0])
-    return counts(once)
+    get(once, comm, [7])
+    comm.gather_numbers([0])
+    return *counts(once), once.counts.in_vain
 
 
-def test_a_share_of_another_key_is_never_taken():
-    assert distributed.run(_other_keys, 2) == [(2, 0)] * 2
+def test_a_share_of_another_key_is_never_taken_and_gives_its_place_up():
+    found = distributed.run(_other_keys, 2)
+    assert sorted(found)[0][:2] == (2, 1) and sorted(found)[1][:2] == (3, 0)
+    assert sum(in_vain for _, _, in_vain in found) == 2, "the later rank took the place of the earlier one"
 
 
 # --- faults ----------------------------------------------------------------------------------------------
@@ -215,8 +219,9 @@ def test_a_rank_that_is_killed_while_it_draws_keeps_no_lock():
     assert found[1] == (1, 0)
 
 
-def _too_slow(rank: int) -> tuple[int, int]:
+def _too_slow(rank: int) -> tuple[int, int, int]:
     comm, once = start(limit=0.0)
+    before = open_blocks()
     if rank == 0:
 
         def wait() -> Any:
@@ -229,11 +234,11 @@ def _too_slow(rank: int) -> tuple[int, int]:
         comm.gather_numbers([0])
         get(once, comm, [0])  # rank 0 is drawing it
         comm.gather_numbers([0])
-    return counts(once)
+    return *counts(once), open_blocks() - before
 
 
-def test_a_rank_draws_a_batch_itself_if_another_is_too_slow():
-    assert distributed.run(_too_slow, 2) == [(1, 0), (1, 0)]
+def test_a_rank_draws_a_batch_for_itself_if_another_is_too_slow():
+    assert distributed.run(_too_slow, 2) == [(1, 0, 2), (1, 0, 0)]
 
 
 def _nobody_takes(rank: int, ahead: int) -> tuple[int, int, int, int]:
