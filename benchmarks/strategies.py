@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Module, ModuleList
+from torch.nn import LayerNorm, Module, ModuleList
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.nn import GATConv, SAGEConv
 
@@ -24,7 +24,7 @@ import salientpp.fullgraph
 from salientpp import NeighborLoader
 from salientpp.fullgraph import LocalGraph, distribute, local, loss_mean
 
-HEADS, LEARNING_RATE = 4, 0.01
+HEADS, LEARNING_RATE = 4, 0.005
 #: Most in-neighbours of other hosts that a vertex picks, in two comparisons of rankings.
 FANOUT, FEW = 15, 2
 
@@ -52,7 +52,7 @@ class Setting:
 
 
 class Network(Module):
-    """Layers of one kind with ReLU and skip connections between them.
+    """Layers of one kind with normalised rows, ReLU and skip connections between them.
 
     Attributes:
         computed: rows that layers have computed so far, summed over the layers.
@@ -65,19 +65,19 @@ class Network(Module):
         self.convs = ModuleList(
             _layer(setting.model, *pair, layer == last) for layer, pair in enumerate(itertools.pairwise(widths))
         )
+        self.norms = ModuleList(LayerNorm(setting.hidden) for _ in range(last))
         self.computed = 0
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        last = self.convs[-1]
-        for conv in self.convs:
-            out = conv(x, edge_index)
-            self.computed += out.size(0)
-            if conv is last:
-                return out
-            out = out.relu()
+        for conv, norm in zip(self.convs[:-1], self.norms, strict=True):
+            out = norm(self._counted(conv(x, edge_index))).relu()
             # A layer may compute only the first rows, those that the seeds need.
             x = out + x[: out.size(0)] if out.size(1) == x.size(1) else out
-        raise AssertionError("a network has layers")
+        return self._counted(self.convs[-1](x, edge_index))
+
+    def _counted(self, rows: Tensor) -> Tensor:
+        self.computed += rows.size(0)
+        return rows
 
 
 def _layer(model: str, columns_in: int, columns_out: int, is_last: bool) -> Module:
