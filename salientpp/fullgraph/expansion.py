@@ -112,10 +112,9 @@ def picks(edges: Edges, inner: range, score: Tensor | None, fanout: int | None) 
     source, target = edges.source[is_outside], edges.target[is_outside]
     if score is None or fanout is None:
         return source.unique()
-    pairs = (
-        target * score.numel() + source
-    ).unique()  # a repeated edge counts once; ascending by target, then by source
-    target, source = pairs // score.numel(), pairs % score.numel()
+    number = score.numel()
+    pairs = (target * number + source).unique()  # a repeated edge counts once; ascending by target, then by source
+    target, source = pairs // number, pairs % number
     order = score[source].argsort(descending=True, stable=True)
     order = order[target[order].argsort(stable=True)]
     counts = torch.bincount(target)

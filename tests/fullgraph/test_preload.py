@@ -415,8 +415,9 @@ def mistaken(rank: int, mistake: str) -> str:
     elif mistake == "one rank":
         if rank == 3:
             weight = weight[:-1]
-    elif rank == 2:
-        model.eval()
+    else:
+        model(part.x, edges, weight)  # so that the next exchange is one inside the hosts
+        model.train(rank != 2)
     try:
         loss_mean(model(part.x, edges, weight)[part.train_mask], part).backward()
     except Exception as error:
@@ -439,6 +440,13 @@ def test_normalisation_by_other_edges_or_weights_is_refused(mistake, words):
         assert "no error" not in text
 
 
+def test_a_layer_that_computes_its_weights_and_normalises_them_is_refused():
+    part = local(graph(), preload=Preload(1), ranks_per_host=1)
+    model = distribute(pyg.PDNConv(WIDTH, 4, 1, 5).double(), part)
+    with pytest.raises(ValueError, match="the model got other weights"):
+        model(part.x, part.edge_index, part.edge_attr)
+
+
 def test_an_error_on_one_rank_reaches_all_hosts():
     texts = distributed.run(mistaken, 4, "one rank")
     assert texts[3].startswith("ValueError")
@@ -447,16 +455,19 @@ def test_an_error_on_one_rank_reaches_all_hosts():
 
 def test_ranks_of_a_host_that_differ_are_named_by_their_numbers_in_the_job():
     texts = distributed.run(mistaken, 4, "a mode")
-    for text in texts:
-        assert "evaluation mode on rank 2" in text and "on rank" in text
+    words = "in evaluation mode on rank 2 and in training mode on rank 3"
+    assert all(words in text for text in texts), texts
+    assert [text.split(":")[0] for text in texts] == ["RankFailure", "RankFailure", "RanksDiffer", "RanksDiffer"]
 
 
-def without_metis(rank: int) -> str:
+def failing(rank: int, what: str) -> str:
     def refuse(*_: Any, **__: Any) -> None:
-        raise ImportError("no METIS here")
+        raise ImportError("no METIS here") if what == "METIS" else MemoryError("no memory here")
 
-    if rank == 2:
+    if rank == 2 and what == "METIS":
         preload.assign_parts = refuse
+    elif rank == 2:
+        expansion.picks = refuse
     try:
         opened(4, 2, Preload(1))
     except Exception as error:
@@ -465,10 +476,17 @@ def without_metis(rank: int) -> str:
 
 
 def test_a_host_that_cannot_divide_its_graph_tells_all_ranks():
-    texts = distributed.run(without_metis, 4)
+    texts = distributed.run(failing, 4, "METIS")
     assert texts[2] == "ImportError: no METIS here"
     words = "ValueError: rank 2 could not divide the graph of its host: ImportError: no METIS here"
     assert [texts[rank] for rank in (0, 1, 3)] == [words] * 3
+
+
+def test_a_rank_that_cannot_pick_vertices_tells_all_ranks():
+    texts = distributed.run(failing, 4, "memory")
+    assert texts[2] == "MemoryError: no memory here"
+    words = "rank 2 failed in preloading: MemoryError: no memory here"
+    assert all(words in texts[rank] for rank in (0, 1, 3)), texts
 
 
 def test_the_models_of_this_file_have_the_stated_numbers_of_layers():
