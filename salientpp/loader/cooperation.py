@@ -32,7 +32,7 @@ def check_cooperation(
         why = "allow=('sums',) permits a plan to send sums instead of rows; leave 'sums' out"
     if why is not None:
         raise ValueError(
-            f"cooperate='host' divides the vertices and edges of each batch among the ranks of a host, but {why}"
+            f"cooperate={options.cooperate!r} divides the vertices and edges of each batch among the ranks of a host, but {why}"
         )
     for name, default in (("batch_size", 1), ("drop_last", False)):
         if options.co_batches is not None and getattr(loader, name) != default:
