@@ -8,10 +8,23 @@ A table stands between ``<!-- name -->`` and ``<!-- /name -->``; everything betw
 
 from __future__ import annotations
 
-from drawing import communication, full_graph, gpu, host, plan, policies, scale, score, together, topology, training
+from drawing import (
+    communication,
+    full_graph,
+    gpu,
+    host,
+    plan,
+    policies,
+    scale,
+    score,
+    split,
+    together,
+    topology,
+    training,
+)
 from drawing.base import ROOT, filled, load, replaced
 
-PAGES = (host, training, policies, communication, full_graph, together, topology, plan, scale, score, gpu)
+PAGES = (host, training, policies, communication, full_graph, together, topology, plan, scale, score, split, gpu)
 DRAWN = {name: drawn for page in PAGES for name, drawn in page.DRAWN.items()}
 
 
