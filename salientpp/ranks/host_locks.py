@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterator
 
 from salientpp.ranks.comm import Comm
-from salientpp.ranks.shared_memory import shared_file
+from salientpp.ranks.shared_memory import CannotShare, shared_file
 
 #: Longest pause between two attempts to get a lock, in seconds. The first pauses are shorter: a sixteenth of the time waited so far.
 _LONGEST_PAUSE = 0.002
@@ -22,11 +22,25 @@ _SHORTEST_PAUSE = 0.00005
 
 
 class HostLocks:
-    """Locks of a host, named by numbers >= 0. Collective among the ranks of the host; raises CannotShare if they cannot share a file."""
+    """Locks of a host, named by numbers >= 0. Collective among the ranks of the host.
+
+    Raises:
+        CannotShare: on every rank, if one of them cannot open the file or lock it.
+    """
 
     def __init__(self, host: Comm) -> None:
         self._file = shared_file(host)
         weakref.finalize(self, os.close, self._file).atexit = False  # threads may still use it at the exit
+        trouble = None
+        try:
+            with self.hold(0, 0.0):
+                pass
+        except OSError as error:
+            trouble = f"files in memory cannot be locked here: {error}; this needs F_OFD_SETLK of Linux 3.15 or later"
+        told = [facts["trouble"] for facts in host.gather_facts({"trouble": trouble})]
+        for rank, words in enumerate(told):
+            if words is not None:
+                raise CannotShare(f"rank {rank}{host.of}: {words}")
 
     @contextlib.contextmanager
     def hold(self, number: int, limit: float) -> Iterator[bool]:

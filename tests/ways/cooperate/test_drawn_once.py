@@ -19,6 +19,7 @@ from torch import Tensor
 from torch_geometric.sampler import NodeSamplerInput
 
 from salientpp import NeighborSampler
+from salientpp.ranks import host_locks
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.host_locks import HostLocks
 from salientpp.ranks.shared_memory import CannotShare
@@ -327,3 +328,21 @@ def test_a_lock_excludes_threads_of_all_ranks():
     first, second = distributed.run(_hold, 2)
     assert first == [True, False, True, False, True]
     assert second == [False, True, True, False, True]
+
+
+def _cannot_lock(rank: int) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(22, "Invalid argument")
+
+    if rank == 1:
+        host_locks._change = refuse
+    start()
+
+
+def test_a_system_without_such_locks_is_an_error_on_all_ranks():
+    for failed in distributed.run(_cannot_lock, 2, may_fail=True):
+        assert failed.kind == "CannotShare"
+        assert (
+            "rank 1: files in memory cannot be locked here: [Errno 22] Invalid argument; this needs F_OFD_SETLK of Linux"
+            in failed.text
+        )
