@@ -1,4 +1,4 @@
-"""Tables of docs/results/full-graph.md: epochs on the whole graph, by layout and by plan."""
+"""Tables of docs/results/full-graph.md: epochs on the whole graph, by layout and by plan, and memory with recomputed layers."""
 
 from __future__ import annotations
 
@@ -61,4 +61,32 @@ def draw_plans(result: Row) -> str:
     return joined(title, table(header, lines), source(result))
 
 
-DRAWN: Drawn = {"layouts": ("fullgraph", draw_layouts), "plans": ("fullgraph", draw_plans)}
+def draw_recompute(result: Row) -> str:
+    lines = []
+    for row in result["rows"]:
+        same = [each for each in result["rows"] if (each["ranks"], each["model"]) == (row["ranks"], row["model"])]
+        first = same[0]
+        ranks = f"{row['ranks']} rank{'s' if row['ranks'] > 1 else ''}"
+        lines.append(
+            [
+                f"{row['model']}, {ranks}" if row is first else "",
+                row["way"],
+                f"{row['step'] / 1e6:,.0f}",
+                f"{row['step'] / first['step']:.0%}",
+                f"{row['process'] / 1e6:,.0f}",
+                f"{row['seconds']:.1f}",
+            ]
+        )
+    title = (
+        f"**Memory of deep models.** MB of a training step on {result['rows'][0]['graph']} with {result['hidden']} hidden features, on the rank with "
+        "the largest peak, and the share of the memory without options. *Process* includes the graph, the features and the libraries."
+    )
+    header = ["model", "kept", "step, MB", "share", "process, MB", "seconds of a step"]
+    return joined(title, table(header, lines, left=2), source(result))
+
+
+DRAWN: Drawn = {
+    "layouts": ("fullgraph", draw_layouts),
+    "plans": ("fullgraph", draw_plans),
+    "recompute": ("recompute", draw_recompute),
+}

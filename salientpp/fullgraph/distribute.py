@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Protocol
 
 import torch
@@ -11,6 +12,7 @@ from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.model import DistributedModel
 from salientpp.fullgraph.opening import local
 from salientpp.fullgraph.planner import Plan, plan_for
+from salientpp.fullgraph.recompute import Recompute
 from salientpp.ranks.cooperation import Cooperation
 from salientpp.store.directory.opened import PartitionedGraph
 
@@ -22,7 +24,12 @@ class Cooperative(Protocol):
 
 
 def distribute(
-    model: torch.nn.Module, part: LocalGraph | PartitionedGraph | Cooperative, layout: str | Plan = "halo"
+    model: torch.nn.Module,
+    part: LocalGraph | PartitionedGraph | Cooperative,
+    layout: str | Plan = "halo",
+    *,
+    recompute: str | None = None,
+    rows_file: str | os.PathLike[str] | None = None,
 ) -> DistributedModel:
     """Makes a model that computes, for the vertices of this rank, what ``model`` computes on the whole graph. Collective.
 
@@ -37,12 +44,15 @@ def distribute(
             '1d', '1.5d', '1.5d:c', '2d', '3d' and 'grid:RxC' need layers that compute a sum, mean or weighted sum of in-neighbours' rows. Layers that take
             a maximum can use '1d', '1.5d', '1.5d:c' and 'grid:RxC'. A plan comes from :func:`salientpp.fullgraph.plan_for`. 'auto' makes a plan without
             a limit of memory; the model is then called with ``(part.x, part.edge_index)``.
+        recompute: 'layers' computes each message-passing layer again in the backward. Between the forward and the backward, a rank then keeps each layer's
+            input rows of its own vertices, and no rows of edges and of the halo. Rows of edges exist for one range of targets at a time. None keeps all.
+        rows_file: with ``recompute``, a folder for a temporary file, which holds the rows of layers instead of memory. Each rank makes its own file.
 
     Raises:
         ValueError: a layer cannot be distributed (the text names it and the reason), or the ranks have different models. Every rank raises it.
     """
     if hasattr(part, "cooperation"):
-        return _over_batches(model, part, layout)
+        return _over_batches(model, part, layout, recompute)
     graph = local(part) if isinstance(part, PartitionedGraph) else part
     if not isinstance(graph, LocalGraph):
         raise TypeError(
@@ -51,15 +61,17 @@ def distribute(
     if layout == "auto":
         layout = plan_for(model, graph)
     if not isinstance(layout, Plan):
-        return DistributedModel(model, graph, layout)
+        return DistributedModel(model, graph, layout, recompute=Recompute(recompute, rows_file))
     if graph is not (layout.graph.base or layout.graph):
         raise ValueError(
             "layout is a plan for another part; pass the part that plan_for was called with, as salientpp.fullgraph.local returned it"
         )
-    return DistributedModel(model, layout.graph, layout.layout, f"the plan {layout.name!r}")
+    return DistributedModel(
+        model, layout.graph, layout.layout, f"the plan {layout.name!r}", Recompute(recompute, rows_file)
+    )
 
 
-def _over_batches(model: torch.nn.Module, loader: Cooperative, layout: str | Plan) -> BatchModel:
+def _over_batches(model: torch.nn.Module, loader: Cooperative, layout: str | Plan, recompute: str | None) -> BatchModel:
     if loader.cooperation is None:
         raise ValueError(
             f"distribute computes the batches of a loader over ranks only if the loader has cooperate='host', got a {type(loader).__name__} without it; add "
@@ -68,4 +80,9 @@ def _over_batches(model: torch.nn.Module, loader: Cooperative, layout: str | Pla
     if layout != "halo":
         name = layout.name if isinstance(layout, Plan) else layout
         raise ValueError(f"layout must be 'halo' for a loader, whose batches differ in their edges, got {name!r}")
+    if recompute is not None:
+        raise ValueError(
+            f"recompute must be None for a loader, got {recompute!r}; layers are computed again for a part of a graph, and memory for batches follows from "
+            "batch_size"
+        )
     return of_loader(model, loader.cooperation)

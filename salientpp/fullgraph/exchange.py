@@ -247,11 +247,13 @@ class Flight:
         self.shape = rows.shape
         self.forth: Pending | HostPending | None = None
         self.back: Pending | HostPending | None = None
-        self._token = _Start.apply(rows, self)
+        self._token: Tensor | None = _Start.apply(rows, self)
 
     def rows(self) -> Tensor:
         """Waits for the rows [route.num_received, ...], and returns them grouped by sender."""
-        return _Arrive.apply(self._token, self)
+        # Autograd's node refers to this object. A reference back would be a cycle, which keeps the rows of the graph.
+        token, self._token = self._token, None
+        return _Arrive.apply(token, self)
 
 
 class _Start(torch.autograd.Function):

@@ -184,6 +184,23 @@ class LocalGraph(RankGraph):
         known = "".join(f", {word}" for word in (*rows, *columns, *masks))
         raise AttributeError(f"this graph has no {name!r}; it has edge_index, n_id{known}")
 
+    def in_plan(self, value: Any) -> Any:
+        base = self.base
+        if base is None or not isinstance(value, Tensor):
+            return value
+        if value is base.edge_index:
+            return self.edge_index
+        for name, column in base.edge_tensors.items():
+            if value is column:
+                return getattr(self, name)
+        edges, number = base.edge_index.size(1), self.edge_index.size(1)
+        if edges != number and value.dim() and value.size(0) == edges and edges != self.num_own:
+            raise ValueError(
+                f"the plan recomputes vertices, whose edges are added to the {edges} edges of this rank; got a tensor {list(value.shape)} without rows for "
+                "them. Pass an attribute of the part, or give this tensor to plan_for as an argument"
+            )
+        return value
+
     def rows_of_inner(self, rows: Tensor) -> Tensor:
         """Returns this rank's rows [num_own, ...], then those of kept vertices, [num_inner, ...]. Collective.
 

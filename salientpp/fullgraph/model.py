@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from salientpp.fullgraph.normalise import Helpers, batch_norm
 from salientpp.fullgraph.outputs import mapped
 from salientpp.fullgraph.parameters import Substituted, check_gradients
 from salientpp.fullgraph.rank_graph import Hop, RankGraph
+from salientpp.fullgraph.recompute import Recompute, refuse_checkpoint_of_model
 from salientpp.graph.quantiles import corrected
 from salientpp.nn.layers import linear_form, name_of, pair_of, replaced, source_names, with_helpers
 from salientpp.ranks.failure import RankFailure
@@ -33,6 +35,7 @@ class DistributedModel(torch.nn.Module):
         layout: name of a layout, see :mod:`salientpp.fullgraph.layouts`; 'halo' for a part with a plan.
         asked: the layout as the user gave it, on which the ranks must agree; None: ``layout``. If it differs from ``layout``, a layer whose edges or weights
             change at each step fetches the halo under any layout.
+        recompute: what autograd keeps; None: everything.
 
     Attributes:
         module, graph: the model, and this rank's part.
@@ -42,10 +45,16 @@ class DistributedModel(torch.nn.Module):
     """
 
     def __init__(
-        self, module: torch.nn.Module, graph: RankGraph, layout: str = "halo", asked: str | None = None
+        self,
+        module: torch.nn.Module,
+        graph: RankGraph,
+        layout: str = "halo",
+        asked: str | None = None,
+        recompute: Recompute | None = None,
     ) -> None:
         super().__init__()
-        _agree(module, graph, layout, asked or layout)
+        self._recompute = recompute or Recompute()
+        _agree(module, graph, layout, asked or layout, self._recompute)
         graph.job.agreement.models += 1
         self._number = graph.job.agreement.models
         self.layout = layout
@@ -77,6 +86,7 @@ class DistributedModel(torch.nn.Module):
                 of the part without the plan, and their attributes, stand for those of the part with the plan.
         """
         try:
+            refuse_checkpoint_of_model()
             for refusal in refusals(self.module):  # some refusals depend on the mode
                 raise ValueError(f"this model cannot be trained over ranks: {refusal}")
             x, args, kwargs = self._placed(x, args, kwargs)
@@ -85,10 +95,11 @@ class DistributedModel(torch.nn.Module):
             stand_ins = {id(value): stand_in for value, stand_in in zip(trained, self.job.replicated(trained))}
             facts = facts_of(self.module, self._number, x)
             self._hop, self.seen = 0, []
-            with self.job.calling(facts, self.ranks), replaced(self._replacements(stand_ins)), Substituted(stand_ins):
+            storing = self._recompute.storing(given, self.graph.num_inner)
+            with self.job.calling(facts, self.ranks), self._substituting(stand_ins), storing:
                 args, kwargs = (
-                    tuple(map(self._planned, args)),
-                    {key: self._planned(each) for key, each in kwargs.items()},
+                    tuple(map(self.graph.in_plan, args)),
+                    {key: self.graph.in_plan(each) for key, each in kwargs.items()},
                 )
                 out = self._run(given, args, kwargs)
             check_gradients(out, self.module, stand_ins)
@@ -111,7 +122,7 @@ class DistributedModel(torch.nn.Module):
 
     def _returned(self, out: Any) -> Any:
         """Returns the rows of this rank's vertices from the output of the module."""
-        return mapped(out, self._own_rows) if self.graph.is_planned else out
+        return mapped(out, self.graph.own_rows) if self.graph.is_planned else out
 
     def _input(self, x: Tensor) -> Tensor:
         graph = self.graph
@@ -122,36 +133,11 @@ class DistributedModel(torch.nn.Module):
             )
         return graph.rows_of_inner(x) if graph.is_planned else x
 
-    def _planned(self, value: Any) -> Any:
-        """Returns the tensor of the part with the plan that an argument stands for."""
-        graph = self.graph
-        base = graph.base if graph.is_planned else None
-        if base is None or not isinstance(value, Tensor):
-            return value
-        if value is base.edge_index:
-            return graph.edge_index
-        for name, column in base.edge_tensors.items():
-            if value is column:
-                return getattr(graph, name)
-        edges, number = base.edge_index.size(1), graph.edge_index.size(1)
-        if edges != number and value.dim() and value.size(0) == edges and edges != graph.num_own:
-            raise ValueError(
-                f"the plan recomputes vertices, whose edges are added to the {edges} edges of this rank; got a tensor {list(value.shape)} without rows for "
-                "them. Pass an attribute of the part, or give this tensor to plan_for as an argument"
-            )
-        return value
-
-    def _own_rows(self, out: Tensor) -> Tensor:
-        """Removes the rows of other ranks' vertices from a tensor that the model returned under a plan."""
-        graph = self.graph
-        if not graph.inner.numel() or graph.num_inner not in out.shape:
-            return out
-        if out.size(0) != graph.num_inner:
-            raise ValueError(
-                f"under a plan the model must return rows of vertices in the first dimension, got {list(out.shape)}, which has the {graph.num_inner} vertices "
-                f"here ({graph.num_own} of them this rank's) in another dimension"
-            )
-        return out[: graph.num_own]
+    @contextlib.contextmanager
+    def _substituting(self, stand_ins: Mapping[int, Tensor]) -> Iterator[None]:
+        """Context in which the module computes with stand-ins of parameters (given by ``id``) and its layers exchange rows."""
+        with replaced(self._replacements(stand_ins)), Substituted(stand_ins):
+            yield
 
     def _replacements(self, stand_ins: Mapping[int, Tensor]) -> Iterator[tuple[dict[str, Any], str, Any]]:
         """Yields (attributes of a module, name, value) for each replacement during a call: stand-ins of parameters (given by ``id``), and methods of layers."""
@@ -165,18 +151,51 @@ class DistributedModel(torch.nn.Module):
             if isinstance(module, MessagePassing):
                 yield own, "propagate", functools.partial(self._call, module, module.propagate, False)
                 yield own, "edge_updater", functools.partial(self._call, module, module.edge_updater, True)
-                for name, method in with_helpers(module, helpers).items():
+                methods = with_helpers(module, helpers)
+                for name, method in methods.items():
                     yield own, name, method
+                if self._recompute.kind is not None:
+                    forward = methods.get("forward", module.forward)
+                    yield own, "forward", functools.partial(self._call_layer, module, forward, stand_ins)
                 # A layer with cached=True keeps values of the graph that it was first called on.
                 for name, kept in [*own.items()]:
                     if (name == "cached" and kept is True) or (name.startswith("_cached_") and kept is not None):
                         yield own, name, False if name == "cached" else None
             elif isinstance(module, _BatchNorm):
-                yield own, "forward", functools.partial(batch_norm, module, graph=self.graph)
+                yield own, "forward", functools.partial(self._batch_norm, module)
             elif (forward := corrected(module)) is not None:
                 yield own, "forward", forward
 
     # --- a layer --------------------------------------------------------------------------------------------
+
+    def _call_layer(
+        self,
+        conv: MessagePassing,
+        forward: Callable[..., Any],
+        stand_ins: Mapping[int, Tensor],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Calls a layer so that the backward computes it again."""
+        self._recompute.refuse_checkpoint(conv, self.module)
+        again = functools.partial(self._again, stand_ins, self.graph, self._hop)
+        return self._recompute.layer(conv, forward, stand_ins, self._substituting, again, args, kwargs)
+
+    @contextlib.contextmanager
+    def _again(self, stand_ins: Mapping[int, Tensor], graph: RankGraph, hop: int) -> Iterator[None]:
+        """Context in which the backward computes a layer again. In the forward the layer was called on ``graph``, after ``hop`` hops."""
+        before = self.graph, self._hop, self.seen
+        self.graph, self._hop, self.seen = graph, hop, []
+        try:
+            with self._substituting(stand_ins):
+                yield
+        finally:
+            self.graph, self._hop, self.seen = before
+            graph.ranks.agreement.place = ""
+
+    def _batch_norm(self, norm: _BatchNorm, rows: Tensor) -> Tensor:
+        self._recompute.refuse_checkpoint(norm, self.module)
+        return batch_norm(norm, rows, self.graph, self._recompute.is_again)
 
     def _call(
         self,
@@ -188,12 +207,14 @@ class DistributedModel(torch.nn.Module):
         **given: Any,
     ) -> Any:
         """Computes a layer's ``propagate`` or ``edge_updater`` over the ranks."""
+        self._recompute.refuse_checkpoint(conv, self.module)
         graph = self.graph
         graph.ranks.agreement.place = f"layer {self._hop + 1}, {type(conv).__name__}"  # errors of exchanges name it
         out = None if is_edge_level else self._product(conv, edge_index, given)
         if out is None:
             given = self._extended(conv, is_edge_level, given)
-            out = original(edge_index, size=(graph.num_rows, graph.num_targets), **given)
+            size = (graph.num_rows, graph.num_targets)
+            out = self._recompute.over_edges(conv, original, is_edge_level, edge_index, size, given)
         self._hop += not is_edge_level
         return out
 
@@ -221,20 +242,8 @@ class DistributedModel(torch.nn.Module):
         hop = self.graph.whole_halo if self._hop_now.has_sums else self._hop_now
         distinct = {id(table): table for table in tables}.values()
         self._see(distinct, False)
-        alike: dict[tuple[torch.dtype, bool], list[Tensor]] = {}
-        for table in distinct:
-            alike.setdefault((table.dtype, table.requires_grad), []).append(table)
-        flights: list[Flight] = []
-        for group in alike.values():
-            flat = [table.reshape(table.size(0), width_of(table)) for table in group]
-            flights.append(Flight(self.ranks, group[0] if len(group) == 1 else torch.cat(flat, 1), hop.route))
-        found: dict[int, Tensor] = {}
-        for group, flight in zip(alike.values(), flights, strict=True):
-            widths = [width_of(table) for table in group]
-            arrived = flight.rows().view(hop.route.num_received, sum(widths))
-            for table, piece in zip(group, arrived.split(widths, 1), strict=True):
-                piece = piece.reshape(piece.size(0), *table.shape[1:])
-                found[id(table)] = self.graph.with_halo(table, hop, piece)
+        arrived = _arrived([*distinct], hop, self.ranks)
+        found = {id(table): self.graph.with_halo(table, hop, rows) for table, rows in zip(distinct, arrived)}
         return [found[id(table)] for table in tables]
 
     def _see(self, tables: Collection[Tensor], is_product: bool) -> None:
@@ -309,13 +318,14 @@ class DistributedModel(torch.nn.Module):
         return copied
 
 
-def _agree(module: torch.nn.Module, graph: RankGraph, layout: str, asked: str) -> None:
+def _agree(module: torch.nn.Module, graph: RankGraph, layout: str, asked: str, recompute: Recompute) -> None:
     """Checks that the model can be distributed and is the same on every rank. Then copies rank 0's values to all ranks."""
-    facts: dict[str, Any] = {"tensors": [], "layout": asked}
+    facts: dict[str, Any] = {"tensors": [], "layout": repr(asked)}
     error = None
     try:
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(module).__name__}")
+        facts |= recompute.prepare()
         _check(module, graph, layout)
         facts["tensors"] = [f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in _tensors(module).items()]
     except Exception as raised:
@@ -332,10 +342,11 @@ def _agree(module: torch.nn.Module, graph: RankGraph, layout: str, asked: str) -
             raise ValueError(
                 f"all ranks must have the same model, but rank 0 and rank {rank}{of} differ in {', '.join(differing) or 'order'}"
             )
-        if theirs["layout"] != first["layout"]:
-            raise ValueError(
-                f"all ranks must have the same layout, got {first['layout']!r} on rank 0 and {theirs['layout']!r} on rank {rank}{of}"
-            )
+        for name in facts.keys() - {"tensors"}:
+            if theirs[name] != first[name]:
+                raise ValueError(
+                    f"all ranks must have the same {name}, got {first[name]} on rank 0 and {theirs[name]} on rank {rank}{of}"
+                )
     with torch.no_grad():
         for tensor in _tensors(module).values():
             _from_rank_0(tensor, graph.job)
@@ -357,6 +368,24 @@ def _check(module: torch.nn.Module, graph: Any, layout: str) -> None:
                 f"layout={layout!r} adds up products, but {path} takes the maximum; use '1d', '1.5d', 'grid:RxC' or 'halo'"
             )
     check_plan(graph, layout)
+
+
+def _arrived(tables: Sequence[Tensor], hop: Hop, ranks: Ranks) -> list[Tensor]:
+    """Returns, for each table [n, ...], the rows that arrive at a hop. Tables of one dtype share an exchange. Collective."""
+    alike: dict[tuple[torch.dtype, bool], list[Tensor]] = {}
+    for table in tables:
+        alike.setdefault((table.dtype, table.requires_grad), []).append(table)
+    flights: list[Flight] = []
+    for group in alike.values():
+        flat = [table.reshape(table.size(0), width_of(table)) for table in group]
+        flights.append(Flight(ranks, group[0] if len(group) == 1 else torch.cat(flat, 1), hop.route))
+    found: dict[int, Tensor] = {}
+    for group, flight in zip(alike.values(), flights, strict=True):
+        widths = [width_of(table) for table in group]
+        rows = flight.rows().view(hop.route.num_received, sum(widths))
+        for table, piece in zip(group, rows.split(widths, 1), strict=True):
+            found[id(table)] = piece.reshape(piece.size(0), *table.shape[1:])
+    return [found[id(table)] for table in tables]
 
 
 def _form(conv: MessagePassing) -> tuple[str | None, str] | None:

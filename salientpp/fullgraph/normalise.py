@@ -17,8 +17,12 @@ from salientpp.fullgraph.product import wide
 from salientpp.fullgraph.rank_graph import RankGraph
 
 
-def batch_norm(norm: _BatchNorm, rows: Tensor, graph: RankGraph) -> Tensor:
-    """Returns ``norm(rows)`` as if the rows [num_inner, C] of all ranks were one batch, each vertex once."""
+def batch_norm(norm: _BatchNorm, rows: Tensor, graph: RankGraph, is_again: bool = False) -> Tensor:
+    """Returns ``norm(rows)`` as if the rows [num_inner, C] of all ranks were one batch, each vertex once.
+
+    Args:
+        is_again: the norm has been called on these rows before, so its running statistics stay as they are.
+    """
     if not norm.training and norm.running_mean is not None:
         return torch.nn.functional.batch_norm(
             rows, norm.running_mean, norm.running_var, norm.weight, norm.bias, False, 0.0, norm.eps
@@ -34,7 +38,7 @@ def batch_norm(norm: _BatchNorm, rows: Tensor, graph: RankGraph) -> Tensor:
         raise ValueError(f"Expected more than 1 value per channel when training, got {number} vertices in all")
     mean = total(own.sum(0), graph.averaging) / number
     variance = total((own - mean).square().sum(0), graph.averaging) / number
-    if norm.training and norm.running_mean is not None and norm.running_var is not None:
+    if norm.training and not is_again and norm.running_mean is not None and norm.running_var is not None:
         with torch.no_grad():
             if norm.num_batches_tracked is not None:
                 norm.num_batches_tracked.add_(1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -121,6 +121,21 @@ class RankGraph:
             return torch.cat([rows, arrived])  # then the fetched rows fill all slots, in order
         empty = rows.new_zeros((self.outer.numel(), *rows.shape[1:]))
         return torch.cat([rows, empty]).index_copy(0, hop.slots, arrived)
+
+    def in_plan(self, value: Any) -> Any:
+        """Returns the tensor of the part with the plan that an argument of the model stands for. Without a plan it is the argument."""
+        return value
+
+    def own_rows(self, out: Tensor) -> Tensor:
+        """Removes the rows of other ranks' vertices from a tensor that a model returned under a plan."""
+        if not self.inner.numel() or self.num_inner not in out.shape:
+            return out
+        if out.size(0) != self.num_inner:
+            raise ValueError(
+                f"under a plan the model must return rows of vertices in the first dimension, got {list(out.shape)}, which has the {self.num_inner} vertices "
+                f"here ({self.num_own} of them this rank's) in another dimension"
+            )
+        return out[: self.num_own]
 
     def of_whole_halo(self, rows: Tensor) -> Tensor:
         """Extends rows that are correct for this rank's own vertices to the table [num_rows, ...]. All other rows come from their owners. Collective."""

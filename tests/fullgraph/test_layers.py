@@ -5,6 +5,8 @@ The table of layers is complete: every class of ``torch_geometric.nn.conv`` is e
 
 from __future__ import annotations
 
+from typing import Any
+
 import distributed
 import pytest
 import torch
@@ -15,7 +17,7 @@ from layer_graph import Called, F, H, N, gradients, graph
 from pyg_layers import CASES
 from torch.nn import Linear, Sequential
 
-from salientpp.fullgraph import Preload, distribute, local, loss_mean
+from salientpp.fullgraph import Preload, distribute, local, loss_mean, pieces
 from salientpp.fullgraph.layers import REFUSED, refusals
 from salientpp.nn.layers import LAYERS
 
@@ -23,7 +25,7 @@ from salientpp.nn.layers import LAYERS
 OFFSETS = {1: [0, N], 2: [0, 7, N], 3: [0, 0, 30, N], 4: [0, 3, 3, 30, N]}
 
 
-def compare(rank: int, size: int, names: list[str], ranks_per_host: int | None = None) -> list[str]:
+def compare(rank: int, size: int, names: list[str], ranks_per_host: int | None = None, **options: Any) -> list[str]:
     """Describes the differences from one process with the whole graph. With ``ranks_per_host``, hosts preload the vertices that the layers need."""
     torch_geometric.backend.use_segment_matmul = False  # some builds of pyg-lib lack it
     data, wrong = graph(), []
@@ -52,7 +54,7 @@ def compare(rank: int, size: int, names: list[str], ranks_per_host: int | None =
                 with torch.no_grad():
                     for parameter in mine.parameters():
                         parameter.add_(1)
-            model = distribute(mine, part)
+            model = distribute(mine, part, **options)
             own = part.x.clone().requires_grad_()
             out = model(own, part)
             losses = (out[part.train_mask] - target).square().flatten(1).sum(1)
@@ -86,6 +88,18 @@ def test_each_layer_equals_the_whole_graph(size):
 def test_each_layer_on_preloaded_vertices_equals_the_whole_graph(size, ranks_per_host):
     # The weights that PDNConv normalises are computed from parameters, so their sums over the edges of other hosts are unknown.
     wrong = distributed.run(compare, size, size, sorted({*CASES} - {"PDNConv"}), ranks_per_host)
+    assert [words for each in wrong for words in each] == []
+
+
+def compare_in_pieces(rank: int, size: int, names: list[str], piece_bytes: int) -> list[str]:
+    pieces.PIECE_BYTES = piece_bytes
+    return compare(rank, size, names, recompute="layers")
+
+
+@pytest.mark.parametrize(("size", "piece_bytes"), [(1, 1), (2, 6000), (4, 6000), (4, pieces.PIECE_BYTES)], ids=str)
+def test_each_layer_equals_the_whole_graph_if_it_is_computed_again(size, piece_bytes):
+    """A piece of one byte holds one target. A piece of the default size holds all targets."""
+    wrong = distributed.run(compare_in_pieces, size, size, sorted(CASES), piece_bytes)
     assert [words for each in wrong for words in each] == []
 
 

@@ -1,0 +1,423 @@
+"""Edge-wise work of a layer, piece by piece: ranges of targets, each with all edges into them.
+
+The forward computes a piece, writes its rows and frees it. The backward computes each piece again, with the same random numbers, and propagates its gradient
+before the next piece. So rows of edges exist for one piece at a time, and only rows of vertices are kept. Sequential aggregation and rematerialisation
+(Mostafa, MLSys 2022, arXiv:2111.06483) does the same with the rows that come from one other machine as a piece. Ranges of targets also suit layers that
+normalise over all edges into a target.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch_geometric.nn import GATConv, GATv2Conv
+from torch_geometric.nn.conv import MessagePassing
+
+from salientpp.nn.layers import layer_of, pair_of
+
+#: Bytes that the rows of a piece's edges may take. A target with more edges is a piece of its own.
+PIECE_BYTES = 32 << 20
+
+#: Tensors of an edge's width that a piece holds at a time, forward and backward together.
+_COPIES = 6
+
+#: Layers that only pass the result of ``edge_updater`` on to ``propagate``.
+_DEFERRING = (GATConv, GATv2Conv)
+
+#: Arguments of a layer's methods whose values refer to rows or edges by number.
+_NUMBERED = {"edge_index", "edge_index_i", "edge_index_j", "adj_t", "size", "size_j"}
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeRows:
+    """Result of a layer's ``edge_updater`` that has not been computed.
+
+    Attributes:
+        original: PyG's ``edge_updater`` of the layer.
+        edge_index: the edges int64 [2, e], in local numbers.
+        size: numbers of rows of sources and of targets.
+        given: the method's other arguments; tables of sources have rows of the halo.
+    """
+
+    original: Callable[..., Any]
+    edge_index: Any
+    size: tuple[int, int]
+    given: dict[str, Any]
+
+    def compute(self) -> Any:
+        return self.original(self.edge_index, size=self.size, **self.given)
+
+
+def defers(conv: MessagePassing) -> bool:
+    """Returns True if the layer's ``edge_updater`` may return :class:`EdgeRows`."""
+    return type(conv) in _DEFERRING
+
+
+def propagated(
+    conv: MessagePassing,
+    original: Callable[..., Any],
+    edge_index: Any,
+    size: tuple[int, int],
+    given: Mapping[str, Any],
+    stand_ins: Mapping[int, Tensor],
+    substituting: Callable[[Mapping[int, Tensor]], contextlib.AbstractContextManager[Any]],
+) -> Any:
+    """Returns ``original(edge_index, size=size, **given)``, computed in pieces if the layer can be cut and its edges need more than :data:`PIECE_BYTES`.
+
+    Args:
+        original: PyG's ``propagate`` of the layer.
+        edge_index: int64 [2, e] in local numbers.
+        size: numbers of rows of sources (with the halo) and of targets.
+        given: arguments of ``propagate``. Those that edges look up by source are pairs; an argument may be :class:`EdgeRows`.
+        stand_ins: stand-ins of the model's trained parameters, by the ``id`` of the parameter.
+        substituting: makes a context in which the model uses the given stand-ins.
+    """
+    waiting = {name: value for name, value in given.items() if isinstance(value, EdgeRows)}
+    slots = _slots(conv, edge_index, size, given, waiting)
+    bounds = [] if slots is None else _bounds(slots, edge_index[1], size[1])
+    if slots is None or len(bounds) <= 2:
+        values = {name: value.compute() for name, value in waiting.items()}
+        return original(edge_index, size=size, **{**given, **values})
+    work = _Work(conv, original, slots, waiting, given, size, bounds, stand_ins, substituting)
+    token = _Hold.apply(work, edge_index, *(slot.tensor for slot in slots), *stand_ins.values())
+    return _Run.apply(token, work, edge_index, [slot.tensor for slot in slots])
+
+
+# --- how arguments are cut ----------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Slot:
+    """A tensor among the arguments of ``propagate`` and of a deferred ``edge_updater``.
+
+    Attributes:
+        owner: the argument of ``propagate`` that an ``edge_updater`` computes from this tensor; "" for an argument of ``propagate`` itself.
+        name: the argument that the tensor belongs to.
+        kind: "source" and "target" for rows of vertices, "edge" for rows of edges, "whole" for a tensor that is not cut.
+        dim: the dimension of the rows.
+    """
+
+    owner: str
+    name: str
+    kind: str
+    dim: int
+    tensor: Tensor
+
+    def bytes_of_edge(self) -> int:
+        if self.kind == "whole" or not self.tensor.size(self.dim):
+            return 0
+        return self.tensor.numel() // self.tensor.size(self.dim) * self.tensor.element_size()
+
+
+def _slots(
+    conv: MessagePassing,
+    edge_index: Any,
+    size: tuple[int, int],
+    given: Mapping[str, Any],
+    waiting: Mapping[str, EdgeRows],
+) -> list[_Slot] | None:
+    """Returns the tensors among the arguments, or None if the layer cannot be cut by targets."""
+    if layer_of(conv) is None or type(edge_index) is not Tensor or conv.explain or conv.decomposed_layers > 1:
+        return None
+    calls: list[tuple[str, Sequence[str], Mapping[str, Any]]] = [("", conv._user_args, given)]
+    for name, rows in waiting.items():
+        if rows.edge_index is not edge_index:
+            return None
+        calls.append((name, conv._edge_user_args, rows.given))
+    found: list[_Slot] = []
+    for owner, names, values in calls:
+        if _NUMBERED & {*names}:
+            return None
+        for name, value in values.items():
+            slots = _slots_of(owner, name, value, names, conv.node_dim, edge_index.size(1), size)
+            if slots is None:
+                return None
+            found += slots
+    return found
+
+
+def _slots_of(
+    owner: str, name: str, value: Any, names: Sequence[str], dim: int, num_edges: int, size: tuple[int, int]
+) -> list[_Slot] | None:
+    by_source, by_target, is_bare = f"{name}_j" in names, f"{name}_i" in names, name in names
+    if by_source or by_target:
+        found: list[_Slot] = []
+        for kind, is_used, tensor, number in zip(
+            ("source", "target"), (by_source, by_target), pair_of(value), size, strict=True
+        ):
+            if is_used and isinstance(tensor, Tensor):
+                if tensor.size(dim) != number:
+                    return None
+                found.append(_Slot(owner, name, kind, dim, tensor))
+        return None if is_bare else found
+    if is_bare and (isinstance(value, (tuple, list)) or (name.endswith("ptr") and value is not None)):
+        return None
+    if not isinstance(value, Tensor):
+        return []
+    if value.dim() and value.size(0) == num_edges and num_edges not in size:
+        return [_Slot(owner, name, "edge", 0, value)]
+    # The tensor may refer to vertices in another way, or may belong to vertices and not to edges.
+    return None if {num_edges, *size} & {*value.shape} else [_Slot(owner, name, "whole", 0, value)]
+
+
+def _bounds(slots: Sequence[_Slot], target: Tensor, number: int) -> list[int]:
+    """Returns the first target of each piece, and the number of targets at the end."""
+    width = _COPIES * max(1, sum(slot.bytes_of_edge() for slot in slots))
+    budget = max(1, PIECE_BYTES // width)
+    if target.numel() + number <= budget:
+        return [0, number]
+    cost = (torch.bincount(target, minlength=number) + 1).cumsum(0).cpu()
+    bounds, spent = [0], 0
+    while bounds[-1] < number:
+        end = int(torch.searchsorted(cost, spent + budget, right=True))
+        bounds.append(max(end, bounds[-1] + 1))
+        spent = int(cost[bounds[-1] - 1])
+    return bounds
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """A range of targets, and the edges into them.
+
+    Attributes:
+        begin, end: the targets are ``begin`` to ``end`` - 1.
+        edges: int64 [m], numbers of the edges in the layer's list.
+        sources: int64 [s], ascending, the rows of sources that the edges refer to.
+        edge_index: int64 [2, m]; sources count in ``sources``, targets from ``begin``.
+    """
+
+    begin: int
+    end: int
+    edges: Tensor
+    sources: Tensor
+    edge_index: Tensor
+
+    def of(self, slot: _Slot, tensor: Tensor) -> Tensor:
+        """Returns the piece's rows of a slot's tensor."""
+        if slot.kind == "source":
+            return tensor.index_select(slot.dim, self.sources)
+        if slot.kind == "target":
+            return tensor.narrow(slot.dim, self.begin, self.end - self.begin)
+        return tensor.index_select(0, self.edges) if slot.kind == "edge" else tensor
+
+    def add(self, slot: _Slot, total: Tensor, gradient: Tensor) -> None:
+        """Adds the gradient of the piece's rows to that of the whole tensor."""
+        if slot.kind == "source":
+            total.index_add_(slot.dim, self.sources, gradient.to(total.dtype))
+        elif slot.kind == "target":
+            total.narrow(slot.dim, self.begin, self.end - self.begin).add_(gradient)
+        elif slot.kind == "edge":
+            total.index_copy_(0, self.edges, gradient.to(total.dtype))
+        else:
+            total.add_(gradient)
+
+
+def _pieces(edge_index: Tensor, bounds: Sequence[int], num_rows: int) -> Iterator[_Piece]:
+    target, order = edge_index[1].sort(stable=True)
+    device = edge_index.device
+    ends = torch.searchsorted(target, torch.tensor(bounds, device=device)).tolist()
+    for at in range(len(bounds) - 1):
+        edges = order[ends[at] : ends[at + 1]]
+        named = edge_index[0, edges]
+        is_named = torch.zeros(num_rows, dtype=torch.bool, device=device)
+        is_named[named] = True
+        sources = is_named.nonzero().flatten()
+        place = torch.empty(num_rows, dtype=torch.int64, device=device)
+        place[sources] = torch.arange(sources.numel(), device=device)
+        local = torch.stack([place[named], target[ends[at] : ends[at + 1]] - bounds[at]])
+        yield _Piece(bounds[at], bounds[at + 1], edges, sources, local)
+
+
+# --- running the pieces -------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Work:
+    """One ``propagate`` in pieces. It holds no rows between the forward and the backward."""
+
+    conv: MessagePassing
+    original: Callable[..., Any]
+    slots: list[_Slot]
+    waiting: Mapping[str, EdgeRows]
+    given: Mapping[str, Any]
+    size: tuple[int, int]
+    bounds: Sequence[int]
+    stand_ins: Mapping[int, Tensor]
+    substituting: Callable[[Mapping[int, Tensor]], contextlib.AbstractContextManager[Any]]
+    device: torch.device = field(init=False)
+    autocast: tuple[bool, torch.dtype] = field(init=False)
+    random: list[list[Tensor]] = field(default_factory=list)
+    gradient: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.device = self.slots[0].tensor.device if self.slots else torch.device("cpu")
+        kind = self.device.type
+        self.autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        self.updaters = {name: rows.original for name, rows in self.waiting.items()}
+        self.constants = {name: _without_tensors(values) for name, values in self._calls()}
+        self.waiting, self.given = {}, {}
+        self.dim = self.conv.node_dim
+
+    def _calls(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        yield "", {name: value for name, value in self.given.items() if name not in self.waiting}
+        for name, rows in self.waiting.items():
+            yield name, rows.given
+
+    def release(self) -> None:
+        """Drops the rows, which :class:`_Hold` saved for the backward."""
+        for slot in self.slots:
+            slot.tensor = slot.tensor.new_empty(0)
+
+    def compute(self, piece: _Piece, rows: Sequence[Tensor]) -> Tensor:
+        """Returns the piece's rows of the result, from its rows of each slot."""
+        given = {owner: dict(values) for owner, values in self.constants.items()}
+        for slot, tensor in zip(self.slots, rows, strict=True):
+            pair = given[slot.owner].get(slot.name) or (None, None)
+            value: Any = tensor
+            if slot.kind == "source":
+                value = (tensor, pair[1])
+            elif slot.kind == "target":
+                value = (pair[0], tensor)
+            given[slot.owner][slot.name] = value
+        size = (piece.sources.numel(), piece.end - piece.begin)
+        for owner, updater in self.updaters.items():
+            given[""][owner] = updater(piece.edge_index, size=size, **given[owner])
+        return self.original(piece.edge_index, size=size, **given[""])
+
+    def keep_random(self) -> None:
+        if self.conv.training:
+            self.random.append(_random_state(self.device))
+
+
+def _without_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in values.items()
+        if not isinstance(value, Tensor)
+        and not (isinstance(value, (tuple, list)) and any(isinstance(each, Tensor) for each in value))
+    }
+
+
+class _Hold(torch.autograd.Function):
+    """Saves the rows of vertices. Its backward computes each piece again and adds up gradients.
+
+    The rows are saved here and not in :class:`_Run`. A checkpoint that needs only these rows then stops before it computes the pieces.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, work: _Work, edge_index: Tensor, *tensors: Tensor) -> Tensor:
+        rows = tensors[: len(work.slots)]
+        ctx.work = work
+        ctx.save_for_backward(edge_index, *rows)
+        return torch.zeros((), device=work.device)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
+        work: _Work = ctx.work
+        edge_index, *tensors = ctx.saved_tensors
+        assert work.gradient is not None  # _Run.backward runs before
+        back, work.gradient = work.gradient, None
+        needed = ctx.needs_input_grad[2 : 2 + len(tensors)]
+        totals = [torch.zeros_like(each) if need else None for each, need in zip(tensors, needed, strict=True)]
+        leaves = {key: value.detach().requires_grad_() for key, value in work.stand_ins.items()}
+        sums: list[Tensor | None] = [None] * len(leaves)
+        kind = work.device.type
+        with (
+            _random_again(work.device),
+            unchanged(work.conv),
+            work.substituting(leaves),
+            torch.enable_grad(),
+            torch.autocast(kind, enabled=work.autocast[0], dtype=work.autocast[1]),
+        ):
+            for number, piece in enumerate(_pieces(edge_index, work.bounds, work.size[0])):
+                if work.random:
+                    _set_random_state(work.device, work.random[number])
+                rows = [
+                    piece.of(slot, each).detach().requires_grad_(need)
+                    for slot, each, need in zip(work.slots, tensors, needed, strict=True)
+                ]
+                out = work.compute(piece, rows)
+                if not out.requires_grad:
+                    continue
+                wanted = [each for each, need in zip(rows, needed, strict=True) if need]
+                part = back.narrow(work.dim, piece.begin, piece.end - piece.begin)
+                found = [*torch.autograd.grad(out, [*wanted, *leaves.values()], part, allow_unused=True)]
+                with torch.no_grad():
+                    for slot, total in zip(work.slots, totals, strict=True):
+                        if total is not None and (gradient := found.pop(0)) is not None:
+                            piece.add(slot, total, gradient)
+                    sums = [_added(total, gradient) for total, gradient in zip(sums, found, strict=True)]
+        return None, None, *totals, *sums
+
+
+def _added(total: Tensor | None, gradient: Tensor | None) -> Tensor | None:
+    return gradient if total is None else total if gradient is None else total + gradient
+
+
+class _Run(torch.autograd.Function):
+    """Computes all pieces. Its backward hands the gradient to :class:`_Hold`."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, work: _Work, edge_index: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+        ctx.work = work
+        out: Tensor | None = None
+        for piece in _pieces(edge_index, work.bounds, work.size[0]):
+            work.keep_random()
+            rows = work.compute(piece, [piece.of(slot, each) for slot, each in zip(work.slots, tensors)])
+            if out is None:
+                shape = [*rows.shape]
+                shape[work.dim] = work.size[1]
+                out = rows.new_empty(shape)
+            out.narrow(work.dim, piece.begin, piece.end - piece.begin).copy_(rows)
+        work.release()
+        assert out is not None
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        ctx.work.gradient = gradient
+        return torch.zeros((), device=gradient.device), None, None, None
+
+
+@contextlib.contextmanager
+def unchanged(conv: torch.nn.Module) -> Iterator[None]:
+    """Restores the attributes of message-passing layers in ``conv`` at the end, because some layers store rows of edges in attributes."""
+    before = [(vars(each), dict(vars(each))) for each in conv.modules() if isinstance(each, MessagePassing)]
+    try:
+        yield
+    finally:
+        for now, then in before:
+            now.clear()
+            now.update(then)
+
+
+def _random_state(device: torch.device) -> list[Tensor]:
+    """Returns the state of the random generators of the CPU and of ``device``."""
+    states = [torch.get_rng_state()]
+    if device.type != "cpu":
+        states.append(torch.get_device_module(device).get_rng_state(device))
+    return states
+
+
+def _set_random_state(device: torch.device, states: Sequence[Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        torch.get_device_module(device).set_rng_state(state, device)
+
+
+@contextlib.contextmanager
+def _random_again(device: torch.device) -> Iterator[None]:
+    """Restores the state of the random generators at the end."""
+    before = _random_state(device)
+    try:
+        yield
+    finally:
+        _set_random_state(device, before)

@@ -1,0 +1,218 @@
+"""Layers that are computed again in the backward, so that a rank keeps only their input rows.
+
+Each message-passing layer is a section of :func:`torch.utils.checkpoint.checkpoint`. The forward keeps the layer's input rows. The backward calls the layer
+again, which exchanges rows of the halo again, and frees what it computed before the backward of the layer below begins. The section uses the same
+stand-ins of parameters in both calls, so gradients of parameters are summed once. Edge-wise work within a section runs in pieces
+(:mod:`salientpp.fullgraph.pieces`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.utils import checkpoint as torch_checkpoint
+from torch_geometric.nn.conv import MessagePassing
+
+from salientpp.fullgraph.pieces import EdgeRows, defers, propagated, unchanged
+from salientpp.fullgraph.rows_file import RowsFile
+from salientpp.nn.layers import name_of
+
+#: Values of ``recompute`` in :func:`salientpp.distribute`.
+KINDS = ("layers",)
+
+#: Argument of attention layers that asks for a row for each edge.
+_ASKS_FOR_EDGES = "return_attention_weights"
+
+
+#: Option of ``mallopt`` for the smallest block that has pages of its own (malloc.h of the GNU C library), and its value in bytes.
+_OWN_PAGES, _SMALLEST = -3, 4 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """Call of a layer whose backward computes it again.
+
+    Attributes:
+        stand_ins: stand-ins of the model's trained parameters, by the ``id`` of the parameter.
+        substituting: makes a context in which the model computes with given stand-ins.
+        asks_for_edges: True if the caller asked for rows of edges, so that they cannot be computed in pieces.
+        is_again: True in the backward.
+    """
+
+    stand_ins: Mapping[int, Tensor]
+    substituting: Callable[[Mapping[int, Tensor]], contextlib.AbstractContextManager[None]]
+    asks_for_edges: bool
+    is_again: bool = False
+
+
+@dataclass(eq=False)
+class Recompute:
+    """Choice of the rows that a distributed model keeps between the forward and the backward, and the calls of layers that follow from it.
+
+    Attributes:
+        kind: 'layers', or None to keep everything.
+        rows_file: folder of a file for the rows of layers; None: they stay in memory.
+    """
+
+    kind: str | None = None
+    rows_file: str | os.PathLike[str] | None = None
+    _file: RowsFile | None = None
+    _call: _Call | None = None
+
+    def prepare(self) -> dict[str, str]:
+        """Prepares this rank. Returns what must be equal on all ranks.
+
+        Raises:
+            ValueError: an argument is wrong.
+        """
+        if self.kind is not None and self.kind not in KINDS:
+            raise ValueError(f"recompute must be None or 'layers', got {self.kind!r}")
+        if self.rows_file is not None and self.kind is None:
+            raise ValueError("rows_file needs recompute='layers', got recompute=None, which keeps more than rows")
+        if self.kind is not None:
+            return_freed_blocks()
+        if self.rows_file is not None:
+            self._file = RowsFile(self.rows_file)
+        return {"recompute": repr(self.kind), "rows_file": "no folder" if self._file is None else "a folder"}
+
+    @property
+    def is_again(self) -> bool:
+        """True while the backward computes a layer again."""
+        return self._call is not None and self._call.is_again
+
+    def storing(self, x: Tensor, num_rows: int) -> contextlib.AbstractContextManager[None]:
+        """Context of a call of the model on ``x`` [num_rows, ...]."""
+        return contextlib.nullcontext() if self._file is None else self._file.storing(x, num_rows)
+
+    def layer(
+        self,
+        conv: MessagePassing,
+        forward: Callable[..., Any],
+        stand_ins: Mapping[int, Tensor],
+        substituting: Callable[[Mapping[int, Tensor]], contextlib.AbstractContextManager[None]],
+        again: Callable[[], contextlib.AbstractContextManager[None]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Returns ``forward(*args, **kwargs)`` of a layer. Autograd keeps the arguments only, and calls ``forward`` again in the backward.
+
+        Args:
+            stand_ins: stand-ins of the model's trained parameters, by the ``id`` of the parameter.
+            substituting: makes a context in which the model computes with given stand-ins.
+            again: makes the context of a call in the backward.
+        """
+        if self._call is not None:  # inside another layer
+            return forward(*args, **kwargs)
+        call = _Call(stand_ins, substituting, _asks_for_edges(conv, args, kwargs))
+        if not torch.is_grad_enabled():
+            with self._calling(call):
+                return forward(*args, **kwargs)
+        values, number, names = [*args, *kwargs.values()], len(args), [*kwargs]
+        # Autograd keeps tables of rows. Other arguments stay the same objects, because values that are made once are found by the object.
+        tables = [at for at, value in enumerate(values) if _is_table(value)]
+
+        def run(*rows: Tensor) -> Any:
+            given = [*values]
+            for at, table in zip(tables, rows, strict=True):
+                given[at] = table
+            return forward(*given[:number], **dict(zip(names, given[number:], strict=True)))
+
+        rows = [values[at] for at in tables]
+        for at in tables:
+            values[at] = None  # `run` must not keep the tables
+
+        @contextlib.contextmanager
+        def running_again() -> Iterator[None]:
+            with self._calling(replace(call, is_again=True)), unchanged(conv), again():
+                yield
+
+        contexts = self._calling(call), running_again()
+        return torch_checkpoint.checkpoint(run, *rows, use_reentrant=False, context_fn=lambda: contexts)
+
+    @contextlib.contextmanager
+    def _calling(self, call: _Call) -> Iterator[None]:
+        before, self._call = self._call, call
+        try:
+            yield
+        finally:
+            self._call = before
+
+    def over_edges(
+        self,
+        conv: MessagePassing,
+        original: Callable[..., Any],
+        is_edge_level: bool,
+        edge_index: Any,
+        size: tuple[int, int],
+        given: dict[str, Any],
+    ) -> Any:
+        """Computes a layer's ``propagate`` or ``edge_updater`` from tables with rows of the halo. The arguments are as in :func:`propagated`."""
+        call = self._call
+        if call is not None and not call.asks_for_edges:
+            if not is_edge_level:
+                return propagated(conv, original, edge_index, size, given, call.stand_ins, call.substituting)
+            if defers(conv):
+                return EdgeRows(original, edge_index, size, given)
+        return original(edge_index, size=size, **given)
+
+    def refuse_checkpoint(self, module: torch.nn.Module, root: torch.nn.Module) -> None:
+        """Checks that ``module``, a part of ``root``, is not called inside a section of the user's ``torch.utils.checkpoint``.
+
+        Raises:
+            ValueError: it is. The backward of the section would call it outside the model's forward, where it cannot exchange rows.
+        """
+        if self._call is None and _is_in_checkpoint():
+            _refuse(next(name_of(each, path) for path, each in root.named_modules() if each is module))
+
+
+def return_freed_blocks() -> None:
+    """Makes the C library return large blocks to the system when they are freed.
+
+    By default glibc keeps freed blocks of up to 32 MiB for later use. Rows of layers and pieces of other sizes then fragment them: a 14-layer model took
+    three times the memory of its tensors.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
+        set_option(_OWN_PAGES, _SMALLEST)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 1 and value.is_floating_point()
+
+
+def _asks_for_edges(conv: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Returns True if a call of the layer asks for a result with a row for each edge."""
+    if kwargs.get(_ASKS_FOR_EDGES) is not None:
+        return True
+    names = [*inspect.signature(type(conv).forward).parameters][1 : 1 + len(args)]
+    return any(name == _ASKS_FOR_EDGES and value is not None for name, value in zip(names, args))
+
+
+def refuse_checkpoint_of_model() -> None:
+    """Raises ValueError if a distributed model is called inside a section of ``torch.utils.checkpoint``."""
+    if _is_in_checkpoint():
+        _refuse("a distributed model")
+
+
+def _is_in_checkpoint() -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != torch_checkpoint.__file__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ValueError(
+        f"{what} cannot be called inside torch.utils.checkpoint, whose backward would call it outside the model's forward, where it cannot exchange rows "
+        "with other ranks; remove the checkpoint, and pass recompute='layers' to salientpp.distribute to keep only the layers' input rows"
+    )

@@ -1,0 +1,398 @@
+"""Laws of layers that are computed again in the backward: rows of edges and of the halo are not kept, and no rank waits."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator, Set
+from types import SimpleNamespace
+from typing import Any
+
+import distributed
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from fullgraph_training import data_of, network, train, train_alone
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.data import Data
+
+from salientpp.fullgraph import distribute, local, loss_mean, pieces, plan_for, rows_file
+
+#: Bytes of a piece that holds some edges of the small graph.
+SMALL = 6000
+
+
+F, H, N = 6, 12, 41
+OFFSETS = {1: [0, N], 2: [0, 7, N]}
+
+
+def graph() -> Data:
+    draw = torch.Generator().manual_seed(5)
+    source = (torch.rand(170, generator=draw).square() * N).long()
+    edge_index = torch.stack([source, torch.randint(N - 2, (170,), generator=draw)])
+    x = torch.randn(N, F, generator=draw).double()
+    return Data(edge_index=edge_index, x=x, train_mask=torch.rand(N, generator=draw) < 0.5)
+
+
+# --- what is kept -------------------------------------------------------------------------------------------
+
+
+class Tracked(TorchDispatchMode):
+    """Records the memory of every tensor of floats that an operation returns, and the largest one.
+
+    Args:
+        before: tensors that existed before and do not count.
+    """
+
+    def __init__(self, before: Set[int] = frozenset()) -> None:
+        super().__init__()
+        self.before = before
+        self.found: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for each in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(each, Tensor) and each.layout == torch.strided and each.is_floating_point():
+                storage = each.untyped_storage()
+                if storage.data_ptr() not in self.before:
+                    self.largest = max(self.largest, storage.nbytes())
+                    self.found[storage.data_ptr()] = StorageWeakRef(storage), storage.nbytes()
+        return out
+
+    def kept(self) -> dict[int, int]:
+        """Returns the tensors that are still in memory: address -> bytes."""
+        return {at: size for at, (storage, size) in self.found.items() if not storage.expired()}
+
+
+LAYERS = 16
+
+
+class Deep(torch.nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        make = {
+            "sage": lambda: pyg.SAGEConv(F, F),
+            "gat": lambda: pyg.GATConv(F, F // 2, heads=2),
+            "gatv2": lambda: pyg.GATv2Conv(F, F // 2, heads=2),
+            "transformer": lambda: pyg.TransformerConv(F, F // 2, heads=2),
+        }
+        self.convs = torch.nn.ModuleList([make[kind]() for _ in range(LAYERS)])
+        self.double()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        for conv in self.convs:
+            x = conv(x, edge_index).relu()
+        return x
+
+
+def persisting(model: Any, part: Any) -> set[int]:
+    """Trains a step. Returns the addresses of tensors that exist after it: rows, parameters, gradients, and values that are made once."""
+    with Tracked() as tracked:
+        model(part.x, part.edge_index).sum().backward()
+    return {*tracked.kept()}
+
+
+def kept_bytes(rank: int, size: int, kind: str, recompute: str | None) -> tuple[int, int, int]:
+    """Returns the bytes of a table of own rows, those kept between forward and backward, and those of the largest tensor."""
+    pieces.PIECE_BYTES = SMALL
+    part = local(graph(), offsets=OFFSETS[size])
+    model = distribute(Deep(kind), part, recompute=recompute)
+    with Tracked(persisting(model, part)) as tracked:
+        out = model(part.x, part.edge_index)
+        kept = sum(tracked.kept().values())
+        out.sum().backward()
+    return part.x.nbytes, kept, tracked.largest
+
+
+@pytest.mark.parametrize("kind", ["sage", "gat", "gatv2", "transformer"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_only_rows_of_own_vertices_are_kept_and_edges_exist_in_pieces(kind, size):
+    small = 4 * N * F * 8  # the connection has the rows of the last two exchanges
+    for rows, kept, largest in distributed.run(kept_bytes, size, size, kind, "layers"):
+        assert kept <= LAYERS * rows + small  # the inputs of all layers but the first, and the output
+        assert size > 1 or largest <= SMALL  # several ranks also sum up the gradients of all parameters
+    rows, kept, largest = distributed.run(kept_bytes, size, size, kind, None)[-1]  # the rank with most vertices
+    assert kept > LAYERS * rows + small
+    assert largest > SMALL or kind == "sage"
+
+
+# --- random numbers and statistics --------------------------------------------------------------------------
+
+
+def slopes(rank: int, size: int, kind: str) -> list[tuple[float, float]]:
+    """Returns, for each parameter, the slope that its gradient gives in one direction, and the measured slope with the same random numbers."""
+    pieces.PIECE_BYTES = SMALL
+    part = local(graph(), offsets=OFFSETS[size])
+    torch.manual_seed(4)
+    conv = getattr(pyg, kind)(F, H // 2, heads=2, dropout=0.5).double()
+    model = distribute(conv, part, recompute="layers")
+
+    def loss() -> Tensor:
+        torch.manual_seed(100 + rank)
+        out = model(part.x, part.edge_index)[part.train_mask]
+        torch.manual_seed(rank)  # the backward must draw the forward's numbers again
+        return loss_mean(out.square().sum(1), part)
+
+    loss().backward()
+    found: list[tuple[float, float]] = []
+    for parameter in model.parameters():
+        direction = torch.linspace(-1, 1, parameter.numel(), dtype=torch.float64).view(parameter.shape)
+        given = float((parameter.grad * direction).sum())
+        with torch.no_grad():
+            values = []
+            for step in (1e-6, -1e-6):
+                parameter.add_(direction, alpha=step)
+                values.append(float(loss()))
+                parameter.add_(direction, alpha=-step)
+        found.append((given, (values[0] - values[1]) / 2e-6))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["GATConv", "GATv2Conv", "TransformerConv"])
+def test_pieces_draw_the_same_dropout_again(kind):
+    for found in distributed.run(slopes, 2, 2, kind):
+        for given, measured in found:
+            assert given == pytest.approx(measured, rel=1e-4, abs=1e-6)
+
+
+class Normalised(torch.nn.Module):
+    """Layer with batch normalisation inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.conv = pyg.GINConv(torch.nn.Sequential(torch.nn.Linear(F, H), torch.nn.BatchNorm1d(H), torch.nn.ReLU()))
+        self.double()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv(x, edge_index)
+
+
+def statistics(rank: int, recompute: str | None) -> dict[str, Tensor]:
+    part = local(graph(), offsets=OFFSETS[2])
+    model = distribute(Normalised(), part, recompute=recompute)
+    for _ in range(2):
+        model(part.x, part.edge_index).square().sum().backward()
+    return {**model.state_dict(), **{f"gradient of {name}": each.grad for name, each in model.named_parameters()}}
+
+
+def test_running_statistics_inside_a_layer_count_each_step_once():
+    for plain, again in zip(distributed.run(statistics, 2, None), distributed.run(statistics, 2, "layers")):
+        assert all(torch.allclose(plain[name], again[name], rtol=1e-10, atol=1e-10) for name in plain)
+
+
+def weights_of_attention(rank: int, recompute: str | None) -> list[Tensor]:
+    pieces.PIECE_BYTES = SMALL
+    part = local(graph(), offsets=OFFSETS[2])
+    found = []
+    for kind in ("GATConv", "TransformerConv"):
+        torch.manual_seed(4)
+        conv = getattr(pyg, kind)(F, H).double()
+        model = distribute(conv, part, recompute=recompute)
+        out, (edges, weights) = model(part.x, part.edge_index, return_attention_weights=True)
+        (out.sum() + weights.square().sum()).backward()
+        found += [edges, weights.detach(), *(each.grad for each in conv.parameters())]
+    return found
+
+
+def test_weights_of_attention_have_every_edge():
+    for plain, again in zip(
+        distributed.run(weights_of_attention, 2, None), distributed.run(weights_of_attention, 2, "layers")
+    ):
+        assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-10) for a, b in zip(plain, again, strict=True))
+
+
+# --- layouts, plans and the file ----------------------------------------------------------------------------
+
+CASES_OF_TRAINING = [
+    ("sage", "halo"),
+    ("gat", "halo"),
+    ("weighted gcn", "halo"),
+    ("gcn", "cover"),
+    ("gcn", "1d"),
+    ("sage", "grid:1x2"),
+    ("sage", "a plan"),
+    ("gat", "a plan"),
+]
+
+
+def losses(rank: int, cases: list[tuple[str, str]], folder: str | None) -> list[list[float]]:
+    pieces.PIECE_BYTES = SMALL
+    rows_file.SMALLEST = 1
+    part = local(data_of())
+    found = []
+    for name, layout in cases:
+        net = network(name)
+        given: Any = plan_for(net, part, kind="recompute") if layout == "a plan" else layout
+        model = distribute(net, part, given, recompute="layers", rows_file=folder)
+        found.append(train(model, part, 4))
+    return found
+
+
+@pytest.mark.parametrize("with_file", [False, True])
+def test_layouts_and_plans_train_as_one_process(with_file, tmp_path):
+    data = data_of()
+    expected = [train_alone(network(name), data, 4) for name, _ in CASES_OF_TRAINING]
+    for found in distributed.run(losses, 2, CASES_OF_TRAINING, str(tmp_path) if with_file else None):
+        for case, one, other in zip(CASES_OF_TRAINING, expected, found, strict=True):
+            assert other == pytest.approx(one, abs=1e-8), case
+    assert [*tmp_path.iterdir()] == []  # the file has no name
+
+
+def test_a_file_holds_the_rows_and_its_places_are_used_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(rows_file, "SMALLEST", 1)
+    part = local(graph())
+    model = distribute(Deep("sage"), part, recompute="layers", rows_file=tmp_path)
+    file, sizes, before = model._recompute._file, [], persisting(model, part)
+    for _ in range(3):
+        with Tracked(before) as tracked:
+            out = model(part.x, part.edge_index)
+            kept = sum(tracked.kept().values())
+        assert kept < 2 * part.x.nbytes  # the output, and no rows of layers
+        out.sum().backward()
+        sizes.append(file.size)
+    pages = -(-part.x.nbytes // 4096) * 4096
+    assert (
+        sizes == [LAYERS * pages] * 3
+    )  # each table is written once: as the result of one layer and the input of the next
+
+
+# --- errors -------------------------------------------------------------------------------------------------
+
+
+class Checkpointed(torch.nn.Module):
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.conv = pyg.GCNConv(F, H).double()
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return checkpoint(self.conv, x, edge_index, use_reentrant=self.use_reentrant)
+
+
+class CheckpointedNorm(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(F).double()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return checkpoint(self.norm, x, use_reentrant=False)
+
+
+def raised(act: Callable[[], Any]) -> str:
+    try:
+        act()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def checkpoints(rank: int) -> list[str]:
+    part = local(graph(), offsets=OFFSETS[2], timeout=distributed.NEVER)
+    return [raised(lambda model=model: model(part.x, part.edge_index)) for model in _checkpointed(part)]
+
+
+def _checkpointed(part: Any) -> Iterator[Callable[..., Any]]:
+    for recompute in (None, "layers"):
+        for use_reentrant in (False, True):
+            yield distribute(Checkpointed(use_reentrant), part, recompute=recompute)
+        yield distribute(CheckpointedNorm(), part, recompute=recompute)
+        model = distribute(pyg.GCNConv(F, H).double(), part, recompute=recompute)
+        yield lambda x, edge_index, model=model: checkpoint(model, x, edge_index, use_reentrant=False)
+
+
+def test_checkpoints_of_the_users_around_layers_are_refused_on_every_rank():
+    for found in distributed.run(checkpoints, 2):
+        assert len(found) == 8
+        for text in found:
+            assert text.startswith(("ValueError", "RankFailure"))
+            assert "cannot be called inside torch.utils.checkpoint" in text
+            assert "pass recompute='layers' to salientpp.distribute" in text
+        assert "GCNConv (conv)" in found[0]
+        assert "BatchNorm1d (norm)" in found[2]
+
+
+def test_wrong_arguments_are_refused(tmp_path):
+    part = local(graph())
+    for arguments, words in (
+        ({"recompute": "all"}, "recompute must be None or 'layers', got 'all'"),
+        ({"rows_file": tmp_path}, "rows_file needs recompute='layers'"),
+        ({"recompute": "layers", "rows_file": tmp_path / "absent"}, "must be a folder in which a file can be made"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            distribute(pyg.GCNConv(F, H), part, **arguments)
+
+
+def test_a_model_over_a_loader_refuses_the_option():
+    loader: Any = SimpleNamespace(cooperation=object())
+    with pytest.raises(ValueError, match="recompute must be None for a loader, got 'layers'"):
+        distribute(pyg.GCNConv(F, H), loader, recompute="layers")
+
+
+def differing(rank: int, folder: str) -> list[str]:
+    part = local(graph(), offsets=OFFSETS[2], timeout=distributed.NEVER)
+    net = pyg.GCNConv(F, H)
+    layers = "layers" if rank else None
+    return [
+        raised(lambda: distribute(net, part, recompute=layers)),
+        raised(lambda: distribute(net, part, recompute="layers", rows_file=folder if rank else None)),
+        raised(lambda: distribute(net, part, recompute="layers", rows_file=f"{folder}/absent" if rank else folder)),
+    ]
+
+
+def test_every_rank_raises_if_one_rank_differs(tmp_path):
+    for first, second, third in distributed.run(differing, 2, str(tmp_path)):
+        assert "all ranks must have the same recompute, got None on rank 0 and 'layers' on rank 1" in first
+        assert "all ranks must have the same rows_file, got no folder on rank 0 and a folder on rank 1" in second
+        assert "rows_file must be a folder in which a file can be made" in third
+
+
+def without_space(rank: int, folder: str) -> str:
+    rows_file.SMALLEST = 1
+    part = local(graph(), offsets=OFFSETS[2], timeout=distributed.NEVER)
+    model = distribute(Deep("gat"), part, recompute="layers", rows_file=folder)
+    with contextlib.ExitStack() as stack:
+        if rank == 1:
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            patch.setattr(os, "posix_fallocate", full_disk)
+        return raised(lambda: model(part.x, part.edge_index))
+
+
+def full_disk(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_every_rank_raises_if_one_disk_is_full(tmp_path):
+    for text in distributed.run(without_space, 2, str(tmp_path)):
+        assert "No space left on device" in text
+        assert "must have room for the rows of all layers" in text
+        assert "pass a folder on another disk" in text
+
+
+def test_a_cut_layer_gives_every_edge_to_one_piece():
+    edge_index = graph().edge_index
+    for bounds in ([0, N], [0, 3, 4, 30, N], [*range(N + 1)]):
+        found = [*pieces._pieces(edge_index, bounds, N)]
+        assert torch.cat([piece.edges for piece in found]).sort().values.tolist() == [*range(edge_index.size(1))]
+        for piece in found:
+            source, target = edge_index[:, piece.edges]
+            assert torch.equal(piece.sources[piece.edge_index[0]], source)
+            assert torch.equal(piece.edge_index[1] + piece.begin, target)
+            assert bool(((target >= piece.begin) & (target < piece.end)).all())
+
+
+def test_layers_of_the_users_run_in_one_piece():
+    class Own(pyg.MessagePassing):
+        def message(self, x_j: Tensor) -> Tensor:
+            return x_j
+
+    conv, size = Own(), (N, N)
+    given = {"x": (torch.ones(N, 2), torch.ones(N, 2))}
+    assert pieces._slots(conv, graph().edge_index, size, given, {}) is None
+    assert pieces._slots(pyg.GATv2Conv(2, 2), graph().edge_index, size, given, {}) is not None
