@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import distributed
+import pytest
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
@@ -44,10 +45,12 @@ class Way:
     Args:
         is_alone: True in one process.
         kept: True if a rank keeps the input rows of its halo, by a plan.
+        recompute: the argument of ``distribute``.
     """
 
-    def __init__(self, is_alone: bool, kept: bool = False) -> None:
+    def __init__(self, is_alone: bool, kept: bool = False, recompute: str | None = None) -> None:
         data = graph()
+        self.recompute = recompute
         self.is_alone = is_alone
         self.g: Any = data if is_alone else local(data, offsets=[0, 22, N])
         if kept and not is_alone:
@@ -55,7 +58,7 @@ class Way:
 
     def wrap(self, module: torch.nn.Module) -> Any:
         module = module.double()
-        return module if self.is_alone else distribute(module, self.g)
+        return module if self.is_alone else distribute(module, self.g, recompute=self.recompute)
 
     def mean(self, losses: Tensor) -> Tensor:
         return losses.mean() if self.is_alone else loss_mean(losses, self.g)
@@ -553,13 +556,13 @@ TABLE: dict[str, tuple[Row, bool, str | None]] = {
 }  # fmt: skip
 
 
-def differences(rank: int) -> list[str]:
+def differences(rank: int, recompute: str | None) -> list[str]:
     """Lists results over ranks that are neither those of one process nor the error that the table names."""
     wrong = []
     for name, (row, is_planned, words) in TABLE.items():
         expected = row(Way(True))
         try:
-            found = row(Way(False, is_planned))
+            found = row(Way(False, is_planned, recompute))
         except Exception as error:
             if words is None or words not in str(error):
                 wrong.append(f"{name}: rank {rank}: {type(error).__name__}: {error}")
@@ -575,6 +578,7 @@ def differences(rank: int) -> list[str]:
     return wrong
 
 
-def test_each_use_equals_one_process_or_raises_a_clear_error():
-    wrong = distributed.run(differences, 2)
+@pytest.mark.parametrize("recompute", [None, "layers"])
+def test_each_use_equals_one_process_or_raises_a_clear_error(recompute):
+    wrong = distributed.run(differences, 2, recompute)
     assert sum(wrong, []) == []
