@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -100,7 +101,8 @@ class BatchGraph(RankGraph):
         host, order = edges.cpu(), None
         lists = group_edges(host, self.num_rows, self.num_own)
         if lists is None:
-            order = host[1].argsort(stable=True)
+            order = self._with_loops_last(host)
+            order = host[1].argsort(stable=True) if order is None else order
             lists, order = group_edges(host[:, order], self.num_rows, self.num_own), order.to(edges.device)
         if lists is None:
             raise ValueError(
@@ -109,11 +111,28 @@ class BatchGraph(RankGraph):
             )
         return lists.to(edges.device), order
 
-    def over_all_edges(self, compute: Summing, edge_index: Tensor, edge_weight: Tensor | None) -> Tensor:
+    def _with_loops_last(self, edges: Tensor) -> Tensor | None:
+        """Returns the order by target of edges [2, e] if these are by target, followed by a self-loop of each target; otherwise None."""
+        number = self.num_targets
+        first, loops = edges[:, :-number], edges[:, -number:]
+        own = torch.arange(number, device="cpu")
+        if not bool((loops == own).all()) or not bool((first[1].diff() >= 0).all()):
+            return None
+        place = torch.cat([torch.arange(first.size(1), device="cpu") + first[1], own])
+        place[first.size(1) :] += torch.bincount(first[1], minlength=number).cumsum(0)
+        order = torch.empty_like(place)
+        order[place] = torch.arange(place.numel(), device="cpu")
+        return order
+
+    def over_all_edges(
+        self, compute: Summing, edge_index: Tensor, edge_weight: Tensor | None, what: Hashable
+    ) -> Tensor:
         whole = self.whole
         if whole is None:
             return compute(edge_index, edge_weight, self.num_inner)
-        return compute(whole.edge_index, self.edge_weight, whole.num_inner)[: self.num_inner]
+        make = lambda: compute(whole.edge_index, self.edge_weight, whole.num_inner)  # noqa: E731
+        values = make() if self.edge_weight is not None else whole.helpers.kept.of([None], ("all edges", what), make)
+        return values[: self.num_inner]
 
     @property
     def job(self) -> Ranks:
@@ -145,4 +164,5 @@ class BatchGraph(RankGraph):
         return self.num_own + sum(self.recv_counts)
 
     def with_halo(self, rows: Tensor, hop: Hop, arrived: Tensor) -> Tensor:
-        return torch.cat([rows, arrived])
+        # Among several ranks the result must depend on `arrived` even without rows, so that this rank takes part in the exchange of gradients.
+        return rows if self.ranks.size == 1 else torch.cat([rows, arrived])

@@ -83,7 +83,7 @@ class Helpers:
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Computes the same as PyG's function. For edges from the halo, the degrees of the sources come from the owners of the sources."""
-        graph = self._graph
+        graph, form = self._graph, ("gcn_norm", improved, add_self_loops, dtype)
 
         def weighted(index: Tensor, weight: Tensor | None, number: int) -> tuple[Tensor, Tensor]:
             if add_self_loops:
@@ -96,10 +96,10 @@ class Helpers:
             return root.masked_fill(root == float("inf"), 0)
 
         def make() -> tuple[Tensor, Tensor]:
-            root = graph.of_whole_halo(graph.over_all_edges(roots, edge_index, edge_weight))
+            root = graph.of_whole_halo(graph.over_all_edges(roots, edge_index, edge_weight, form))
             index, weight = weighted(edge_index, edge_weight, graph.num_inner)
             return index, root[index[0]] * weight * root[index[1]]
 
         if self.is_static(edge_index) and self.is_static(edge_weight):
-            return self.kept.of([edge_index, edge_weight], ("gcn_norm", improved, add_self_loops, dtype), make)
+            return self.kept.of([edge_index, edge_weight], form, make)
         return make()

@@ -9,7 +9,7 @@ A host numbers its vertices from 0, rank after rank. The inner vertices of a ran
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
@@ -67,7 +67,9 @@ class PreloadedGraph(LocalGraph):
     def num_vertices(self) -> int:
         return self.whole.num_vertices
 
-    def over_all_edges(self, compute: Summing, edge_index: Tensor, edge_weight: Tensor | None) -> Tensor:
+    def over_all_edges(
+        self, compute: Summing, edge_index: Tensor, edge_weight: Tensor | None, what: Hashable
+    ) -> Tensor:
         whole = self.whole
         wrong = None if _is_unwritten(edge_index, self.edge_index) else "edges"
         names = [name for name, column in self.edge_tensors.items() if _is_unwritten(edge_weight, column)]

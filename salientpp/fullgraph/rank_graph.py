@@ -5,7 +5,7 @@ Every rank computes the rows of its own vertices. Edges into them also come from
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -78,10 +78,13 @@ class RankGraph:
         """Number of vertices that count on all ranks of :attr:`averaging`."""
         raise NotImplementedError
 
-    def over_all_edges(self, compute: Summing, edge_index: Tensor, edge_weight: Tensor | None) -> Tensor:
+    def over_all_edges(
+        self, compute: Summing, edge_index: Tensor, edge_weight: Tensor | None, what: Hashable
+    ) -> Tensor:
         """Computes a value of each vertex from all edges of the whole graph into it. Collective.
 
         Args:
+            what: name of the value, which is the same for the same computation.
             compute: computes one value for each of a number of vertices from edges, their weights (or None) and this number.
             edge_index, edge_weight: edges of this graph, and their weights.
 

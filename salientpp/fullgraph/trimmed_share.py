@@ -11,19 +11,24 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.batch.edges import BatchEdges
 from salientpp.fullgraph.batch_graph import BatchGraph
 from salientpp.fullgraph.model import DistributedModel
-from salientpp.nn.layer_call import LayerCall, first_rows
-from salientpp.nn.layers import replaced, with_helpers
+from salientpp.nn.layer_call import FUSED, SCORES, LayerCall, first_rows
+from salientpp.nn.layers import pair_of, replaced, with_helpers
 from salientpp.nn.record import record
 from salientpp.nn.run import Run
 from salientpp.nn.trace import Call, Plan
 from salientpp.nn.trim import key_of, trimming_of
+from salientpp.sampling.edge_lists import EdgeLists
 from salientpp.sampling.hops import Hops, Relation
+
+#: Packages whose modules hold all parameters as attributes.
+_KNOWN = ("torch.", "torch_geometric.")
 
 
 @contextlib.contextmanager
@@ -118,7 +123,8 @@ class ShareCall(LayerCall):
         self._model = model
         self.graph = whole.within_hops(max(1, call.in_hops))
         super().__init__(conv, call, arguments, _ShareHops(whole))
-        self.is_aligned = False  # torch functions must still get stand-ins of parameters
+        # A module of the user's may hold parameters in lists, whose stand-ins only torch functions get.
+        self.is_aligned &= all(type(each).__module__.startswith(_KNOWN) for each in conv.modules())
 
     def _edges(self, given: BatchEdges, number: int) -> Tensor:
         return self.graph.edge_index
@@ -131,6 +137,8 @@ class ShareCall(LayerCall):
         helpers = graph.helpers.by_name()
         inside = [module for module in conv.modules() if isinstance(module, MessagePassing)]
         placed = [(vars(each), *item) for each in inside for item in with_helpers(each, helpers).items()]
+        if self._is_attention and type(conv).message in FUSED:
+            placed += [(vars(conv), "propagate", self._weighted_rows), (vars(conv), "edge_updater", self._scores)]
         before, model.graph = model.graph, graph
         try:
             with replaced(placed):
@@ -140,3 +148,28 @@ class ShareCall(LayerCall):
         finally:
             model.graph = before
             graph.targets = None
+
+    def _scores(self, edge_index: Any, size: Any = None, **given: Any) -> Tensor:
+        """Computes the attention of an ``edge_updater``, in the order of the lists."""
+        conv = self.conv
+        given = self._extended(True, given)
+        alpha = SCORES[type(conv).edge_update](self, self._listed(edge_index), given)
+        return F.dropout(alpha, p=conv.dropout, training=conv.training)
+
+    def _weighted_rows(self, edge_index: Any, size: Any = None, **given: Any) -> Tensor | None:
+        """Computes the ``propagate`` of an attention layer."""
+        conv = self.conv
+        given = self._extended(False, given)
+        if "query" in given:
+            given |= {name: pair_of(given[name])[0] for name in ("query", "key", "value")}
+        return FUSED[type(conv).message](self, self._listed(edge_index), given)
+
+    def _extended(self, is_edge_level: bool, given: dict[str, Any]) -> dict[str, Any]:
+        self.graph.ranks.agreement.place = (
+            f"{type(self.conv).__name__} ({self.call.layer})"  # errors of exchanges name it
+        )
+        return self._model._extended(self.conv, is_edge_level, given)
+
+    def _listed(self, edge_index: Tensor) -> EdgeLists:
+        graph = self.graph
+        return graph.helpers.kept.of([edge_index], "lists", lambda: graph.lists_of(edge_index))[0]

@@ -83,7 +83,7 @@ def _takes_adj_t(conv: MessagePassing, facts: Layer, arguments: Mapping[str, Any
         return False
     if facts.degrees and edges[0].adj_t_version != -1:  # PyG adds self-loops to those already in a CSR tensor
         return False
-    return linear_form(conv) is not None or type(conv).message in _FUSED
+    return linear_form(conv) is not None or type(conv).message in FUSED
 
 
 #: Number of multiplications of a dense product that take as long as one multiplication in a sum over edges.
@@ -252,12 +252,12 @@ class LayerCall:
 
     @property
     def _is_attention(self) -> bool:
-        """True if a layer of :data:`_FUSED` weights rows by scores and does nothing else with edges."""
+        """True if a layer of :data:`FUSED` weights rows by scores and does nothing else with edges."""
         return self._whole.get("edge_attr") is None and reduction_of(self.conv) is not None
 
     def _helpers(self) -> dict[str, Callable[..., Any]]:
         helpers: dict[str, Callable[..., Any]] = {"gcn_norm": self._gcn_norm}
-        if type(self.conv).edge_update in _SCORES and self._is_attention:
+        if type(self.conv).edge_update in SCORES and self._is_attention:
             helpers |= {"remove_self_loops": lambda edge_index, edge_attr=None: (edge_index, edge_attr)}
             helpers |= {"add_self_loops": lambda edge_index, edge_attr=None, **_: (self._looped(), edge_attr)}
         return helpers
@@ -331,7 +331,7 @@ class LayerCall:
 
     def _product(self, lists: EdgeLists, given: dict[str, Any]) -> Tensor | None:
         conv = self.conv
-        fused = _FUSED.get(type(conv).message)
+        fused = FUSED.get(type(conv).message)
         if fused is not None:
             return fused(self, lists, given)
         form = linear_form(conv)
@@ -354,7 +354,7 @@ class LayerCall:
         return out.movedim(0, conv.node_dim)
 
     def _edge_updater(self, edge_index: Any, size: Any = None, **given: Any) -> Any:
-        lists, score = self._lists_of(edge_index, given), _SCORES.get(type(self.conv).edge_update)
+        lists, score = self._lists_of(edge_index, given), SCORES.get(type(self.conv).edge_update)
         if lists is None or score is None or not self._is_attention:
             return type(self.conv).edge_updater(self.conv, edge_index, size=size, **given)
         alpha = score(self, lists.to(self._device), given)
@@ -434,11 +434,13 @@ def _symmetric(
     return products.take_sources(lists, root, number) * own * products.take_targets(lists, root, number)
 
 
-_SCORES: Mapping[Any, Callable[[LayerCall, EdgeLists, dict[str, Any]], Tensor]] = {
+#: ``edge_update`` of an attention layer -> its scores of edges, from the arguments of ``edge_updater``.
+SCORES: Mapping[Any, Callable[[LayerCall, EdgeLists, dict[str, Any]], Tensor]] = {
     pyg.GATConv.edge_update: LayerCall._gat,
     pyg.GATv2Conv.edge_update: LayerCall._gatv2,
 }
-_FUSED: Mapping[Any, Callable[[LayerCall, EdgeLists, dict[str, Any]], Tensor | None]] = {
+#: ``message`` of an attention layer -> its weighted sums, from the arguments of ``propagate``.
+FUSED: Mapping[Any, Callable[[LayerCall, EdgeLists, dict[str, Any]], Tensor | None]] = {
     pyg.GATConv.message: LayerCall._weighted,
     pyg.GATv2Conv.message: LayerCall._weighted,
     pyg.TransformerConv.message: LayerCall._transformer,
