@@ -249,6 +249,11 @@ class Flight:
         self.back: Pending | HostPending | None = None
         self._token: Tensor | None = _Start.apply(rows, self)
 
+    def begin_agreed(self, rows: Tensor) -> Pending | HostPending:
+        """Starts to send the rows, if the ranks have agreed on this exchange before."""
+        route = self.route
+        return self.ranks.begin(rows.index_select(0, route.send), route.send_counts, route.recv_counts, self.kind)
+
     def rows(self) -> Tensor:
         """Waits for the rows [route.num_received, ...], and returns them grouped by sender."""
         # Autograd's node refers to this object. A reference back would be a cycle, which keeps the rows of the graph.
@@ -265,7 +270,7 @@ class _Start(torch.autograd.Function):
         route = flight.route
         counts = route.send_counts, route.recv_counts
         if flight.is_agreed:
-            flight.forth = flight.ranks.begin(rows.index_select(0, route.send), *counts, flight.kind)
+            flight.forth = flight.begin_agreed(rows)
         else:
             flight.forth = flight.ranks.begin_together(flight.name, rows, route.send, counts, flight.kind)
         return rows.new_zeros(())

@@ -407,6 +407,7 @@ AGREEMENTS = {"agree", "agree_to_exchange", "propose"}
 #: Functions that start a collective on which the ranks have agreed elsewhere.
 AGREED_ELSEWHERE = {
     "begin": "its callers agree",
+    "begin_agreed": "whoever names the exchange has agreed",
     "propose": "is the agreement",
     "difference": "all ranks know that they differ",
     "_opened": "all ranks have just met",
