@@ -122,7 +122,7 @@ class BatchModel(DistributedModel):
 def of_loader(module: torch.nn.Module, cooperation: Cooperation) -> BatchModel:
     """Distributes a model over the ranks of a loader. Collective. Models of one loader share their connections."""
     if cooperation not in _connections:
-        job = Ranks(cooperation.comm.among(range(cooperation.comm.size)))
+        job = Ranks(cooperation.comm.among(range(cooperation.comm.size), between_devices=True))
         _connections[cooperation] = job, job.among(cooperation.ranks_of_host)
     return BatchModel(module, *_connections[cooperation])
 

@@ -100,12 +100,13 @@ class Ranks:
         return self.comm.size
 
     def among(self, ranks: Sequence[int]) -> Ranks:
-        """Makes collectives between the ranks of a host, in ascending order, which exchange rows through shared memory if they can.
+        """Makes collectives between the ranks of a host, in ascending order. Collective among those. Failures there are reported to all of these ranks.
 
-        Collective among those. Failures there are reported to all of these ranks.
+        Devices exchange their rows over NCCL, if these ranks do. Otherwise rows travel through memory that the ranks share, if they can share it.
         """
-        comm = self.comm.among(ranks)
-        return Ranks(comm, self.device, within=self, memory=HostMemory.create(comm))
+        comm = self.comm.among(ranks, between_devices=True)
+        memory = HostMemory.create(comm) if comm.device.type == "cpu" else None
+        return Ranks(comm, self.device, within=self, memory=memory)
 
     def report_failure(self, text: str) -> None:
         """Tells the other ranks that this rank failed. Never raises."""

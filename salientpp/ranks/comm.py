@@ -128,10 +128,13 @@ class Comm:
             raise error
         return cls(roll.lease(over, timeout), timeout, device, roll)
 
-    def among(self, ranks: Sequence[int]) -> Comm:
-        """Creates connections between some of these ranks, in ascending order, over gloo and only between host memories.
+    def among(self, ranks: Sequence[int], between_devices: bool = False) -> Comm:
+        """Creates connections between some of these ranks, in ascending order.
 
         Collective among those ranks. A rank that waits in the new Comm also notices failures in this Comm. Error texts use this Comm's rank numbers.
+
+        Args:
+            between_devices: if devices exchange the rows of this Comm, they exchange those of the new one too. Otherwise rows travel between host memories.
         """
         if len(ranks) == 1:
             return Comm(None, self.timeout)
@@ -139,7 +142,9 @@ class Comm:
         roll = Roll(members)
         roll.circle.has_compared = True  # its ranks compared greetings when they created this Comm
         numbers = [self._numbers[rank] for rank in ranks]
-        return Comm(roll.lease("gloo", self.timeout), self.timeout, None, roll, self, numbers)
+        over_nccl = between_devices and self.device.type != "cpu"
+        groups = roll.lease("nccl" if over_nccl else "gloo", self.timeout)
+        return Comm(groups, self.timeout, self.device if over_nccl else None, roll, self, numbers)
 
     @property
     def numbers(self) -> Sequence[int]:

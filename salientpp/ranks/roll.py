@@ -121,7 +121,15 @@ class Roll:
         if over == "nccl":
             # High priority: its kernels are few and small, and the pipeline waits for them, so they go before the model's.
             options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-            device = dist.new_group(timeout=timeout + _GRACE, backend="nccl", pg_options=options)
+            # With use_local_synchronization, only the members of the group call new_group.
+            is_job = len(self.ranks) == dist.get_world_size()
+            device = dist.new_group(
+                None if is_job else [*self.ranks],
+                timeout=timeout + _GRACE,
+                backend="nccl",
+                pg_options=options,
+                use_local_synchronization=not is_job,
+            )
         return Groups(host, device, number)
 
     def _missing(self, call: str, seconds: float, answer: str = "") -> list[int]:

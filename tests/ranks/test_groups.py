@@ -8,6 +8,7 @@ import random
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import distributed
 import pytest
@@ -18,6 +19,7 @@ from graphs import random_data
 import salientpp
 from salientpp import NeighborLoader
 from salientpp.ranks import roll
+from salientpp.ranks.comm import Comm
 
 FANOUTS, BATCH = [3, 2], 8
 
@@ -331,3 +333,34 @@ def test_a_group_uses_the_interfaces_of_the_environment(monkeypatch, interfaces,
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", interfaces)
     options = roll._gloo_options(timedelta(seconds=7))
     assert (len(options._devices), options._threads, options._timeout) == (number, 6, timedelta(seconds=7))
+
+
+# --- some ranks of a group --------------------------------------------------------------------------------
+
+
+def _host_between_devices(rank: int) -> list[float]:
+    """Exchanges numbers between the two ranks of a host, over the group that would be NCCL's if the ranks had devices."""
+    new_group, made = dist.new_group, []
+
+    def over_gloo(ranks: list[int], backend: str, pg_options: object, **options):
+        made.append((backend, ranks))
+        return new_group(ranks, backend="gloo", **options)
+
+    dist.new_group = over_gloo
+    dist.ProcessGroupNCCL = SimpleNamespace(Options=lambda is_high_priority_stream: None)
+    job = Comm.create(timeout=timedelta(seconds=60))
+    job.device = torch.device("cuda")
+    host = [0, 1] if rank < 2 else [2, 3]
+    time.sleep(0.2 * rank)  # the hosts do so at different times
+    comm = job.among(host, between_devices=True)
+    assert made == [("nccl", host)]
+    assert comm.device.type == "cuda"
+    assert job.among(host).device.type == "cpu"
+    received = torch.empty(2)
+    dist.all_to_all_single(received, torch.full((2,), float(rank)), group=comm.groups.device)
+    return received.tolist()
+
+
+def test_devices_of_a_host_exchange_rows_over_a_group_that_only_its_ranks_make():
+    found = distributed.run(_host_between_devices, 4)
+    assert found == [[0.0, 1.0], [0.0, 1.0], [2.0, 3.0], [2.0, 3.0]]
