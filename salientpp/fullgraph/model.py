@@ -342,7 +342,7 @@ def _agree(module: torch.nn.Module, graph: RankGraph, layout: str, asked: str, r
             raise ValueError(
                 f"all ranks must have the same model, but rank 0 and rank {rank}{of} differ in {', '.join(differing) or 'order'}"
             )
-        for name in facts.keys() - {"tensors"}:
+        for name in [name for name in facts if name != "tensors"]:  # in this order on every rank
             if theirs[name] != first[name]:
                 raise ValueError(
                     f"all ranks must have the same {name}, got {first[name]} on rank 0 and {theirs[name]} on rank {rank}{of}"
