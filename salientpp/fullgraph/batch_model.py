@@ -18,6 +18,7 @@ from salientpp.fullgraph.exchange import Ranks
 from salientpp.fullgraph.model import DistributedModel
 from salientpp.fullgraph.normalise import Helpers
 from salientpp.fullgraph.outputs import mapped
+from salientpp.fullgraph.recompute import Recompute
 from salientpp.fullgraph.trimmed_share import trimmed
 from salientpp.nn.layers import linear_form, pair_of, source_names
 from salientpp.nn.products import reduce_sources
@@ -35,8 +36,8 @@ class BatchModel(DistributedModel):
 
     graph: BatchGraph
 
-    def __init__(self, module: torch.nn.Module, job: Ranks, host: Ranks) -> None:
-        super().__init__(module, _empty(job, host))
+    def __init__(self, module: torch.nn.Module, job: Ranks, host: Ranks, recompute: Recompute) -> None:
+        super().__init__(module, _empty(job, host), recompute=recompute)
         self._plans: dict[Any, Plan] = {}  # of a trimmed model
 
     def _run(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -119,12 +120,12 @@ class BatchModel(DistributedModel):
         return out if has_vertices else mapped(out, lambda rows: rows[:0] if rows.dim() else rows)
 
 
-def of_loader(module: torch.nn.Module, cooperation: Cooperation) -> BatchModel:
+def of_loader(module: torch.nn.Module, cooperation: Cooperation, recompute: Recompute) -> BatchModel:
     """Distributes a model over the ranks of a loader. Collective. Models of one loader share their connections."""
     if cooperation not in _connections:
         job = Ranks(cooperation.comm.among(range(cooperation.comm.size), between_devices=True))
         _connections[cooperation] = job, job.among(cooperation.ranks_of_host)
-    return BatchModel(module, *_connections[cooperation])
+    return BatchModel(module, *_connections[cooperation], recompute)
 
 
 #: Ranks of the job and of the host, by the loader's cooperation. A connection of their own, because a loader's threads use the loader's at any time.

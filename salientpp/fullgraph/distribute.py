@@ -13,6 +13,7 @@ from salientpp.fullgraph.model import DistributedModel
 from salientpp.fullgraph.opening import local
 from salientpp.fullgraph.planner import Plan, plan_for
 from salientpp.fullgraph.recompute import Recompute
+from salientpp.nn.trim import trimming_of
 from salientpp.ranks.cooperation import Cooperation
 from salientpp.store.directory.opened import PartitionedGraph
 
@@ -52,7 +53,7 @@ def distribute(
         ValueError: a layer cannot be distributed (the text names it and the reason), or the ranks have different models. Every rank raises it.
     """
     if hasattr(part, "cooperation"):
-        return _over_batches(model, part, layout, recompute)
+        return _over_batches(model, part, layout, Recompute(recompute, rows_file))
     graph = local(part) if isinstance(part, PartitionedGraph) else part
     if not isinstance(graph, LocalGraph):
         raise TypeError(
@@ -71,7 +72,7 @@ def distribute(
     )
 
 
-def _over_batches(model: torch.nn.Module, loader: Cooperative, layout: str | Plan, recompute: str | None) -> BatchModel:
+def _over_batches(model: torch.nn.Module, loader: Cooperative, layout: str | Plan, recompute: Recompute) -> BatchModel:
     if loader.cooperation is None:
         raise ValueError(
             f"distribute computes the batches of a loader over ranks only if the loader has cooperate='host', got a {type(loader).__name__} without it; add "
@@ -80,9 +81,9 @@ def _over_batches(model: torch.nn.Module, loader: Cooperative, layout: str | Pla
     if layout != "halo":
         name = layout.name if isinstance(layout, Plan) else layout
         raise ValueError(f"layout must be 'halo' for a loader, whose batches differ in their edges, got {name!r}")
-    if recompute is not None:
+    if recompute.kind is not None and trimming_of(model) is not None:
         raise ValueError(
-            f"recompute must be None for a loader, got {recompute!r}; layers are computed again for a part of a graph, and memory for batches follows from "
-            "batch_size"
+            f"recompute must be None for a model of salientpp.nn.trim, got {recompute.kind!r}; distribute the model without trim, or leave recompute out and "
+            "choose a smaller batch_size"
         )
-    return of_loader(model, loader.cooperation)
+    return of_loader(model, loader.cooperation, recompute)

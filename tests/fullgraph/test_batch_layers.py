@@ -51,7 +51,9 @@ class Deep(Called):
         return self.last(super().forward(rows, g), g.edge_index)
 
 
-def compare(rank: int, size: int, ranks_per_host: int, names: list[str], trims: bool) -> list[str]:
+def compare(
+    rank: int, size: int, ranks_per_host: int, names: list[str], trims: bool, recompute: str | None = None
+) -> list[str]:
     """Describes the differences from one process with the joined batches."""
     kind = Deep if trims else Called
     torch_geometric.backend.use_segment_matmul = False  # some builds of pyg-lib lack it
@@ -82,7 +84,7 @@ def compare(rank: int, size: int, ranks_per_host: int, names: list[str], trims: 
                 with torch.no_grad():
                     for parameter in module.parameters():
                         parameter.add_(1)
-            model = distribute(trim(module) if trims else module, loader)
+            model = distribute(trim(module) if trims else module, loader, recompute=recompute)
             own = mine.x.clone().requires_grad_()
             out = model(own, mine)
             losses = (out[: mine.batch_size] - target_of(outs[0])).square().flatten(1).sum(1)
@@ -119,3 +121,18 @@ def test_each_layer_equals_the_joined_batches(size, ranks_per_host):
     """T5 of a step: with one host and several, layers over shares give outputs and gradients of the joined batches."""
     wrong = distributed.run(compare, size, size, ranks_per_host, sorted(CASES), False)
     assert [words for each in wrong for words in each] == []
+
+
+@pytest.mark.parametrize(("size", "ranks_per_host"), [(2, 2), (4, 2)])
+def test_each_layer_that_is_computed_again_equals_the_joined_batches(size, ranks_per_host):
+    wrong = distributed.run(compare, size, size, ranks_per_host, sorted(CASES), False, "layers")
+    assert [words for each in wrong for words in each] == []
+
+
+def trim_and_recompute(rank: int) -> None:
+    with pytest.raises(ValueError, match="recompute must be None for a model of salientpp.nn.trim, got 'layers'"):
+        distribute(trim(Called(CASES["SAGEConv"])), loader_of(2), recompute="layers")
+
+
+def test_a_trimmed_model_is_not_computed_again():
+    distributed.run(trim_and_recompute, 2)

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator, Set
-from types import SimpleNamespace
 from typing import Any
 
 import distributed
@@ -327,12 +326,6 @@ def test_wrong_arguments_are_refused(tmp_path):
     ):
         with pytest.raises(ValueError, match=words):
             distribute(pyg.GCNConv(F, H), part, **arguments)
-
-
-def test_a_model_over_a_loader_refuses_the_option():
-    loader: Any = SimpleNamespace(cooperation=object())
-    with pytest.raises(ValueError, match="recompute must be None for a loader, got 'layers'"):
-        distribute(pyg.GCNConv(F, H), loader, recompute="layers")
 
 
 def differing(rank: int, folder: str) -> list[str]:
