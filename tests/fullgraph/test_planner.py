@@ -145,7 +145,7 @@ def without_others(rank: int) -> bool:
     part = local(data_of(), offsets=[0, 0, 37, 120])
     x, weight, edge_index = part.x, part.edge_weight, part.edge_index
     alone = without_halo(part)
-    given = [*map(DistributedModel(network("sage"), alone)._planned, (x, edge_index, weight, 3))]
+    given = [*map(alone.in_plan, (x, edge_index, weight, 3))]
     assert given[0] is x and given[1] is alone.edge_index and given[2] is alone.edge_weight and given[3] == 3
     assert not alone.outer.numel() and bool((alone.edge_index < alone.num_own).all())
     assert torch.equal(alone.edge_index[1], edge_index[1]), "targets of edges are unchanged"

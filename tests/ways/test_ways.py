@@ -176,7 +176,7 @@ def test_only_lookahead_and_sums_exclude_each_other():
 
 GIVEN = {
     "lookahead": 3, "transform_sampler_output": id, "partial_aggregation": "sum", "pad": "bucket", "send_as": {"x": "fp16"},
-    "read_ahead": 1000, "zero_copy": True,
+    "read_ahead": 1000, "zero_copy": True, "cooperate": "host", "join_logical_ranks": True,
 }  # fmt: skip
 
 
