@@ -76,8 +76,11 @@ CELLS = [
     *(Cell(graph, 2, "GraphSAGE", 7, 4) for graph in ("generated", "tolokers", "facebook_pages")),
     Cell("debian_full", 2, "GraphSAGE", 7, 2),
     *(Cell(graph, 2, "GraphSAGE", 14, 4) for graph in ("generated", "tolokers", "facebook_pages")),
+    Cell("debian_full", 2, "GraphSAGE", 14, 2),
     *(Cell(graph, 4, "GraphSAGE", 3, 4) for graph in ("generated", "tolokers", "facebook_pages", "debian_full")),
     *(Cell(graph, 4, "GraphSAGE", 7, 4) for graph in ("generated", "facebook_pages")),
+    *(Cell(graph, 4, "GAT", 3, 4) for graph in ("generated", "tolokers", "facebook_pages")),
+    Cell("facebook_pages", 4, "GraphSAGE", 14, 4),
 ]
 
 
