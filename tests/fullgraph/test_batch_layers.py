@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch_geometric
 from host_batches import batch_of, filled, loader_of, share_batch
-from layer_graph import Called, F, H, gradients, graph
+from layer_graph import Called, F, H, differences, gradients, graph
 from pyg_layers import CASES, Case
 from torch import Tensor
 from torch_geometric.nn import SAGEConv
@@ -95,10 +95,7 @@ def compare(
             pairs = {"output": (mine_of_host, out), "input": (batch.x.grad[owner == place], own.grad)}
             found = gradients(module)
             pairs.update({key: (value, found[key]) for key, value in gradients(whole).items()})
-            for what, (a, b) in pairs.items():
-                if a.shape != b.shape or not torch.allclose(a, b, rtol=1e-10, atol=1e-10):
-                    off = float((a - b).abs().max()) if a.shape == b.shape else f"{a.shape} {b.shape}"
-                    wrong.append(f"{name}: {what} is off by {off} on rank {rank} of {size}")
+            wrong += differences(pairs, name, rank, size)
         except Exception as error:
             if type(error).__name__ == "RankFailure":
                 raise

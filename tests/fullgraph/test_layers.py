@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch_geometric
 import torch_geometric.nn as pyg
-from layer_graph import Called, F, H, N, gradients, graph
+from layer_graph import Called, F, H, N, differences, gradients, graph
 from pyg_layers import CASES
 from torch.nn import Linear, Sequential
 
@@ -66,10 +66,7 @@ def compare(rank: int, size: int, names: list[str], ranks_per_host: int | None =
             pairs = {"output": (expected[part.n_id[:inner]], out[:inner]), "input": (x.grad, of_x)}
             found = gradients(mine)
             pairs.update({key: (value, found[key]) for key, value in gradients(whole).items()})
-            for what, (a, b) in pairs.items():
-                if a.shape != b.shape or not torch.allclose(a, b, rtol=1e-10, atol=1e-10):
-                    off = float((a - b).abs().max()) if a.shape == b.shape else f"{a.shape} {b.shape}"
-                    wrong.append(f"{name}: {what} is off by {off} on rank {rank} of {size}")
+            wrong += differences(pairs, name, rank, size)
         except Exception as error:
             if type(error).__name__ == "RankFailure":
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -45,3 +46,13 @@ class Called(torch.nn.Module):
 
 def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
     return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
+
+
+def differences(pairs: Mapping[str, tuple[Tensor, Tensor]], name: str, rank: int, size: int) -> list[str]:
+    """Describes the pairs of a layer's tensors that differ by more than 1e-10, or in their shapes."""
+    wrong = []
+    for what, (a, b) in pairs.items():
+        if a.shape != b.shape or not torch.allclose(a, b, rtol=1e-10, atol=1e-10):
+            off = float((a - b).abs().max()) if a.shape == b.shape else f"{a.shape} {b.shape}"
+            wrong.append(f"{name}: {what} is off by {off} on rank {rank} of {size}")
+    return wrong
