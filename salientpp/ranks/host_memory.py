@@ -29,8 +29,8 @@ from salientpp.ranks.shared_memory import CannotShare, Offer, block, mapped, sha
 #: Least size of a block. Larger sizes are powers of two. Pages that were never written take no memory.
 _LEAST = 1 << 16
 
-#: Numbers of a message before the first byte of each receiver's rows: the number of the block, and the values of its offer (two for its token).
-_NUMBERS = 6
+#: Numbers of a message before the first byte of each receiver's rows: the number of the block, and the words of its offer.
+_NUMBERS = 1 + Offer.NUM_WORDS
 
 #: Seconds for which a process waits at its end for others to copy its rows.
 _AT_END = 30.0
@@ -109,10 +109,8 @@ class HostMemory:
             else:
                 place.copy_(rows.index_select(0, take))
             mine.user = self._begun
-            offer = mine.offer
-            halves = [int.from_bytes(half, "little", signed=True) for half in _halves(offer.token)]
             begins = [count * row_bytes for count in accumulate(send_counts[:-1], initial=0)]
-            values = [slot, offer.process, offer.file, *halves, offer.num_bytes, *begins]
+            values = [slot, *mine.offer.words(), *begins]
             message.copy_(torch.tensor(values, dtype=torch.int64, device="cpu"))
         return message
 
@@ -155,17 +153,16 @@ class HostMemory:
         return rows
 
     def _block_of(self, sender: int, numbers: Sequence[int]) -> Tensor:
-        slot, process, file, *halves, num_bytes = numbers[:_NUMBERS]
+        slot, *words = numbers[:_NUMBERS]
         if sender == self.comm.rank:
             return self._blocks[slot].memory
-        token = b"".join(half.to_bytes(8, "little", signed=True) for half in halves).hex()
-        offer = Offer(process, file, token, num_bytes)
+        offer = Offer.of_words(words)
         known, memory = self._opened.get((sender, slot), (None, None))
         if known != offer or memory is None:
             try:
                 memory = mapped(offer)
             except CannotShare:
-                if not _lives(process):
+                if not _lives(offer.process):
                     self.comm.gather_numbers([0])  # raises RankFailure, which names the rank that was killed
                 raise
             self._opened[sender, slot] = offer, memory
@@ -243,11 +240,6 @@ def _lives(process: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
         return False
-
-
-def _halves(token: str) -> tuple[bytes, bytes]:
-    whole = bytes.fromhex(token)
-    return whole[:8], whole[8:]
 
 
 def _close(blocks: list[_Block], finished: _Finished) -> None:

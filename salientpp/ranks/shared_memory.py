@@ -14,7 +14,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,21 @@ class Offer:
     file: int
     token: str
     num_bytes: int
+
+    #: Length of :meth:`words`.
+    NUM_WORDS: ClassVar[int] = 5
+
+    def words(self) -> list[int]:
+        """Returns the offer as signed 64-bit integers, for tables and messages of numbers."""
+        token = bytes.fromhex(self.token)
+        halves = (int.from_bytes(token[at : at + 8], "little", signed=True) for at in (0, 8))
+        return [self.process, self.file, self.num_bytes, *halves]
+
+    @classmethod
+    def of_words(cls, words: Sequence[int]) -> Offer:
+        process, file, num_bytes, *halves = words
+        token = b"".join(half.to_bytes(8, "little", signed=True) for half in halves)
+        return cls(process, file, token.hex(), num_bytes)
 
 
 @contextlib.contextmanager

@@ -40,7 +40,8 @@ _FEWEST_SLOTS, _MOST_BLOCKS = 64, 128
 # bytes, token) and the number of the entry that this rank took last.
 _NUMBER, _DRAWER, _KEY = 0, 1, 2
 _OFFERS = _KEY + KEY_WORDS
-_OFFER_WORDS, _TAKEN = 6, 5
+_TAKEN = Offer.NUM_WORDS
+_OFFER_WORDS = _TAKEN + 1
 
 
 @dataclass
@@ -154,12 +155,11 @@ class DrawnOnce:
     def _offer(self, slot: int, key: Sequence[int]) -> tuple[Offer | None, int]:
         """Returns the offer of this rank's share and the number of the entry; None if the entry has no share for it, or the rank has taken it before."""
         entry = self._table[slot].tolist()
-        process, file, num_bytes, *token, taken = entry[self._offer_at(self._place) :][:_OFFER_WORDS]
+        *words, taken = entry[self._offer_at(self._place) :][:_OFFER_WORDS]
         number = entry[_NUMBER]
         if not number or entry[_DRAWER] == self._place or entry[_KEY:_OFFERS] != list(key) or taken == number:
             return None, number
-        token_bytes = b"".join(word.to_bytes(8, "little", signed=True) for word in token)
-        return Offer(process, file, token_bytes.hex(), num_bytes), number
+        return Offer.of_words(words), number
 
     def _draw_for_all(self, slot: int, key: Sequence[int], draw: Callable[[], Mfg]) -> BatchShare:
         entry = self._table[slot]
@@ -188,9 +188,7 @@ class DrawnOnce:
         left.blocks[place] = contextlib.ExitStack()
         memory, offer = left.blocks[place].enter_context(block(packet.numel()))
         memory.copy_(packet)
-        token = bytes.fromhex(offer.token)
-        words = [int.from_bytes(token[at : at + 8], "little", signed=True) for at in (0, 8)]
-        return [offer.process, offer.file, offer.num_bytes, *words]
+        return offer.words()
 
     def _give_up_blocks(self, but: int | None = None) -> None:
         """Closes blocks that were taken, whose entry another batch has, or that are not among the last ``but`` batches."""
