@@ -7,6 +7,7 @@ memory twice. So files are opened with ``O_DIRECT`` where the file system permit
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import weakref
 from collections.abc import Sequence
@@ -95,7 +96,8 @@ class FileRows:
             if found is None:
                 return None
             pieces.append(Piece(_File(found[0]), found[1], tensor.size(0)))
-        return cls(pieces, tensors[0][:1].nbytes) if pieces else None
+        # Not from a piece, because a piece may have no rows.
+        return cls(pieces, math.prod(source.shape[1:]) * source.dtype.itemsize) if pieces else None
 
     @property
     def num_rows(self) -> int:

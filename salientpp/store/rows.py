@@ -79,9 +79,19 @@ class JoinedRows:
 
     Args:
         pieces: at least one tensor, all with the same dtype and row shape.
+
+    Raises:
+        ValueError: the pieces differ in dtype or row shape.
     """
 
     def __init__(self, pieces: Sequence[Tensor]) -> None:
+        kinds = {(piece.dtype, tuple(piece.shape[1:])): number for number, piece in enumerate(pieces)}
+        if len(kinds) > 1:
+            words = ", ".join(
+                f"{dtype} {list(shape)} in piece {number}"
+                for (dtype, shape), number in sorted(kinds.items(), key=lambda kind: kind[1])
+            )
+            raise ValueError(f"rows of one attribute must have the same dtype and shape in every piece, got {words}")
         self.pieces, self.dtype = list(pieces), pieces[0].dtype
         self.shape = torch.Size((sum(piece.size(0) for piece in pieces), *pieces[0].shape[1:]))
         self.nbytes = sum(piece.nbytes for piece in pieces)

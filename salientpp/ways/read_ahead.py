@@ -10,6 +10,7 @@ Only speed depends on the buffers: a row that is not there is read when a batch 
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -102,6 +103,10 @@ class ReadAhead(Way):
         files = {type_: _files_of(basis, type_, of_type) for type_, of_type in tiers.items()}
         files = {type_: of_type for type_, of_type in files.items() if of_type}
         if not files:
+            shapes = [tiers[type_].home.rows[name].shape for type_, name in basis.source.exchanged]
+            if shapes and not any(map(math.prod, shapes)):  # a part without vertices, or rows without columns
+                basis.trial()  # collective if other ranks hold some of the lists, and these ranks have rows
+                return tiers
             names = ", ".join(repr(name) for _, name in basis.source.exchanged) or "any attribute"
             raise ValueError(
                 f"read_ahead={self._num_bytes} reads rows of memory-mapped files, but the rows of {names} are in no such file; leave read_ahead out"

@@ -290,3 +290,17 @@ def test_any_placement_trains_to_the_same_accuracy(tmp_path, num_parts, world, r
     assert len(set(accuracies)) == 1 and one > 0.7  # chance is 0.25
     # The standard error of a share of some 320 vertices is at most 0.028.
     assert abs(accuracies[0] - one) < 0.06
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        (torch.zeros(2, 3, dtype=torch.int32), r"torch\.float32 \[3\] in piece 0, torch\.int32 \[3\] in piece 1$"),
+        (torch.zeros(0, 4), r"torch\.float32 \[3\] in piece 0, torch\.float32 \[4\] in piece 1$"),
+    ],
+)
+def test_pieces_of_different_kinds_are_refused(second, words):
+    with pytest.raises(
+        ValueError, match=r"^rows of one attribute must have the same dtype and shape in every piece, got " + words
+    ):
+        JoinedRows([torch.zeros(5, 3), second])

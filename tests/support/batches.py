@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from graphs import identity_features, random_data
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 import salientpp
 from salientpp import NeighborLoader
@@ -51,16 +51,24 @@ def make(data: Data | salientpp.PartitionedGraph, **options: Any) -> NeighborLoa
     return NeighborLoader(data, **arguments)
 
 
-def differences(a: Data, b: Data) -> list[str]:
-    """Names of the attributes whose presence, type, dtype or value differs between two batches."""
-    names = sorted({*a.keys(), *b.keys()})
+def differences(a: Data | HeteroData, b: Data | HeteroData) -> list[Any]:
+    """Names of the attributes whose presence, type, dtype or value differs between two batches; in typed batches pairs (type, name)."""
+    ours, theirs = _attributes(a), _attributes(b)
 
     def same(x: Any, y: Any) -> bool:
         if isinstance(x, Tensor):
             return isinstance(y, Tensor) and x.dtype == y.dtype and x.shape == y.shape and bool(torch.equal(x, y))
         return type(x) is type(y) and x == y
 
-    return [name for name in names if name not in a or name not in b or not same(a[name], b[name])]
+    names = sorted({*ours, *theirs}, key=str)
+    return [name for name in names if name not in ours or name not in theirs or not same(ours[name], theirs[name])]
+
+
+def _attributes(batch: Data | HeteroData) -> dict[Any, Any]:
+    """Returns the attributes by name, or by type and name. A typed batch takes the name of an attribute for a type."""
+    if isinstance(batch, HeteroData):
+        return {(store._key, name): value for store in batch.stores for name, value in store.items()}
+    return {name: batch[name] for name in batch.keys()}
 
 
 def assert_same_batches(a: list[Data], b: list[Data]) -> None:

@@ -188,6 +188,59 @@ def test_disjoint_trees_hold_a_row_several_times(part):
     assert_same(NeighborLoader(part, FANOUTS, "train", read_ahead=FEW, **options), plain)
 
 
+def typed_parts(folder, part_of_author: torch.Tensor, **options) -> salientpp.PartitionedGraph:
+    """Four parts of a typed graph. Authors have rows of another width and dtype than papers, and an attribute without columns."""
+    data = random_hetero(seed=1)
+    papers, authors = data["paper"].num_nodes, data["author"].num_nodes
+    data["author"].x = torch.rand(authors, 24, generator=torch.Generator().manual_seed(2)).double()
+    data["author"].none = torch.zeros(authors, 0)
+    data["paper"].train_mask = torch.ones(papers, dtype=torch.bool)
+    assignment = {"paper": torch.arange(papers) % 4, "author": part_of_author, "venue": torch.arange(6) % 4}
+    salientpp.partition(data, 4, folder, TYPED, 16, method=assignment, **options)
+    return salientpp.load(folder)
+
+
+TYPED = {relation: [5, 5] for relation in random_hetero().edge_types}
+COLUMNS = [("author", "x"), ("author", "none"), ("paper", "x")]
+
+
+@pytest.mark.parametrize("options", [{}, {"store_as": {("author", "x"): "fp16"}}], ids=["plain", "narrow"])
+@pytest.mark.parametrize("with_authors", [(1, 2, 3), (0, 1, 2), (0, 3), (2,), (0, 1, 2, 3)], ids=str)
+def test_parts_without_rows_do_not_decide_for_others(tmp_path, with_authors, options):
+    """One process serves all parts. In some of them, first, last or several, no vertex has the type."""
+    part_of_author = torch.tensor(with_authors)[torch.arange(35) % len(with_authors)]
+    part = typed_parts(tmp_path / "parts", part_of_author, **options)
+    given = {**SAME, "columns": COLUMNS}
+    plain = NeighborLoader(part, TYPED, ("paper", "train"), **given)
+    loader = NeighborLoader(part, TYPED, ("paper", "train"), read_ahead=ALL, **given)
+    assert "author" in way_of(loader).buffers
+    want = list(plain)  # kept, so that no memory with the right rows is used again
+    assert_same(loader, want)
+
+
+def _in_two_parts(rank: int, root: str, typed: bool) -> tuple[int, list]:
+    fanouts, seeds = (TYPED, ("paper", "train")) if typed else (FANOUTS, "train")
+    plain, loader = (
+        NeighborLoader(salientpp.load(root), fanouts, seeds, read_ahead=bytes_, batch_size=8, uneven="exact", seed=3)
+        for bytes_ in (0, ALL)
+    )
+    want = list(plain)
+    batches = list(zip(loader, want, strict=True))
+    return len(batches), [names for ours, want in batches if (names := differences(ours, want))]
+
+
+@pytest.mark.parametrize("topology", ["whole", "parts"])
+def test_a_rank_without_rows_reads_nothing_ahead(tmp_path, topology):
+    """A part without vertices, and a typed one where the first part of a rank has none of a type."""
+    data = random_data(100, 300)
+    method = torch.zeros(100, dtype=torch.long)
+    salientpp.partition(data, 2, tmp_path / "parts", FANOUTS, 8, method=method, topology=topology)
+    typed_parts(tmp_path / "typed", torch.arange(35) % 3 + 1, topology=topology)
+    for name in ("parts", "typed"):
+        found = distributed.run(_in_two_parts, 2, str(tmp_path / name), name == "typed")
+        assert [wrong for _, wrong in found] == [[], []] and found[0][0] > 0
+
+
 # --- refusals and failures --------------------------------------------------------------------------------
 
 
