@@ -226,13 +226,8 @@ class Run:
 
     def _open(self) -> None:
         """Agrees with the other ranks on the first tick. If some ranks resume an earlier epoch, first answers them in that epoch."""
-        start = self._turns[self._first].tick if self._first < len(self._turns) else self._ticks
-        epochs, resume = self._epochs, self._resume
-        point = Point(
-            self._epoch, start, resume is not None, join_key(epochs.seed), 0 if resume is None else resume.round,
-            resume is not None and resume.by_round, epochs.placement.num_logical_ranks,
-        )  # fmt: skip
-        while True:
+        point = self._point()
+        while not self._is_open:
             try:
                 everyone = self._comm.gather_numbers(point.numbers())
             except BaseException as error:
@@ -240,17 +235,28 @@ class Run:
                 if isinstance(error, Exception):
                     raise self._failure from error
                 raise
-            epoch, self._entered = first_point([Point.of(numbers) for numbers in everyone])
-            if epoch == self._epoch:
+            epoch, self._entered = first_point(points := [Point.of(numbers) for numbers in everyone])
+            if len({each.by_round for each in points}) > 1:
+                # Some ranks begin with the round of another rank's state. That rank may have given a part of this round, and gives it again.
+                self._resume = Resume(self._epochs.order.batches_before(point.round), point.round, by_round=True)
+                self._first = self._requested = self._placed = self.reached.batches = self._resume.batches
+                point = self._point()
+            elif epoch == self._epoch:
                 self._is_open = True
-                return
-            behind = Run(self._producer, self._counters, epoch)
-            behind._left = behind._is_open = True
-            behind._entered = self._entered
-            while not behind._is_over():
-                self._comm.check_script()
-                behind._tick()
-            point = replace(point, resumed=False, by_round=False)
+            else:
+                behind = Run(self._producer, self._counters, epoch)
+                behind._left = behind._is_open = True
+                behind._entered = self._entered
+                while not behind._is_over():
+                    self._comm.check_script()
+                    behind._tick()
+                point = replace(point, resumed=False, by_round=False)
+
+    def _point(self) -> Point:
+        """Returns the point at which this rank wants to start."""
+        start = self._turns[self._first].tick if self._first < len(self._turns) else self._ticks
+        resumed, at, draws = self._resume is not None, self._resume or Resume(0, 0), self._epochs.draws(self._epoch)
+        return Point(draws.epoch, start, resumed, join_key(draws.seed), at.round, at.by_round, draws.logical_ranks)
 
     def _next_request(self) -> Request | None:
         """Returns the request for the next tick. A rank that has no batch for a tick in which others have one enters an empty request."""

@@ -250,6 +250,40 @@ def test_the_same_number_of_ranks_continues_in_the_middle_of_a_round(tmp_path, u
         assert distributed.run(_own, 3, root, options, states, stops) == list(rest)
 
 
+def _one_state(rank: int, root: str, options: dict, stops: list[tuple[int, int]]) -> list[tuple[int, list, list, list]]:
+    """Loads the state of one rank, saved after some batches, on all ranks, for each pair of both. Returns the round of the state and what follows."""
+    loader = rank_loader(root, **options)
+    given = []
+    epochs = [[[digest(batch) for batch in batches] for batches in loader.rounds()] for _ in range(2)]
+    for saving, stop in stops:
+        loader.set_epoch(0)
+        for _ in itertools.islice(loader, stop):
+            pass
+        state = [loader.state_dict()]
+        dist.broadcast_object_list(state, saving)
+        loader.load_state_dict(state[0])
+        batches = [digest(batch) for batch in loader]
+        loader.load_state_dict(state[0])
+        rounds = [[digest(batch) for batch in batches] for batches in loader.rounds()]
+        given.append((state[0]["round"], batches, rounds, epochs[state[0]["epoch"]]))
+    return given
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize(
+    ("uneven", "seeds"), [("wrap", [17, 29]), ("drop", [17, 29]), ("exact", [17, 40]), ("exact", [33, 0])]
+)
+def test_all_ranks_continue_with_the_round_of_one_ranks_state(tmp_path, uneven, seeds, joined):
+    """Also the rank that saved the state, although it had given a part of this round: otherwise the ranks would take different numbers of steps."""
+    root = directory(tmp_path / "parts", 2, seeds)
+    options = {"logical_ranks": 4, "uneven": uneven, "join_logical_ranks": joined}
+    stops = [(rank, stop) for rank in range(2) for stop in range(4)]
+    for of_rank in distributed.run(_one_state, 2, root, options, stops):
+        for (saving, stop), (number, batches, rounds, whole) in zip(stops, of_rank, strict=True):
+            assert rounds == whole[number:], (saving, stop)
+            assert batches == [batch for of_round in whole[number:] for batch in of_round], (saving, stop)
+
+
 def _mistaken(rank: int, root: str, options: dict, state: dict) -> str:
     loader = rank_loader(root, **options)
     before = loader.state_dict()
