@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,6 +11,7 @@ from typing import Protocol
 from torch import Tensor
 from torch_geometric.sampler import SamplerOutput
 
+from salientpp.ops import join_key
 from salientpp.sampling.divided_batch import BatchShare, share_of
 from salientpp.sampling.schedule import BatchKeys
 from salientpp.sampling.topology import Mfg
@@ -31,20 +33,28 @@ class Division:
         num_ranks: number of ranks of the host.
         place: place of this rank on its host, in [0, ``num_ranks``).
         once: lets a batch of an epoch be drawn by one rank. None: every rank draws it.
+        number: number of the loader, equal on all ranks of the host.
     """
 
     owner: Tensor
     num_ranks: int
     place: int
     once: Once | None = None
+    number: int = 0
 
-    def share(self, draw: Callable[[], Mfg], keys: BatchKeys, tick: int | None) -> BatchShare:
-        """Returns this rank's share of the batch that ``draw`` draws by these keys. Any thread may call it. ``tick``: see :meth:`BatchSource.draw_joined`."""
-        if self.once is not None and tick is not None:
-            return self.once.share(tick, keys, draw)
-        mfg = draw()
-        assert isinstance(mfg, SamplerOutput)  # the loader refuses graphs with several types
-        return share_of(mfg, self.owner[mfg.node], self.num_ranks, self.place)
+    def share(self, draw: Callable[[], Mfg], keys: BatchKeys, turn: tuple[int, int] | None) -> BatchShare:
+        """Returns this rank's share of the batch that ``draw`` draws by these keys. Any thread may call it. ``turn``: see :meth:`BatchSource.draw_joined`."""
+        if turn is None:
+            mfg = draw()
+            assert isinstance(mfg, SamplerOutput)  # the loader refuses graphs with several types
+            return share_of(mfg, self.owner[mfg.node], self.num_ranks, self.place)
+        epoch, tick = turn
+        mine = self.share(draw, keys, None) if self.once is None else self.once.share(tick, keys, draw)
+        assert mine.share is not None
+        origin = join_key(self.number, *keys)
+        whole = dataclasses.replace(mine.share.whole, name=f"batch {tick} of epoch {epoch}", origin=origin)
+        mine.share = dataclasses.replace(mine.share, whole=whole)
+        return mine
 
     def own_vertices(self, mfg: Mfg) -> Mfg:
         """Returns a sample whose ``node`` has only the vertices of this rank. Its other fields describe the whole batch."""

@@ -159,7 +159,7 @@ class Producer:
             return Request(turn.tick, Undone(lambda: Made(turn.tick, by_hand(*pieces[0]))))
         in_rounds = self.basis.source.rounds_topology is not None
         request = self.workers.request_rounds if in_rounds else self.workers.request
-        requested, draws = request(turn.tick, pieces, self._maker), self.basis.epochs.draws(epoch)
+        requested, draws = request(epoch, turn.tick, pieces, self._maker), self.basis.epochs.draws(epoch)
         ahead = [] if in_rounds else [way for way in self.ways if way.ahead]
         if not ahead:
             return Request(turn.tick, requested, draws, attendance)

@@ -107,20 +107,23 @@ class BatchSource:
         return mfg
 
     def draw_joined(
-        self, pieces: Sequence[tuple[Tensor, BatchKeys]], only_vertices: bool = False, tick: int | None = None
+        self,
+        pieces: Sequence[tuple[Tensor, BatchKeys]],
+        only_vertices: bool = False,
+        turn: tuple[int, int] | None = None,
     ) -> Mfg:
         """Samples the pieces, each with its own keys, and joins their MFGs into one. It takes the arguments of :meth:`draw`.
 
         If the ranks of the host compute batches together, returns this rank's share.
 
         Args:
-            tick: tick of the batch in its epoch. None: the batch is drawn outside an epoch, or for a plan.
+            turn: epoch of the batch, and its tick in the epoch. None: the batch is drawn outside an epoch, or for a plan.
         """
         if self.division is None:
             return self._draw_whole(pieces, only_vertices)
         if only_vertices:
             return self.division.own_vertices(self._draw_whole(pieces, True))
-        return self.division.share(lambda: self._draw_whole(pieces), pieces[0][1], tick)
+        return self.division.share(lambda: self._draw_whole(pieces), pieces[0][1], turn)
 
     def draw_vertices(self, pieces: Sequence[tuple[Tensor, BatchKeys]]) -> list[Mfg]:
         """Samples the pieces as :meth:`draw_joined`, without joining them. Only ``node`` of each MFG is right: the vertices that this rank computes."""

@@ -53,15 +53,19 @@ class SamplingWorkers:
         if self._initialiser is None or anew:
             self._initialiser = _OncePerThread(function)
 
-    def request(self, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], maker: Maker) -> Task | Undone:
+    def request(
+        self, epoch: int, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], maker: Maker
+    ) -> Task | Undone:
         """Requests that batch ``index`` of an epoch be sampled and made.
 
         Args:
             pieces: for each piece, the int64 [B] positions of its seeds, and the keys of its draws. All pieces become one batch.
         """
-        return self.scout(self._work, index, pieces, maker)
+        return self.scout(self._work, epoch, index, pieces, maker)
 
-    def request_rounds(self, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], maker: Maker) -> Task | Undone:
+    def request_rounds(
+        self, epoch: int, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], maker: Maker
+    ) -> Task | Undone:
         """Requests batch ``index`` as :meth:`request`, but only until its first round (:mod:`salientpp.engine.rounds`)."""
         return self.scout(self._until_round, index, pieces, maker)
 
@@ -76,9 +80,9 @@ class SamplingWorkers:
             self._initialiser()
         return function(*args)
 
-    def _work(self, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], maker: Maker) -> Any:
+    def _work(self, epoch: int, index: int, pieces: Sequence[tuple[Tensor, BatchKeys]], maker: Maker) -> Any:
         with traced(maker.trace, f"worker: {threading.current_thread().name}", index):
-            mfg = self._source.draw_joined(pieces, tick=index)
+            mfg = self._source.draw_joined(pieces, turn=(epoch, index))
             share = getattr(mfg, "share", None)
             num_seeds = sum(positions.numel() for positions, _ in pieces) if share is None else share.own[0]
             return self.prepare(index, mfg, num_seeds, maker)

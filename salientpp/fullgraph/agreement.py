@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,7 +32,16 @@ class RanksDiffer(ValueError):
     """Raised if the ranks are about to do different things. Every rank raises it, at the same collective and with the same text.
 
     The ranks' connections stay usable, because all ranks have taken part in the same collectives.
+
+    Attributes:
+        raised: number of such errors in this process so far.
     """
+
+    raised: ClassVar[int] = 0
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        RanksDiffer.raised += 1
 
 
 @dataclass(eq=False)

@@ -44,6 +44,9 @@ class BatchModel(DistributedModel):
         with trimmed(self, self._plans, x, args, kwargs):
             return super()._run(x, args, kwargs)
 
+    def _own_facts(self) -> dict[str, str]:
+        return {"the batch": str(self.graph.share.whole)}
+
     @property
     def _helpers(self) -> Helpers:
         return self.graph.helpers

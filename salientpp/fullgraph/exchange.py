@@ -124,11 +124,12 @@ class Ranks:
             raise
 
     @contextlib.contextmanager
-    def calling(self, facts: Mapping[str, str], exchanging: Ranks) -> Iterator[None]:
-        """Wraps a call of a model, in which the ranks of ``exchanging`` exchange rows. See :meth:`Agreement.calling`."""
+    def calling(self, facts: Mapping[str, str], exchanging: Ranks, own: Mapping[str, str]) -> Iterator[None]:
+        """Wraps a call of a model, in which the ranks of ``exchanging`` exchange rows. See :meth:`Agreement.calling`. They alone compare the facts ``own``."""
+        told = {id(self): (self, dict(facts)), id(exchanging): (exchanging, {**facts, **own})}
         with contextlib.ExitStack() as stack:
-            for agreement in {id(each): each.agreement for each in (self, exchanging)}.values():
-                stack.enter_context(agreement.calling(facts))
+            for ranks, theirs in told.values():
+                stack.enter_context(ranks.agreement.calling(theirs))
             yield
 
     def agree(self, operation: str) -> None:

@@ -12,6 +12,7 @@ from salientpp.fullgraph.distribute import DistributedModel
 from salientpp.fullgraph.exchange import Ranks
 from salientpp.fullgraph.local import LocalGraph
 from salientpp.fullgraph.product import wide
+from salientpp.fullgraph.watch import watch_backward
 
 
 def loss_mean(losses: Tensor, of: LocalGraph | DistributedModel, weight: Tensor | None = None) -> Tensor:
@@ -34,7 +35,9 @@ def loss_mean(losses: Tensor, of: LocalGraph | DistributedModel, weight: Tensor 
     values = losses if weight is None else losses * weight
     dtype = wide(values.dtype)  # bfloat16 would round a count of 257 to 256
     count = torch.tensor(losses.numel(), device="cpu") if weight is None else weight.detach().sum(dtype=dtype)
-    return _Mean.apply(values.sum(dtype=dtype), count.to(values.device, dtype), ranks).to(values.dtype)
+    mean = _Mean.apply(values.sum(dtype=dtype), count.to(values.device, dtype), ranks).to(values.dtype)
+    watch_backward([mean], ranks)
+    return mean
 
 
 class _Mean(torch.autograd.Function):

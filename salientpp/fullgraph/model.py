@@ -18,10 +18,11 @@ from salientpp.fullgraph.exchange import Flight, Ranks, width_of
 from salientpp.fullgraph.layers import refusals
 from salientpp.fullgraph.layouts import DistAdjacency, Layout, check_plan
 from salientpp.fullgraph.normalise import Helpers, batch_norm
-from salientpp.fullgraph.outputs import mapped
+from salientpp.fullgraph.outputs import mapped, tensors_of
 from salientpp.fullgraph.parameters import Substituted, check_gradients
 from salientpp.fullgraph.rank_graph import Hop, RankGraph
 from salientpp.fullgraph.recompute import Recompute, refuse_checkpoint_of_model
+from salientpp.fullgraph.watch import watch_backward
 from salientpp.graph.quantiles import corrected
 from salientpp.nn.layers import linear_form, name_of, pair_of, replaced, source_names, with_helpers
 from salientpp.ranks.failure import RankFailure
@@ -96,14 +97,16 @@ class DistributedModel(torch.nn.Module):
             facts = facts_of(self.module, self._number, x)
             self._hop, self.seen = 0, []
             storing = self._recompute.storing(given, self.graph.num_inner)
-            with self.job.calling(facts, self.ranks), self._substituting(stand_ins), storing:
+            with self.job.calling(facts, self.ranks, self._own_facts()), self._substituting(stand_ins), storing:
                 args, kwargs = (
                     tuple(map(self.graph.in_plan, args)),
                     {key: self.graph.in_plan(each) for key, each in kwargs.items()},
                 )
                 out = self._run(given, args, kwargs)
             check_gradients(out, self.module, stand_ins)
-            return self._returned(out)
+            out = self._returned(out)
+            watch_backward(tensors_of(out), self.job)
+            return out
         except (RankFailure, RanksDiffer):  # the other ranks have been told
             raise
         except Exception as error:
@@ -115,6 +118,10 @@ class DistributedModel(torch.nn.Module):
     ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """Returns the arguments of a call, after the graph that they belong to has become :attr:`graph`."""
         return x, args, kwargs
+
+    def _own_facts(self) -> dict[str, str]:
+        """Returns what must be equal on the ranks that exchange rows, but may differ between others: aspect of the call -> its description."""
+        return {}
 
     def _run(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the module, whose layers exchange rows."""

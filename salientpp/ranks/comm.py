@@ -55,6 +55,7 @@ class Comm:
         device: device of rows that are exchanged: the CPU, or a device between which the default group has NCCL. Everything else is exchanged from the CPU.
         of: text that errors append to a rank's number. It says what the numbers mean, if they are not the job's.
         groups: torch's groups of these ranks. None: a single process.
+        number: number of this Comm among those that the same ranks have made; 0 for a single process.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Comm:
         self._pins = device.type != "cpu" and over_host
         self.rank = 0 if groups is None else groups.rank
         self.size = 1 if groups is None else groups.host.size()
+        self.number = 0 if roll is None else roll.number
         self.of: str = within.of if within is not None else "" if roll is None else roll.of
         prefix = "salientpp" if roll is None else roll.prefix
         self.notes: FailureNotes = FailureNotes(groups, prefix, self.of) if within is None else within.notes

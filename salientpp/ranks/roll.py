@@ -42,6 +42,7 @@ class Roll:
         ranks: ranks as numbers of the default group, in the group's order; ``rank`` is this process's number among them.
         prefix: prefix of this Comm's keys in the store.
         of: text that errors append to a rank's number, and that says what the numbers mean.
+        number: number of this Comm among those that these ranks have made or begun to make.
     """
 
     def __init__(self, ranks: tuple[int, ...]) -> None:
@@ -49,9 +50,9 @@ class Roll:
         self.circle = Circle.of(ranks)
         self._store = job_store()
         self.circle.calls += 1
-        self._number = self.circle.calls
+        self.number = self.circle.calls
         are_all = ranks == tuple(range(dist.get_world_size()))
-        self.prefix = f"salientpp/{'all' if are_all else '-'.join(map(str, ranks))}/{self._number}"
+        self.prefix = f"salientpp/{'all' if are_all else '-'.join(map(str, ranks))}/{self.number}"
         self.of = "" if are_all else f" of the process_group of ranks {list(ranks)}"
 
     @property
@@ -102,7 +103,7 @@ class Roll:
                     "give every rank a device of the same kind"
                 )
         everywhere = set.intersection(*(set(numbers) for _, numbers in answers))
-        return min(everywhere, default=self._number)
+        return min(everywhere, default=self.number)
 
     def _connect(self, number: int, over: str, timeout: timedelta) -> Groups:
         """Makes new connections. All ranks have arrived already."""

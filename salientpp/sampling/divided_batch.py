@@ -7,6 +7,7 @@ split parallelism (GSplit; Polisetty et al., MLSys 2025, arXiv:2303.13775).
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch_geometric.sampler import SamplerOutput
 
 from salientpp import ops
-from salientpp.sampling.host_share import HostShare
+from salientpp.sampling.host_share import LISTED_SEEDS, HostShare, WholeBatch
 from salientpp.sampling.topology import Mfg
 
 
@@ -70,7 +71,9 @@ def _divide(mfg: Any, owner: Tensor, ranks: int, places: range) -> list[BatchSha
         -1 if len(places) == ranks else places[0],
     )
     own, edges, sent = divided.own.tolist(), divided.edges.tolist(), divided.sent.tolist()
-    of_seeds = owner[: mfg.num_sampled_nodes[0]]
+    of_seeds, seeds = owner[: mfg.num_sampled_nodes[0]], mfg.node[: mfg.num_sampled_nodes[0]]
+    digest = zlib.crc32(repr((own, edges, sent)).encode(), zlib.crc32(seeds.contiguous().numpy().data))
+    whole = WholeBatch(seeds.numel(), tuple(seeds[:LISTED_SEEDS].tolist()), digest)
     shares = []
     for number, place in enumerate(places):
         metadata = mfg.metadata
@@ -92,6 +95,7 @@ def _divide(mfg: Any, owner: Tensor, ranks: int, places: range) -> list[BatchSha
                     divided.send[number],
                     tuple(map(tuple, sent[place])),
                     tuple(tuple(of_rank[place]) for of_rank in sent),
+                    whole,
                 ),
             )
         )

@@ -7,9 +7,38 @@ are grouped by owner, and in the order of the batch within a group. This is also
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
+
+#: Number of seeds that a description of a batch lists.
+LISTED_SEEDS = 3
+
+
+@dataclass(frozen=True)
+class WholeBatch:
+    """Description of the batch that a share belongs to. Ranks of a host compare it, because only shares of one batch fit together.
+
+    Attributes:
+        num_seeds: number of seeds of the whole batch.
+        first_seeds: ids of the first :data:`LISTED_SEEDS` seeds, or fewer.
+        digest: checksum of all seeds, and of the numbers of vertices, edges and rows of all shares.
+        name: number and epoch of the batch; empty if it was drawn outside an epoch.
+        origin: checksum of the loader and of the keys of the batch's draws; 0 if it was drawn outside an epoch.
+    """
+
+    num_seeds: int = 0
+    first_seeds: tuple[int, ...] = ()
+    digest: int = 0
+    name: str = ""
+    origin: int = 0
+
+    def __str__(self) -> str:
+        first = ", ".join(map(str, self.first_seeds))
+        seeds = (
+            f"{self.num_seeds} seeds{f': {first}' if first else ''}{', ...' if self.num_seeds > LISTED_SEEDS else ''}"
+        )
+        return f"{self.name or 'a batch'} ({seeds}; checksum {(self.digest ^ self.origin) % 2**32:08x})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +52,7 @@ class HostShare:
         send: int64, own numbers of the rows that other ranks need, grouped by receiver, ascending within a group. On the CPU.
         sent: for each rank of the host, numbers of its rows in ``send`` within 0, 1, 2, ... hops.
         received: for each rank of the host, numbers of its rows in the halo within 0, 1, 2, ... hops.
+        whole: the batch of the share.
     """
 
     num_vertices: int
@@ -31,6 +61,7 @@ class HostShare:
     send: Tensor
     sent: tuple[tuple[int, ...], ...]
     received: tuple[tuple[int, ...], ...]
+    whole: WholeBatch = field(default=WholeBatch())
 
     @property
     def num_own(self) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from salientpp.sampling.divided_batch import BatchShare, steps
-from salientpp.sampling.host_share import HostShare
+from salientpp.sampling.host_share import HostShare, WholeBatch
 from salientpp.sampling.packets import pack, unpack
 
 
@@ -28,8 +28,13 @@ def pack_share(share: BatchShare) -> Tensor:
                 f"ids and times of seeds must be int64 to be sent to another rank of the host, got {value.dtype}"
             )
     rows = chain(of_host.own, of_host.edges, *of_host.sent, *of_host.received)
+    whole = of_host.whole
     head = [
         of_host.num_vertices,
+        whole.num_seeds,
+        whole.digest,
+        len(whole.first_seeds),
+        *whole.first_seeds,
         len(of_host.own),
         -1 if metadata is None else len(metadata),
         *(value is not None for value in given),
@@ -42,7 +47,9 @@ def pack_share(share: BatchShare) -> Tensor:
 def unpack_share(packet: Tensor) -> BatchShare:
     """Returns the share that :func:`pack_share` packed. Its tensors may be views of the packet."""
     head, rows, node, row, col, send, *there = unpack(packet)
-    num_vertices, length, num_metadata, *flags = head.tolist()
+    num_vertices, num_seeds, digest, listed, *others = head.tolist()
+    whole = WholeBatch(num_seeds, tuple(others[:listed]), digest)
+    length, num_metadata, *flags = others[listed:]
     own, edges, *of_ranks = map(tuple, rows.view(-1, length).tolist())
     left: list[Any] = there[::-1]
     edge, *metadata = [left.pop() if flag else None for flag in flags]
@@ -55,5 +62,5 @@ def unpack_share(packet: Tensor) -> BatchShare:
         num_sampled_nodes=steps(own),
         num_sampled_edges=steps(edges)[:-1],
         metadata=None if num_metadata < 0 else tuple(metadata),
-        share=HostShare(num_vertices, own, edges, send, tuple(of_ranks[:ranks]), tuple(of_ranks[ranks:])),
+        share=HostShare(num_vertices, own, edges, send, tuple(of_ranks[:ranks]), tuple(of_ranks[ranks:]), whole),
     )

@@ -121,6 +121,7 @@ USED = {
     "torch.autograd._profiler_enabled",
     "torch.cuda._sanitizer.ArgumentHandler._handle_argument",
     "torch.cuda._sleep",
+    "torch.autograd.Variable._execution_engine.queue_callback",
     "torch.distributed.distributed_c10d._get_default_store",
     "torch.distributed.distributed_c10d._world.pg_map",
     "torch.jit._builtins._register_builtin",

@@ -37,4 +37,6 @@ def divide(basis: Basis, split_by: SplitBy) -> None:
         lambda: make_owners(split_by, part.graph, whole.books[None], alone, expected()),
     )
     once = DrawnOnce(basis.host, owner, basis.most_ahead + basis.depth)
-    basis.source = dataclasses.replace(source, division=Division(owner, basis.host.size, basis.host.rank, once))
+    host = basis.host
+    division = Division(owner, host.size, host.rank, once, host.number)
+    basis.source = dataclasses.replace(source, division=division)
