@@ -24,6 +24,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -189,6 +190,8 @@ class DistAdjacency:
         self._ends = torch.stack([row, column])
         self._shape = self._sum(targets), self._sum(sources)
         self._matrix = Sparse.of(row, column, self._value, self._shape)
+        self._is_empty = torch.bincount(row, minlength=self._shape[0])[:, None] == 0
+        self._has_edges = torch.bincount(edge_index[1], minlength=graph.num_inner) > 0
         self.num_values = self._value.numel()
 
     def _sum(self, ranks: Sequence[int]) -> int:
@@ -238,20 +241,34 @@ class DistAdjacency:
         receivers = down if rank in heights else []
         table = self._moved(x, dict.fromkeys(receivers, x.size(0)), heights, "forward", name)
         partial = self._largest(table) if self.reduce == "max" else (self._matrix @ table).to(self._dtype)
+        shares_gradient = self.reduce == "max" and len(peers) > 1 and x.requires_grad and torch.is_grad_enabled()
+        ties = self._ties(table, partial) if shares_gradient else None
         # Each rank in a row of the grid gets the sums of its own vertices from all ranks in this row.
         send = {peer: sizes[peer] for peer in peers}
         pieces = self._moved(partial, send, dict.fromkeys(peers, mine), "forward", name)
         pieces = pieces.view(len(peers), mine, x.size(1))
-        if self.reduce == "max":
+        if self.reduce != "max":
+            return pieces.sum(0)
+        if ties is None:
             largest = pieces.amax(0)
-            return torch.where(largest == -torch.inf, 0, largest)
-        return pieces.sum(0)
+        else:
+            ties = self._moved(ties, send, dict.fromkeys(peers, mine), "ties", name)
+            largest = _LargestPiece.apply(pieces, ties.view(pieces.shape))
+        return torch.where(self._has_edges[:mine, None], largest, 0)
 
     def _largest(self, table: Tensor) -> Tensor:
         """Returns, for each row of the matrix block, the maximum of the table's rows at its entries; -inf without entries."""
-        lowest = table.new_full((self._shape[0], table.size(1)), -torch.inf)
         index = self._ends[0, :, None].expand(-1, table.size(1))
-        return lowest.scatter_reduce(0, index, table[self._ends[1]], "amax")
+        # As in PyG, equal extremes share the gradient, and nothing else does: torch counts an equal initial value too.
+        zeros = table.new_zeros((self._shape[0], table.size(1)))
+        largest = zeros.scatter_reduce(0, index, table[self._ends[1]], "amax", include_self=False)
+        return largest.masked_fill(self._is_empty, -torch.inf)
+
+    def _ties(self, table: Tensor, largest: Tensor) -> Tensor:
+        """Returns how many entries of each row of the matrix block have its maximum, int32 of the shape of ``largest``."""
+        with torch.no_grad():
+            is_largest = table[self._ends[1]] == largest[self._ends[0]]
+            return torch.zeros_like(largest, dtype=torch.int32).index_add_(0, self._ends[0], is_largest.int())
 
     def _moved(self, rows: Tensor, send: Mapping[int, int], receive: Mapping[int, int], kind: str, name: str) -> Tensor:
         """Exchanges rows: sends ``send[r]`` rows to each rank r, and receives ``receive[r]`` from it.
@@ -304,6 +321,26 @@ class DistAdjacency:
         ends = self._moved(self._ends.t(), send, receive, "ids of nonzeros", name)
         width = self._sum(self.layout.sub_block(stage, layer))
         return Sparse.of(ends[:, 0], ends[:, 1], values, (self._shape[0], width))
+
+
+class _LargestPiece(torch.autograd.Function):
+    """Maximum over pieces [C, n, f] of the maxima of C blocks. ``ties`` int [C, n, f] counts the entries of each block that have its maximum.
+
+    All entries with the overall maximum get an equal share of the gradient. A block divides its part among its entries. PyG, with ``torch.scatter_reduce``,
+    also counts the initial value 0 of a row if it equals the maximum.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, pieces: Tensor, ties: Tensor) -> Tensor:
+        largest = pieces.amax(0)
+        ctx.save_for_backward(torch.where(pieces == largest, ties, 0), largest == 0)
+        return largest
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ties, is_zero = ctx.saved_tensors
+        parts = torch.where(ties > 0, ties + is_zero.int(), 0)
+        return gradient * parts.to(gradient.dtype) / (ties.sum(0) + is_zero.int()).clamp(min=1), None
 
 
 def _resized(rows: Tensor, number: int) -> Tensor:

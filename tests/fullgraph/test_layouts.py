@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.nn import SimpleConv
 
-from salientpp.fullgraph import DistAdjacency, local
+from salientpp.fullgraph import DistAdjacency, LocalGraph, distribute, local
 from salientpp.fullgraph.layouts import Layout, words_of_product
 from salientpp.ways.planner.cut import minimum_cover
 
@@ -22,6 +23,7 @@ LAYOUTS = {
     4: ["halo", "cover", "1d", "1.5d", "1.5d:4", "2d", "grid:2x2", "grid:4x1", "grid:1x4"],
     8: ["halo", "cover", "1d", "1.5d", "1.5d:4", "3d", "grid:2x4", "grid:4x2", "grid:8x1"],
 }
+_OF_NONZEROS = ("nonzeros", "ids of nonzeros")
 EVEN = {size: [N * rank // size for rank in range(size + 1)] for size in LAYOUTS}
 UNEVEN = {
     1: [0, N],
@@ -72,7 +74,7 @@ def compare(rank: int, size: int, offsets: list[int]) -> list[str]:
             ranks.received.clear()
             x = x_here.clone().requires_grad_()
             out = operand.spmm(x)
-            words = {key: value for key, value in ranks.received.items() if "nonzeros" not in key}
+            words = {key: value for key, value in ranks.received.items() if key not in ("ties", *_OF_NONZEROS)}
             if sum(words.values()) != words_of_product(name, offsets, F, rank, operand.rows_received):
                 wrong.append(f"{name} moved {words}")
             (out * torch.arange(N * F).view(N, F)[own]).sum().backward()
@@ -92,6 +94,42 @@ def compare(rank: int, size: int, offsets: list[int]) -> list[str]:
 @pytest.mark.parametrize(("size", "offsets"), [*UNEVEN.items(), (4, EVEN[4])], ids=str)
 def test_every_layout_gives_product_and_adjoint_and_moves_the_predicted_words(size, offsets):
     wrong = distributed.run(compare, size, size, offsets)
+    assert [words for each in wrong for words in each] == []
+
+
+def tied_rows(part: Any) -> Tensor:
+    """Returns rows of 0 and 1, one of them -inf, so that most targets have several sources with the maximum, which is sometimes 0."""
+    x = (torch.rand(N, F, generator=torch.Generator().manual_seed(4)) < 0.1).double()
+    x[graph().edge_index[0, 0]] = -torch.inf
+    return x[part.n_id] if isinstance(part, LocalGraph) else x
+
+
+def compare_ties(rank: int, offsets: list[int], layouts: list[str]) -> list[str]:
+    data, wrong = graph(), []
+    part, weights = local(data, offsets=offsets), torch.arange(N * F).double().view(N, F)
+    for name in layouts:
+        found = []
+        for conv, g, w in (
+            (SimpleConv("max"), data, weights),
+            (distribute(SimpleConv("max"), part, name), part, weights[part.n_id]),
+        ):
+            x = tied_rows(g).requires_grad_()
+            out = conv(x, g.edge_index)
+            (torch.where(out.isfinite(), out, 0) * w).sum().backward()
+            found.append((out.detach(), x.grad))
+        (out, gradient), (mine, own) = found
+        total = torch.zeros(N, F).double().index_add_(0, part.n_id, own)
+        torch.distributed.all_reduce(total)
+        if not torch.equal(mine, out[part.n_id]) or not torch.allclose(total, gradient, rtol=0, atol=1e-9):
+            wrong.append(f"{name}: off by {float((total - gradient).abs().max())}")
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("size", "layouts"), [(2, ["halo", "1d", "1.5d", "grid:1x2"]), (4, ["1.5d", "grid:2x2", "grid:1x4"])]
+)
+def test_equal_maxima_share_the_gradient_as_in_pyg(size, layouts):
+    wrong = distributed.run(compare_ties, size, EVEN[size], layouts)
     assert [words for each in wrong for words in each] == []
 
 
