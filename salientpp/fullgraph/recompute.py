@@ -9,10 +9,13 @@ stand-ins of parameters in both calls, so gradients of parameters are summed onc
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import inspect
 import os
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -34,8 +37,12 @@ KINDS = ("layers",)
 _ASKS_FOR_EDGES = "return_attention_weights"
 
 
-#: Option of ``mallopt`` for the smallest block that has pages of its own (malloc.h of the GNU C library), and its value in bytes.
-_OWN_PAGES, _SMALLEST = -3, 4 << 20
+#: Option of ``mallopt`` for the smallest block that has pages of its own (malloc.h of the GNU C library).
+_OWN_PAGES = -3
+
+#: Its value in bytes while a model computes layers again, and after the last such model. The second is the largest value that glibc itself reaches, as it
+#: adapts to the blocks that a process frees. The adaptation cannot be continued.
+_SMALLEST, _USUAL = 4 << 20, 32 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,11 +86,22 @@ class Recompute:
             raise ValueError(f"recompute must be None or 'layers', got {self.kind!r}")
         if self.rows_file is not None and self.kind is None:
             raise ValueError("rows_file needs recompute='layers', got recompute=None, which keeps more than rows")
-        if self.kind is not None:
-            return_freed_blocks()
+        self._hold()
         if self.rows_file is not None:
             self._file = RowsFile(self.rows_file)
         return {"recompute": repr(self.kind), "rows_file": "no folder" if self._file is None else "a folder"}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Recompute:
+        copied = Recompute(self.kind, self.rows_file, copy.deepcopy(self._file, memo))
+        copied._hold()
+        return copied
+
+    def _hold(self) -> None:
+        """Makes freed blocks return to the system as long as this object, or another one that computes layers again, exists."""
+        if self.kind is None:
+            return
+        return_freed_blocks()
+        weakref.finalize(self, keep_freed_blocks).atexit = False
 
     @property
     def is_again(self) -> bool:
@@ -175,15 +193,36 @@ class Recompute:
             _refuse(next(name_of(each, path) for path, each in root.named_modules() if each is module))
 
 
+#: Number of calls of :func:`return_freed_blocks` without one of :func:`keep_freed_blocks`. A garbage collection may call the second within the first.
+_asking, _counting = 0, threading.RLock()
+
+
 def return_freed_blocks() -> None:
-    """Makes the C library return large blocks to the system when they are freed.
+    """Makes the C library return large blocks to the system when they are freed, until :func:`keep_freed_blocks` is called as often.
 
     By default glibc keeps freed blocks of up to 32 MiB for later use. Rows of layers and pieces of other sizes then fragment them: a 14-layer model took
     three times the memory of its tensors.
     """
+    global _asking
+    with _counting:
+        _asking += 1
+        _set_own_pages(_SMALLEST)
+
+
+def keep_freed_blocks() -> None:
+    """Ends the effect of one call of :func:`return_freed_blocks`."""
+    global _asking
+    with _counting:
+        _asking -= 1
+        if not _asking:
+            _set_own_pages(_USUAL)
+
+
+def _set_own_pages(smallest: int) -> None:
+    """Sets the bytes from which a block of the C library has pages of its own, which return to the system when the block is freed."""
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
-        set_option(_OWN_PAGES, _SMALLEST)
+        set_option(_OWN_PAGES, smallest)
 
 
 def _is_table(value: Any) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ class RowsFile:
                 f"rows_file must be a folder in which a file can be made, got {os.fspath(folder)!r}: {error}"
             ) from error
         self._end = 0
+        self._growing = threading.Lock()
         self._free: dict[int, list[int]] = {}
         self._known: dict[Any, tuple[StorageWeakRef, weakref.ref[_Stored]]] = {}
 
@@ -109,27 +111,38 @@ class RowsFile:
         data = bytes_of(tensor.cpu().contiguous()).numpy().data
         room = -(-len(data) // _PAGE) * _PAGE
         free = self._free.setdefault(room, [])
-        begin = free[-1] if free else self._end
+        begin, is_new = self._taken(free, room)
         number = self._file.fileno()
         try:
-            if not free:
+            if is_new:
                 os.posix_fallocate(number, begin, room)
             written = 0
             while written < len(data):
                 written += os.pwrite(number, data[written:], begin + written)
-        except OSError as error:
+        except BaseException as error:
+            free.append(begin)
+            if not isinstance(error, OSError):
+                raise
             raise OSError(
                 error.errno,
-                f"{error.strerror}: rows_file={str(self.folder)!r} must have room for the rows of all layers; {room} more bytes could not be "
-                f"written after {self._end}. Free some space, or pass a folder on another disk",
+                f"{error.strerror}: rows_file={str(self.folder)!r} must have room for the rows of all layers; {room} bytes could not be written at "
+                f"{begin}. Free some space, or pass a folder on another disk",
             ) from error
-        if free:
-            free.pop()
-        else:
-            self._end += room
         stored = _Stored(begin, tensor.shape, tensor.dtype, tensor.device)
         weakref.finalize(stored, free.append, begin).atexit = False
         return stored
+
+    def _taken(self, free: list[int], room: int) -> tuple[int, bool]:
+        """Takes a place of ``room`` bytes: a free one, or one at the end. Returns its begin, and True if it is at the end.
+
+        The place is taken before it is written. While it is written, a tensor may die in another thread or in a garbage collection, and free its own place.
+        """
+        try:
+            return free.pop(), False
+        except IndexError:
+            with self._growing:
+                self._end += room
+                return self._end - room, True
 
     def _read(self, stored: _Stored) -> Tensor:
         rows = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")

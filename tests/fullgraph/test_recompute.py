@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import ctypes
 import errno
+import gc
 import os
 from collections.abc import Callable, Iterator, Set
 from typing import Any
@@ -260,6 +263,73 @@ def test_a_file_holds_the_rows_and_its_places_are_used_again(tmp_path, monkeypat
     assert (
         sizes == [LAYERS * pages] * 3
     )  # each table is written once: as the result of one layer and the input of the next
+
+
+def test_a_tensor_that_dies_during_a_write_frees_no_place_in_use(tmp_path, monkeypatch):
+    """Other threads and garbage collections run while the system writes."""
+    file, write = rows_file.RowsFile(tmp_path), os.pwrite
+    rows = [torch.full((8, 4), float(number)) for number in range(6)]
+    for with_free_place in (False, True):
+        kept = [file._stored(each) for each in rows[:3]]
+        if with_free_place:
+            kept.pop(0)
+
+        def dying(*arguments: Any, kept: list[Any] = kept) -> int:
+            kept and kept.pop(0)
+            return write(*arguments)
+
+        monkeypatch.setattr(os, "pwrite", dying)
+        first = file._stored(rows[3])
+        monkeypatch.setattr(os, "pwrite", write)
+        others = [file._stored(each) for each in rows[4:]]
+        for stored, expected in zip([first, *others], rows[3:], strict=True):
+            assert torch.equal(file._read(stored), expected), with_free_place
+        file._known.clear()
+
+
+def test_a_failed_write_gives_its_place_back(tmp_path, monkeypatch):
+    file = rows_file.RowsFile(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full_disk)
+        with pytest.raises(OSError, match="must have room for the rows of all layers"):
+            file._stored(torch.ones(8))
+    size = file.size
+    assert torch.equal(file._read(file._stored(torch.ones(8))), torch.ones(8))
+    assert file.size == size
+
+
+class Blocks(ctypes.Structure):
+    """Result of ``mallinfo2``. ``hblks`` is the number of blocks that have pages of their own."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", *"abcdef")]
+
+
+def has_own_pages(number: int) -> bool:
+    """Returns True if the C library gives a block of ``number`` bytes pages of its own."""
+    library = ctypes.CDLL(None)
+    library.mallinfo2.restype, library.malloc.restype = Blocks, ctypes.c_void_p
+    library.malloc.argtypes, library.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
+    before = library.mallinfo2().hblks
+    block = library.malloc(number)
+    after = library.mallinfo2().hblks
+    library.free(block)
+    return after > before
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
+def test_freed_blocks_return_to_the_system_only_while_a_model_needs_it(monkeypatch):
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    part = local(graph())
+    gc.collect()
+    for _ in range(2):
+        model = distribute(Deep("sage"), part, recompute="layers")
+        copied = copy.deepcopy(model)
+        del model
+        gc.collect()
+        assert has_own_pages(6 << 20)
+        del copied
+        gc.collect()
+        assert not has_own_pages(6 << 20)
 
 
 # --- errors -------------------------------------------------------------------------------------------------
