@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from salientpp.fullgraph.agreement import ROOM, Agreement, RanksDiffer, words_of_dtype
+from salientpp.fullgraph.once import once_differentiable
 from salientpp.ranks.comm import Comm, Pending
 from salientpp.ranks.failure import RankFailure
 from salientpp.ranks.host_memory import HostMemory, HostPending

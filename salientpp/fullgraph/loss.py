@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from salientpp.fullgraph.distribute import DistributedModel
 from salientpp.fullgraph.exchange import Ranks
 from salientpp.fullgraph.local import LocalGraph
+from salientpp.fullgraph.once import once_differentiable
 from salientpp.fullgraph.product import wide
 from salientpp.fullgraph.watch import watch_backward
 

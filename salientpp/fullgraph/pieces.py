@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch_geometric.nn import GATConv, GATv2Conv
 from torch_geometric.nn.conv import MessagePassing
 
+from salientpp.fullgraph.once import once_differentiable
 from salientpp.nn.layers import layer_of, pair_of
 
 #: Bytes that the rows of a piece's edges may take. A target with more edges is a piece of its own.
@@ -322,6 +322,7 @@ class _Hold(torch.autograd.Function):
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
         work: _Work = ctx.work
         edge_index, *tensors = ctx.saved_tensors
+        ctx.others = [*tensors, *work.stand_ins.values()]
         assert work.gradient is not None  # _Run.backward runs before
         back, work.gradient = work.gradient, None
         needed = ctx.needs_input_grad[2 : 2 + len(tensors)]

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from salientpp.fullgraph.exchange import Flight, Ranks, Route
 from salientpp.fullgraph.local import LocalGraph
+from salientpp.fullgraph.once import once_differentiable
 from salientpp.fullgraph.rank_graph import Hop
 
 

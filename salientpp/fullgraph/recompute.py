@@ -62,6 +62,22 @@ class _Call:
     is_again: bool = False
 
 
+class _Reentered(contextlib.AbstractContextManager[None]):
+    """Context that can be entered again after it was left: each backward through the same forward computes the layers again."""
+
+    def __init__(self, make: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+        self._make = make
+        self._entered: list[contextlib.AbstractContextManager[None]] = []
+
+    def __enter__(self) -> None:
+        context = self._make()
+        context.__enter__()
+        self._entered.append(context)
+
+    def __exit__(self, *raised: Any) -> bool | None:
+        return self._entered.pop().__exit__(*raised)
+
+
 @dataclass(eq=False)
 class Recompute:
     """Choice of the rows that a distributed model keeps between the forward and the backward, and the calls of layers that follow from it.
@@ -154,7 +170,7 @@ class Recompute:
             with self._calling(replace(call, is_again=True)), unchanged(conv), again():
                 yield
 
-        contexts = self._calling(call), running_again()
+        contexts = self._calling(call), _Reentered(running_again)
         return torch_checkpoint.checkpoint(run, *rows, use_reentrant=False, context_fn=lambda: contexts)
 
     @contextlib.contextmanager

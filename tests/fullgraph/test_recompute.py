@@ -298,6 +298,56 @@ def test_a_failed_write_gives_its_place_back(tmp_path, monkeypatch):
     assert file.size == size
 
 
+class Two(torch.nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        make = {"sage": pyg.SAGEConv, "gat": pyg.GATConv}[kind]
+        self.first, self.second, self.norm = make(F, F), make(F, F), torch.nn.BatchNorm1d(F)
+        self.double()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(self.norm(self.first(x, edge_index)).tanh(), edge_index)
+
+
+WAYS: list[dict[str, Any]] = [{}, {"recompute": "layers"}]
+
+
+def slopes_of_two_losses(rank: int, kind: str, folder: str) -> tuple[list[list[Tensor]], list[str]]:
+    """Returns gradients of two losses of one output, and the texts of errors of second derivatives."""
+    rows_file.SMALLEST, pieces.PIECE_BYTES = 1, SMALL
+    part = local(graph(), offsets=OFFSETS[2], timeout=distributed.NEVER)
+    found, texts = [], []
+    for options in (*WAYS, {"recompute": "layers", "rows_file": folder}):
+        net = Two(kind)
+        model = distribute(net, part, **options)
+        out = model(part.x.double(), part.edge_index)
+        loss_mean(out.square().sum(1), part).backward(retain_graph=True)
+        loss_mean(out.sin().sum(1), part).backward()
+        found.append([parameter.grad for parameter in net.parameters()])
+        texts.append(raised(lambda: second_derivatives(model, part)))
+    return found, texts
+
+
+def second_derivatives(model: Any, part: Any) -> None:
+    x = part.x.double().requires_grad_()
+    loss = loss_mean(model(x, part.edge_index).square().sum(1), part)
+    (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+    torch.autograd.grad(slope.square().sum(), [*model.parameters()], allow_unused=True)
+
+
+@pytest.mark.parametrize("kind", ["sage", "gat"])
+def test_a_forward_has_several_backwards_and_no_second_derivative(kind, tmp_path):
+    data, net = graph(), Two(kind)
+    out = net(data.x.double(), data.edge_index)
+    (out.square().sum(1).mean() + out.sin().sum(1).mean()).backward()
+    for found, texts in distributed.run(slopes_of_two_losses, 2, kind, str(tmp_path)):
+        for gradients in found:
+            for one, parameter in zip(gradients, net.parameters(), strict=True):
+                assert torch.allclose(one, parameter.grad, rtol=0, atol=1e-9)
+        assert all("second derivatives of a distributed model are not supported" in text for text in texts), texts
+
+
 class Blocks(ctypes.Structure):
     """Result of ``mallinfo2``. ``hblks`` is the number of blocks that have pages of their own."""
 
