@@ -28,7 +28,6 @@ from salientpp.engine.pipeline import Pipeline, StageError, traced
 from salientpp.engine.producer import ByHand, Producer
 from salientpp.engine.stages import LAST_STAGE, Finished, Request
 from salientpp.engine.state import Disagreement, Point, Reached, Resume, first_point
-from salientpp.ops import join_key
 from salientpp.processes import Lock, lazy
 from salientpp.ranks.failure import RankFailure
 from salientpp.sampling.schedule import Turn
@@ -255,8 +254,7 @@ class Run:
     def _point(self) -> Point:
         """Returns the point at which this rank wants to start."""
         start = self._turns[self._first].tick if self._first < len(self._turns) else self._ticks
-        resumed, at, draws = self._resume is not None, self._resume or Resume(0, 0), self._epochs.draws(self._epoch)
-        return Point(draws.epoch, start, resumed, join_key(draws.seed), at.round, at.by_round, draws.logical_ranks)
+        return Point.at(start, self._epochs.draws(self._epoch), self._resume)
 
     def _next_request(self) -> Request | None:
         """Returns the request for the next tick. A rank that has no batch for a tick in which others have one enters an empty request."""

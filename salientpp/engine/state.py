@@ -24,7 +24,8 @@ from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput
 
-from salientpp.ops import bytes_of
+from salientpp.engine.epochs import Draws
+from salientpp.ops import bytes_of, join_key
 
 #: Increased whenever the fields, the order of seeds or the draws change.
 VERSION = 3
@@ -73,6 +74,13 @@ class Point:
     round: int = 0
     by_round: bool = False
     logical_ranks: int = 0
+
+    @classmethod
+    def at(cls, start: int, draws: Draws, resume: Resume | None) -> Point:
+        """Returns the point before tick ``start`` of the epoch of these draws. ``resume``: where a loaded state continues."""
+        where = resume or Resume(0, 0)
+        key = join_key(draws.seed)
+        return cls(draws.epoch, start, resume is not None, key, where.round, where.by_round, draws.logical_ranks)
 
     def numbers(self) -> list[int]:
         """Returns the values as integers, which ranks exchange."""

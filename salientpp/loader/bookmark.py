@@ -8,7 +8,7 @@ from typing import Any
 
 from salientpp.engine.epochs import Epochs
 from salientpp.engine.shares import Shares
-from salientpp.engine.state import Position, Reached, Resume, check_state, make_state
+from salientpp.engine.state import Point, Position, Reached, Resume, check_state, make_state
 
 
 @dataclass(eq=False)
@@ -34,6 +34,11 @@ class Bookmark:
         """Records that the next epoch was begun."""
         self.reached, self.resume = reached, None
         self.epoch += 1
+
+    @property
+    def point(self) -> Point:
+        """The point at which the next epoch starts, without its tick."""
+        return Point.at(0, self.epochs.draws(self.epoch), self.resume)
 
     def copy(self, epochs: Epochs) -> Bookmark:
         """Returns the same position, for a copy of the loader."""

@@ -18,6 +18,7 @@ from salientpp.arguments import as_integer
 from salientpp.engine.engine import Engine
 from salientpp.engine.producer import ByHand
 from salientpp.engine.run import Epoch, Rounds, Run
+from salientpp.engine.state import Point, first_point
 from salientpp.loader.bookmark import Bookmark
 from salientpp.loader.fingerprint import order_is_known, settings_of
 from salientpp.loader.samplers import OfLoader
@@ -108,6 +109,19 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
             run = self.engine.run(place.epoch, place.resume, finish, by_hand)
             place.begun(run.reached)
         return run
+
+    def _continues(self) -> bool:
+        """Returns True if the next epoch continues from a loaded state. All ranks then do, and call this method together.
+
+        So the ranks may take further steps together before such an epoch, and no other.
+
+        Raises:
+            Disagreement: only some ranks have loaded a state, or their states do not fit together. Every rank raises it, here or with its first batch.
+        """
+        comm, place = self.engine.basis.comm, self._bookmark
+        if place.resume is not None and comm.size > 1:
+            first_point([Point.of(numbers) for numbers in comm.gather_numbers(place.point.numbers())])
+        return place.resume is not None
 
     # --- state --------------------------------------------------------------------------------------------
 

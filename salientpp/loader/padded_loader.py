@@ -9,6 +9,8 @@ from typing import Any
 
 from torch_geometric.data import Data
 
+from salientpp.engine.run import Run
+from salientpp.loader.construction import reported
 from salientpp.loader.engine_loader import EngineLoader
 from salientpp.loader.padding import Padding, padded_bytes, padding_of
 from salientpp.loader.statistics import LoaderStats
@@ -34,6 +36,9 @@ class PaddedLoader(EngineLoader):
 
     @lazy
     def _padding(self) -> Padding:
+        return self._new_padding()
+
+    def _new_padding(self) -> Padding:
         epochs, shares = self._bookmark.epochs, self._bookmark.shares
         if self.pad == "fixed":
             # A sampler of the user is taken to shuffle.
@@ -60,12 +65,38 @@ class PaddedLoader(EngineLoader):
         turns = self._bookmark.shares.order(epochs.placement, epochs.seed).of_epoch(0)
         return padded_bytes(self._padding, self.engine.producer, turns[0] if turns else None)
 
+    @property
+    def _draws_together(self) -> bool:
+        """True if other ranks hold some of the lists."""
+        return self.engine.basis.source.rounds_topology is not None
+
     def _pad_together(self) -> None:
         """Draws the trial batches that padding needs, if all ranks must draw them together. Otherwise the first batch does it."""
-        if self.pad is not None and self.engine.basis.source.rounds_topology is not None:
+        if self.pad is not None and self._draws_together:
             self._padding  # noqa: B018 (made on first use)
             if self.pad == "fixed":
                 self._bytes_of_fixed  # noqa: B018
+
+    def _begin_epoch(self) -> Run:
+        if self.pad is not None and self._draws_together:
+            self.engine.close()
+            if self._continues():
+                reported(self.engine.basis.comm, self._choose_sizes_again, "choose the sizes of its batches")
+        return super()._begin_epoch()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if not self._draws_together:  # otherwise the next epoch begins with it
+            self.engine.producer.drive(self._choose_sizes_again)
+
+    def _choose_sizes_again(self) -> None:
+        """Chooses the sizes by the seed of a loaded state, if they were chosen by another seed."""
+        padding = self.__dict__.get("_padding")
+        if padding is not None and padding.draws != self._bookmark.epochs.draws(0):
+            new = self._new_padding()
+            padding.classes, padding.draws = new.classes, new.draws
+            self.__dict__.pop("_bytes_of_fixed", None)
+            self._pad_together()
 
     def stats(self) -> LoaderStats:
         padding = self.__dict__.get("_padding")  # made with the first batch

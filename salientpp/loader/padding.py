@@ -22,7 +22,7 @@ from torch_geometric.data.storage import BaseStorage
 
 from salientpp.batch.template import PartitionTemplate
 from salientpp.engine.basis import Basis
-from salientpp.engine.epochs import Order
+from salientpp.engine.epochs import Draws, Order
 from salientpp.engine.pipeline import tensors_in
 from salientpp.engine.producer import Producer
 from salientpp.engine.source import BatchSource
@@ -52,6 +52,7 @@ class Padding:
 
     Attributes:
         data: the data as given to the loader.
+        draws: the numbers by which the sizes were chosen. A loaded state may change them.
         static: the tensors that hold every batch. None: every batch gets tensors of its own.
         num_padded, num_overflows: number of batches padded, and of those that were larger than the largest size chosen in advance.
     """
@@ -59,6 +60,7 @@ class Padding:
     data: Any
     source: BatchSource
     classes: Classes
+    draws: Draws
     static: StaticBuffers | None = None
     num_padded: int = 0
     num_overflows: int = 0
@@ -198,7 +200,7 @@ def padding_of(
     else:
         found = forecast_sizes(basis, order, types_of(data), shuffled)
         classes = Classes([{type_: _fixed_size(forecast.above(sigmas)) for type_, forecast in found.items()}])
-    return Padding(data, basis.source, classes, StaticBuffers() if static else None)
+    return Padding(data, basis.source, classes, basis.epochs.draws(0), StaticBuffers() if static else None)
 
 
 def _fixed_size(size: float) -> int:

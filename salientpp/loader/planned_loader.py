@@ -55,7 +55,9 @@ class PlannedLoader(PaddedLoader):
         basis.comm.check_process()
         if self._planning is not None:
             self.engine.close()
-            if self._planning.follows_another(basis.comm):
+            if not self._continues():
+                self._planning.loaded = None  # set_epoch has discarded the state
+            elif self._planning.follows_another(basis.comm):
                 planning = self._planning
                 del self.engine  # its copies are freed before others are fetched
                 self.engine = reported(basis.comm, lambda: planning.followed(basis), "follow the plan of its state")

@@ -469,3 +469,39 @@ def test_ranks_without_a_seed_take_the_seed_of_the_state(tmp_path):
     root = directory(tmp_path / "parts", [50, 50])
     states, rest = zip(*distributed.run(_unseeded, 2, root, None))
     assert distributed.run(_unseeded, 2, root, states) == list(rest)
+
+
+def _one_epoch_apart(rank: int, root: str, options: dict) -> tuple[list, list, str]:
+    """Stops rank 0 before the end of epoch 0 and rank 1 after it, and continues both. Then loads a state on rank 1 only."""
+    loader = rank_loader(root, **options)
+    number, epochs = len(loader), [[digest(batch) for batch in loader] for _ in range(2)]
+    loader.set_epoch(0)
+    for _ in itertools.islice(loader, number - 1 if rank == 0 else None):
+        pass
+    state = loader.state_dict()
+    loader = rank_loader(root, **options)
+    loader.load_state_dict(state)
+    found = [[digest(batch) for batch in loader] for _ in range(2 - rank)]
+    if rank == 1:
+        loader.load_state_dict(state)
+    loader.set_epoch(1)
+    try:
+        next(iter(loader))
+    except Disagreement as error:
+        return found, [epochs[0][number - 1 :], epochs[1]][rank:], str(error)
+    raise AssertionError("no rank noticed that only some ranks have loaded a state")
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"memory": "20kB"}, {"pad": "bucket"}, {"pad": "bucket", "memory": "20kB"}], ids=str
+)
+@pytest.mark.parametrize("topology", ["whole", "parts"])
+def test_ranks_one_epoch_apart_continue_with_every_option(tmp_path, topology, options):
+    """Also with options for which the ranks take steps together before an epoch that resumes."""
+    data = random_data()
+    train = {"train": torch.arange(100)}
+    method = torch.arange(data.num_nodes) % 2
+    salientpp.partition(data, 2, tmp_path / "parts", FANOUTS, BATCH, method=method, split=train, topology=topology)
+    for found, want, error in distributed.run(_one_epoch_apart, 2, str(tmp_path / "parts"), options):
+        assert found == want
+        assert error.startswith("all ranks or none must resume, but rank 1 has loaded a state and rank 0 has not")

@@ -239,3 +239,53 @@ def padded_epochs(rank: int, root: str) -> list[bool]:
 def test_each_rank_pads_its_own_batches(tmp_path):
     salientpp.partition(DATA, num_parts=2, root=tmp_path / "parts", num_neighbors=[8, 4], batch_size=64)
     assert distributed.run(padded_epochs, 2, str(tmp_path / "parts")) == [[True, True]] * 2
+
+
+# --- states of another seed ------------------------------------------------------------------------------
+
+
+def _seeded(seed: int, data=DATA, **options) -> NeighborLoader:
+    """A loader that draws its seed itself. With these numbers of seeds, the sizes depend on the seed."""
+    torch.manual_seed(seed)
+    batch_size = 16 if options["pad"] == "bucket" else 512
+    return NeighborLoader(data, **(OPTIONS | {"seed": None, "batch_size": batch_size} | options))
+
+
+@pytest.mark.parametrize("warm_up", [0, 1, 3])
+@pytest.mark.parametrize("pad", ["bucket", "fixed"])
+def test_a_loaded_seed_decides_the_sizes(pad, warm_up):
+    first, other = _seeded(1, pad=pad), _seeded(2, pad=pad)
+    epoch = iter(first)
+    next(epoch)
+    state, rest = first.state_dict(), list(epoch)
+    for _ in zip(range(warm_up), other):
+        pass
+    if pad == "fixed":
+        before = other.memory_used()["batches"]
+    own = shape(next(iter(_seeded(2, pad=pad))))
+    assert own != shape(rest[0]), "the seeds have the same sizes, so this test would show nothing"
+    other.load_state_dict(state)
+    for batch, again in zip(rest, other, strict=True):
+        assert_equal(batch, again)
+    assert other.stats().padded_batches == warm_up + len(rest)
+    if pad == "fixed":
+        assert other.memory_used()["batches"] != before
+
+
+def _over_parts(rank: int, root: str, pad: str) -> list[bool]:
+    part = salientpp.load(root)
+    options = {"input_nodes": "all", "batch_size": 24 if pad == "bucket" else 128, "pad": pad}
+    first, other = (_seeded(seed, part, **options) for seed in (1, 3))
+    epoch = iter(first)
+    next(epoch)
+    state, rest = first.state_dict(), list(epoch)
+    other.load_state_dict(state)
+    found = list(other)
+    return [shape(a) == shape(b) for a, b in zip(rest, found, strict=True)]
+
+
+@pytest.mark.parametrize("pad", ["bucket", "fixed"])
+def test_a_loaded_seed_decides_the_sizes_of_every_rank(tmp_path, pad):
+    salientpp.partition(DATA, 2, tmp_path / "parts", [8, 4], 64, topology="parts")
+    for same in distributed.run(_over_parts, 2, str(tmp_path / "parts"), pad):
+        assert same and all(same)

@@ -284,9 +284,22 @@ def _load_on_one_rank(rank: int, root: str) -> str:
 def test_a_plan_that_only_one_rank_has_loaded_ends_all_ranks(tmp_path):
     texts = distributed.run(_load_on_one_rank, 2, directory(tmp_path / "parts", 2))
     assert texts[0] == texts[1]
-    assert texts[0].startswith(
-        "all ranks must load states of the same plan, but rank 0 has loaded none and rank 1 has "
-    )
+    assert texts[0].startswith("all ranks or none must resume, but rank 1 has loaded a state and rank 0 has not")
+
+
+def _load_two_plans(rank: int, root: str) -> str:
+    part = salientpp.load(root)
+    states, loader = [_loader(part, memory=size).state_dict() for size in (1000, 20000)], _loader(part, memory=20000)
+    loader.load_state_dict(states[rank])
+    with pytest.raises(RuntimeError) as raised:
+        next(iter(loader))
+    return str(raised.value)
+
+
+def test_plans_that_differ_between_ranks_end_all_ranks(tmp_path):
+    texts = distributed.run(_load_two_plans, 2, directory(tmp_path / "parts", 2))
+    assert texts[0] == texts[1]
+    assert texts[0].startswith("all ranks must load states of the same plan, but rank 0 has ")
 
 
 def _load_damaged(rank: int, root: str) -> None:
