@@ -107,7 +107,8 @@ def _some_turns(order: Order, shuffled: bool) -> list[Turn]:
     for epoch in count():
         turns = order.of_epoch(epoch)
         sizes = [_positions(turn).numel() for turn in turns]
-        found += [turn for turn, size in zip(turns, sizes) if size == max(sizes)]
+        largest = max(sizes, default=0)
+        found += [turn for turn, size in zip(turns, sizes) if size == largest]
         num_seeds += sum(sizes)
         enough = len(found) >= _TURNS or (num_seeds >= _SEEDS and len(found) >= LEAST_TRIAL)
         if enough or not turns or not shuffled:

@@ -16,6 +16,7 @@ from salientpp import NeighborLoader
 from salientpp.loader import forecast as module
 from salientpp.loader.batch_sizes import EDGES, sizes_of, types_of
 from salientpp.loader.forecast import Forecast, forecast_sizes
+from salientpp.sampling.schedule import Turn
 
 GRAPH = random_data(3000, 15_000, seed=1)
 
@@ -150,3 +151,20 @@ def test_a_size_that_grows_less_for_larger_x_gets_the_skewness_of_its_curve(bend
     assert found.deviation == pytest.approx(float(curve.std()), rel=0.02)
     third = float((curve - curve.mean()).pow(3).mean()) / float(curve.std()) ** 3
     assert found.skewness == pytest.approx(third, abs=0.05)
+
+
+class _ManyTurns:
+    """An order of turns that all have the same seeds, except the last one."""
+
+    def __init__(self, number: int) -> None:
+        seeds, fewer = [(0, torch.arange(3))], [(0, torch.arange(2))]
+        self._turns = [Turn(index, index, seeds) for index in range(number - 1)] + [Turn(number, number, fewer)]
+
+    def of_epoch(self, epoch: int) -> list[Turn]:
+        return self._turns
+
+
+def test_turns_are_chosen_in_linear_time():
+    """A pass over all turns for each of these turns would take longer than a hang."""
+    chosen = module._some_turns(_ManyTurns(300_000), shuffled=False)
+    assert len(chosen) == module._TURNS and all(turn.pieces[0][1].numel() == 3 for turn in chosen)
