@@ -26,12 +26,18 @@ def loss_mean(losses: Tensor, of: LocalGraph | DistributedModel, weight: Tensor 
     Returns:
         A scalar. It is NaN if no rank has a training vertex, like torch's mean of an empty tensor.
     """
-    if not isinstance(losses, Tensor) or losses.dim() == 0:
-        raise ValueError(
-            "losses must be a tensor [m, ...], one loss for each of this rank's training vertices (reduction='none'), got "
-            f"{'a scalar' if isinstance(losses, Tensor) else type(losses).__name__}; the mean over all ranks does not follow from the means of the ranks"
-        )
     ranks = of.job
+    with ranks.reporting("loss_mean"):
+        if not isinstance(losses, Tensor) or losses.dim() == 0:
+            raise ValueError(
+                "losses must be a tensor [m, ...], one loss for each of this rank's training vertices (reduction='none'), got "
+                f"{'a scalar' if isinstance(losses, Tensor) else type(losses).__name__}; the mean over all ranks does not follow from the means of the ranks"
+            )
+        if weight is not None and weight.shape != losses.shape:
+            raise ValueError(
+                f"weight must have the shape of losses, {list(losses.shape)}, got {list(weight.shape)}; torch would combine each loss with several weights. "
+                "Pass weight.expand_as(losses) or weight.view_as(losses)"
+            )
     values = losses if weight is None else losses * weight
     dtype = wide(values.dtype)  # bfloat16 would round a count of 257 to 256
     count = torch.tensor(losses.numel(), device="cpu") if weight is None else weight.detach().sum(dtype=dtype)
@@ -58,10 +64,35 @@ def accuracy(prediction: Tensor, y: Tensor, of: LocalGraph | DistributedModel) -
     """Returns the fraction of correct predictions over all ranks. Collective.
 
     Args:
-        prediction: [m] classes, or [m, C] scores.
-        y: [m] classes.
+        prediction: [m, ...] classes in the shape of ``y``, or [m, ..., C] scores, of which the largest gives the class.
+        y: [m, ...] classes. [m, 1], as in the Open Graph Benchmark, is the same as [m].
+
+    Raises:
+        ValueError: the shapes do not fit each other, or a prediction of one number per vertex is not a class.
     """
-    classes = prediction.argmax(-1) if prediction.dim() > 1 else prediction
-    right = torch.tensor([int((classes == y).sum()), y.numel()], dtype=torch.float64, device=of.job.device)
+    with of.job.reporting("accuracy"):
+        classes, y = _classes_of(prediction, y)
+        right = torch.tensor([int((classes == y).sum()), y.numel()], dtype=torch.float64, device=of.job.device)
     right, number = of.job.sum_up(right, "score").tolist()
     return right / number if number else float("nan")
+
+
+def _classes_of(prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the predicted and the true classes in one shape. Tensors of two shapes would be compared each with each."""
+    given = f"got prediction {list(prediction.shape)} and y {list(y.shape)}"
+    if y.dim() == 2 and y.size(1) == 1:
+        y = y.squeeze(1)
+    if prediction.dim() == 2 and prediction.size(1) == 1:
+        prediction = prediction.squeeze(1)
+    if y.dim() and prediction.shape[:-1] == y.shape:
+        return prediction.argmax(-1), y
+    if not y.dim() or prediction.shape != y.shape:
+        raise ValueError(
+            f"prediction must be classes in the shape of y, or scores [..., C] for each entry of y, {given}"
+        )
+    if prediction.is_floating_point() and not torch.equal(prediction, prediction.round()):
+        raise ValueError(
+            f"prediction must be classes, or have a score for each class in its last dimension, {given}, with values that are no integers; of a model with "
+            "one score for two classes pass out > 0"
+        )
+    return prediction, y
