@@ -12,9 +12,11 @@ import os
 import secrets
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+import numpy as np
 
 #: Error number of the operating system -> remedy, for errors that the file itself does not cause.
 _REMEDIES = {
@@ -75,14 +77,36 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     Raises:
         OSError: the file cannot be written. A regular file then stays unchanged.
     """
+    with written_whole(path, write):
+        pass
+
+
+@contextlib.contextmanager
+def written_whole(path: Path, write: Callable[[BinaryIO], object]) -> Iterator[None]:
+    """Writes ``path`` as :func:`write_whole` does, but gives the file its name at the end of the block. If the block raises, nothing has changed."""
+    with contextlib.ExitStack() as stack:
+        temporary = None
+        with _naming(path):
+            if is_replaced(path):
+                temporary = stack.enter_context(_written_beside(_target(path), write))
+            else:
+                with _open_in_place(path) as file:
+                    write(file)
+        yield
+        if temporary is not None:
+            with _naming(path):
+                os.replace(temporary, _target(path))
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
     try:
-        if is_replaced(path):
-            replace_file(_target(path), write)
-        else:
-            with _open_in_place(path) as file:
-                write(file)
+        yield
     except OSError as error:
-        raise OSError(f"{path} cannot be written ({error.strerror or error})") from error
+        reason = error.strerror or str(error)
+        raise OSError(
+            f"{path} cannot be written ({reason}); {where_to_write(error, 'choose another place')}"
+        ) from error
 
 
 def is_replaced(path: Path) -> bool:
@@ -109,6 +133,13 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     Raises:
         OSError: the file cannot be written. Then nothing has changed, and no temporary file is left.
     """
+    with _written_beside(path, write) as temporary:
+        os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def _written_beside(path: Path, write: Callable[[BinaryIO], object]) -> Iterator[Path]:
+    """Writes a new file in the folder of ``path``, with the mode of ``path``. The block renames it; if it raises, the file is removed."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -127,10 +158,17 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
             write(file)
         if mode is not None:
             os.chmod(temporary, mode)
-        os.replace(temporary, path)
+        yield temporary
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def save_array(file: BinaryIO, array: np.ndarray) -> None:
+    """Writes an array in the format of :func:`numpy.save`, whose own errors lack the number of the system's error."""
+    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+    is_transposed = array.flags.f_contiguous and not array.flags.c_contiguous
+    file.write((array.T if is_transposed else array).ravel().view(np.uint8).data)
 
 
 def _open_in_place(path: Path) -> BinaryIO:

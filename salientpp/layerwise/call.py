@@ -16,7 +16,7 @@ from salientpp.arguments import as_amount
 from salientpp.engine.option import integer
 from salientpp.engine.source import BatchSource
 from salientpp.graph.csc import runs_of_vertices
-from salientpp.layerwise.layers import Network, digests_of, network_of, try_out
+from salientpp.layerwise.layers import TRIED_ROWS, Network, digests_of, network_of, try_out
 from salientpp.layerwise.normalisation import Edges, Normalisation
 from salientpp.layerwise.parts import (
     ROWS,
@@ -32,7 +32,7 @@ from salientpp.progress import Progress
 from salientpp.ranks.placement import Placement
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.exchange import Exchange
-from salientpp.store.rows import TensorRows, empty_rows
+from salientpp.store.rows import TensorRows, empty_rows, take_rows
 from salientpp.store.target_lists import TargetLists
 
 NO_ROWS = torch.empty(0, device="cpu")
@@ -61,6 +61,7 @@ class Call:
         num_vertices: number of vertices of the whole graph, N.
         begin: the first global id of the part.
         ranges: batches of the part, as ranges of its vertices. The ranks of a part take them in turn.
+        files: with ``out``, number of each part on disk that this rank serves -> the first and the last of its rows, plus one.
         same: name -> value that must be equal on all ranks.
     """
 
@@ -90,6 +91,7 @@ class Call:
     begin: int = field(init=False)
     ranges: Sequence[tuple[int, int]] = field(init=False)
     placement: Placement = field(init=False)
+    files: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     same: Mapping[str, Any] = field(init=False)
 
     @property
@@ -171,14 +173,18 @@ class Call:
                 f"{name}={self.names[name]!r} is given, but no layer of the model takes {name}; leave it out"
             )
         given = source.delivered(ROWS)
-        x = torch.empty((0, *given.shape[1:]), dtype=self.dtype or given.dtype, device="cpu")
+        size = self.lists.indptr.numel() - 1
+        tried = torch.arange(min(size, TRIED_ROWS), device="cpu") * size // min(max(1, size), TRIED_ROWS)
+        x = take_rows(given, tried).to(self.dtype or given.dtype)
         weight, attr = (empty_rows(edges[name], 0) if name in edges else None for name in ("edge_weight", "edge_attr"))
         with torch.no_grad():
             self.network, self.like = try_out(network, x, weight, attr, torch.device(self.options["device"]))
         if self.scratch is not None:
             make_folder(self.scratch)
         if self.out is not None:
-            check_folder(self.out, source.exchange.part_id, self.like[-1].dtype)
+            self.files = {0: (0, size)} if held is None else _places_of_parts(held, source.exchange.part_id)
+            num_parts = 1 if held is None else held.whole.num_parts
+            check_folder(self.out, self.files, num_parts, self.like[-1].dtype)
         self.num_vertices, self.begin = source.books[None].num_vertices, self.lists.first_target
         self.ranges = [
             (first, min(first + batch_size, last))
@@ -229,3 +235,10 @@ class Call:
                 )
             columns[name] = value
         return dataclasses.replace(lists, columns=columns)
+
+
+def _places_of_parts(held: PartitionedGraph, part_id: int) -> dict[int, tuple[int, int]]:
+    """Returns the parts on disk that form part ``part_id`` of a view, with the range of each part's rows in it."""
+    parts, book = range(held.offsets[part_id], held.offsets[part_id + 1]), held.whole.book
+    begin = book.range_of(parts.start)[0]
+    return {part: (first - begin, last - begin) for part in parts for first, last in [book.range_of(part)]}

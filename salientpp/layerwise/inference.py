@@ -72,7 +72,8 @@ def inference(
         device: device of the batches and layers; None: the model's device. Rows of whole parts are on the CPU.
         dtype: dtype that ``x`` is converted to, batch by batch; None: as stored.
         num_workers, depth, process_group, timeout: as in :class:`~salientpp.NeighborLoader`.
-        out: a folder, created if needed. When all rows of part k are computed, they are written to ``part-<k in five digits>.npy`` in it.
+        out: a folder, created if needed. When all rows are computed, those of part k of the directory are written to ``part-<k in five digits>.npy`` in it,
+            on any number of ranks. A folder with files of further parts is refused.
         scratch: a folder, created if needed. The rows of each layer are then in mapped files without a name in it, and not in memory. Layers that are sums or
             means are pushed along the edges or pulled in the order of the vertices, whichever reads less. Results are equal up to rounding.
         memory: with ``scratch``, most bytes of sums and of blocks of rows together, a number or text such as ``"2GiB"``; None: 1 GiB. Batches come on top.

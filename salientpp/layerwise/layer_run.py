@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -27,7 +27,7 @@ from salientpp.engine.option import integer
 from salientpp.engine.run import Epoch
 from salientpp.engine.seeds import vertex_seeds
 from salientpp.engine.source import BatchSource, open_data, open_partition
-from salientpp.files import write_whole
+from salientpp.files import save_array, written_whole
 from salientpp.layerwise.call import Call
 from salientpp.layerwise.parts import (
     ROWS,
@@ -182,7 +182,7 @@ class LayerRun:
             self.engine.close()  # answers the others, which may still need the current rows
         self._together(self._share_within_the_part)
         if call.is_last and call.out is not None:
-            self._together(partial(self._write, call.out))
+            self._write(call.out)
 
     @torch.no_grad()
     def _run_product(self, product: Product) -> None:
@@ -218,6 +218,14 @@ class LayerRun:
                 rows[first:last] = piece
 
     def _write(self, folder: Path) -> None:
-        placement, rows = self._call.placement, self._call.following.numpy()
-        if placement.place == 0:
-            write_whole(file_of(folder, placement.part_id), lambda file: np.save(file, rows))
+        """Writes the rows of each part. Files get their names after every rank has written its own, so a failure leaves those of an earlier call."""
+        call, rows = self._call, self._call.following.numpy()
+        with ExitStack() as stack:
+
+            def write() -> None:
+                for part_id, (first, last) in call.files.items() if call.placement.place == 0 else ():
+                    save = partial(save_array, array=rows[first:last])
+                    stack.enter_context(written_whole(file_of(folder, part_id), save))
+
+            self._together(write)
+            self._together(stack.pop_all().close)

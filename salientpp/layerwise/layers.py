@@ -32,7 +32,7 @@ from salientpp.store.target_lists import TargetLists
 RowFunction = Callable[[Tensor], Tensor]
 
 #: Size of the trial graph.
-_TRIAL_VERTICES, _TRIAL_EDGES = 24, 72
+TRIED_ROWS, _TRIAL_EDGES = 24, 72
 
 _SEVERAL_HOPS = "passes rows on over several hops"
 _ALL_VERTICES = "normalises over all vertices of a graph"
@@ -264,48 +264,44 @@ def try_out(
 ) -> tuple[Network, list[Tensor]]:
     """Applies the layers to a small random graph as a whole and in batches of one hop, and compares the results.
 
+    The layers get random rows, and rows of the data: an activation may be 0 for all rows of another size, and hide what follows it.
+
     Args:
-        x, weight, attr: empty tensors [0, ...] with the shape and dtype of the features and edge attributes; None without weights or attributes.
+        x: rows of the data [m, ...] with the dtype that the first layer gets; m may be 0.
+        weight, attr: empty tensors [0, ...] with the shape and dtype of edge attributes; None without weights or attributes.
 
     Returns:
         The network, with ``pairs`` set for the layers that support it; and, for each layer, an empty tensor [0, ...] with the shape and dtype of its rows.
         The last tensor is the result of ``join``.
     """
     trial = _Trial.of(weight, attr, device, network.degrees(weight is not None))
-    first = present = _random_rows(_TRIAL_VERTICES, x, trial.generator).to(device)
-    given: list[Tensor] = []
+    rows = [_random_rows(TRIED_ROWS, x, trial.generator)]
+    if x.size(0):
+        rows.append(x[torch.arange(TRIED_ROWS, device="cpu") % x.size(0)])
+    first = present = [each.to(device) for each in rows]
+    given: list[list[Tensor]] = []
     layers: list[Layer] = []
     for number, layer in enumerate(network.layers):
         what = f"layer {number} ({layer})"
-        try:
-            following = layer(present.clone(), trial.edges)  # functions may work in place
-            if (number_given := following.size(0)) != _TRIAL_VERTICES:
-                raise ValueError(f"it must return one row per vertex, expected {_TRIAL_VERTICES}, got {number_given}")
-            in_batches = trial.in_batches(layer, present)
-        except Exception as error:
-            hint = " (dtype= converts x)" if number == 0 else ""
-            raise ValueError(
-                f"{what} cannot be applied to rows of {present.dtype} {list(present.shape[1:])}{hint}: {type(error).__name__}: {error}"
-            ) from error
-        if not _are_close(following, in_batches):
-            raise ValueError(f"{what} {_NOT_ONE_HOP}. It {_reasons(layer)}")
+        following = [trial.whole_and_in_batches(layer, each, what, number == 0) for each in present]
         with contextlib.suppress(Exception):  # some layers take no pair
             faster = dataclasses.replace(layer, pairs=True)
-            if _are_close(following, trial.in_batches(faster, present)):
+            if all(_are_close(after, trial.in_batches(faster, before)) for before, after in zip(present, following)):
                 layer = faster
         layers.append(dataclasses.replace(layer, split=trial.split_of(layer, present, following)))
         given.append(following)
         present = following
     if network.join is not None:
-        given[-1] = network.join(given.copy())
+        given[-1] = [network.join([of_layer[each] for of_layer in given]) for each in range(len(first))]
     if network.whole is not None:
         named = {"edge_weight": trial.edges.weight, "edge_attr": trial.edges.attr}
-        whole = network.whole(first.clone(), trial.edges.edge_index, **{name: named[name] for name in network.takes})
-        if not _are_close(whole, given[-1]):
-            raise ValueError(
-                f"{_name_of(network.whole)}.forward {_NOT_ONE_HOP}. It does not just apply its layers in order; pass a list of its steps instead"
-            )
-    return dataclasses.replace(network, layers=layers), [rows[:0] for rows in given]
+        named = {name: named[name] for name in network.takes}
+        for before, after in zip(first, given[-1]):
+            if not _are_close(network.whole(before.clone(), trial.edges.edge_index, **named), after):
+                raise ValueError(
+                    f"{_name_of(network.whole)}.forward {_NOT_ONE_HOP}. It does not just apply its layers in order; pass a list of its steps instead"
+                )
+    return dataclasses.replace(network, layers=layers), [of_layer[0][:0] for of_layer in given]
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,20 +317,20 @@ class _Trial:
     @classmethod
     def of(cls, weight: Tensor | None, attr: Tensor | None, device: torch.device, kinds: Sequence[Kind]) -> _Trial:
         generator = torch.Generator().manual_seed(0)
-        edge_index = torch.randint(_TRIAL_VERTICES, (2, _TRIAL_EDGES), generator=generator, device="cpu")
+        edge_index = torch.randint(TRIED_ROWS, (2, _TRIAL_EDGES), generator=generator, device="cpu")
         edge_index[:, :4] = edge_index[:1, :4]
         edge_index[:, 4:8] = edge_index[:, 8:12]
-        graph = Graph.from_edge_index(edge_index, _TRIAL_VERTICES)
+        graph = Graph.from_edge_index(edge_index, TRIED_ROWS)
         edges = Edges(
             edge_index.to(device),
-            torch.arange(_TRIAL_VERTICES, device=device),
-            _TRIAL_VERTICES,
+            torch.arange(TRIED_ROWS, device=device),
+            TRIED_ROWS,
             # Absolute values, so that degrees are positive.
             None if weight is None else _random_rows(_TRIAL_EDGES, weight, generator).abs().to(device),
             None if attr is None else _random_rows(_TRIAL_EDGES, attr, generator).to(device),
         )
         batches = []
-        for seeds in torch.randperm(_TRIAL_VERTICES, generator=generator, device="cpu").split(_TRIAL_VERTICES // 3):
+        for seeds in torch.randperm(TRIED_ROWS, generator=generator, device="cpu").split(TRIED_ROWS // 3):
             mfg = GraphTopology(graph).sample({None: seeds}, 0, DrawOptions([[-1]]))
             edge = mfg.edge.to(device)
             batch = Edges(
@@ -349,20 +345,38 @@ class _Trial:
         normalisation = Normalisation(lists, kinds)
         return cls(edges, normalisation, batches, generator, graph)
 
-    def split_of(self, layer: Layer, present: Tensor, following: Tensor) -> Split | None:
+    def whole_and_in_batches(self, layer: Layer, present: Tensor, what: str, is_first: bool) -> Tensor:
+        """Returns the next rows of all vertices. Raises ValueError, which begins with ``what``, if the layer gives other rows in batches."""
+        try:
+            following = layer(present.clone(), self.edges)  # functions may work in place
+            if (number := following.size(0)) != TRIED_ROWS:
+                raise ValueError(f"it must return one row per vertex, expected {TRIED_ROWS}, got {number}")
+            in_batches = self.in_batches(layer, present)
+        except Exception as error:
+            hint = " (dtype= converts x)" if is_first else ""
+            raise ValueError(
+                f"{what} cannot be applied to rows of {present.dtype} {list(present.shape[1:])}{hint}: {type(error).__name__}: {error}"
+            ) from error
+        if not _are_close(following, in_batches):
+            raise ValueError(f"{what} {_NOT_ONE_HOP}. It {_reasons(layer)}")
+        return following
+
+    def split_of(self, layer: Layer, present: Sequence[Tensor], following: Sequence[Tensor]) -> Split | None:
         """Returns the layer in three steps, or None if that gives other rows than ``following``."""
         has_weights = (self.edges.weight is not None and "edge_weight" in layer.takes) or (
             self.edges.attr is not None and "edge_attr" in layer.takes
         )
-        if not can_add(present):
+        if not can_add(present[0]):
             return None
-        graph = self.graph
-        for split in forms_of(layer, present[0].numel(), has_weights):
+        for split in forms_of(layer, present[0][0].numel(), has_weights):
             with contextlib.suppress(Exception):  # some layers need more than rows and sums
-                rows = on_graph(split, present, graph.indptr, graph.indices, self.normalisation)
-                if can_add(rows) and _are_close(following, rows):
+                if all(self._is_split(split, *each) for each in zip(present, following)):
                     return split
         return None
+
+    def _is_split(self, split: Split, present: Tensor, following: Tensor) -> bool:
+        rows = on_graph(split, present, self.graph.indptr, self.graph.indices, self.normalisation)
+        return can_add(rows) and _are_close(following, rows)
 
     def in_batches(self, layer: Layer, present: Tensor) -> Tensor:
         """Computes the next rows of all vertices in batches."""
@@ -381,14 +395,29 @@ _NOT_ONE_HOP = "cannot be computed from the in-neighbours of each vertex only: o
 
 
 def _are_close(expected: Tensor, got: Tensor) -> bool:
-    """Returns True if two tensors are equal up to rounding."""
+    """Returns True if two tensors [n, ...] are equal up to rounding.
+
+    With the dtype's precision ε, a difference may be √ε of the spread of its column: a layer that takes the root of a difference rounds as coarsely. It may
+    also be ε^¾ of the largest value, because a column may be the small difference of large values. A fixed tolerance would accept any error in small rows.
+    One by the size of a column would accept any error in rows that are small beside a constant.
+    """
     if expected.shape != got.shape or expected.dtype != got.dtype:
         return False
+    if expected.dtype.is_complex:
+        expected, got = torch.view_as_real(expected), torch.view_as_real(got)
     if not expected.numel() or not expected.dtype.is_floating_point:
         return torch.equal(expected, got)
-    scale = max(1.0, float(expected.abs().max().nan_to_num(1.0)))
-    tolerance = scale * torch.finfo(expected.dtype).eps ** 0.5
-    return torch.allclose(expected, got, rtol=0, atol=tolerance, equal_nan=True)
+    known, info = expected.isfinite(), torch.finfo(expected.dtype)
+    if not torch.equal(known, got.isfinite()) or not torch.allclose(expected[~known], got[~known], equal_nan=True):
+        return False
+    expected, got = (each.where(known, 0).to(torch.float64).flatten(1) for each in (expected, got))
+    known = known.flatten(1)
+    largest = max(float(expected.abs().max()), info.tiny)
+    expected, got = expected / largest, got / largest
+    most = expected.where(known, -torch.inf).amax(0)
+    least = expected.where(known, torch.inf).amin(0)
+    tolerance = (most - least).clamp_(min=0) / 2 * info.eps**0.5 + info.eps**0.75
+    return bool(((expected - got).abs() <= tolerance).all())
 
 
 def _reasons(layer: Layer) -> str:

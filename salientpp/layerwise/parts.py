@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,8 +55,8 @@ def make_folder(folder: Path) -> None:
         raise ValueError(f"the folder {folder} cannot be created ({error.strerror}); choose another") from None
 
 
-def check_folder(folder: Path, part_id: int, dtype: torch.dtype) -> None:
-    """Creates the folder of the rows of a part. Raises ValueError if rows of ``dtype`` cannot be written to it."""
+def check_folder(folder: Path, part_ids: Collection[int], num_parts: int, dtype: torch.dtype) -> None:
+    """Creates the folder of the rows of some parts. Raises ValueError if rows of ``dtype`` cannot be written to it, or if it has files of further parts."""
     try:
         torch.empty(0, dtype=dtype, device="cpu").numpy()
     except TypeError:
@@ -63,7 +64,19 @@ def check_folder(folder: Path, part_id: int, dtype: torch.dtype) -> None:
             f"rows of {dtype} cannot be written to a .npy file; append a function to the layers that converts the rows to another dtype"
         ) from None
     make_folder(folder)
-    check_output(file_of(folder, part_id))
+    try:
+        found = [(path.name, re.fullmatch(r"part-(\d{5,})\.npy", path.name)) for path in folder.iterdir()]
+    except OSError as error:
+        raise ValueError(f"the folder {folder} cannot be read ({error.strerror}); choose another") from None
+    others = sorted(name for name, match in found if match is not None and int(match[1]) >= num_parts)
+    if others:
+        # They may be results that somebody needs. Left in place, they would be taken for rows of this graph.
+        raise ValueError(
+            f"the folder {folder} must have no files of other parts than the {num_parts} of this graph, but it has {others[0]}"
+            f"{f' and {len(others) - 1} more' if others[1:] else ''}; remove them, or choose another folder as out="
+        )
+    for part_id in part_ids:
+        check_output(file_of(folder, part_id))
 
 
 def features_of(data: PartitionedGraph | Data) -> dict[str, Tensor] | None:

@@ -195,7 +195,7 @@ def test_batches_are_bounded_by_vertices_and_by_edges():
     for options in ({"batch_size": 50}, {"batch_edges": 64}, {"batch_size": 10, "batch_edges": 64}, {}):
         seen.clear()
         several[str(options)] = salientpp.inference(model, data, **options)
-        batches = seen[7:]  # the first calls belong to the trial
+        batches = seen[14:]  # the first calls belong to the trial
         largest = int(degree(data.edge_index[1]).max())
         assert sum(edges for _, edges in batches) == data.num_edges
         assert all(targets <= options.get("batch_size", 1024) for targets, _ in batches)
@@ -330,6 +330,92 @@ def test_compiled_models_run_as_they_are_written():
 def test_layers_that_need_more_than_one_hop_are_refused_by_name(make, words):
     with pytest.raises((ValueError, TypeError), match=f"(?s){words}"):
         salientpp.inference(made(make), graph())
+
+
+def scaled(factor: float) -> gnn.SAGEConv:
+    layer = gnn.SAGEConv(WIDTH, 4)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.mul_(factor)
+    return layer
+
+
+#: Functions of all rows that a batch computes from its own rows.
+MIXING: dict[str, Any] = {
+    "mean": lambda r: r - r.mean(0),
+    "root mean square": lambda r: r / r.square().mean(0).sqrt(),
+    "one column only": lambda r: torch.cat([r[:, :3], r[:, 3:] - r[:, 3:].mean(0)], 1),
+    "one row only": lambda r: torch.cat([r[:1] + r.mean(0), r[1:]]),
+}
+
+#: What may hide such a function: a step of rows, from the function.
+AROUND: dict[str, Any] = {
+    "small rows": lambda mix: lambda r: mix(r) * 1e-4,
+    "tiny rows": lambda mix: lambda r: mix(r) * 1e-20,
+    "huge rows": lambda mix: lambda r: mix(r) * 1e20,
+    "beside larger columns": lambda mix: lambda r: torch.cat([r * 1e4, mix(r)], 1),
+    "small differences of large rows": lambda mix: lambda r: mix(r) * 0.1 + 1000,
+    "a column of infinities": lambda mix: lambda r: torch.cat([mix(r) * 1e-4, torch.full_like(r[:, :1], torch.inf)], 1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("mixing", MIXING)
+def test_a_layer_that_reads_all_rows_is_refused_whatever_the_size_of_its_rows(mixing, around, dtype):
+    model = made(lambda: [gnn.SAGEConv(WIDTH, 4), AROUND[around](MIXING[mixing])], dtype)
+    with pytest.raises(ValueError, match=r"layer 0 \(SAGEConv, .*gives other rows in batches than on the whole graph"):
+        salientpp.inference(model, graph(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("factor", [1e-30, 1e-4, 1, 1e4, 1e30])
+def test_a_model_of_one_hop_is_taken_whatever_the_size_of_its_rows(factor, dtype):
+    if dtype == torch.float16:
+        factor = min(max(factor, 1e-4), 1e4)
+    data = graph(dtype)
+    cancelling = lambda r: torch.cat([r, r @ torch.ones(4, 1, dtype=r.dtype) - r.sum(1, keepdim=True)], 1)  # noqa: E731
+    for rest in ([], [cancelling], [lambda r: r * 0 + 7], [lambda r: (r - 1e3).relu()], [lambda r: r / r * torch.nan]):
+        model = made(lambda rest=rest: [scaled(factor), *rest], dtype)
+        with torch.no_grad():
+            expected = apply_layers(model, data)
+        got = salientpp.inference(model, data, batch_size=64)
+        largest = expected.nan_to_num().abs().max()
+        most = 50 * torch.finfo(dtype).eps * max(float(largest), torch.finfo(dtype).tiny)
+        assert torch.allclose(got.double(), expected.double(), rtol=0, atol=most, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        lambda r: F.relu(r - 100) - F.relu(r - 100).mean(0),  # rows of size 1 give 0
+        lambda r: r / (r.abs().mean(0) + 1e6),
+        lambda r: torch.where(r > 100, r.mean(0), r),
+    ],
+)
+def test_a_layer_is_tried_with_rows_of_the_data(hidden):
+    data, model = graph(), made(lambda: [gnn.SAGEConv(WIDTH, 4), hidden])
+    salientpp.inference(model, data)
+    data.x = data.x * 1e4
+    with pytest.raises(ValueError, match="gives other rows in batches"):
+        salientpp.inference(model, data)
+
+
+def test_a_layer_is_tried_with_valid_ids():
+    data, steps = graph(), [torch.nn.Embedding(9, 8), gnn.SAGEConv(8, 4)]
+    data.x = 2 + torch.arange(300) % 7
+    summed = lambda rows: torch.where(rows > 1, rows.sum() % 9, rows)  # noqa: E731
+    with pytest.raises(ValueError, match="gives other rows in batches"):
+        salientpp.inference([summed, *steps], data)
+
+
+def test_complex_rows_are_compared_up_to_rounding():
+    data, root = graph(torch.float64), torch.randn(WIDTH, 7, dtype=torch.complex128)
+    layer = lambda x, edge_index: gnn.SimpleConv("sum")(x, edge_index) @ root  # noqa: E731
+    data.x = data.x.to(torch.complex128)
+    assert salientpp.inference([layer], data, batch_size=64).is_complex()
+    with pytest.raises(ValueError, match="gives other rows in batches"):
+        salientpp.inference([layer, lambda r: 1e-9 * (r - r.mean(0))], data)
 
 
 class Doubled(gnn.GraphSAGE):
@@ -525,10 +611,10 @@ def _fail(rank: int, root: str, out: str) -> dict[str, str]:
         elif rank == 1 and how == "argument":
             options["batch_size"] = 40
         elif rank == 1 and how == "layer":
-            model.convs[1].register_forward_hook(_fail_at(10))  # the trial makes 8 calls
+            model.convs[1].register_forward_hook(_fail_at(18))  # the trial makes 16 calls
         with pytest.MonkeyPatch.context() as patch:
             if rank == 1 and how == "file":
-                patch.setattr("salientpp.layerwise.layer_run.write_whole", _no_space)
+                patch.setattr("salientpp.layerwise.layer_run.written_whole", _no_space)
             try:
                 salientpp.inference(model, part, **options)
             except Exception as error:
@@ -549,7 +635,7 @@ def _fail_at(call: int) -> Any:
     return hook
 
 
-def _no_space(path: Path, write: Any) -> None:
+def _no_space(path: Path, write: Any) -> Any:
     raise OSError(f"{path} cannot be written (No space left on device)")
 
 
