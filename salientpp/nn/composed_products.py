@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from salientpp.sampling.edge_lists import EdgeLists
 
@@ -98,17 +97,23 @@ class _SparseSum(torch.autograd.Function):
         return _product(lists.indptr[: num_targets + 1], source, values, x)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
+        lists, num_targets, num_sources = ctx.lists, ctx.num_targets, ctx.num_sources
         grad_x = grad_weight = None
         if ctx.needs_input_grad[1]:
-            indptr, target, place = _by_source(ctx.lists, ctx.num_targets, ctx.num_sources)
-            values = grad.new_ones(target.numel()) if weight is None else weight.index_select(0, place)
-            grad_x = _product(indptr, target, values, grad.contiguous())
+            if torch.is_grad_enabled():  # the gradient is differentiated too
+                rows = take_targets(lists, grad, num_targets)
+                rows = rows if weight is None else rows * weight.unsqueeze(-1)
+                source = lists.source[: lists.num_places(num_targets)]
+                grad_x = rows.new_zeros(num_sources, rows.size(1)).index_add(0, source, rows)
+            else:
+                indptr, target, place = _by_source(lists, num_targets, num_sources)
+                values = grad.new_ones(target.numel()) if weight is None else weight.index_select(0, place)
+                grad_x = _product(indptr, target, values, grad.contiguous())
         if ctx.needs_input_grad[2]:
-            rows = _rows_of_sources(ctx.lists, x, ctx.num_targets)
-            grad_weight = (rows * take_targets(ctx.lists, grad, ctx.num_targets)).sum(-1)
+            rows = _rows_of_sources(lists, x, num_targets)
+            grad_weight = (rows * take_targets(lists, grad, num_targets)).sum(-1)
         return None, grad_x, grad_weight, None
 
 

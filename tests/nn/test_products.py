@@ -218,6 +218,51 @@ def test_gradients_match_finite_differences(name):
     assert torch.autograd.gradcheck(lambda *given: PRODUCTS[name].run(edges, list(given)), arguments, fast_mode=True)
 
 
+@pytest.mark.parametrize("path", ["kernels", "composed"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_second_derivatives_equal_one_message_per_edge(name, path, monkeypatch):
+    """Second derivatives are those of each pair of arguments, and of an argument and the outer gradient."""
+    if path == "composed":
+        monkeypatch.setattr(products, "_KERNEL_DTYPES", ())
+    product = PRODUCTS[name]
+    for seed, edges in enumerate(EDGES.values()):
+        arguments = product.arguments(edges, seed)
+        outer = torch.randn(product.run(edges, arguments).shape, dtype=torch.float64).requires_grad_()
+        results = []
+        for out in (product.run(edges, arguments), product.slow(edges, *arguments)):
+            if not out.requires_grad:  # the slow reference without edges
+                results.append([torch.zeros_like(each) for each in (*arguments, outer)])
+                continue
+            first = torch.autograd.grad(out, arguments, outer, create_graph=True, allow_unused=True)
+            loss = sum((each.square() + each).sum() for each in first if each is not None)
+            made = torch.autograd.grad(loss, [*arguments, outer], allow_unused=True)
+            results.append(
+                [torch.zeros_like(a) if grad is None else grad for a, grad in zip([*arguments, outer], made)]
+            )
+        for grad, slow in zip(*results):
+            assert_close(grad, slow)
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_second_derivatives_match_finite_differences(name):
+    edges = EDGES["prefix"]
+    arguments = PRODUCTS[name].arguments(edges, 3)
+    run = lambda *given: PRODUCTS[name].run(edges, list(given))  # noqa: E731
+    assert torch.autograd.gradgradcheck(run, arguments, fast_mode=True)
+
+
+def test_a_table_with_its_first_rows_has_second_derivatives():
+    edges = EDGES["random"]
+    x = torch.randn(9, 4, generator=torch.Generator().manual_seed(4)).double().requires_grad_()
+
+    def squares(x: Tensor) -> Tensor:
+        table, first = products.with_first_rows(x, 7)
+        return reduce_sources(edges.lists, table, 7, "sum").square() * first
+
+    assert torch.autograd.gradcheck(squares, [x], fast_mode=True)
+    assert torch.autograd.gradgradcheck(squares, [x], fast_mode=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_16_bit_values_are_added_up_in_float32(name, dtype):

@@ -1,0 +1,339 @@
+"""Provides the products of :mod:`salientpp.nn.products` with kernels, on the CPU. That module checks the arguments.
+
+A backward runs over the lists by source, so it needs no atomics. Products are linear in their rows and weights, and the gradient of one is another of
+them. So gradients of any order come from the same kernels. Only the gradients of extremes, softmax and additive scores are composed of other products
+if they are differentiated themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from salientpp import ops
+from salientpp.sampling.edge_lists import EdgeLists
+
+#: Attribute of a gradient that a product has just made and to which nothing else refers.
+_OURS = "_salientpp_made"
+
+
+def _indptr(lists: EdgeLists, num_targets: int) -> Tensor:
+    return lists.indptr[: num_targets + 1]
+
+
+def _divided(grad: Tensor, lists: EdgeLists, num_targets: int) -> Tensor:
+    """Returns the gradient of sums, given the gradient of means."""
+    sizes = lists.sizes(num_targets).clamp_(min=1)
+    return grad / sizes.view(-1, *[1] * (grad.dim() - 1))
+
+
+def _padded(rows: Tensor, count: int) -> Tensor:
+    """Returns the gradient of ``count`` rows, given the gradient of the first rows. The others were not used and get zeros."""
+    if rows.size(0) == count:
+        return rows
+    out = rows.new_zeros(count, *rows.shape[1:])
+    out[: rows.size(0)] = rows
+    return out
+
+
+def _placed_by_source(lists: EdgeLists, num_sources: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the lists of the first ``num_sources`` sources."""
+    indptr, target, place = lists.by_source
+    return indptr[: num_sources + 1], target, place
+
+
+def _run(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """Computes a product. Its graph is made only if the gradient that it belongs to is differentiated itself."""
+    return function.apply(*args) if torch.is_grad_enabled() else function.forward(_Unused(), *args)
+
+
+class _Unused:
+    """Context of a product that no gradient is taken of."""
+
+    needs_input_grad = (False,) * 8
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """Saves nothing."""
+
+
+class SumOfSources(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, lists: EdgeLists, x: Tensor, weight: Tensor | None, num_targets: int, mean: bool) -> Tensor:
+        x, weight = x.contiguous(), None if weight is None else weight.contiguous()
+        ctx.given = lists, num_targets, mean, x.size(0)
+        ctx.save_for_backward(x if ctx.needs_input_grad[2] else None, weight)
+        return ops.sum_listed_rows(_indptr(lists, num_targets), lists.source, None, x, weight, mean)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        lists, num_targets, mean, num_sources = ctx.given
+        x, weight = ctx.saved_tensors
+        grad, grad_x, grad_weight = _divided(grad, lists, num_targets) if mean else grad, None, None
+        if ctx.needs_input_grad[1]:
+            grad_x = _run(SumOfTargets, lists, grad, weight, num_sources)
+            if not torch.is_grad_enabled():
+                setattr(grad_x, _OURS, True)
+        if ctx.needs_input_grad[2]:
+            grad_weight = _dot(lists, grad, x, num_targets, weight)
+        return None, grad_x, grad_weight, None, None
+
+
+class SumOfTargets(torch.autograd.Function):
+    """Sums of the rows of targets [T', ...], times the weights of the edges, over the lists by source."""
+
+    @staticmethod
+    def forward(ctx: Any, lists: EdgeLists, rows: Tensor, weight: Tensor | None, num_sources: int) -> Tensor:
+        rows, weight = rows.contiguous(), None if weight is None else weight.contiguous()
+        ctx.given = lists, rows.size(0)
+        ctx.save_for_backward(rows if ctx.needs_input_grad[2] else None, weight)
+        indptr, target, place = _placed_by_source(lists, num_sources)
+        return ops.sum_listed_rows(indptr, target, None if weight is None else place, rows, weight, prefix=True)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        lists, num_targets = ctx.given
+        rows, weight = ctx.saved_tensors
+        grad_rows = grad_weight = None
+        if ctx.needs_input_grad[1]:
+            grad_rows = _run(SumOfSources, lists, grad, weight, num_targets, False)
+        if ctx.needs_input_grad[2]:
+            grad_weight = _dot(lists, rows, grad, num_targets, weight)
+        return None, grad_rows, grad_weight, None
+
+
+def _dot(lists: EdgeLists, target_rows: Tensor, source_rows: Tensor, num_targets: int, weight: Tensor) -> Tensor:
+    """Returns the gradient of the weights [E'] or [E', H] of a product of rows of targets [T', ...] and of sources [S', ...]."""
+    heads = weight.size(1) if weight.dim() == 2 else 1
+    columns = math.prod(source_rows.shape[1:]) // max(1, heads)
+    rows = (each.reshape(each.size(0), heads, columns) for each in (target_rows, source_rows))
+    return _run(DotEdges, lists, *rows, num_targets).reshape(weight.shape)
+
+
+class WithFirstRows(torch.autograd.Function):
+    """Table of rows, and its first rows. Backward adds the second gradient to the first, in place if a product of this module has just made the first."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.given = x.shape, number
+        return x.view_as(x), x[:number]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, first: Tensor | None) -> tuple[Tensor | None, ...]:
+        shape, number = ctx.given
+        if first is None:
+            return grad, None
+        if grad is None:
+            grad = first.new_zeros(shape)
+        elif torch.is_grad_enabled() or not grad.__dict__.pop(_OURS, False):
+            grad = grad.clone()
+        grad[:number] += first
+        return grad, None
+
+
+class ExtremeOfSources(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, lists: EdgeLists, x: Tensor, num_targets: int, largest: bool) -> Tensor:
+        x = x.contiguous()
+        out = ops.extreme_listed_rows(_indptr(lists, num_targets), lists.source, x, largest)
+        ctx.given = lists, num_targets
+        ctx.save_for_backward(x, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        lists, num_targets = ctx.given
+        x, out = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            passed = _passed(lists, TakeSources.apply(lists, x, num_targets), out, grad, num_targets)
+            return None, SumOfPlaces.apply(lists, passed, x.size(0)), None, None
+        share = ops.share_ties(_indptr(lists, num_targets), lists.source, x, out, grad.contiguous())
+        indptr, target, _ = _placed_by_source(lists, x.size(0))
+        return None, ops.pass_ties(indptr, target, x, out, share), None, None
+
+
+def _passed(lists: EdgeLists, values: Tensor, out: Tensor, grad: Tensor, num_targets: int) -> Tensor:
+    """Returns the gradient [E', ...] of values, one per edge, of which ``out`` has the extremes. It is differentiable with respect to ``grad``."""
+    with torch.no_grad():
+        is_extreme = (values == TakeTargets.apply(lists, out, num_targets)).to(values.dtype)
+        ties = SumOfEdges.apply(lists, is_extreme, num_targets, False)
+        share = is_extreme / TakeTargets.apply(lists, ties, num_targets).clamp_(min=1)
+    return TakeTargets.apply(lists, grad, num_targets) * share
+
+
+class TakeSources(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, lists: EdgeLists, x: Tensor, num_targets: int) -> Tensor:
+        ctx.given = lists, x.size(0)
+        num_places = lists.num_places(num_targets)
+        out = x.new_empty(num_places, *x.shape[1:])
+        ops.gather_rows(x.contiguous(), lists.source[:num_places], out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        lists, num_sources = ctx.given
+        return None, _run(SumOfPlaces, lists, grad, num_sources), None
+
+
+class SumOfPlaces(torch.autograd.Function):
+    """Sums of the values of edges, [E', ...], over the lists by source."""
+
+    @staticmethod
+    def forward(ctx: Any, lists: EdgeLists, values: Tensor, num_sources: int) -> Tensor:
+        ctx.given = lists, values.size(0)
+        indptr, _, place = _placed_by_source(lists, num_sources)
+        return ops.sum_listed_rows(indptr, place, None, values.contiguous(), None, prefix=True)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        lists, num_places = ctx.given
+        return None, grad.index_select(0, lists.source[:num_places]), None
+
+
+class TakeTargets(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, lists: EdgeLists, x: Tensor, num_targets: int) -> Tensor:
+        ctx.given = lists, num_targets, x.size(0)
+        return ops.spread_rows(_indptr(lists, num_targets), x.contiguous())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        lists, num_targets, count = ctx.given
+        return None, _padded(_run(SumOfEdges, lists, grad, num_targets, False), count), None
+
+
+class SumOfEdges(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, lists: EdgeLists, values: Tensor, num_targets: int, mean: bool) -> Tensor:
+        ctx.given = lists, num_targets, mean
+        return ops.sum_listed_rows(_indptr(lists, num_targets), None, None, values.contiguous(), None, mean)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        lists, num_targets, mean = ctx.given
+        grad = _divided(grad, lists, num_targets) if mean else grad
+        return None, _run(TakeTargets, lists, grad, num_targets), None, None
+
+
+class ExtremeOfEdges(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, lists: EdgeLists, values: Tensor, num_targets: int, largest: bool) -> Tensor:
+        values = values.contiguous()
+        out = ops.extreme_listed_rows(_indptr(lists, num_targets), None, values, largest)
+        ctx.given = lists, num_targets
+        ctx.save_for_backward(values, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        lists, num_targets = ctx.given
+        values, out = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return None, _passed(lists, values, out, grad, num_targets), None, None
+        indptr = _indptr(lists, num_targets)
+        share = ops.share_ties(indptr, None, values, out, grad.contiguous())
+        return None, ops.pass_ties_to_entries(indptr, values, out, share), None, None
+
+
+class Softmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, lists: EdgeLists, scores: Tensor, num_targets: int) -> Tensor:
+        out = ops.softmax_of_lists(_indptr(lists, num_targets), scores.contiguous())
+        ctx.given = lists, num_targets
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        lists, num_targets = ctx.given
+        (out,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            product = out * grad
+            sums = SumOfEdges.apply(lists, product, num_targets, False)
+            return None, product - out * TakeTargets.apply(lists, sums, num_targets), None
+        return None, ops.softmax_of_lists_backward(_indptr(lists, num_targets), out, grad.contiguous()), None
+
+
+class DotEdges(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, lists: EdgeLists, target_rows: Tensor, source_rows: Tensor, num_targets: int) -> Tensor:
+        target_rows, source_rows = target_rows.contiguous(), source_rows.contiguous()
+        ctx.given = lists, num_targets
+        ctx.save_for_backward(target_rows, source_rows)
+        heads = source_rows.size(1)
+        return ops.dot_listed_rows(_indptr(lists, num_targets), lists.source, target_rows, source_rows, heads)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        lists, num_targets = ctx.given
+        target_rows, source_rows = ctx.saved_tensors
+        grad_target = grad_source = None
+        if ctx.needs_input_grad[1]:
+            sums = _run(SumOfSources, lists, source_rows, grad, num_targets, False)
+            grad_target = _padded(sums, target_rows.size(0))
+        if ctx.needs_input_grad[2]:
+            grad_source = _run(SumOfTargets, lists, target_rows[:num_targets], grad, source_rows.size(0))
+        return None, grad_target, grad_source, None
+
+
+class AdditiveScores(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        lists: EdgeLists,
+        target_rows: Tensor,
+        source_rows: Tensor,
+        att: Tensor,
+        negative_slope: float,
+        num_targets: int,
+    ) -> Tensor:
+        rows = target_rows.contiguous(), source_rows.contiguous(), att.contiguous()
+        ctx.given = lists, num_targets, negative_slope
+        ctx.save_for_backward(*rows)
+        return ops.additive_scores(_indptr(lists, num_targets), lists.source, *rows, negative_slope)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        lists, num_targets, slope = ctx.given
+        target_rows, source_rows, att = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return (
+                None,
+                *_additive_gradients(lists, target_rows, source_rows, att, slope, num_targets, grad),
+                None,
+                None,
+            )
+        grad, grad_target, grad_source, grad_att = grad.contiguous(), None, None, None
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[3]:
+            sums, grad_att = ops.additive_scores_by_target(
+                _indptr(lists, num_targets), lists.source, target_rows, source_rows, att, slope, grad
+            )
+            grad_target = _padded(sums, target_rows.size(0))
+        if ctx.needs_input_grad[2]:
+            indptr, target, place = _placed_by_source(lists, source_rows.size(0))
+            grad_source = ops.additive_scores_by_source(
+                indptr, target, place, target_rows[:num_targets], source_rows, att, slope, grad
+            )
+        return None, grad_target, grad_source, grad_att, None, None
+
+
+def _additive_gradients(
+    lists: EdgeLists,
+    target_rows: Tensor,
+    source_rows: Tensor,
+    att: Tensor,
+    slope: float,
+    num_targets: int,
+    grad: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradients of :func:`additive_scores` for its rows and ``att``, which are differentiable. It stores one row per edge."""
+    sums = TakeTargets.apply(lists, target_rows, num_targets) + TakeSources.apply(lists, source_rows, num_targets)
+    slopes = torch.where(sums.detach() > 0, sums.new_ones(()), sums.new_full((), slope))
+    factor = slopes * grad.unsqueeze(-1)
+    by_edge = factor * att
+    by_target = _padded(SumOfEdges.apply(lists, by_edge, num_targets, False), target_rows.size(0))
+    return by_target, SumOfPlaces.apply(lists, by_edge, source_rows.size(0)), (factor * sums).sum(0)
