@@ -13,6 +13,7 @@ import torch
 from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.nn.layers import layer_of, name_of
+from salientpp.nn.unchanged import change_of
 
 _WHOLE = "looks at all vertices of the graph at once"
 _NEIGHBOURS = "computes its edges from the rows of all vertices"
@@ -78,6 +79,8 @@ def _reason(module: torch.nn.Module, kind: str, is_inside: bool) -> str | None:
             return "has flow='target_to_source', but a rank has only the edges into its vertices, not the edges out of them; reverse the edges instead"
         if is_pyg and ".conv." in type(module).__module__ and layer_of(module) is None:
             return "was not tested"
+        if layer_of(module) is not None and (changed := change_of(module)) is not None:
+            return f"{changed}, which may read more vertices than a rank has; undo it, or put the code into a subclass of the layer"
         if kind == "SuperGATConv" and module.training:
             return "draws pairs of vertices of the whole graph in training; it works in evaluation (call eval())"
     for parameter in module.parameters(recurse=False):

@@ -137,7 +137,7 @@ class ShareCall(LayerCall):
         helpers = graph.helpers.by_name()
         inside = [module for module in conv.modules() if isinstance(module, MessagePassing)]
         placed = [(vars(each), *item) for each in inside for item in with_helpers(each, helpers).items()]
-        if self._is_attention and type(conv).message in FUSED:
+        if is_paired and self._is_attention and type(conv).message in FUSED:
             placed += [(vars(conv), "propagate", self._weighted_rows), (vars(conv), "edge_updater", self._scores)]
         before, model.graph = model.graph, graph
         try:

@@ -23,11 +23,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
-from torch_geometric.nn.dense import Linear
 
 from salientpp import ops
 from salientpp.layerwise.normalisation import Kind, Normalisation, kind_of, normalises
 from salientpp.nn.layers import layer_of, linear_form, pair_of
+from salientpp.nn.unchanged import change_inside, change_of, is_plain
 
 #: Dtypes of rows that are added up without rounding between two blocks of sources.
 _DTYPES = (torch.float32, torch.float64)
@@ -127,6 +127,8 @@ def forms_of(layer: Any, num_columns: int, has_weights: bool) -> list[Split]:
     conv = layer.conv
     if has_weights or not isinstance(conv, MessagePassing) or layer_of(conv) is None or _has_hooks(conv):
         return []
+    if change_of(conv) is not None or change_inside(conv) is not None:
+        return []
     form = linear_form(conv)
     if form is None or form[1] not in ("sum", "mean"):
         return []
@@ -137,7 +139,8 @@ def forms_of(layer: Any, num_columns: int, has_weights: bool) -> list[Split]:
         conv = copy.copy(conv)
         conv.normalize = False
     orders = [False]
-    if not layer.pairs:
+    linear = getattr(conv, "lin", None)
+    if not layer.pairs and (linear is None or is_plain(linear)):
         orders = [True, False] if num_columns <= getattr(conv, "out_channels", num_columns) else [False, True]
     forms = [Split(conv, layer.before, layer.after, layer.pairs, form[1] == "mean", kind, order) for order in orders]
     return [*_projected(forms, num_columns), *forms]
@@ -148,7 +151,7 @@ def _projected(forms: Sequence[Split], num_columns: int) -> list[Split]:
     split = forms[0]
     name = _LINEAR.get(type(split.conv).__name__)
     linear = getattr(split.conv, name) if name is not None else None
-    if not isinstance(linear, Linear) or _has_hooks(linear) or linear.weight.size(0) >= num_columns:
+    if not is_plain(linear) or linear.weight.size(0) >= num_columns:
         return []
     if getattr(split.conv, "project", False):
         return []

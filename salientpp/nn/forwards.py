@@ -8,13 +8,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn.dense import Linear
+
+from salientpp.nn.unchanged import is_plain
 
 
-def is_plain(linear: Any) -> bool:
-    """Returns True if a module is PyG's linear map without hooks and with the forward of its class, so that its weight describes it completely."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return type(linear) is Linear and "forward" not in vars(linear) and not any(getattr(linear, name) for name in hooks)
+def can_sum_first(conv: Any) -> bool:
+    """Returns True if :func:`gcn` can replace the forward of a GCNConv."""
+    return is_plain(conv.lin) and conv.lin.bias is None
 
 
 def gcn(conv: Any, x: Tensor, sums: Callable[[Tensor], Tensor]) -> Tensor:

@@ -18,9 +18,10 @@ from torch_geometric.nn.conv import MessagePassing
 from salientpp.batch.contents import is_sparse_tensor
 from salientpp.batch.edges import BatchEdges, edges_of
 from salientpp.nn import forwards, products
-from salientpp.nn.layers import HOOKS, Layer, layer_of, linear_form, pair_of, reduction_of, replaced, with_helpers
+from salientpp.nn.layers import Layer, layer_of, linear_form, pair_of, reduction_of, replaced, with_helpers
 from salientpp.nn.rules import tensors_of
 from salientpp.nn.trace import ALL, Call
+from salientpp.nn.unchanged import change_inside, change_of, is_plain
 from salientpp.sampling.edge_lists import EdgeLists
 from salientpp.sampling.hops import Hops, Relation, demand
 
@@ -58,11 +59,11 @@ def can_cut(conv: MessagePassing, forward: Callable[..., Any], arguments: Mappin
     facts = layer_of(conv)
     if arguments is None or facts is None or facts.needs_all is not None:
         return False
-    if conv.flow != "source_to_target" or conv.explain or conv.decomposed_layers != 1:
+    if conv.flow != "source_to_target" or conv.decomposed_layers != 1:
         return False
     if getattr(getattr(forward, "__func__", None), "__code__", None) is not kind.forward.__code__:
         return False
-    if any(getattr(conv, name) for name in HOOKS):
+    if change_of(conv) is not None or change_inside(conv) is not None:
         return False
     if getattr(conv, "cached", False) or any(arguments.get(name) is not None for name in _EXCLUDING):
         return False
@@ -129,6 +130,7 @@ class LayerCall:
         self.relation: Relation = given.relation
         self._types = (None, None) if given.relation is None else (given.relation[0], given.relation[-1])
         self._whole = arguments  # as given by the model
+        self._form, self._reduction = linear_form(conv), reduction_of(conv)
         self._lists: dict[int, EdgeLists] = {}  # by the id of an edge_index, kept in `_tensors`
         self._tensors: list[Tensor] = []
         self._cut(arguments)
@@ -145,8 +147,12 @@ class LayerCall:
         facts = layer_of(self.conv)
         is_one_hop = call.in_hops == min(ALL, call.out_hops + 1)
         pairs = facts.pairs if facts is not None and is_one_hop else ()
+        once = [getattr(self.conv, name) for name in facts.once] if facts is not None else []
+        if not all(module is None or is_plain(module) for module in once):
+            pairs = ()  # a module may count its calls
         # Inside the layer, tensors with different numbers of rows meet only as pairs.
         self.is_aligned = bool(pairs) or (type(self.conv) is pyg.GCNConv and is_one_hop)
+        self._is_paired = bool(pairs) or any(isinstance(value, (tuple, list)) for value in arguments.values())
         self.arguments: dict[str, Any] = {}
         for name, value in arguments.items():
             if isinstance(value, dict):
@@ -215,10 +221,11 @@ class LayerCall:
     def _cheaper_forward(self) -> Callable[..., Any] | None:
         """Returns the layer's forward in a cheaper order of operations, or None."""
         conv, x = self.conv, cast(Any, self.arguments.get("x"))
-        form = linear_form(conv)
+        form = self._form
         is_pair = isinstance(x, tuple) and all(isinstance(each, Tensor) and each.dim() == 2 for each in x)
         if type(conv) is pyg.GCNConv and form is not None and form[1] in ("sum", "mean") and isinstance(x, Tensor):
-            return self._gcn if x.dim() == 2 and self._sums_first(x.size(1), conv.out_channels) else None
+            is_cheaper = x.dim() == 2 and self._sums_first(x.size(1), conv.out_channels)
+            return self._gcn if is_cheaper and forwards.can_sum_first(conv) else None
         if type(conv) is pyg.SAGEConv and form is not None and is_pair and forwards.can_add_in_place(conv, x):
             return self._sage
         if type(conv) is pyg.GATConv and is_pair and self._is_attention and forwards.can_score_inputs(conv):
@@ -253,7 +260,7 @@ class LayerCall:
     @property
     def _is_attention(self) -> bool:
         """True if a layer of :data:`FUSED` weights rows by scores and does nothing else with edges."""
-        return self._whole.get("edge_attr") is None and reduction_of(self.conv) is not None
+        return self._whole.get("edge_attr") is None and self._reduction is not None
 
     def _helpers(self) -> dict[str, Callable[..., Any]]:
         helpers: dict[str, Callable[..., Any]] = {"gcn_norm": self._gcn_norm}
@@ -296,7 +303,7 @@ class LayerCall:
             norm = _symmetric(lists, weight, fill, dtype, self.hops.edge_index[self.relation])
         if weight is None:
             self.hops.kept[key] = norm
-        if linear_form(self.conv) is not None:
+        if self._form is not None:
             return (self._looped() if add_self_loops else edge_index), norm
         number = self.hops.nodes_within(self._types[1], self.call.in_hops - 1)
         target = lists.targets(number)
@@ -307,7 +314,7 @@ class LayerCall:
     def _num_targets(self, rows: Any) -> int:
         """Returns the number of targets that can be computed from ``rows``: all targets of a pair, or the targets whose sources all have rows."""
         source, target = pair_of(rows)
-        if source is not target:
+        if source is not target and self._is_paired:
             return target.size(self.conv.node_dim) if isinstance(target, Tensor) else self.num_out
         counts, number = self.hops.num_nodes[self._types[0]], source.size(self.conv.node_dim)
         if self.call.in_hops >= len(counts) and number == counts[-1]:
@@ -334,7 +341,7 @@ class LayerCall:
         fused = FUSED.get(type(conv).message)
         if fused is not None:
             return fused(self, lists, given)
-        form = linear_form(conv)
+        form = self._form
         source = pair_of(given.get("x"))[0]
         if form is None or not isinstance(source, Tensor) or not source.is_floating_point():
             return None
@@ -363,7 +370,7 @@ class LayerCall:
     # --- attention: scores of edges [e, H], and weighted rows [n, H, C] -------------------------------------------
 
     def _weighted(self, lists: EdgeLists, given: dict[str, Any]) -> Tensor | None:
-        rows, reduction = given["x"], reduction_of(self.conv)
+        rows, reduction = given["x"], self._reduction
         if reduction is None or not self._is_attention:
             return None
         return _reduced(lists, pair_of(rows)[0], self._num_targets(rows), reduction, given["alpha"])
@@ -383,7 +390,7 @@ class LayerCall:
         return products.softmax_by_target(lists, scores, number)
 
     def _transformer(self, lists: EdgeLists, given: dict[str, Any]) -> Tensor | None:
-        reduction = reduction_of(self.conv)
+        reduction = self._reduction
         if reduction is None or not self._is_attention:
             return None
         conv, query, key, value = self.conv, given["query"], given["key"], given["value"]

@@ -17,6 +17,8 @@ import torch
 import torch_geometric.nn as pyg
 from torch_geometric.nn.conv import MessagePassing
 
+from salientpp.nn.unchanged import change_of
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -32,6 +34,7 @@ class Layer:
         pairs: names of arguments of ``forward`` that may be pairs (all of them or none). A pair has the rows of the sources [m, ...], and the first n of them
             as the rows of the targets. The layer then returns the rows of the n targets only. They equal the first n rows of the result without pairs.
             Empty if the layer takes no pairs.
+        once: names of modules that the layer calls once for x, but twice for a pair.
         degrees: names of global functions that the layer's methods call and that count degrees of sources in the given edges. If none is
             called, or if each counts in all edges of the graph (:func:`with_helpers`), then ``layer(x[:m], edges into the first n)[:n]`` equals
             ``layer(x, edges)[:n]``. A layer of several hops needs the edges and the rows of all its hops.
@@ -44,6 +47,7 @@ class Layer:
     weight: str | None = None
     merges: bool = False
     pairs: tuple[str, ...] = ()
+    once: tuple[str, ...] = ()
     degrees: tuple[str, ...] = ()
     is_typed: bool = False
     hops: int | str | None = None
@@ -69,8 +73,8 @@ LAYERS: Mapping[str, Layer] = {
     "FastRGCNConv": Layer(pairs=_X),
     "FeaStConv": Layer(pairs=_X),
     "FiLMConv": Layer(pairs=_X),
-    "GATConv": Layer(pairs=_X),
-    "GATv2Conv": Layer(pairs=_X),
+    "GATConv": Layer(pairs=_X, once=("lin",)),
+    "GATv2Conv": Layer(pairs=_X, once=("lin_l",)),
     "GCN2Conv": Layer(linear=True, weight=_W, degrees=_NORM),
     "GCNConv": Layer(linear=True, weight=_W, merges=True, degrees=_NORM),
     "GENConv": Layer(pairs=_X),
@@ -109,14 +113,6 @@ LAYERS: Mapping[str, Layer] = {
 
 #: Layers for graphs with several types, which take dictionaries. Full-graph training does not support them.
 TYPED_LAYERS: Mapping[str, Layer] = {"HGTConv": Layer(is_typed=True, hops=1)}
-
-
-#: Names of PyG's own dictionaries of hooks.
-HOOKS = tuple(
-    f"_{kind}_forward{side}_hooks"
-    for kind in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
-    for side in ("_pre", "")
-)
 
 
 def layer_of(module: torch.nn.Module) -> Layer | None:
@@ -160,15 +156,19 @@ def linear_form(conv: MessagePassing) -> tuple[str | None, str] | None:
 def reduction_of(conv: MessagePassing) -> str | None:
     """Returns how a layer reduces a target's messages: "sum", "mean", "max" or "min"; None if it does anything else or more."""
     kind = type(conv)
-    if kind.aggregate is not MessagePassing.aggregate or kind.update is not MessagePassing.update or conv.explain:
+    if kind.aggregate is not MessagePassing.aggregate or kind.update is not MessagePassing.update:
         return None
-    hooks = (conv._message_forward_pre_hooks, conv._message_forward_hooks, conv._aggregate_forward_pre_hooks)
-    if any(hooks) or conv._aggregate_forward_hooks or conv.decomposed_layers != 1:
+    if conv.decomposed_layers != 1 or change_of(conv) is not None:
         return None
-    return _REDUCTIONS.get(type(conv.aggr_module).__name__)
+    return _REDUCTIONS.get(type(conv.aggr_module))
 
 
-_REDUCTIONS = {"SumAggregation": "sum", "MeanAggregation": "mean", "MaxAggregation": "max", "MinAggregation": "min"}
+_REDUCTIONS: Mapping[type, str] = {
+    pyg.SumAggregation: "sum",
+    pyg.MeanAggregation: "mean",
+    pyg.MaxAggregation: "max",
+    pyg.MinAggregation: "min",
+}
 
 
 # --- replacement of a layer's methods -----------------------------------------------------------------------

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, MessagePassing
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, SumAggregation
 
-from salientpp.nn.layers import HOOKS, LINEAR_MESSAGES
+from salientpp.nn.layers import LINEAR_MESSAGES
+from salientpp.nn.unchanged import HOOKS, change_of, is_plain
 from salientpp.ways.sums.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, Marked, mark, marked_in
 
 #: Reductions of the loader that an aggregation can continue.
@@ -145,7 +146,7 @@ def _before_propagate(conv: MessagePassing, inputs: _Inputs) -> _Inputs | None:
 def _call_on(conv: MessagePassing, edges: Marked, given: dict[Any, Any]) -> _Call:
     """Makes the call of a layer with these arguments. Raises an error if its outputs at the seeds would differ from those of the whole batch."""
     name = type(conv).__name__
-    _check_hooks(conv)
+    _check_unchanged(conv)
     marked = list(marked_in(given))
     rows = [each for each in marked if each.role == ROWS]
     if not rows or any(each.delivered is not edges.delivered for each in marked):
@@ -221,7 +222,7 @@ def _plain(value: Any) -> Any:
     return {name: _plain(each) for name, each in value.items()} if isinstance(value, dict) else value
 
 
-def _check_hooks(conv: MessagePassing) -> None:
+def _check_unchanged(conv: MessagePassing) -> None:
     own = (_before_propagate, _after_propagate, _merge)
     for name in HOOKS:
         if any(hook not in own for hook in getattr(conv, name).values()):
@@ -233,6 +234,11 @@ def _check_hooks(conv: MessagePassing) -> None:
         raise RuntimeError(
             f"{type(conv).__name__} has explain=True on a batch with sums, but no mask reaches the edges that sums replace; use batches without "
             "partial_aggregation"
+        )
+    if (changed := change_of(conv, with_hooks=False)) is not None:
+        raise RuntimeError(
+            f"{type(conv).__name__} {changed} on a batch with sums, where its code would see only some messages; undo it, put the code into a subclass of the "
+            "layer, or use batches without partial_aggregation"
         )
 
 
@@ -306,9 +312,13 @@ def _why_not(conv: MessagePassing) -> str | None:
         return f"{name} {why}, so its messages are not known to be the rows of their sources, and a sum of rows cannot replace them"
     if getattr(conv, "project", False):
         return f"{name} with project=True sends relu(lin(x_j)), which is not linear in x_j; make it without project"
+    if (changed := change_of(conv, with_hooks=False)) is not None:
+        return f"{name} {changed}, so a sum of rows may not replace its messages"
     is_gcn = message is GCNConv.message
     if is_gcn and not (isinstance(conv, GCNConv) and type(conv).forward is GCNConv.forward):
         return f"{name} sends messages as a GCNConv does, but has its own forward()"
+    if is_gcn and not (is_plain(conv.lin) and conv.lin.bias is None):
+        return f"{name} has another lin than PyG's own map (a module of another class, a bias, a hook), to which sums of its inputs cannot be given"
     if is_gcn and conv.normalize:
         return f"{name} normalises by the degrees of the batch, which lacks the edges in sums; make it with normalize=False"
     aggregation = type(conv.aggr_module)

@@ -14,6 +14,7 @@ from salientpp.nn.layer_call import edges_in
 from salientpp.nn.record import record
 from salientpp.nn.run import Run
 from salientpp.nn.trace import Plan
+from salientpp.nn.unchanged import change_inside, change_of
 from salientpp.sampling.hops import Hops, demand
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -152,8 +153,13 @@ def trimming_of(model: torch.nn.Module) -> Trimming | None:
 
 def key_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Returns the key of a call's plan in :attr:`Trimming.plans`."""
-    modes = tuple(module.training for module in model.modules())
+    modes = tuple((module.training, _is_unchanged(module)) for module in model.modules())
     return modes, *map(_choice, args), *((name, _choice(each)) for name, each in kwargs.items())
+
+
+def _is_unchanged(module: torch.nn.Module) -> bool:
+    """Returns True unless a module is a layer that was changed, which gets all rows."""
+    return not isinstance(module, MessagePassing) or (change_of(module) is None and change_inside(module) is None)
 
 
 def _choice(value: Any) -> Any:

@@ -221,7 +221,7 @@ def test_gradients_match_finite_differences(name):
 @pytest.mark.parametrize("path", ["kernels", "composed"])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_second_derivatives_equal_one_message_per_edge(name, path, monkeypatch):
-    """Second derivatives are those of each pair of arguments, and of an argument and the outer gradient."""
+    """Second derivatives are taken for each pair of arguments, and for an argument and the outer gradient."""
     if path == "composed":
         monkeypatch.setattr(products, "_KERNEL_DTYPES", ())
     product = PRODUCTS[name]

@@ -22,7 +22,7 @@ PACKAGE = ROOT / "salientpp"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # docs/design/architecture.md describes the rooms. A part is a module or folder directly inside salientpp/; it may always
-# import from itself. `ranks.greeting` and `nn.layers` allow only that module of their rooms.
+# import from itself. `ranks.greeting`, `nn.layers` and `nn.unchanged` allow only that module of their rooms.
 BOTTOM = {"ids", "arguments", "files", "processes", "progress", "ops", "graph"}
 PLANNING = BOTTOM | {"ranks", "vip"}
 ROWS = PLANNING | {"store"}
@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "nn": {"batch", "ops", "sampling", "ways.sums.marked"},
     "lightning": LOADERS,
     "analysis": (LOADERS - {"loader"}) | {"partitioning"},
-    "layerwise": LOADERS | {"nn.layers"},
+    "layerwise": LOADERS | {"nn.layers", "nn.unchanged"},
     "fullgraph": ROWS | {"partitioning", "batch", "nn", "sampling", "ways.hosts", "ways.planner"},
     "datasets": ROWS | {"partitioning", "sampling"},
 }

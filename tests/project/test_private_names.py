@@ -37,8 +37,6 @@ def _loader() -> NeighborLoader:
 #: Private attributes of objects of torch and PyG, with an object that has them.
 ATTRIBUTES: dict[str, Callable[[], Any]] = {
     "_Options": lambda: torch.distributed.ProcessGroupGloo,
-    "_aggregate_forward_hooks": lambda: CONV,
-    "_aggregate_forward_pre_hooks": lambda: CONV,
     "_cdata": lambda: torch.empty(0),
     "_copy_from": lambda: torch.ops.aten,
     "_edge_user_args": lambda: torch_geometric.nn.EdgeConv(torch.nn.Identity()),
@@ -48,9 +46,8 @@ ATTRIBUTES: dict[str, Callable[[], Any]] = {
     "_key": lambda: HeteroData(a={"x": torch.empty(0)})["a"],
     "_local_scalar_dense": lambda: torch.ops.aten,
     "_mapping": lambda: Data()._store,
-    "_message_forward_hooks": lambda: CONV,
-    "_message_forward_pre_hooks": lambda: CONV,
     "_metis": lambda: ClusterData,
+    "_modules": lambda: CONV,
     "_old_worker_init_fn": _loader,
     "_orig_mod": lambda: torch.compile(torch.nn.Identity()),
     "_parameters": lambda: CONV,
@@ -81,8 +78,6 @@ OTHERS = {
 #: The names. An attribute starts with a dot.
 USED = {
     "._Options",
-    "._aggregate_forward_hooks",
-    "._aggregate_forward_pre_hooks",
     "._cdata",
     "._copy_from",
     "._edge_user_args",
@@ -92,9 +87,8 @@ USED = {
     "._key",
     "._local_scalar_dense",
     "._mapping",
-    "._message_forward_hooks",
-    "._message_forward_pre_hooks",
     "._metis",
+    "._modules",
     "._old_worker_init_fn",
     "._orig_mod",
     "._parameters",
@@ -126,6 +120,7 @@ USED = {
     "torch.distributed.distributed_c10d._world.pg_map",
     "torch.jit._builtins._register_builtin",
     "torch.nn.modules.batchnorm._BatchNorm",
+    "torch.nn.modules.module._has_any_global_hook",
     "torch.utils._python_dispatch.TorchDispatchMode",
     "torch.utils._python_dispatch._disable_current_modes",
     "torch.utils._pytree.tree_flatten",

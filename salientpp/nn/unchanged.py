@@ -1,0 +1,168 @@
+"""Decides whether a message-passing layer still computes what its class computes.
+
+Products, other orders of operations and sums from other machines replace code of PyG. They equal that code only if nobody has changed the layer: by a method
+on the instance or on PyG's class, by a hook, or by another aggregation. Trimming, ``merge_partial``, full-graph training and inference ask here.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch_geometric.nn  # noqa: F401 (defines the classes)
+from torch.nn.modules import module as torch_module
+from torch_geometric.nn.aggr import Aggregation
+from torch_geometric.nn.conv import MessagePassing
+from torch_geometric.nn.dense import Linear
+
+#: Names of PyG's own dictionaries of hooks.
+HOOKS = tuple(
+    f"_{kind}_forward{side}_hooks"
+    for kind in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+    for side in ("_pre", "")
+)
+
+#: Methods whose replacement changes no result of a layer.
+_HARMLESS = frozenset(["reset_parameters", "jittable", "explain_message", "extra_repr"])
+#: Methods that PyG replaces by code that it generates for each class.
+_GENERATED = frozenset(["propagate", "edge_updater", "collect", "edge_collect"])
+
+
+def _methods(kind: type) -> Iterator[tuple[Any, str, Any]]:
+    """Yields (owner, name, function) for the methods of a class of PyG, and for PyG's functions that its file calls."""
+    bases = [base for base in kind.__mro__ if base.__module__.startswith("torch_geometric.")]
+    names = {name for base in bases for name, value in vars(base).items() if isinstance(value, types.FunctionType)}
+    for name in sorted(names - _HARMLESS - _GENERATED):
+        if not name.startswith(("__", "register_")):
+            yield kind, name, getattr(kind, name)
+    file = sys.modules[kind.__module__]
+    for name, value in vars(file).items():
+        if isinstance(value, types.FunctionType) and value.__module__.startswith("torch_geometric."):
+            yield file, name, value
+
+
+def _classes(base: Any) -> Iterator[type]:
+    """Yields a class and its subclasses in PyG."""
+    yield base
+    for kind in base.__subclasses__():
+        if kind.__module__.startswith("torch_geometric."):
+            yield from _classes(kind)
+
+
+#: Class of PyG -> owner, name and function of what it computes with, when this module is imported.
+_LAYERS = {kind: tuple(_methods(kind)) for kind in _classes(MessagePassing)}
+_AGGREGATIONS = {kind: tuple(_methods(kind)) for kind in _classes(Aggregation)}
+_CALLS = torch.nn.Module.__call__, Aggregation.__call__
+_LINEAR = Linear.forward
+_PROPAGATE, _EDGE_UPDATER = MessagePassing.propagate, MessagePassing.edge_updater
+
+
+def change_of(conv: MessagePassing, with_hooks: bool = True) -> str | None:
+    """Returns what was changed in the way in which a layer passes messages, as the predicate of a sentence; None if nothing was.
+
+    It reads the layer's methods, PyG's hooks, its aggregation, and hooks for all modules. It does not look at the code of subclasses outside PyG, and not at
+    other modules inside the layer (see :func:`change_inside`). Without ``with_hooks`` it ignores hooks of PyG and ``explain``.
+    """
+    kind = type(conv)
+    own = vars(conv)
+    if not _names(kind).isdisjoint(own):
+        for name in _names(kind) & own.keys():
+            if not _is_own(conv, name, own[name]):
+                return f"has its own {name}() on the instance"
+    if with_hooks:
+        for name in HOOKS:
+            if own[name]:
+                return f"has a hook of PyG ({name.strip('_')})"
+        if conv.explain:
+            return "has explain=True"
+    if (changed := _replaced_in(_LAYERS.get(kind) or _LAYERS[MessagePassing])) is not None:
+        return f"has another {changed}() than PyG, whose function was replaced"
+    if not (_is_generated(kind, "propagate", _PROPAGATE) and _is_generated(kind, "edge_updater", _EDGE_UPDATER)):
+        return "has its own propagate() or edge_updater()"
+    if has_global_hooks():
+        return "runs while a hook for all modules is registered (such as register_module_forward_hook)"
+    aggregation = conv.aggr_module
+    if aggregation is not None:
+        for part in aggregation.modules():
+            if (
+                isinstance(part, Aggregation)
+                and (changed := _replaced_in(_AGGREGATIONS.get(type(part), ()))) is not None
+            ):
+                return f"has another {changed}() in its aggregation than PyG, whose function was replaced"
+            if (what := _change_of_part(part)) is not None:
+                return f"has {what} on its aggregation ({type(part).__name__})"
+    return None
+
+
+def change_inside(conv: MessagePassing) -> str | None:
+    """Returns a change of the modules inside a layer that code around these modules does not see, as the predicate of a sentence; None if there is none."""
+    for part in conv.modules():
+        if part is not conv and (what := _change_of_part(part)) is not None:
+            return f"has {what} on a module inside it ({type(part).__name__})"
+        if isinstance(part, Aggregation) and type(part) not in _AGGREGATIONS:
+            return f"has an aggregation outside PyG ({type(part).__name__})"
+    return None
+
+
+def is_plain(linear: Any) -> bool:
+    """Returns True if a module is PyG's linear map without changes, so that its weight and bias describe it completely."""
+    return type(linear) is Linear and Linear.forward is _LINEAR and _change_of_part(linear) is None
+
+
+def has_global_hooks() -> bool:
+    """Returns True if hooks for all modules are registered, or the call of modules was replaced."""
+    return torch_module._has_any_global_hook() or (torch.nn.Module.__call__, Aggregation.__call__) != _CALLS
+
+
+def _change_of_part(part: torch.nn.Module) -> str | None:
+    own = vars(part)
+    if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
+        return "a hook"
+    if "forward" in own and not _is_own(part, "forward", own["forward"]):
+        return "its own forward()"
+    return None
+
+
+@functools.cache
+def _names(kind: Any) -> frozenset[str]:
+    """Returns the names of a layer's methods."""
+    bases = kind.__mro__[: kind.__mro__.index(MessagePassing) + 1]
+    found = {name for base in bases for name, value in vars(base).items() if isinstance(value, types.FunctionType)}
+    return frozenset(name for name in found if not name.startswith(("__", "register_"))) - _HARMLESS
+
+
+def _is_ours(value: Any) -> bool:
+    return getattr(value, "__module__", "").startswith("salientpp.")
+
+
+def _is_own(module: torch.nn.Module, name: str, value: Any) -> bool:
+    """Returns True if an attribute of a module is the method of its class, or a method that this package puts in its place during a call."""
+    if isinstance(value, functools.partial):  # ours, with the original method among its arguments
+        functions = [each for each in value.args if callable(each) and not isinstance(each, torch.nn.Module)]
+        return _is_ours(value.func) and all(_is_own(module, name, each) for each in functions)
+    if _is_ours(value):
+        return True
+    if not isinstance(value, types.MethodType) or value.__self__ is not module:
+        return False
+    kind, code = type(module), value.__func__.__code__
+    known = [getattr(kind, each, None) for each in (name, f"_orig_{name}", f"_jinja_{name}")]
+    return any(code is getattr(each, "__code__", None) for each in known)
+
+
+def _replaced_in(methods: Iterable[tuple[Any, str, Any]]) -> str | None:
+    """Returns the name of a function of PyG that was replaced since this module was imported; None if there is none."""
+    for owner, name, function in methods:
+        if getattr(owner, name, None) is not function:
+            return name
+    return None
+
+
+def _is_generated(kind: Any, name: str, original: Any) -> bool:
+    """Returns True if a method is PyG's: the one of ``MessagePassing``, or the code that PyG generates for a class."""
+    function = getattr(kind, name)
+    made_for = getattr(function, "__module__", "")
+    return function is original or any(made_for == f"{base.__module__}_{base.__name__}_{name}" for base in kind.__mro__)
