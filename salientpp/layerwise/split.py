@@ -150,7 +150,7 @@ def _projected(forms: Sequence[Split], num_columns: int) -> list[Split]:
     """Returns a form that sends fewer columns, for layers that apply a linear map W to the sums: W (sum of x_s) = sum of (W x_s)."""
     split = forms[0]
     name = _LINEAR.get(type(split.conv).__name__)
-    linear = getattr(split.conv, name) if name is not None else None
+    linear: Any = getattr(split.conv, name) if name is not None else None
     if not is_plain(linear) or linear.weight.size(0) >= num_columns:
         return []
     if getattr(split.conv, "project", False):

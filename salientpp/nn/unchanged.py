@@ -67,7 +67,7 @@ def change_of(conv: MessagePassing, with_hooks: bool = True) -> str | None:
     It reads the layer's methods, PyG's hooks, its aggregation, and hooks for all modules. It does not look at the code of subclasses outside PyG, and not at
     other modules inside the layer (see :func:`change_inside`). Without ``with_hooks`` it ignores hooks of PyG and ``explain``.
     """
-    kind = type(conv)
+    kind: Any = type(conv)
     own = vars(conv)
     if not _names(kind).isdisjoint(own):
         for name in _names(kind) & own.keys():
