@@ -122,7 +122,7 @@ class Basis:
     @property
     def trial_turns(self) -> Sequence[Turn]:
         """Turns of epoch 0 from which sizes are estimated: evenly spaced, at most :data:`TRIAL_BATCHES`."""
-        turns = self.epochs.order.of_epoch(0)
+        turns = self.epochs.order.trial()
         return turns[:: -(-len(turns) // TRIAL_BATCHES) or 1]
 
     def draw_each(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -36,8 +37,11 @@ class Order(Protocol):
     @property
     def num_ticks(self) -> int | None: ...
 
-    def of_epoch(self, epoch: int) -> Sequence[Turn]:
-        """Returns this rank's turns in an epoch (one for each batch), in order."""
+    def of_epoch(self, epoch: int) -> Iterable[Turn]:
+        """Returns this rank's turns in an epoch (one for each batch), in order. A user's sampler is read while they are iterated."""
+
+    def trial(self) -> Sequence[Turn]:
+        """Returns turns like those of epoch 0, for estimates. A user's sampler is not read."""
 
     def round_after(self, batches: int) -> int:
         """Returns the first round that is not complete on this rank after this number of batches."""
@@ -47,6 +51,43 @@ class Order(Protocol):
 
     def with_seed(self, seed: int) -> Order:
         """Returns the same order with another seed."""
+
+
+class TurnsOfEpoch:
+    """Turns of one epoch, which are read from an order no earlier than they are asked for.
+
+    Attributes:
+        size: number of turns. None: not known yet.
+    """
+
+    def __init__(self, turns: Iterable[Turn]) -> None:
+        self._rest = iter(turns)
+        self._read: deque[Turn] = deque()
+        self._first = 0  # index of the first turn in _read
+        self._error: BaseException | None = None
+        self.size: int | None = None
+        if isinstance(turns, list):
+            self._read, self.size = deque(turns), len(turns)
+
+    def at(self, index: int) -> Turn | None:
+        """Returns a turn that was not dropped, or None after the last. It reads as many turns as needed."""
+        while self.size is None and index >= self._first + len(self._read):
+            if self._error is not None:
+                raise self._error
+            try:
+                self._read.append(next(self._rest))
+            except StopIteration:
+                self.size = self._first + len(self._read)
+            except BaseException as error:
+                self._error = error  # an iterator that has failed would seem to have ended
+                raise
+        return None if self.size is not None and index >= self.size else self._read[index - self._first]
+
+    def drop(self, index: int) -> None:
+        """Drops all turns before this one, because an epoch may have no end."""
+        while self._read and self._first < index:
+            self._read.popleft()
+            self._first += 1
 
 
 class Draws(NamedTuple):
@@ -72,7 +113,7 @@ class Epochs:
 
     def turns(self, draws: Draws) -> Sequence[Turn]:
         """Returns this rank's turns in the epoch of these draws."""
-        return self.order.of_epoch(draws.epoch)
+        return [*self.order.of_epoch(draws.epoch)]
 
     def draws(self, epoch: int) -> Draws:
         return Draws(self.seed, self.placement.num_logical_ranks, epoch)

@@ -17,20 +17,20 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NoReturn
 
 from torch_geometric.data import Data
 from typing_extensions import Self
 
+from salientpp.engine.epochs import TurnsOfEpoch
 from salientpp.engine.pipeline import Pipeline, StageError, traced
 from salientpp.engine.producer import ByHand, Producer
 from salientpp.engine.stages import LAST_STAGE, Finished, Request
 from salientpp.engine.state import Disagreement, Point, Reached, Resume, first_point
 from salientpp.processes import Lock, lazy
 from salientpp.ranks.failure import RankFailure
-from salientpp.sampling.schedule import Turn
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Run:
         self._placed = self._first  # number of batches that entered the pipeline
         # Number of ticks. Several ranks agree on the first tick; a single rank has a batch in each tick.
         self._entered = self._first
-        self._is_open = self._comm.size == 1 or self._ticks == 0
+        self._is_open = self._comm.size == 1 or self._epochs.order.num_ticks == 0
         self.reached = Reached(epoch, self._first)
         self.is_gone = self._left = self._all_left = False
         self._attendance = producer.attendance()
@@ -104,14 +104,15 @@ class Run:
             self.unfinished.add(self)
 
     @lazy
-    def _turns(self) -> Sequence[Turn]:
+    def _turns(self) -> TurnsOfEpoch:
         """Turns of this rank. The first ``next()`` reads them, as in torch: until then, a sampler's epoch may be changed."""
-        return self._epochs.order.of_epoch(self._epoch)
+        return TurnsOfEpoch(self._epochs.order.of_epoch(self._epoch))
 
-    @lazy
-    def _ticks(self) -> int:
+    @property
+    def _all_entered(self) -> bool:
+        """True if no tick is left in which a batch may enter the pipeline."""
         number = self._epochs.order.num_ticks
-        return len(self._turns) if number is None else number
+        return self._turns.at(self._placed) is None if number is None else self._entered == number
 
     def move_to(self, epoch: int) -> bool:
         """Changes the epoch's number and restarts it, if no batch was requested yet. Returns True if the epoch now has this number."""
@@ -134,14 +135,15 @@ class Run:
         if self._failure is not None:
             raise self._failure
         turns, number = self._producer.drive(lambda: self._turns), self._epochs.order.num_rounds
-        last = len(turns)
-        if reached.rounds == (last if number is None else number):
+        if turns.at(reached.batches) is None if number is None else reached.rounds == number:
             reached.ended = True
             self.leave()
             raise StopIteration
         batches = []
-        while reached.batches < last and turns[reached.batches].round == reached.rounds:
+        while (turn := turns.at(reached.batches)) is not None and turn.round == reached.rounds:
             batches.append(self.give())
+            if number is None:
+                break  # rounds are batches, and the sampler of the user is not read further
         reached.rounds += 1
         return batches
 
@@ -168,21 +170,22 @@ class Run:
         """Raises the exception that ends the user's loop: StopIteration, or the epoch's failure."""
         if self._failure is not None:
             raise self._failure
-        self.reached.ended = self.reached.batches == len(self._turns)
+        self.reached.ended = self.reached.batches == self._turns.size
         self.leave()
         raise StopIteration
 
     def _next_batch(self) -> Data:
-        if self._failure is not None or self._left or self.reached.batches == len(self._turns):
+        if self._failure is not None or self._left or self._turns.at(self.reached.batches) is None:
             self._end()
         started = time.perf_counter()
         finished = None
         while finished is None or finished.idle:
-            if self._entered == self._ticks and not self._pipeline.in_flight and self._is_open:
+            if self._is_open and self._all_entered and not self._pipeline.in_flight:
                 raise RuntimeError("a batch of this epoch was lost to Ctrl-C; start a new epoch with iter(loader)")
             finished = self._tick()
         batch = self._transformed(finished, self._producer.stages.deliver(finished))
         self.reached.batches += 1
+        self._turns.drop(self.reached.batches)
         self._counters.count_batch(time.perf_counter() - started)
         return batch
 
@@ -253,21 +256,20 @@ class Run:
 
     def _point(self) -> Point:
         """Returns the point at which this rank wants to start."""
-        start = self._turns[self._first].tick if self._first < len(self._turns) else self._ticks
+        turn, ticks = self._turns.at(self._first), self._epochs.order.num_ticks
+        start = ticks or 0 if turn is None else turn.tick
         return Point.at(start, self._epochs.draws(self._epoch), self._resume)
 
     def _next_request(self) -> Request | None:
         """Returns the request for the next tick. A rank that has no batch for a tick in which others have one enters an empty request."""
-        if self._entered == self._ticks or self._all_left:
+        if self._all_entered or self._all_left:
             return None
         tick = self._entered
         self._entered += 1
-        if self._left or self._placed == len(self._turns):
-            return self._producer.idle_request(tick, True)
-        if tick < self._turns[self._placed].tick:
-            return self._producer.idle_request(tick, False)
-        while self._requested < len(self._turns) and len(self._ahead) < self._most_ahead:
-            turn = self._turns[self._requested]
+        placed = None if self._left else self._turns.at(self._placed)
+        if placed is None or tick < placed.tick:
+            return self._producer.idle_request(tick, placed is None)
+        while len(self._ahead) < self._most_ahead and (turn := self._turns.at(self._requested)) is not None:
             self._ahead.append(self._producer.request(self._epoch, turn, self._attendance, self._by_hand))
             self._requested += 1
         self._placed += 1
@@ -275,7 +277,7 @@ class Run:
 
     def leave_if_done(self) -> None:
         """Starts to answer the other ranks once this rank has delivered its last batch, because the user may not ask again."""
-        if self._comm.size > 1 and self.reached.batches == len(self._turns):
+        if self._comm.size > 1 and self.reached.batches == self._turns.size:
             self.leave()
 
     def leave(self) -> None:
@@ -320,7 +322,7 @@ class Run:
     def check_thread(self) -> None:
         """Raises RuntimeError if another thread is in this epoch, because a new epoch would end it."""
         is_free = self._left or self._user is threading.current_thread() or not self._user.is_alive()
-        if not is_free and self.reached.batches < len(self._turns):
+        if not is_free and self.reached.batches != self._turns.size:
             raise RuntimeError(
                 f"thread {self._user.name!r} is in epoch {self._epoch} of this loader, but with several ranks a loader runs one epoch at a time, in the "
                 "same order on every rank; share one iterator between the threads, close() the iterator of that epoch first, or make a loader for each thread"
@@ -330,7 +332,7 @@ class Run:
         """True if no other rank can request anything more in this epoch."""
         if self._comm.size == 1 or self._failure is not None:
             return True  # without reading the turns, because asking a sampler for them may fail
-        return self._is_open and self._pipeline.in_flight == 0 and (self._entered == self._ticks or self._all_left)
+        return self._is_open and self._pipeline.in_flight == 0 and (self._all_entered or self._all_left)
 
     def _answer_in_background(self) -> None:
         # At exit, the main thread waits for this thread in a lock. Ctrl-C wakes the main thread only if no other thread receives the signal. A thread

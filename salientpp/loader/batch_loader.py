@@ -201,7 +201,7 @@ class BatchLoader(PlannedLoader):
         )  # fmt: skip
         order: Any = shares.order(prepared.placement, self.seed)
         if not self._orders_itself:
-            order = GivenOrder(self.batch_sampler, source.seeds.number)  # type: ignore[arg-type]
+            order = GivenOrder(self.batch_sampler, source.seeds.number, order)  # type: ignore[arg-type]
         epochs = Epochs(self.seed, prepared.placement, order, options.draw_block)
         adopts = partitioned and options.logical_ranks is None
         return Bookmark(epochs, shares, partitioned, options.join_logical_ranks, adopts, prepared.facts.seed_is_given)

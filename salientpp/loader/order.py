@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from salientpp.engine.epochs import Order
 from salientpp.ids import as_tensor
 from salientpp.sampling.schedule import Turn
 
 
 class GivenOrder:
-    """Order of the user's ``batch_sampler``, or of torch's over the user's ``sampler``; see :class:`~salientpp.engine.epochs.Order`."""
+    """Order of the user's ``batch_sampler``, or of torch's over the user's ``sampler``; see :class:`~salientpp.engine.epochs.Order`.
+
+    The sampler may follow the user's loop, and may have no end. So a batch of it is read when the batch is requested.
+
+    Args:
+        own: the order that the loader would have without the sampler, for estimates.
+    """
 
     num_rounds = num_ticks = None
 
-    def __init__(self, batches: Iterable[Any], num_seeds: int) -> None:
-        self._batches, self._num_seeds = batches, num_seeds
+    def __init__(self, batches: Iterable[Any], num_seeds: int, own: Order) -> None:
+        self._batches, self._num_seeds, self._own = batches, num_seeds, own
 
     @property
     def num_batches(self) -> int:
@@ -33,9 +40,12 @@ class GivenOrder:
     def batches_by_rank(self) -> list[int]:
         return [self.num_batches]
 
-    def of_epoch(self, epoch: int) -> list[Turn]:
-        batches = (checked_positions(batch, self._num_seeds, "a batch of the sampler") for batch in self._batches)
-        return [Turn(index, index, [(0, batch)]) for index, batch in enumerate(batches)]
+    def of_epoch(self, epoch: int) -> Iterator[Turn]:
+        for index, batch in enumerate(self._batches):
+            yield Turn(index, index, [(0, checked_positions(batch, self._num_seeds, "a batch of the sampler"))])
+
+    def trial(self) -> Sequence[Turn]:
+        return self._own.trial()
 
     def round_after(self, batches: int) -> int:
         return batches
@@ -44,7 +54,7 @@ class GivenOrder:
         return number
 
     def with_seed(self, seed: int) -> GivenOrder:
-        return self
+        return GivenOrder(self._batches, self._num_seeds, self._own.with_seed(seed))
 
 
 def checked_positions(index: Any, num_inputs: int, name: str) -> Tensor:

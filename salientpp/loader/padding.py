@@ -196,7 +196,7 @@ def padding_of(
         shuffled: True if the order differs from epoch to epoch.
     """
     if pad == "bucket":
-        classes = tried_classes(data, basis, order.of_epoch(0))
+        classes = tried_classes(data, basis, order.trial())
     else:
         found = forecast_sizes(basis, order, types_of(data), shuffled)
         classes = Classes([{type_: _fixed_size(forecast.above(sigmas)) for type_, forecast in found.items()}])

@@ -255,6 +255,10 @@ class Turns:
         """Returns a copy of this schedule with another random seed."""
         return replace(self, schedules=[replace(schedule, seed=seed) for schedule in self.schedules])
 
+    def trial(self) -> list[Turn]:
+        """Returns the turns of epoch 0."""
+        return self.of_epoch(0)
+
     def of_epoch(self, epoch: int) -> list[Turn]:
         """Returns this rank's turns in an epoch, in order."""
         batches = [(schedule, schedule.batches(epoch)) for schedule in self.schedules]

@@ -70,7 +70,7 @@ class Trials:
                 moved += ids.numel() * row_bytes.get(type_, 0)
             edges += num_edges(mfg)
             last += num_last_edges(mfg)
-        of_epoch = len(basis.epochs.order.of_epoch(0))
+        of_epoch = basis.epochs.order.num_batches
         return Batch(of_epoch, vertices / number, edges / number, last / number, moved / number)
 
     def price(self, ways: Sequence[Way], seconds_per_edge: float) -> tuple[Price, TiersByType]:
