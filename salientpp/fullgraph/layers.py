@@ -12,13 +12,16 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch_geometric.nn.conv import MessagePassing
 
-from salientpp.nn.layers import layer_of, name_of
+from salientpp.nn.layers import layer_of, name_of, overridden_callers
 from salientpp.nn.unchanged import change_of
 
 _WHOLE = "looks at all vertices of the graph at once"
 _NEIGHBOURS = "computes its edges from the rows of all vertices"
 _TYPED = "is for graphs of several types; convert the data with to_homogeneous()"
 _CUDA = "needs its own graph format, which has no halo"
+
+#: Functions of PyG that a rank replaces, because they count vertices or their degrees.
+HELPERS = ("gcn_norm", "add_self_loops", "add_remaining_self_loops")
 
 #: Layers of ``torch_geometric.nn.conv`` that are refused -> reason.
 REFUSED: Mapping[str, str] = {
@@ -79,6 +82,11 @@ def _reason(module: torch.nn.Module, kind: str, is_inside: bool) -> str | None:
             return "has flow='target_to_source', but a rank has only the edges into its vertices, not the edges out of them; reverse the edges instead"
         if is_pyg and ".conv." in type(module).__module__ and layer_of(module) is None:
             return "was not tested"
+        for method, base in overridden_callers(type(module), HELPERS):
+            return (
+                f"overrides {method}() of {base}, which looks up vertices of other ranks; derive the layer from MessagePassing, or call a {base} inside "
+                "another module"
+            )
         if layer_of(module) is not None and (changed := change_of(module)) is not None:
             return f"{changed}, which may read more vertices than a rank has; undo it, or put the code into a subclass of the layer"
         if kind == "SuperGATConv" and module.training:

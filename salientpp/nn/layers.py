@@ -206,7 +206,10 @@ def with_helpers(module: torch.nn.Module, helpers: Mapping[str, Callable[..., An
     PyG's functions stay unchanged for everything else in the process.
     """
     found: dict[str, Callable[..., Any]] = {}
-    for name, method, called in _callers(cast(Any, type(module)), frozenset(helpers)):
+    kind = cast(Any, type(module))
+    for _, name, method, called in _callers(kind, frozenset(helpers)):
+        if getattr(kind, name) is not method:  # a subclass overrides it
+            continue
         ours = {each: helpers[each] for each in called}
         copy = types.FunctionType(
             method.__code__, {**method.__globals__, **ours}, name, method.__defaults__, method.__closure__
@@ -216,10 +219,27 @@ def with_helpers(module: torch.nn.Module, helpers: Mapping[str, Callable[..., An
     return found
 
 
+def overridden_callers(kind: type, names: Iterable[str]) -> list[tuple[str, str]]:
+    """Returns methods of PyG that call global functions of these names, and that a subclass outside PyG overrides: (name of the method, PyG's class)."""
+    return [
+        (name, base.__name__)
+        for base, name, _, _ in _callers(cast(Any, kind), frozenset(names))
+        if getattr(kind, name) is not vars(base)[name]
+    ]
+
+
+def _callers(kind: Any, names: frozenset[str]) -> list[tuple[Any, str, types.FunctionType, list[str]]]:
+    """Returns the methods of PyG's classes that call global functions of these names: class, name, method, names of the functions."""
+    found = _known_callers(kind, names)
+    if any(vars(base).get(name) is not method for base, name, method, _ in found):  # a class was changed
+        _known_callers.cache_clear()
+        found = _known_callers(kind, names)
+    return found
+
+
 @functools.cache
-def _callers(kind: Any, names: frozenset[str]) -> list[tuple[str, types.FunctionType, list[str]]]:
-    """Returns the methods of a PyG class that call global functions of these names: name, method, names of the functions."""
-    found: dict[str, tuple[str, types.FunctionType, list[str]]] = {}
+def _known_callers(kind: Any, names: frozenset[str]) -> list[tuple[Any, str, types.FunctionType, list[str]]]:
+    found: dict[str, tuple[Any, str, types.FunctionType, list[str]]] = {}
     for base in kind.__mro__:
         if base is MessagePassing or not base.__module__.startswith("torch_geometric.nn."):
             continue
@@ -227,7 +247,7 @@ def _callers(kind: Any, names: frozenset[str]) -> list[tuple[str, types.Function
             if isinstance(method, types.FunctionType) and name not in found and name != "__init__":
                 called = [each for each in method.__code__.co_names if each in names and each in method.__globals__]
                 if called:
-                    found[name] = (name, method, called)
+                    found[name] = (base, name, method, called)
     return list(found.values())
 
 

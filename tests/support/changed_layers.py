@@ -31,11 +31,13 @@ def set_on(path: str, make: Callable[[Any], Any]) -> Change:
         own = owner._modules if name in owner._modules else vars(owner)
         old = own.get(name)
         own[name] = make(getattr(owner, name))
-        yield
-        if old is None:
-            del own[name]
-        else:
-            own[name] = old
+        try:
+            yield
+        finally:
+            if old is None:
+                del own[name]
+            else:
+                own[name] = old
 
     return change
 
@@ -57,8 +59,10 @@ def hook(path: str, register: str, function: Callable[..., Any]) -> Change:
     def change(conv: Any) -> Iterator[None]:
         owner = conv.get_submodule(path) if path else conv
         handle = getattr(owner, register)(function)
-        yield
-        handle.remove()
+        try:
+            yield
+        finally:
+            handle.remove()
 
     return change
 
@@ -67,8 +71,10 @@ def for_all_modules(register: Callable[..., Any], function: Callable[..., Any]) 
     @contextlib.contextmanager
     def change(_: Any) -> Iterator[None]:
         handle = register(function)
-        yield
-        handle.remove()
+        try:
+            yield
+        finally:
+            handle.remove()
 
     return change
 
