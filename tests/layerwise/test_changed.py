@@ -51,7 +51,7 @@ def check(make: Callable[[], Any], change: Change, is_refused: bool, data: Any) 
                 salientpp.inference([conv], data, batch_size=64)
             return
         got = salientpp.inference([conv], data, batch_size=64)
-    torch.testing.assert_close(got.rows, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("change", MESSAGES)
