@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 import warnings
-import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,7 +23,6 @@ from torch_geometric.data.lightning import datamodule as pyg
 from torch_geometric.sampler import BaseSampler
 
 from salientpp.loader.batch_loader import BatchLoader
-from salientpp.loader.following_loader import FollowingLoader
 from salientpp.loader.link_loader import LinkNeighborLoader
 from salientpp.loader.node_loader import NeighborLoader
 from salientpp.sampling.neighbor_sampler import NeighborSampler
@@ -38,6 +35,76 @@ _SETTABLE = {"num_neighbors", "replace", "disjoint", "subgraph_type", "temporal_
 
 #: Options of a memory budget. The training loader takes the budget of all loaders of a data module.
 _BUDGET = {"memory", "device_memory", "machines", "allow"}
+
+
+class FollowingLoader:
+    """Loader whose epochs and batches follow the counts of a ``Trainer``. It is not a torch ``DataLoader``, so that Lightning does not replace it.
+
+    It has all attributes of ``loader``. If other code than the trainer iterates over this object, it gives the loader's own epochs.
+
+    Args:
+        loader: the loader that gives the batches.
+        trainer: Lightning's ``Trainer``, which counts epochs and batches.
+    """
+
+    def __init__(self, loader: BatchLoader, trainer: Any) -> None:
+        self.loader = loader
+        self._trainer = trainer
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader":  # missing while the object is unpickled
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Data | HeteroData]:
+        # A generator, because Lightning asks for an iterator before it restores its counts, and for a batch afterwards.
+        epoch, batches = self._position()
+        if epoch is not None:
+            self.loader.set_epoch(epoch)
+        if batches and not self.loader.has_state:
+            warnings.warn(
+                f"epoch {epoch} should continue after {batches} batches, but your sampler has no state, so it starts from the beginning",
+                UserWarning,
+                stacklevel=2,
+            )
+        elif batches:
+            self.loader.load_state_dict({**self.loader.state_dict(), "epoch": epoch, "batches": batches})
+        yield from self.loader
+
+    def _position(self) -> tuple[int | None, int]:
+        """Returns the epoch, and the number of its batches that are done; None and 0 if other code than the trainer iterates."""
+        trainer = self._trainer
+        fit = trainer.fit_loop
+        if self is trainer.train_dataloader:
+            done = fit.epoch_loop.batch_progress.current.ready
+        elif self is trainer.val_dataloaders:
+            done = fit.epoch_loop.val_loop.batch_progress.current.ready if trainer.state.fn == "fit" else 0
+        else:
+            return None, 0
+        # A hook at the end of an epoch may iterate again; this pass then covers the whole epoch.
+        return fit.epoch_progress.current.processed, done if done < len(self.loader) else 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state that Lightning stores for a loader. A resumed run compares it with its own. Empty if the user gave a sampler."""
+        return self.loader.state_dict() if self.loader.has_state else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Checks that this loader can continue where the loader that saved ``state`` stopped, and takes the random seed from that state.
+
+        Raises:
+            ValueError: the data or an argument differs; the text says which.
+        """
+        if state and self.loader.has_state:
+            own = self.loader.state_dict()
+            if state.get("ranks", own["ranks"]) != own["ranks"] and not (state.get("joined") and own["joined"]):
+                raise ValueError(
+                    f"this checkpoint comes from {state['ranks']} ranks, but this run has {own['ranks']}; a Trainer counts the batches of one rank, "
+                    "whose number depends on the number of ranks unless join_logical_ranks=True"
+                )
+            self.loader.load_state_dict({**state, "rank": own["rank"]})  # Lightning keeps rank 0's state for all ranks
 
 
 class _GraphData(pyg.LightningDataModule):
@@ -59,7 +126,6 @@ class _GraphData(pyg.LightningDataModule):
         loader: str,
         sampler: BaseSampler | None,
         eval_loader_kwargs: dict[str, Any] | None,
-        /,  # kwargs may have a sampler of seeds
         **kwargs: Any,
     ) -> None:
         loader = "custom" if sampler is not None else loader
@@ -86,7 +152,6 @@ class _GraphData(pyg.LightningDataModule):
         self.seed: int | None = self.kwargs.get("seed")
         self._seed_is_given = self.seed is not None
         self._cache: Any = None
-        self._following: weakref.WeakSet[FollowingLoader] = weakref.WeakSet()
         self._first: BatchLoader | None = None  # the training loader, if setup() made it to fill the shared cache
 
         given, given_eval = dict(self.kwargs), dict(eval_loader_kwargs or {})
@@ -153,15 +218,9 @@ class _GraphData(pyg.LightningDataModule):
             self._cache = found.cache
         return found
 
-    def _follow(self, loader: Any, stage: str) -> Any:
-        if self.trainer is None or not isinstance(loader, BatchLoader):
-            return loader
-        name = f"limit_{stage}_batches"
-        if isinstance(self.data, PartitionedGraph):
-            _check_limit(name, getattr(self.trainer, name), loader.batches_by_rank)
-        found = FollowingLoader(loader, self.trainer)
-        self._following.add(found)
-        return found
+    def _follow(self, loader: Any) -> Any:
+        follows = self.trainer is not None and isinstance(loader, BatchLoader)
+        return FollowingLoader(loader, self.trainer) if follows else loader
 
     def _agreed_seed(self) -> int:
         """Returns the random seed, which is the same on all ranks and in all loaders of this module."""
@@ -172,32 +231,27 @@ class _GraphData(pyg.LightningDataModule):
         return self.seed
 
     def _train(self) -> Any:
-        kwargs = dict(self.loader_kwargs)
-        if self._overfits:
-            kwargs.pop("sampler", None)  # each epoch would have other batches
-        return self.dataloader(*self._seeds("train"), self.graph_sampler, shuffle=self.train_shuffle, **kwargs)
+        return self.dataloader(
+            *self._seeds("train"), self.graph_sampler, shuffle=self.train_shuffle, **self.loader_kwargs
+        )
 
     def _evaluate(self, split: str, **kwargs: Any) -> Any:
         kwargs = {**self.eval_loader_kwargs, **kwargs}
-        loader = self.dataloader(*self._seeds(split), self.eval_graph_sampler, shuffle=False, **kwargs)
-        return self._follow(loader, {"pred": "predict"}.get(split, split))
+        return self._follow(self.dataloader(*self._seeds(split), self.eval_graph_sampler, shuffle=False, **kwargs))
 
     def _seeds(self, split: str) -> list[Any]:
         return [getattr(self, f"input_{split}_{name}") for name in self._seed_names]
 
     @property
-    def _overfits(self) -> bool:
-        return self.trainer is not None and self.trainer.overfit_batches > 0
-
-    @property
     def train_shuffle(self) -> bool:
         """True if the training seeds are shuffled. They are not if the user passed a sampler of seeds, or set the trainer's ``overfit_batches``."""
-        return not self._overfits and all(self.loader_kwargs.get(name) is None for name in ("sampler", "batch_sampler"))
+        overfits = self.trainer is not None and self.trainer.overfit_batches > 0
+        return not overfits and all(self.loader_kwargs.get(name) is None for name in ("sampler", "batch_sampler"))
 
     def train_dataloader(self) -> Any:
         """Returns a loader of the training seeds, shuffled if :attr:`train_shuffle`."""
         loader, self._first = self._first or self._train(), None
-        return self._follow(loader, "train")
+        return self._follow(loader)
 
     def val_dataloader(self) -> Any:
         """Returns a loader of the validation seeds, in their order."""
@@ -224,13 +278,6 @@ class _GraphData(pyg.LightningDataModule):
         """Makes the training loader before the others, because the cache that all loaders share is planned for the training workload."""
         if stage == "fit" and self._cache is None and _fills_cache(self.loader_kwargs):
             self._first = self._train()
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Tells the other ranks. Within an epoch they go on, because a thread answers them until its end."""
-        for loader in list(self._following):
-            if not loader.is_in_epoch:
-                loader.report_failure(exception)
-        super().on_exception(exception)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the random seed. Lightning's own counts hold all other state."""
@@ -387,19 +434,6 @@ def _check_every_rank_has_batches(loader: BatchLoader) -> None:
         raise ValueError(
             f"rank {batches.index(0)} has no batches, so Lightning skips its loop there, and the other ranks would wait for it (batches by rank: "
             f"{batches}); partition so that every part has seeds, or iterate over the loader yourself"
-        )
-
-
-def _check_limit(name: str, limit: float | int, batches: Sequence[int]) -> None:
-    """Raises ValueError on every rank if a limit of Lightning leaves some ranks without batches and others with some. Lightning raises on the former only."""
-    if not isinstance(limit, float):
-        return
-    left = [int(number * limit) for number in batches]
-    if 0 in left and any(left):
-        rank = left.index(0)
-        raise ValueError(
-            f"{name}={limit} leaves rank {rank} without batches, and the other ranks would wait for it (batches by rank: {batches}); pass at least "
-            f"{math.ceil(1000 / min(batches)) / 1000}, or a number of batches"
         )
 
 

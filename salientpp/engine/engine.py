@@ -75,11 +75,12 @@ class Engine:
         """
         with self.lock:
             self.close()
-            self.producer.drive(self.read_anew)
-            for way in self.ways:
-                way.begin_epoch()
-            self._run = run = self.producer.drive(Run, self.producer, self.counters, epoch, start, finish, by_hand)
-            self._runs.add(run)
+            with self.basis.comm.reporting("begin an epoch"):
+                self.producer.drive(self.read_anew)
+                for way in self.ways:
+                    way.begin_epoch()
+                self._run = run = self.producer.drive(Run, self.producer, self.counters, epoch, start, finish, by_hand)
+                self._runs.add(run)
         run.leave_if_done()
         return run
 

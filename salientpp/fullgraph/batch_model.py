@@ -36,8 +36,10 @@ class BatchModel(DistributedModel):
 
     graph: BatchGraph
 
-    def __init__(self, module: torch.nn.Module, job: Ranks, host: Ranks, recompute: Recompute) -> None:
-        super().__init__(module, _empty(job, host), recompute=recompute)
+    def __init__(
+        self, module: torch.nn.Module, job: Ranks, host: Ranks, recompute: Recompute, error: Exception | None
+    ) -> None:
+        super().__init__(module, _empty(job, host), recompute=recompute, error=error)
         self._plans: dict[Any, Plan] = {}  # of a trimmed model
 
     def _run(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -123,12 +125,14 @@ class BatchModel(DistributedModel):
         return out if has_vertices else mapped(out, lambda rows: rows[:0] if rows.dim() else rows)
 
 
-def of_loader(module: torch.nn.Module, cooperation: Cooperation, recompute: Recompute) -> BatchModel:
-    """Distributes a model over the ranks of a loader. Collective. Models of one loader share their connections."""
+def of_loader(
+    module: torch.nn.Module, cooperation: Cooperation, recompute: Recompute, error: Exception | None
+) -> BatchModel:
+    """Distributes a model over the ranks of a loader. Collective. Models of one loader share their connections. ``error``: a mistake of this rank."""
     if cooperation not in _connections:
         job = Ranks(cooperation.comm.among(range(cooperation.comm.size), between_devices=True))
         _connections[cooperation] = job, job.among(cooperation.ranks_of_host)
-    return BatchModel(module, *_connections[cooperation], recompute)
+    return BatchModel(module, *_connections[cooperation], recompute, error)
 
 
 #: Ranks of the job and of the host, by the loader's cooperation. A connection of their own, because a loader's threads use the loader's at any time.

@@ -59,17 +59,17 @@ def distribute(
         raise TypeError(
             f"part must come from salientpp.fullgraph.local or salientpp.load, or be a loader with cooperate='host', got {type(part).__name__}"
         )
-    if layout == "auto":
+    if isinstance(layout, str) and layout == "auto":
         layout = plan_for(model, graph)
+    given = Recompute(recompute, rows_file)
     if not isinstance(layout, Plan):
-        return DistributedModel(model, graph, layout, recompute=Recompute(recompute, rows_file))
+        return DistributedModel(model, graph, layout, recompute=given)
+    error = None
     if graph is not (layout.graph.base or layout.graph):
-        raise ValueError(
+        error = ValueError(
             "layout is a plan for another part; pass the part that plan_for was called with, as salientpp.fullgraph.local returned it"
         )
-    return DistributedModel(
-        model, layout.graph, layout.layout, f"the plan {layout.name!r}", Recompute(recompute, rows_file)
-    )
+    return DistributedModel(model, layout.graph, layout.layout, f"the plan {layout.name!r}", given, error)
 
 
 def _over_batches(model: torch.nn.Module, loader: Cooperative, layout: str | Plan, recompute: Recompute) -> BatchModel:
@@ -78,12 +78,13 @@ def _over_batches(model: torch.nn.Module, loader: Cooperative, layout: str | Pla
             f"distribute computes the batches of a loader over ranks only if the loader has cooperate='host', got a {type(loader).__name__} without it; add "
             "cooperate='host', or train the model itself, with DistributedDataParallel on several ranks"
         )
+    error = None
     if layout != "halo":
         name = layout.name if isinstance(layout, Plan) else layout
-        raise ValueError(f"layout must be 'halo' for a loader, whose batches differ in their edges, got {name!r}")
-    if recompute.kind is not None and trimming_of(model) is not None:
-        raise ValueError(
+        error = ValueError(f"layout must be 'halo' for a loader, whose batches differ in their edges, got {name!r}")
+    elif recompute.kind is not None and isinstance(model, torch.nn.Module) and trimming_of(model) is not None:
+        error = ValueError(
             f"recompute must be None for a model of salientpp.nn.trim, got {recompute.kind!r}; distribute the model without trim, or leave recompute out and "
             "choose a smaller batch_size"
         )
-    return of_loader(model, loader.cooperation, recompute)
+    return of_loader(model, loader.cooperation, recompute, error)

@@ -124,6 +124,16 @@ class Ranks:
             raise
 
     @contextlib.contextmanager
+    def preparing(self, task: str) -> Iterator[None]:
+        """Wraps the steps of this rank before the first collective of a ``task``. After an error, all ranks raise one and stay connected."""
+        try:
+            yield
+        except Exception as error:
+            with contextlib.suppress(RankFailure, RanksDiffer):  # this rank raises its own error
+                self.agree(f"{task}, which failed ({type(error).__name__}: {error})")
+            raise
+
+    @contextlib.contextmanager
     def calling(self, facts: Mapping[str, str], exchanging: Ranks, own: Mapping[str, str]) -> Iterator[None]:
         """Wraps a call of a model, in which the ranks of ``exchanging`` exchange rows. See :meth:`Agreement.calling`. They alone compare the facts ``own``."""
         told = {id(self): (self, dict(facts)), id(exchanging): (exchanging, {**facts, **own})}

@@ -27,7 +27,7 @@ def loss_mean(losses: Tensor, of: LocalGraph | DistributedModel, weight: Tensor 
         A scalar. It is NaN if no rank has a training vertex, like torch's mean of an empty tensor.
     """
     ranks = of.job
-    with ranks.reporting("loss_mean"):
+    with ranks.preparing("loss_mean"):
         if not isinstance(losses, Tensor) or losses.dim() == 0:
             raise ValueError(
                 "losses must be a tensor [m, ...], one loss for each of this rank's training vertices (reduction='none'), got "
@@ -38,10 +38,11 @@ def loss_mean(losses: Tensor, of: LocalGraph | DistributedModel, weight: Tensor 
                 f"weight must have the shape of losses, {list(losses.shape)}, got {list(weight.shape)}; torch would combine each loss with several weights. "
                 "Pass weight.expand_as(losses) or weight.view_as(losses)"
             )
-    values = losses if weight is None else losses * weight
-    dtype = wide(values.dtype)  # bfloat16 would round a count of 257 to 256
-    count = torch.tensor(losses.numel(), device="cpu") if weight is None else weight.detach().sum(dtype=dtype)
-    mean = _Mean.apply(values.sum(dtype=dtype), count.to(values.device, dtype), ranks).to(values.dtype)
+        values = losses if weight is None else losses * weight
+        dtype = wide(values.dtype)  # bfloat16 would round a count of 257 to 256
+        count = torch.tensor(losses.numel(), device="cpu") if weight is None else weight.detach().sum(dtype=dtype)
+        total, count = values.sum(dtype=dtype), count.to(values.device, dtype)
+    mean = _Mean.apply(total, count, ranks).to(values.dtype)
     watch_backward([mean], ranks)
     return mean
 
@@ -70,7 +71,7 @@ def accuracy(prediction: Tensor, y: Tensor, of: LocalGraph | DistributedModel) -
     Raises:
         ValueError: the shapes do not fit each other, or a prediction of one number per vertex is not a class.
     """
-    with of.job.reporting("accuracy"):
+    with of.job.preparing("accuracy"):
         classes, y = _classes_of(prediction, y)
         right = torch.tensor([int((classes == y).sum()), y.numel()], dtype=torch.float64, device=of.job.device)
     right, number = of.job.sum_up(right, "score").tolist()

@@ -37,6 +37,7 @@ class DistributedModel(torch.nn.Module):
         asked: the layout as the user gave it, on which the ranks must agree; None: ``layout``. If it differs from ``layout``, a layer whose edges or weights
             change at each step fetches the halo under any layout.
         recompute: what autograd keeps; None: everything.
+        error: a mistake of this rank in other arguments. It is raised here, after the other ranks were told.
 
     Attributes:
         module, graph: the model, and this rank's part.
@@ -52,10 +53,14 @@ class DistributedModel(torch.nn.Module):
         layout: str = "halo",
         asked: str | None = None,
         recompute: Recompute | None = None,
+        error: Exception | None = None,
     ) -> None:
         super().__init__()
         self._recompute = recompute or Recompute()
-        _agree(module, graph, layout, asked or layout, self._recompute)
+        try:
+            _agree(module, graph, layout, asked or layout, self._recompute, error)
+        finally:
+            error = None  # otherwise this frame and the traceback would reference each other
         graph.job.agreement.models += 1
         self._number = graph.job.agreement.models
         self.layout = layout
@@ -325,11 +330,19 @@ class DistributedModel(torch.nn.Module):
         return copied
 
 
-def _agree(module: torch.nn.Module, graph: RankGraph, layout: str, asked: str, recompute: Recompute) -> None:
-    """Checks that the model can be distributed and is the same on every rank. Then copies rank 0's values to all ranks."""
+def _agree(
+    module: torch.nn.Module,
+    graph: RankGraph,
+    layout: str,
+    asked: str,
+    recompute: Recompute,
+    error: Exception | None,
+) -> None:
+    """Checks that the model can be distributed and is the same on every rank. Then copies rank 0's values to all ranks. ``error``: a mistake of this rank."""
     facts: dict[str, Any] = {"tensors": [], "layout": repr(asked)}
-    error = None
     try:
+        if error is not None:
+            raise error
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(module).__name__}")
         facts |= recompute.prepare()

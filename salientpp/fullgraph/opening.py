@@ -53,9 +53,14 @@ def local(
     Raises:
         ValueError, TypeError: an argument is wrong, there are more ranks than parts, or the ranks gave different arguments or data. Every rank raises it.
     """
-    seconds = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
-    at = torch.device("cpu" if device is None else device)
     error: Exception | None = None
+    seconds, at = DEFAULT_TIMEOUT, torch.device("cpu")
+    try:
+        seconds = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+        at = torch.device("cpu" if device is None else device)
+        torch.empty(0, device=at)  # raises if this process has no such device
+    except Exception as raised:
+        error = raised
     if not isinstance(data, (PartitionedGraph, Data)):
         error = TypeError(
             f"data must be a PartitionedGraph (salientpp.load) or a PyG Data, got {type(data).__name__}; full-graph training needs one type of vertices: "
@@ -65,7 +70,10 @@ def local(
         error = TypeError(f"preload must be a salientpp.fullgraph.Preload or None, got {type(preload).__name__}")
     elif preload is None and ranks_per_host is not None:
         error = ValueError("ranks_per_host= is for preload=, got no preload; pass both, or neither")
-    comm = Comm.create(process_group, seconds, at, error)
+    try:
+        comm = Comm.create(process_group, seconds, at, error)
+    finally:
+        error = None  # otherwise this frame and the traceback would reference each other
     whole = _opened(data, comm, at, offsets, dtype, {"preload": repr(preload)})
     if preload is None:
         return whole
@@ -119,10 +127,11 @@ def _opened(
                 f"all ranks must open the same graph, but rank 0 and rank {rank}{comm.of} have different contents of {', '.join(differing)}"
             )
     lists, bounds, rows, splits = opened
-    rows = {name: value.to(at) for name, value in rows.items()}
-    if dtype is not None and "x" in rows:
-        rows["x"] = rows["x"].to(dtype)
-    return LocalGraph(Ranks(comm, at), lists, bounds, rows, splits)
+    with comm.reporting("open its part"):
+        rows = {name: value.to(at) for name, value in rows.items()}
+        if dtype is not None and "x" in rows:
+            rows["x"] = rows["x"].to(dtype)
+        return LocalGraph(Ranks(comm, at), lists, bounds, rows, splits)
 
 
 def _checksum(*tensors: Tensor) -> int:

@@ -117,12 +117,18 @@ def plan_for(
 
 def _checked(graph: LocalGraph, kind: str, memory: int | str | None, constants: Constants | None) -> float:
     """Returns the budget in bytes. Checks the arguments of :func:`plan_for`, and that all ranks gave the same. Collective."""
-    error = None
-    amount = inf if memory is None else as_amount(memory)
+    error: Exception | None = None
+    amount: float | None = inf
+    try:
+        amount = inf if memory is None else as_amount(memory)
+    except Exception as raised:
+        error = raised
     if kind not in _KINDS:
         error = ValueError(f"kind must be one of {', '.join(map(repr, _KINDS))}, got {kind!r}")
-    elif amount is None or 0 < amount < 1:
+    elif error is None and (amount is None or 0 < amount < 1):
         error = ValueError(f'memory must be a number of bytes, text such as "1GiB", or None, got {memory!r}')
+    elif constants is not None and not isinstance(constants, Constants):
+        error = TypeError(f"constants must be a Constants or None, got {type(constants).__name__}")
     elif isinstance(graph, PreloadedGraph):
         error = ValueError(
             "plan_for needs a part without preload, because a preloaded part has the rows of other hosts already; pass another layout to distribute, or open "
@@ -132,15 +138,18 @@ def _checked(graph: LocalGraph, kind: str, memory: int | str | None, constants: 
         error = ValueError(
             "plan_for needs a part without a plan; pass the part that salientpp.fullgraph.local returned"
         )
-    given = {"kind": kind, "memory": memory, "constants": repr(constants)}
-    graph.ranks.agree("plan_for")
-    everyone = graph.ranks.comm.gather_facts(given, error, "plan")
+    given = {"kind": repr(kind), "memory": repr(memory), "constants": repr(constants)}
+    try:
+        graph.job.agree("plan_for")
+        everyone = graph.job.comm.gather_facts(given, error, "plan")
+    finally:
+        error = None  # otherwise this frame and the traceback would reference each other
     for rank, theirs in enumerate(everyone):
         for name, value in theirs.items():
             if value != everyone[0][name]:
                 raise ValueError(
-                    f"all ranks must call plan_for with the same {name}, got {everyone[0][name]!r} on rank 0 and {value!r} on rank "
-                    f"{rank}{graph.ranks.comm.of}"
+                    f"all ranks must call plan_for with the same {name}, got {everyone[0][name]} on rank 0 and {value} on rank "
+                    f"{rank}{graph.job.comm.of}"
                 )
     return float(amount or 0)
 

@@ -1,8 +1,8 @@
 """Meeting of the ranks of a job.
 
 Under plain srun, no port has been chosen, and one computed from the job's number may be taken. So rank 0 asks its kernel for a free port, holds it, and
-publishes host and port in a file that all ranks see. The file is removed as soon as all ranks have met. If rank 0 fails meanwhile, the file stays and says
-why, so that no rank waits for nothing.
+publishes host and port in a file that all ranks see. The file is removed as soon as all ranks have met. If a rank fails meanwhile, it tells rank 0 in a file
+of its own. Rank 0 tells the others in the store, and its file stays and says why. So no rank waits for nothing.
 
 torchrun's agents keep one key-value store for the whole job. After they restart all ranks, torch's keys in it still have values of the previous start, and a
 rank could find the address of a process that is gone. So the ranks first make sure that they belong to the same start (:func:`meet`).
@@ -11,6 +11,7 @@ rank could find the address of a process that is gone. So the ranks first make s
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import itertools
 import json
@@ -28,7 +29,14 @@ import torch.distributed as dist
 
 from salientpp.files import replace_file
 from salientpp.launch.environment import Launch, LaunchError, detect
-from salientpp.ranks.greeting import DifferentVersions, compare_greetings, greet
+from salientpp.ranks.greeting import (
+    DifferentVersions,
+    compare_greetings,
+    describe_difference,
+    greet,
+    have_greeted,
+    key_of,
+)
 
 #: Number of the next meeting. Ranks may meet several times in one process, each time in a separate file.
 _meetings = itertools.count()
@@ -41,8 +49,17 @@ _PREFIX = "salientpp/meeting"
 #: Seconds between two reads of the store, at first and at most. A thousand ranks may read at the same time.
 _PAUSE, _LONGEST_PAUSE = 0.01, 0.3
 
-#: Prefix of the text that rank 0 publishes instead of its address if it could not start.
+#: Prefix of the text that rank 0 publishes instead of its address if the ranks could not meet.
 _FAILED = "failed: "
+
+#: Part of the name of a rank's file: rank 0's file, this text and the rank.
+_OF_RANK = "-failed-"
+
+#: Keys of the store: the reason why the ranks cannot meet, and the fact that all have come.
+_REASON, _ALL = f"{_PREFIX}/failed", f"{_PREFIX}/all"
+
+#: Number of times that a rank reads rank 0's file again after the file system has lost it (ESTALE).
+_STALE_LOOKS = 5
 
 
 def init_process_group(
@@ -81,16 +98,112 @@ def init_process_group(
     else:
         directory = Path(directory or os.environ.get("SLURM_SUBMIT_DIR") or ".").absolute()
         file = directory / f".salientpp-{launch.job}-{next(_meetings)}"
-        store, address = _host(file, launch, timeout) if launch.rank == 0 else _find(file, launch, timeout)
-        try:
+        with _telling(file, launch):
+            store, address = _host(file, launch, timeout) if launch.rank == 0 else _find(file, launch, timeout)
+            _await_all(store, file, launch, timeout)
             _connect(launch, address, backend, timeout, store)
-        except BaseException as error:
-            if launch.rank == 0:  # ranks that come later would wait for an answer
-                _publish(file, f"{_FAILED}{error or type(error).__name__}")
-            raise
         if launch.rank == 0:
             file.unlink(missing_ok=True)
     return launch
+
+
+@contextlib.contextmanager
+def _telling(file: Path, launch: Launch) -> Iterator[None]:
+    """Wraps the meeting of the ranks. Tells the others if this rank fails, in ``file`` (rank 0) or in a file of its own, which rank 0 reads."""
+    try:
+        yield
+    except BaseException as error:
+        text = str(error) or type(error).__name__
+        if launch.rank == 0:  # ranks that come later would wait for an answer
+            with contextlib.suppress(LaunchError):
+                _publish(file, f"{_FAILED}{text}")
+        elif not isinstance(error, _Told):
+            with contextlib.suppress(OSError):
+                own = file.with_name(f"{file.name}{_OF_RANK}{launch.rank}")
+                replace_file(own, lambda new: new.write(f"{text}\n".encode()))
+        if isinstance(error, _Told):
+            raise LaunchError(text) from None
+        raise
+
+
+class _Told(Exception):
+    """The meeting has failed, and the other ranks know. Becomes a LaunchError."""
+
+
+def _told_by_others(file: Path) -> list[Path]:
+    """Returns the files in which other ranks say why they cannot meet rank 0."""
+    with contextlib.suppress(OSError):
+        return sorted(
+            file.with_name(name) for name in os.listdir(file.parent) if name.startswith(f"{file.name}{_OF_RANK}")
+        )
+    return []
+
+
+def _await_all(store: dist.Store, file: Path, launch: Launch, timeout: timedelta) -> None:
+    """Waits until every rank has reached the store. torch's own meeting would wait for a rank that has failed before.
+
+    Raises:
+        LaunchError: a rank has failed or did not come, or the ranks run different versions.
+    """
+    try:
+        greet(store, launch.rank)
+        deadline = time.monotonic() + timeout.total_seconds()
+        reason = (
+            _gather_all(store, file, launch, deadline) if launch.rank == 0 else _await_rank_0(store, launch, deadline)
+        )
+    except dist.DistError as error:  # the store is gone with rank 0, which has published the reason
+        reason = _reason_in(file)
+        if reason is None:
+            raise LaunchError(_unreachable(launch, str(file), error)) from error
+    if reason is not None:
+        raise _Told(reason)
+
+
+def _gather_all(store: dist.Store, file: Path, launch: Launch, deadline: float) -> str | None:
+    """Waits for the greetings of all ranks. Rank 0 calls it. Returns the reason why the ranks cannot meet, or None, after the others were told."""
+    missing: list[int] = []
+    reason = None
+    for _ in _looks(deadline):
+        missing = [rank for rank in range(launch.world_size) if not have_greeted(store, [rank])]
+        told = _told_by_others(file) if missing else []
+        if told:
+            words = told[0].read_text().strip()
+            reason = f"rank {told[0].name.rpartition('-')[2]} ended while the ranks met: {words}"
+            for path in told:
+                path.unlink(missing_ok=True)
+        elif not missing:
+            texts = store.multi_get([key_of(rank) for rank in range(launch.world_size)])
+            reason = describe_difference({rank: text.decode(errors="replace") for rank, text in enumerate(texts)})
+        if reason is not None or not missing:
+            break
+    else:
+        named = ", ".join(map(str, missing))
+        reason = f"rank {named} did not come to rank 0 on {socket.gethostname()} in time; look at the output of the missing ranks first"
+    store.set(*((_ALL, "") if reason is None else (_REASON, reason)))
+    return reason
+
+
+def _await_rank_0(store: dist.Store, launch: Launch, deadline: float) -> str | None:
+    """Waits until rank 0 says that all ranks have come. The other ranks call it. Returns the reason if they cannot meet."""
+    keys = [key_of(0), key_of(launch.rank)]
+    for _ in _looks(deadline):
+        if store.check([_REASON]):
+            return store.get(_REASON).decode()
+        if store.check([_ALL]):
+            return None
+        if store.check(keys):  # a rank 0 of another version may never answer
+            texts = zip((0, launch.rank), store.multi_get(keys), strict=True)
+            if (text := describe_difference({rank: text.decode(errors="replace") for rank, text in texts})) is not None:
+                return text
+    return f"rank {launch.rank}: not all ranks came to rank 0 in time; look at the output of rank 0 first"
+
+
+def _reason_in(file: Path) -> str | None:
+    """Returns the reason that rank 0 has published, or None."""
+    with contextlib.suppress(OSError):
+        text = file.read_text().strip()
+        return text.removeprefix(_FAILED) if text.startswith(_FAILED) else None
+    return None
 
 
 def _meet_at_agent(launch: Launch, address: str, timeout: timedelta) -> dist.Store:
@@ -236,9 +349,20 @@ def _publish(file: Path, text: str) -> None:
 
 def _find(file: Path, launch: Launch, timeout: timedelta) -> tuple[dist.Store, str]:
     """Connects to the store at the address that rank 0 has published. All ranks except rank 0 call it."""
+    address, stale = None, 0
     for _ in _looks(time.monotonic() + timeout.total_seconds(), 1.0):
-        if file.exists():
+        try:
+            address = file.read_text().strip()
             break
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            stale += 1
+            if error.errno != errno.ESTALE or stale > _STALE_LOOKS:
+                raise LaunchError(
+                    f"rank {launch.rank} on {socket.gethostname()} cannot read {file}, in which rank 0 publishes its address ({error.strerror or error}); "
+                    "pass a directory= that all hosts can read"
+                ) from None
         # Listing a directory makes a network file system ask its server. A look-up of the name alone may be answered from a local cache.
         with contextlib.suppress(OSError):
             os.listdir(file.parent)
@@ -248,9 +372,8 @@ def _find(file: Path, launch: Launch, timeout: timedelta) -> tuple[dist.Store, s
             f"{launch.master_addr}) publishes its address. Either rank 0 has not come so far (see its output first), or the "
             "hosts do not share this directory; then pass another as directory=, or set MASTER_PORT to a port that is free there"
         )
-    address = file.read_text().strip()
     if address.startswith(_FAILED):
-        raise LaunchError(f"rank {launch.rank}: rank 0 ended while the ranks met: {address.removeprefix(_FAILED)}")
+        raise _Told(f"rank {launch.rank}: rank 0 ended while the ranks met: {address.removeprefix(_FAILED)}")
     host, _, port = address.rpartition(":")
     if not (port.isascii() and port.isdecimal() and int(port) < 2**16):
         raise LaunchError(

@@ -10,6 +10,7 @@ them have completed it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -29,6 +30,7 @@ from salientpp.layerwise.parts import (
 from salientpp.loader.statistics import LoaderStats
 from salientpp.progress import Progress
 from salientpp.ranks.comm import DEFAULT_TIMEOUT
+from salientpp.ranks.roll import before_roll_call
 from salientpp.store.directory.opened import PartitionedGraph
 
 
@@ -89,20 +91,23 @@ def inference(
         OSError: rows of a layer or of ``out`` cannot be written, for instance because the disk is full.
         RuntimeError: a layer failed (:class:`~salientpp.engine.pipeline.StageError`), or a rank failed. Every rank raises it.
     """
-    if isinstance(data, HeteroData) or getattr(data, "is_hetero", False):
-        raise TypeError(
-            f"inference needs a graph with one type, got a {type(data).__name__} with several; convert it with to_homogeneous(), or apply the layers "
-            "yourself with a NeighborLoader for each type"
-        )
-    options = {
-        "batch_size": batch_size, "device": device_of(model) if device is None else device, "num_workers": num_workers, "depth": depth,
-        "process_group": process_group, "timeout": timeout, "replication_factor": replication_factor,
-    }  # fmt: skip
-    names = {"edge_weight": edge_weight, "edge_attr": edge_attr}
-    return Inference(
-        model, data, batch_edges, names, dtype, None if out is None else Path(out), progress or Progress(), options,
-        None if scratch is None else Path(scratch), memory,
-    ).run()  # fmt: skip
+    # The ranks meet only for a partitioned graph.
+    with before_roll_call() if isinstance(data, PartitionedGraph) else contextlib.nullcontext():
+        if isinstance(data, HeteroData) or getattr(data, "is_hetero", False):
+            raise TypeError(
+                f"inference needs a graph with one type, got a {type(data).__name__} with several; convert it with to_homogeneous(), or apply the layers "
+                "yourself with a NeighborLoader for each type"
+            )
+        options = {
+            "batch_size": batch_size, "device": device_of(model) if device is None else device, "num_workers": num_workers, "depth": depth,
+            "process_group": process_group, "timeout": timeout, "replication_factor": replication_factor,
+        }  # fmt: skip
+        names = {"edge_weight": edge_weight, "edge_attr": edge_attr}
+        call = Inference(
+            model, data, batch_edges, names, dtype, None if out is None else Path(out), progress or Progress(), options,
+            None if scratch is None else Path(scratch), memory,
+        )  # fmt: skip
+    return call.run()
 
 
 class Inference(Call):

@@ -161,13 +161,8 @@ class LayerRun:
 
     def _reporting(self, action: Callable[[], None]) -> None:
         """Calls a collective action. An error on this rank is reported to the others."""
-        try:
+        with self._comm.reporting("run a layer"):
             action()
-        except BaseException as error:
-            self._comm.report_failure(
-                f"rank {self._comm.rank}{self._comm.of} could not run a layer: {type(error).__name__}: {error}"
-            )
-            raise
 
     # --- the layer ------------------------------------------------------------------------------------------
 

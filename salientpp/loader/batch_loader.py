@@ -27,7 +27,7 @@ from salientpp.engine.seeds import Seeds
 from salientpp.engine.shares import Shares, check_units, seeds_by_part, seeds_of_parts
 from salientpp.engine.source import BatchSource, open_partition, sources_in
 from salientpp.loader.bookmark import Bookmark
-from salientpp.loader.construction import connect, facts_of, prepare_together, reported
+from salientpp.loader.construction import connect, facts_of, prepare_together
 from salientpp.loader.cooperation import check_cooperation, seeds_per_batch, settings_of_batches
 from salientpp.loader.device_sampling import draw_on_device
 from salientpp.loader.fingerprint import fingerprint_of
@@ -95,12 +95,13 @@ class BatchLoader(PlannedLoader):
         self._calls = 0
         self._adapt_seeds(prepared.source.seeds, everyone)
         self._bookmark = self._make_bookmark(prepared, everyone)
-        reported(comm, partial(find_ppr, prepared.source), "make its loader")
-        basis = self._make_basis(comm, prepared)
-        if prepared.options.cooperate is not None:
-            reported(comm, partial(divide, basis, prepared.options.split_by), "make its loader")
-        self._make_engine(basis, prepared.options, everyone)
-        self._pad_together()
+        with comm.reporting("make its loader"):
+            find_ppr(prepared.source)
+            basis = self._make_basis(comm, prepared)
+            if prepared.options.cooperate is not None:
+                divide(basis, prepared.options.split_by)
+            self._make_engine(basis, prepared.options, everyone)
+            self._pad_together()
 
     # --- construction -------------------------------------------------------------------------------------
 

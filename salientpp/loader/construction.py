@@ -89,11 +89,8 @@ def engine_together(basis: Basis, ways: Sequence[Way], action: str) -> Engine:
 
 def reported(comm: Comm, function: Callable[[], Out], action: str) -> Out:
     """Returns ``function()``, which every rank calls; an error on this rank is reported to the others."""
-    try:
+    with comm.reporting(action):
         return function()
-    except BaseException as error:
-        comm.report_failure(f"rank {comm.rank}{comm.of} could not {action}: {type(error).__name__}: {error}")
-        raise
 
 
 def ways_of(options: Options, everyone: Sequence[Facts]) -> list[Way]:

@@ -26,7 +26,6 @@ from salientpp.loader.statistics import LoaderStats
 from salientpp.processes import lazy
 from salientpp.ranks.cooperation import Cooperation
 from salientpp.store.cache import FeatureCache, TypedFeatureCache
-from salientpp.store.directory.files import DatasetError
 from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.ways.cache import Cache, GivenCache
 
@@ -96,15 +95,13 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         comm.check_process()
         if isinstance(self.data, PartitionedGraph):
             self.engine.close()
-            try:
+        with comm.reporting("begin an epoch"):
+            if isinstance(self.data, PartitionedGraph):
                 self.data.check_sizes()
-            except DatasetError as error:
-                comm.report_failure(f"rank {comm.rank} cannot begin an epoch: {error}")
-                raise
-        if self.worker_init_fn is not None:
-            self.engine.producer.workers.initialise(self.worker_init_fn, anew=not self.persistent_workers)
-        self.engine.producer.workers.transform = self.transform_sampler_output  # the user may have changed it
-        finish, by_hand = self._finish()
+            if self.worker_init_fn is not None:
+                self.engine.producer.workers.initialise(self.worker_init_fn, anew=not self.persistent_workers)
+            self.engine.producer.workers.transform = self.transform_sampler_output  # the user may have changed it
+            finish, by_hand = self._finish()
         with self.engine.lock:
             run = self.engine.run(place.epoch, place.resume, finish, by_hand)
             place.begun(run.reached)

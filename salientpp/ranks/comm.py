@@ -7,10 +7,11 @@ for them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -266,6 +267,15 @@ class Comm:
         if self.groups is not None:
             self.groups.abandon()
         self.notes.report(text)
+
+    @contextlib.contextmanager
+    def reporting(self, action: str) -> Iterator[None]:
+        """Wraps an ``action`` of this rank, for which other ranks may wait in their next collective. An error, also Ctrl-C, is reported to them."""
+        try:
+            yield
+        except BaseException as error:
+            self.report_failure(f"rank {self.rank}{self.of} could not {action}: {words_of(error)}")
+            raise
 
     def check_script(self) -> None:
         """Tells the other ranks, and raises, if this rank's script has ended with an error while a thread still serves them."""

@@ -208,7 +208,17 @@ def own_up(ranks: tuple[int, ...]) -> None:
         attempt(lambda: job_store().delete_key(_astray_key(dist.get_rank())))
 
 
-def words_of(error: Exception) -> str:
+@contextlib.contextmanager
+def before_roll_call() -> Iterator[None]:
+    """Wraps work of a rank before it makes a Comm. Other ranks that wait for it are told of an error; see :func:`go_astray`."""
+    try:
+        yield
+    except Exception as error:
+        go_astray(error)
+        raise
+
+
+def words_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 

@@ -94,7 +94,8 @@ def agree_on_hosts(
     if max(sizes) == 1 or differ:
         return ()
     # Read only now: every rank has arrived, so a host's copy on its local disk has the parts that each of its ranks staged.
-    there = parts_there(part.root)
+    with comm.reporting("make its loader"):
+        there = parts_there(part.root)
     copies = [facts["there"] for facts in comm.gather_facts({"there": None if there is None else sorted(there)})]
     owning = [theirs["own_rows"] for theirs in everyone]
     trouble = _trouble(comm, part.whole.num_parts, sizes, num_logical_ranks, owning, copies, cooperates)
@@ -135,7 +136,7 @@ def sizes_of_hosts(
     error = None
     try:
         told |= {"given": checked_hosts(given), "believed": host_by_launcher(*group_rank())}
-    except ValueError as wrong:
+    except Exception as wrong:
         error = wrong
     try:
         everyone = comm.gather_facts(told, error, task)

@@ -336,26 +336,6 @@ def test_overfitting_repeats_the_same_batches(tmp_path):
     assert len(seeds) == 6 and seeds[:2] == seeds[2:4] == seeds[4:]
 
 
-@pytest.mark.parametrize("options", [{}, {"sampler": torch.utils.data.RandomSampler(range(50))}])
-def test_overfitting_turns_every_shuffling_off(tmp_path, options):
-    model = Homogeneous()
-    module = LightningNodeData(graph(), num_neighbors=[-1], batch_size=8, **options)
-    trainer(tmp_path, overfit_batches=2, max_epochs=2).fit(model, module)
-    seeds = [ids[:8] for _, _, ids in model.of("train")]
-    assert seeds[0] + seeds[1] == graph().train_mask.nonzero().flatten().tolist()[:16]
-    assert len(seeds) == 4 and seeds[:2] == seeds[2:]
-
-
-def test_a_data_module_takes_a_sampler_of_seeds(tmp_path):
-    model = Homogeneous()
-    order = list(range(49, -1, -1))
-    trainer(tmp_path, max_epochs=1).fit(
-        model, LightningNodeData(graph(), num_neighbors=[-1], batch_size=50, sampler=order)
-    )
-    ((_, _, ids),) = model.of("train")
-    assert ids[:50] == graph().train_mask.nonzero().flatten().tolist()[::-1]
-
-
 def test_predictions_come_in_the_order_of_the_seeds(tmp_path):
     wanted = torch.tensor([5, 3, 99, 7, 1])
     module = LightningNodeData(graph(), input_pred_nodes=wanted, num_neighbors=[2], batch_size=2)
@@ -882,71 +862,6 @@ def test_a_rank_without_batches_is_refused_where_lightning_would_skip_it(tmp_pat
     assignment = 1 - data.test_mask.long()
     salientpp.partition(data, 2, tmp_path / "parts", [3, 2], 4, method=assignment)
     assert distributed.run(evaluate_nothing_on_rank, 2, tmp_path, tmp_path / "parts", seconds=240) == [True, True]
-
-
-def overfit_on_rank(rank, root, directory):
-    as_torchrun_would(rank, 2)
-    model = Homogeneous()
-    module = LightningNodeData(salientpp.load(directory), num_neighbors=[-1], batch_size=8)
-    trainer(root, strategy="ddp", devices=2, overfit_batches=2).fit(model, module)
-    dist.barrier()
-    return [ids[:8] for _, _, ids in model.of("train")]
-
-
-class Raises(Callback):
-    def on_validation_start(self, trainer, module) -> None:
-        raise ArithmeticError("the user's own")
-
-
-def leave_on_rank(rank, root, directory, how):
-    """Returns the error of each rank. Rank 1 catches its own, and lives on until rank 0 has got its error."""
-    as_torchrun_would(rank, 2)
-    options = {"num_neighbors": [-1], "batch_size": 4, "eval_loader_kwargs": {"uneven": "exact"}}
-    module = LightningNodeData(salientpp.load(directory), input_pred_nodes="val", **options)
-    run = {"strategy": "ddp", "devices": 2, "num_sanity_val_steps": 0}
-    stage, _, number = how.partition(" ")
-    said = ""
-    try:
-        if stage in ("validate", "fit"):
-            getattr(trainer(root, **run, limit_val_batches=float(number)), stage)(Homogeneous(), module)
-        elif stage == "predict":
-            trainer(root, **run, limit_predict_batches=float(number)).predict(Homogeneous(), module)
-        else:
-            trainer(root, **run, callbacks=[Raises()] if rank else []).validate(Homogeneous(), module, verbose=False)
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-    dist.monitored_barrier() if dist.is_initialized() else None
-    return said
-
-
-@pytest.fixture(scope="module")
-def uneven(tmp_path_factory):
-    """Returns a directory whose second part has 8 vertices for validation. The first part has 22, and both have 25 for training."""
-    data = graph()
-    assignment = torch.zeros(data.num_nodes, dtype=torch.int64)
-    for mask, number in ((data.train_mask, 25), (data.val_mask, 8)):
-        assignment[mask.nonzero().flatten()[:number]] = 1
-    root = tmp_path_factory.mktemp("uneven") / "parts"
-    salientpp.partition(data, 2, root, [3, 2], 4, method=assignment)
-    return root
-
-
-def test_ranks_of_a_partitioned_graph_overfit(tmp_path, uneven):
-    for seeds in distributed.run(overfit_on_rank, 2, tmp_path, uneven, seconds=240):
-        assert len(seeds) == 4 and seeds[:2] == seeds[2:]
-
-
-@pytest.mark.parametrize("how", ["validate 0.3", "fit 0.3", "predict 0.3", "raise"])
-def test_a_rank_that_leaves_its_trainer_is_named_at_once(tmp_path, uneven, how):
-    first, second = distributed.run(leave_on_rank, 2, tmp_path, uneven, how, seconds=240)
-    stage = how.partition(" ")[0]
-    if stage == "raise":
-        assert second == "ArithmeticError: the user's own"
-        assert "rank 1 left its Trainer before the next epoch of this loader: ArithmeticError: the user's own" in first
-    else:
-        name = "limit_predict_batches" if stage == "predict" else "limit_val_batches"
-        words = f"{name}=0.3 leaves rank 1 without batches, and the other ranks would wait for it (batches by rank: [6, 2]); pass at least 0.5, "
-        assert first == second and words in first
 
 
 class LinksById(Links):

@@ -6,6 +6,7 @@ Environment variables and small scripts stand for SLURM; tests/slurm has the rea
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import re
@@ -777,3 +778,29 @@ def test_an_error_of_an_agents_store_names_the_missing_rank(monkeypatch):
         monkeypatch.setenv(name, str(value))
     with pytest.raises(LaunchError, match=r"rank 0 of 2 on .* could not connect to the others .*: rank 1 did not come"):
         salientpp.init_process_group(timeout=timedelta(seconds=0.3))
+
+
+def _meet_after_an_error() -> Any:
+    """Meets the others. Every task but 0 and 2 finds that the shared file system has lost the file of rank 0; task 0 may fail before it has one."""
+    rank = os.environ["SLURM_PROCID"]
+    if rank == os.environ["FAILING"]:
+        if rank == "0":
+            rendezvous._listen = _raise_out_of_files
+        else:
+            Path.read_text = _raise_stale  # type: ignore[method-assign]
+    return _meet_once()
+
+
+def _raise_stale(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.ESTALE, "Stale file handle")
+
+
+def _raise_out_of_files(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+@pytest.mark.parametrize(("failing", "words"), [("0", "Too many open files"), ("1", "Stale file handle")])
+def test_every_task_hears_of_an_error_of_one_before_they_meet(tmp_path, failing, words):
+    said = as_tasks(_meet_after_an_error, 3, tmp_path, FAILING=failing)
+    assert all(words in each for each in said), said
+    assert all(each.startswith("LaunchError: ") for rank, each in enumerate(said) if str(rank) != failing), said

@@ -95,12 +95,8 @@ def calibrate(
         RankFailure: another rank failed.
         Exception: ``step`` failed.
     """
-    comm = basis.comm
-    try:
+    with basis.comm.reporting("calibrate"):
         return _calibrated(basis, step, seconds, between, gradient_bytes, about or {})
-    except BaseException as error:
-        comm.report_failure(f"rank {comm.rank}{comm.of} could not calibrate: {type(error).__name__}: {error}")
-        raise
 
 
 def _calibrated(
