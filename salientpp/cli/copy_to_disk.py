@@ -17,6 +17,7 @@ HELP = "copy the files that this host needs of a dataset directory to a local di
 TEXTS = {
     "root": "dataset directory that `salientpp partition` wrote",
     "--to": "directory in which the copy is made, as DIR/NAME; on a cluster often $TMPDIR",
+    "--verify": "check of files that the copy has already: sizes and sampled checksums (quick), or every byte (full) (default: quick)",
     "--part": "part to copy; may be given several times (default: the parts of this rank)",
 }
 
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("root", type=Path)
     add("--to", type=Path, required=True, metavar="DIR")
     add("--part", type=int, action="append", metavar="P")
+    add("--verify", choices=("quick", "full"), default="quick")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -49,6 +51,6 @@ def run(arguments: argparse.Namespace) -> int:
             )
         parts = parts_of(launch.rank, launch.world_size, num_parts)
     with shown_progress() as progress:
-        copy = copy_to_disk(root, arguments.to, parts=parts, progress=progress)
+        copy = copy_to_disk(root, arguments.to, parts=parts, verify=arguments.verify, progress=progress)
     terminal.print_whole(os.fsencode(f"{copy}\n"))  # bytes as on disk, for scripts that read the path
     return 0

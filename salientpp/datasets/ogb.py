@@ -133,11 +133,18 @@ def provide_ogb_files(name: str, meta: dict[str, str], folder: Path, download: b
     if download and not folder.exists():
         from ogb.utils.url import download_url, extract_zip
 
+        unpacked, own = folder.parent / meta["download_name"], folder.parent / url.rpartition("/")[2]
+        if unpacked.exists():
+            raise ValueError(
+                f"{name}: the archive would be unpacked over {unpacked}; rename this to {folder} if it is the dataset, or move it"
+            )
+        was_there = own.exists()  # then ogb takes this archive, which somebody else may need
         with contextlib.redirect_stdout(sys.stderr):
             archive = download_url(url, str(folder.parent))
             extract_zip(archive, str(folder.parent))
-        Path(archive).unlink()
-        shutil.move(folder.parent / meta["download_name"], folder)
+        if not was_there:
+            Path(archive).unlink()
+        shutil.move(unpacked, folder)
 
     if meta["binary"] == "True":
         needed = ["raw/data.npz"] + ([] if is_link(name) else ["raw/node-label.npz"])

@@ -5,6 +5,7 @@ The result depends on the source and the options, never on the budget.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,14 +18,21 @@ from salientpp.datasets.converted import buckets
 from salientpp.datasets.converted.arrays import StoredArray, array_rows
 from salientpp.datasets.converted.budget import Budget
 from salientpp.datasets.converted.columns import DTYPES, write_column, write_mask
-from salientpp.datasets.converted.directory import is_converted, manifest_text
+from salientpp.datasets.converted.directory import FORMAT, manifest_text
 from salientpp.datasets.converted.link_files import write_links
 from salientpp.datasets.converted.pieces import EdgeName, Edges, LinkFile, Source, Vertices
 from salientpp.datasets.converted.sources import open_source
 from salientpp.files import where_to_write
 from salientpp.progress import Progress
-from salientpp.store.directory.journal import JOURNAL, MANIFEST, RUNS, Journal, alone
+from salientpp.store.directory.journal import HALF_WRITTEN, JOURNAL, MANIFEST, RUNS, Journal, alone
 from salientpp.store.directory.labels import marks_unlabelled
+from salientpp.store.directory.owned import listed_files, others_in
+
+#: Names that are not attributes of vertices in a graph of PyG. PyG takes the last ones for attributes of edges.
+_TAKEN = ("adj_t", "edge_index", "num_nodes", "edge_attr", "edge_weight", "edge_type")
+
+#: Most bytes of an attribute's name, so that the names of its files are not too long.
+_LONGEST = 200
 
 
 @dataclass(frozen=True)
@@ -115,6 +123,7 @@ def write_converted(
     progress: Progress | None = None,
 ) -> Path:
     """Writes an opened source; see :func:`convert`."""
+    _check_names(source)
     if source.left_out:
         warnings.warn(
             f"{', '.join(source.left_out)} of {source.name} left out: a converted graph holds only edges, attributes of vertices, and splits",
@@ -144,15 +153,41 @@ def write_converted(
         complete = (root / MANIFEST).is_file()
         if complete and not overwrite:
             raise ValueError(f"{root} exists; pass --overwrite to replace it, or choose another directory")
-        if complete and not is_converted(root):
-            raise ValueError(
-                f"{root} exists and is not a converted graph, so it is not replaced; choose another directory"
-            )
-        journal = Journal.open(root, "conversion", task, overwrite=overwrite, complete=complete)
+        replaced = _replaced(root) if complete else None
+        journal = Journal.open(root, "conversion", task, overwrite=overwrite, replaced=replaced)
         conversion = _Conversion(source, journal, budget, options, progress or Progress())
         journal.finish(manifest_text(conversion.run()))
         (root / JOURNAL).unlink()
     return root
+
+
+def _replaced(root: Path) -> set[str]:
+    """Returns the files of the complete conversion in a directory. ValueError if the directory is none, or holds other files too."""
+    listed = listed_files(root / MANIFEST, FORMAT)
+    if listed is None:
+        raise ValueError(f"{root} exists and is not a converted graph, so it is not replaced; choose another directory")
+    if others := others_in(root, listed | {MANIFEST, JOURNAL}, [HALF_WRITTEN]):
+        raise ValueError(
+            f"{root} also holds {others[0]}, which no command of salientpp wrote, so it is not replaced; move it away, or choose another directory"
+        )
+    return listed
+
+
+def _check_names(source: Source) -> None:
+    """Raises ValueError if an attribute has a name that a file cannot have, or that stands for something else in a graph of PyG."""
+    for type_, vertices in source.vertices.items():
+        of = "" if type_ is None else f" of {type_!r}"
+        masks = [f"{split}_mask" for split in vertices.splits]
+        for name in vertices.columns:
+            if name in _TAKEN or name in masks:
+                raise ValueError(
+                    f"{source.name}: the attribute {name!r}{of} cannot have this name, which stands for something else in a graph; rename it"
+                )
+            if not name or set(name) & {"/", "\0"} or len(os.fsencode(name)) > _LONGEST:
+                raise ValueError(
+                    f"{source.name}: the attribute {name!r}{of} cannot have this name, because a file is called after it; rename it, without '/' and with at "
+                    f"most {_LONGEST} bytes"
+                )
 
 
 class _Conversion:
@@ -173,6 +208,8 @@ class _Conversion:
             size = self.sizes[type_] = self._columns(number, type_, vertices)
             columns = [*vertices.columns, *(f"{split}_mask" for split in vertices.splits)]
             node_types.append({"name": type_, "num_vertices": size, "columns": columns})
+        if not any(self.sizes.values()):
+            raise ValueError(f"{self.source.name}: the graph has no vertices; give files that are not empty")
         edge_types = [
             {"name": name, "num_edges": self._lists(number, name, edges)}
             for number, (name, edges) in enumerate(self.source.edges.items())

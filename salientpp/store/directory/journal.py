@@ -1,8 +1,9 @@
 """A journal of the finished steps of a long job, so that a stopped run can continue.
 
-Until the directory is complete it holds ``journal.jsonl``: one line that describes the job, and one line per step. A step writes its files under ``work/``.
-Once they are on disk, they are renamed into place, and the journal records the step with their checksums. A file that the journal does not list was left
-by a stopped step, and is written again. An incomplete line was left by a run that was killed while writing; its step is repeated.
+Until the directory is complete it holds ``journal.jsonl``: one line that describes the job, and lines per step. A step writes its files under ``work/``.
+Once they are on disk, the journal names them, they are renamed into place, and the journal records the step with their checksums. A file that the journal
+names without its step was left by a stopped step, and is written again. An incomplete line was left by a run that was killed while writing; its step is
+repeated. A step that is repeated repeats the steps after it too, because its result may be another one. Files that the journal does not name are not touched.
 """
 
 from __future__ import annotations
@@ -11,21 +12,21 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from salientpp.files import replace_file, what_to_do
 from salientpp.store.directory.files import DatasetError, describe_file, verify_file
+from salientpp.store.directory.owned import half_written, remove_files
 
 JOURNAL, MANIFEST, WORK = "journal.jsonl", "manifest.json", "work"
 
-#: Suffixes of files that steps write: arrays, and runs of words that are not sorted yet.
+#: Suffix of files of words that are not sorted yet.
 RUNS = ".runs"
-_SUFFIXES = (".npy", RUNS)
 
-#: Prefixes of the temporary files of :func:`~salientpp.files.replace_file`, which a killed run may leave.
-_HALF_WRITTEN = (f".{JOURNAL}.", f".{MANIFEST}.")
+#: Temporary files of :func:`~salientpp.files.replace_file`, which a killed run may leave.
+HALF_WRITTEN = half_written((JOURNAL, MANIFEST))
 
 
 class Journal:
@@ -35,12 +36,14 @@ class Journal:
         root: the directory.
         work: folder inside it for the files of unfinished steps.
         steps: finished steps, name -> ``{"files": name -> checksums, "facts": ...}``. The facts are results of the step that later steps need.
+        known: names of all files in the directory that jobs wrote, also of dropped steps.
     """
 
     def __init__(self, root: Path, kind: str, task: Mapping[str, Any]) -> None:
         self.root, self.work = root, root / WORK
         self._head = {"format": f"salientpp-{kind}", "task": json.loads(json.dumps(task, default=str))}
         self.steps: dict[str, dict[str, Any]] = {}
+        self.known: set[str] = set()
 
     @classmethod
     def open(
@@ -51,7 +54,7 @@ class Journal:
         *,
         overwrite: bool,
         name: Path | None = None,
-        complete: bool = False,
+        replaced: Iterable[str] | None = None,
     ) -> Journal:
         """Opens the journal of a new directory, or of one where the same task was begun. The caller must hold the directory's lock (:func:`alone`).
 
@@ -60,14 +63,16 @@ class Journal:
             task: JSON that identifies the input and the options.
             overwrite: if True, remove another task's work.
             name: the user's name of the directory, for errors.
-            complete: True if the directory has a manifest, and is to be replaced.
+            replaced: the files of a complete directory that is to be replaced, see :func:`~salientpp.store.directory.owned.listed_files`. They are removed.
 
         Raises:
             ValueError: the directory holds other files or the work of another task.
         """
         journal = cls(root, kind, task)
-        if not complete:
+        if replaced is None:
             journal._claim(overwrite, root if name is None else name)
+        else:
+            journal.known = set(replaced)
         journal._save()  # first, so that a killed run leaves a directory that is known as ours and as incomplete
         (root / MANIFEST).unlink(missing_ok=True)
         journal._clear()
@@ -77,11 +82,11 @@ class Journal:
     def _claim(self, overwrite: bool, name: Path) -> None:
         root, path = self.root, self.root / JOURNAL
         if not path.is_file():
-            if any(not path.name.startswith(_HALF_WRITTEN) for path in root.iterdir()):
+            if any(not HALF_WRITTEN.fullmatch(path.name) for path in root.iterdir()):
                 raise ValueError(f"{root} exists and is not empty; choose another directory")
             return
         try:
-            head, steps = _read(path)
+            head, steps, self.known = _read(path)
             is_same_kind, task = head["format"] == self._head["format"], head["task"]
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise ValueError(f"{path} cannot be read ({error}); remove {root}, or choose another directory") from None
@@ -99,7 +104,7 @@ class Journal:
             )
 
     def facts(self, step: str) -> dict[str, Any] | None:
-        """Returns the facts of a finished step whose files are unchanged, or None."""
+        """Returns the facts of a finished step whose files are unchanged, or None. If a file was changed, the steps after it are dropped too."""
         done = self.steps.get(step)
         if done is None:
             return None
@@ -107,13 +112,25 @@ class Journal:
             for name, entry in done["files"].items():
                 verify_file(self.root, name, entry, full=False)
         except DatasetError:
-            del self.steps[step]
+            # They were made from this step. Repeated, it may give another result: a partitioner with several threads does.
+            names = list(self.steps)
+            for later in names[names.index(step) :]:
+                del self.steps[later]
+                self._add({"dropped": later})
             return None
         return done["facts"]
 
     def note(self, step: str, files: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
         """Moves these files from ``work`` to their places, and records the step. Returns the step's facts, as a later run reads them from JSON."""
         entries = {name: {**more, **describe_file(self.work / name)} for name, more in files.items()}
+        for name in files:
+            if name not in self.known and os.path.lexists(self.root / name):
+                raise ValueError(
+                    f"{self.root / name} was not written by this command; move it away, then repeat the command"
+                )
+        if not self.known.issuperset(files):
+            self.known.update(files)
+            self._add({"known": sorted(files)})
         folders = {self.root}
         for name in files:
             folders.add((self.root / name).parent)
@@ -131,8 +148,7 @@ class Journal:
         done = self.steps.pop(step, None)
         if done is not None:
             self._add({"dropped": step})
-            for name in done["files"]:
-                (self.root / name).unlink(missing_ok=True)
+            remove_files(self.root, done["files"])
 
     def file_entries(self) -> dict[str, dict[str, Any]]:
         return {name: entry for step in self.steps.values() for name, entry in step["files"].items()}
@@ -143,15 +159,13 @@ class Journal:
         save(self.root / MANIFEST, manifest)
 
     def _clear(self) -> None:
-        """Removes files that belong to no finished step, except files in folders."""
+        """Removes files of jobs that belong to no finished step."""
         shutil.rmtree(self.work, ignore_errors=True)
-        known = self.file_entries()
-        for path in self.root.iterdir():
-            if (path.suffix in _SUFFIXES and path.name not in known) or path.name.startswith(_HALF_WRITTEN):
-                path.unlink()
+        remove_files(self.root, self.known - set(self.file_entries()), [HALF_WRITTEN])
 
     def _save(self) -> None:
-        lines = [self._head, *({"step": name, **done} for name, done in self.steps.items())]
+        lines = [self._head, {"known": sorted(self.known)}]
+        lines += [{"step": name, **done} for name, done in self.steps.items()]
         save(self.root / JOURNAL, "\n".join(map(json.dumps, lines)))
 
     def _add(self, line: Mapping[str, Any]) -> None:
@@ -171,16 +185,36 @@ def has_steps(root: Path) -> bool:
         return True  # the journal is unreadable, so assume that there is work to keep
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Returns the first line, and the finished steps."""
+def discard(root: Path) -> None:
+    """Removes the files of a job without finished steps, and the directory if it is empty then."""
+    known: set[str] = set()
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        known = _read(root / JOURNAL)[2] | {JOURNAL}
+    if known:
+        shutil.rmtree(root / WORK, ignore_errors=True)
+    remove_files(root, known, [HALF_WRITTEN])
+    with contextlib.suppress(OSError):  # somebody else's files are in it
+        root.rmdir()
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]], set[str]]:
+    """Returns the first line, the finished steps, and the names of all files that steps wrote."""
     head, *lines = path.read_text().split("\n")[:-1]
     steps: dict[str, dict[str, Any]] = {}
+    known: set[str] = set()
     for entry in map(json.loads, lines):
-        if "dropped" in entry:
+        if "known" in entry:
+            known.update(entry["known"])
+        elif "dropped" in entry:
             steps.pop(entry["dropped"], None)
         else:
-            steps[entry["step"]] = {"files": entry["files"], "facts": entry["facts"]}
-    return json.loads(head), steps
+            name, names = entry["step"], list(steps)
+            # An earlier release repeated a step without dropping those after it.
+            for later in names[names.index(name) :] if name in steps else ():
+                del steps[later]
+            steps[name] = {"files": entry["files"], "facts": entry["facts"]}
+            known.update(entry["files"])
+    return json.loads(head), steps, known
 
 
 def save(path: Path, text: str) -> None:

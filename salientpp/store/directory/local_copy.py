@@ -25,7 +25,9 @@ from salientpp.ranks.members import group_rank
 from salientpp.ranks.placement import parts_of
 from salientpp.store.directory.description import part_folder
 from salientpp.store.directory.files import DatasetError, verify_file
+from salientpp.store.directory.journal import MANIFEST
 from salientpp.store.directory.manifest import PARTS_FILE, fingerprint, parts_there, read_manifest
+from salientpp.store.directory.owned import hidden_name, others_in, remove_files
 
 _TEMPORARY = ".copying"
 _COPY_BYTES = 16 * 2**20
@@ -36,15 +38,19 @@ def copy_to_disk(
     to: str | Path,
     *,
     parts: Iterable[int] | None = None,
+    verify: str = "quick",
     progress: Progress | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> Path:
     """Copies the files that this rank needs from a dataset directory to a local disk, and verifies the copy. Several ranks of a host may call it at once.
 
+    Files that the copy has already are checked, and copied again if they are damaged.
+
     Args:
         root: a directory that :func:`salientpp.partition` wrote.
         to: a directory of this host, such as the value of ``TMPDIR``. It is created if necessary.
         parts: the parts to copy. None: the parts that this rank of the initialised process group serves; without a group, part 0 if it is the only one.
+        verify: how to check files that the copy has already: 'quick' compares sizes and sampled checksums, 'full' reads every byte.
         progress: a :class:`~salientpp.Progress`, which receives the name of every file before the file is copied.
         process_group: the ranks that serve the parts, as given to the loaders. None: the default group.
 
@@ -52,10 +58,13 @@ def copy_to_disk(
         The path of the copy, ``to/<name of root>``, for :func:`salientpp.load`.
 
     Raises:
-        DatasetError: ``root`` is incomplete, something else exists at the path of the copy, or the disk has too little room.
-        ValueError: a part does not exist, or the parts to copy are not known.
+        DatasetError: ``root`` is incomplete, something else exists at the path of the copy, or the disk has too little room. Files that no copy wrote are
+            never replaced or removed.
+        ValueError: a part does not exist, the parts to copy are not known, or ``verify`` is unknown.
         OSError: the disk is full, or cannot be written.
     """
+    if verify not in ("quick", "full"):
+        raise ValueError(f"verify must be 'quick' or 'full', got {verify!r}")
     root, to = Path(root), Path(to)
     manifest = read_manifest(root)
     wanted = _wanted(root, parts, manifest["num_parts"], process_group)
@@ -64,13 +73,13 @@ def copy_to_disk(
         raise ValueError(f"{root} cannot be copied onto itself; choose another directory than {to}")
     try:
         to.mkdir(parents=True, exist_ok=True)
-        with _lock(to / f".{copy.name}.lock"):
+        with _lock(to / hidden_name(copy.name, "lock")):
             _prepare(copy, manifest)
             have = parts_there(copy)
+            _copy_files(root, copy, manifest, wanted, verify == "full", progress or Progress())
             if have is not None and not wanted <= have:
-                _copy_files(root, copy, manifest, wanted, progress or Progress())
                 _write(copy / PARTS_FILE, json.dumps({"parts": sorted(have | wanted)}) + "\n")
-                _write(copy / "manifest.json", (root / "manifest.json").read_text())
+                _write(copy / MANIFEST, (root / MANIFEST).read_text())
     except OSError as error:
         raise type(error)(
             error.errno,
@@ -124,31 +133,64 @@ def _lock(path: Path) -> Iterator[None]:
 
 def _prepare(copy: Path, manifest: dict[str, Any]) -> None:
     """Makes sure that ``copy`` is a copy of the same contents, or an empty copy without parts."""
-    if (copy / "manifest.json").exists():
-        if fingerprint(read_manifest(copy)) != fingerprint(manifest):
+    if (copy / MANIFEST).exists() and (there := _manifest_of(copy)) is not None:
+        if fingerprint(there) != fingerprint(manifest):
             raise DatasetError(
                 f"{copy} is a copy of other contents, perhaps from before the graph was partitioned again; delete it, or copy elsewhere"
             )
         return
     if copy.exists():
         found = set(os.listdir(copy))
-        if PARTS_FILE not in found and not found <= {f"{PARTS_FILE}{_TEMPORARY}"}:  # the first file of every copy
+        if not _is_parts_file(copy / PARTS_FILE) and not found <= {f"{PARTS_FILE}{_TEMPORARY}"}:
             raise DatasetError(
                 f"{copy} exists and is not a copy of a dataset directory, so nothing is written there; copy elsewhere"
             )
-        # An interrupted copy. The directory itself may be a link to a disk with more room, so it stays.
-        for path in copy.iterdir():
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        # An interrupted copy, or one with a damaged manifest. The directory itself may be a link to a disk with more room, so it stays.
+        known = {PARTS_FILE, MANIFEST, *manifest["files"]}
+        known |= {f"{name}{_TEMPORARY}" for name in known}
+        if others := others_in(copy, known):
+            raise DatasetError(
+                f"{copy} is an incomplete copy, and also holds {others[0]}, which does not belong to it, so nothing is removed; delete the directory "
+                "yourself, or copy elsewhere"
+            )
+        remove_files(copy, known)
     copy.mkdir(exist_ok=True)
     _write(copy / PARTS_FILE, json.dumps({"parts": []}) + "\n")
 
 
-def _copy_files(root: Path, copy: Path, manifest: dict[str, Any], parts: set[int], progress: Progress) -> None:
+def _manifest_of(copy: Path) -> dict[str, Any] | None:
+    """Returns the manifest of a copy, or None if it is damaged."""
+    try:
+        return read_manifest(copy)
+    except DatasetError:
+        return None
+
+
+def _is_parts_file(path: Path) -> bool:
+    """True if this is the first file of every copy. Other files may have the same name."""
+    try:
+        return set(json.loads(path.read_text())) == {"parts"} and parts_there(path.parent) is not None
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
+
+
+def _is_whole(copy: Path, name: str, entry: dict[str, Any], full: bool) -> bool:
+    try:
+        verify_file(copy, name, entry, full=full)
+    except DatasetError:
+        return False
+    return True
+
+
+def _copy_files(
+    root: Path, copy: Path, manifest: dict[str, Any], parts: set[int], full: bool, progress: Progress
+) -> None:
+    """Copies the files of these parts that the copy lacks, or has with other contents."""
     folders = {"", *(part_folder(part) for part in parts)}
     files = {
         name: entry
         for name, entry in manifest["files"].items()
-        if name.rpartition("/")[0] in folders and not (copy / name).exists()
+        if name.rpartition("/")[0] in folders and not _is_whole(copy, name, entry, full)
     }
     need, free = sum(entry["bytes"] for entry in files.values()), shutil.disk_usage(copy).free
     if need > free:

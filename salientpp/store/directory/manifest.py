@@ -29,6 +29,7 @@ from salientpp.store.directory.description import (
     stored_dtype,
 )
 from salientpp.store.directory.files import DatasetError, cannot_be_read
+from salientpp.store.directory.owned import hidden_name
 from salientpp.store.frames import Frame, Piece
 from salientpp.store.narrow import Narrow
 
@@ -234,7 +235,7 @@ def read_manifest(root: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError):
-        aside = sorted(root.parent.glob(f".{glob.escape(root.name)}.replaced-*"))
+        aside = sorted(root.parent.glob(f"{glob.escape(hidden_name(root.name, 'replaced-'))}*"))
         raise DatasetError(
             f"{root} is not a dataset directory: it has no manifest.json; write one with salientpp.partition(...) or "
             f"`salientpp partition`{f', or rename back {aside[-1]}, which a killed run was replacing' if aside else ''}"

@@ -24,7 +24,10 @@ from salientpp.store.directory.files import Arrays
 from salientpp.store.directory.topology import Topology
 from salientpp.vip.inclusion import inclusion_probability, typed_inclusion_probability, uniform_starts
 
-_FOLDER, _DIGITS = "kept", 16
+#: Folder of computed probabilities.
+KEPT = "kept"
+
+_DIGITS = 16
 
 
 class StoredVip:
@@ -102,7 +105,7 @@ class StoredVip:
 
     @property
     def _folder(self) -> Path:
-        return self._arrays.root / _FOLDER
+        return self._arrays.root / KEPT
 
     def _stem(self, stored: range, type_: str | None) -> str:
         number = [each.name for each in self._description.node_types].index(type_)

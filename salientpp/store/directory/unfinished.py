@@ -5,24 +5,49 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
-import shutil
 import stat
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from salientpp.files import where_to_write
-from salientpp.store.directory.journal import JOURNAL, Journal, alone, has_steps
-from salientpp.store.directory.manifest import manifest_checksum
+from salientpp.store.directory.description import FORMAT
+from salientpp.store.directory.journal import HALF_WRITTEN, JOURNAL, MANIFEST, Journal, alone, discard, has_steps
+from salientpp.store.directory.manifest import PARTS_FILE, manifest_checksum
+from salientpp.store.directory.owned import hidden_name, listed_files, others_in, remove_files
+from salientpp.store.directory.stored_vip import KEPT
+
+#: Files in a dataset directory that its manifest does not list.
+_KEPT = re.compile(rf"{KEPT}/\.?vip-[-0-9a-f.n]*(\.npy)?(\.[0-9a-f]{{8}})?")
+_PATTERNS = (HALF_WRITTEN, _KEPT)
 
 
 def check_root_is_free(root: Path, overwrite: bool) -> None:
-    """Raises ValueError if ``root`` exists and may not be replaced."""
-    if root.exists() and not overwrite:
+    """Raises ValueError if ``root`` exists and may not be replaced: without ``overwrite``, or if it holds files that this package did not write."""
+    if not root.exists():
+        return
+    if not overwrite:
         raise ValueError(f"{root} exists; pass overwrite=True to replace it, or choose another root")
-    if root.exists() and not (root / "manifest.json").is_file():
+    known = _files_of(root)
+    if known is None:
         raise ValueError(f"{root} exists and is not a dataset directory, so it is not replaced; choose another root")
+    if others := others_in(root, known, _PATTERNS):
+        raise ValueError(
+            f"{root} also holds {_listed(others)}, which no command of salientpp wrote, so it is not replaced; move the files away, or choose another root"
+        )
+
+
+def _files_of(root: Path) -> set[str] | None:
+    """Returns the names of the files of a dataset directory, or None if the directory is none."""
+    listed = listed_files(root / MANIFEST, FORMAT)
+    return None if listed is None else listed | {MANIFEST, PARTS_FILE, JOURNAL}
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 @contextlib.contextmanager
@@ -32,7 +57,7 @@ def folder_beside(root: Path) -> Iterator[Path]:
     On failure the directory stays if the next run can continue the work. If not, it is removed, with the parents that were made for it.
     """
     place = Path(os.path.realpath(root))
-    folder = place.parent / f".{place.name}.writing"
+    folder = place.parent / hidden_name(place.name, "writing")
     made = [path for path in (folder, *folder.parents) if not path.exists()]  # nearest first
 
     def leave() -> None:
@@ -56,17 +81,14 @@ def folder_beside(root: Path) -> Iterator[Path]:
             yield folder
         except BaseException:
             if (made or (folder / JOURNAL).is_file()) and not has_steps(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+                discard(folder)
                 leave()
             raise
 
 
 def begin(folder: Path, kind: str, task: Mapping[str, Any], root: Path, overwrite: bool) -> Journal:
     """Opens the journal of a task that writes ``root``. The caller holds the folder's lock (:func:`folder_beside`)."""
-    journal = Journal.open(folder, kind, task, overwrite=overwrite, name=root)
-    for part in folder.glob("part-*") if not journal.steps else ():  # left by a call that was abandoned
-        shutil.rmtree(part)
-    return journal
+    return Journal.open(folder, kind, task, overwrite=overwrite, name=root)
 
 
 def complete(journal: Journal, manifest: dict[str, Any], folder: Path, root: Path, overwrite: bool) -> None:
@@ -86,11 +108,19 @@ def move_into_place(temporary: Path, root: Path) -> None:
         temporary.rename(place)
         return
     # The process id alone is not enough: in a container it is often the same in every run, and a killed run leaves its files.
-    old = place.parent / f".{place.name}.replaced-{os.getpid()}-{secrets.token_hex(4)}"
+    old = place.parent / hidden_name(place.name, f"replaced-{os.getpid()}-{secrets.token_hex(4)}")
     place.rename(old)
     try:
         temporary.rename(place)
     except BaseException:
         old.rename(place)
         raise
-    shutil.rmtree(old)
+    remove_files(old, _files_of(old) or (), _PATTERNS)
+    try:
+        old.rmdir()
+    except OSError:
+        warnings.warn(
+            f"{old} keeps the files of the replaced directory that salientpp did not write; move them where you need them",
+            UserWarning,
+            stacklevel=5,
+        )

@@ -1,0 +1,96 @@
+"""Decides by the names of columns which of them hold the sources of edges, the targets, and the ids of vertices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: Words for the two ends of an edge. A column's name may also say that it holds ids, as in ``source_id`` or ``fromNodeId``.
+_SOURCE = ("source", "src", "from", "head", "start", "sender", "u")
+_TARGET = ("target", "dst", "to", "tail", "end", "receiver", "v", "dest", "destination")
+
+#: Words that a name may add to the word for an end.
+_ADDED = re.compile(r"(node|nodes|vertex|vertices|id|ids|idx|index)+")
+
+#: Names of a column of vertex ids, without capitals and underscores.
+_IDS = ("id", "nodeid", "vertexid", "node", "vertex", "nid", "vid")
+
+#: If a table has one of these pairs, its other columns do not count.
+_EXACT = (("source", "target"), ("src", "dst"))
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Knowledge of the ends of edges besides the names of columns: the columns that the user named, or the types of vertices at the two ends."""
+
+    named: tuple[str, str] | None = None
+    types: tuple[str, str] | None = None
+
+
+UNKNOWN = Ends()
+
+
+def ends_of(names: Sequence[str], where: str, known: Ends = UNKNOWN) -> tuple[str, str]:
+    """Returns the column of sources and the column of targets.
+
+    Names decide, not places: ``source`` and ``target``, ``src`` and ``dst``, ``from`` and ``to`` and similar, in any order and with endings such as ``_id``.
+    Two columns whose names differ only by consecutive numbers, such as ``_c0`` and ``_c1``, are source and target in the order of the numbers. The names of
+    the two types, if they differ, say it too. ValueError names the columns if they leave it open.
+    """
+    if known.named is not None:
+        for name in known.named:
+            if names.count(name) != 1:
+                raise ValueError(f"{where} must have one column {name!r}, got {', '.join(names) or 'none'}")
+        return known.named
+    for source, target in _EXACT:
+        if names.count(source) == names.count(target) == 1:
+            return source, target
+    if len(names) == 2 and (numbered := _by_number(names)):
+        return numbered
+    sources, targets = ([name for name in names if end_of(name) == end] for end in (0, 1))
+    if len(sources) == len(targets) == 1:
+        return sources[0], targets[0]
+    if known.types is not None and known.types[0] != known.types[1]:
+        sources, targets = ([name for name in names if _says(name, (_letters(type_),))] for type_ in known.types)
+        if len(sources) == len(targets) == 1 and sources != targets:
+            return sources[0], targets[0]
+    raise ValueError(
+        f"{where}: the columns ({', '.join(names) or 'none'}) leave open which are the sources of edges and which the targets; call them source and "
+        "target, or name them as in edges:FILES,source=NAME,target=NAME, if both hold ids of the same vertices. Two types of vertices need a folder for each: "
+        "npy:DIR"
+    )
+
+
+def end_of(name: str) -> int | None:
+    """Returns 0 if a column of this name holds the sources of edges, 1 for the targets, or None if the name says neither."""
+    return next((end for end, words in enumerate((_SOURCE, _TARGET)) if _says(name, words)), None)
+
+
+def is_id(name: str) -> bool:
+    """True if a column of this name holds the ids of vertices."""
+    return re.sub(r"[\s_:.-]", "", name.lower()) in _IDS
+
+
+def _says(name: str, words: Sequence[str]) -> bool:
+    """True if a name is one of these words, or one of them with words such as ``node`` or ``id`` before or after it."""
+    word = _letters(name)
+    return any(
+        word == one
+        or (word.startswith(one) and _ADDED.fullmatch(word[len(one) :]) is not None)
+        or (word.endswith(one) and _ADDED.fullmatch(word[: -len(one)]) is not None)
+        for one in words
+    )
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[\W\d_]", "", name.lower())
+
+
+def _by_number(names: Sequence[str]) -> tuple[str, str] | None:
+    found = [re.fullmatch(r"(.*?)(\d+)", name) for name in names]
+    first, second = found
+    if first is None or second is None or first[1] != second[1] or abs(int(first[2]) - int(second[2])) != 1:
+        return None
+    low, high = sorted(names, key=lambda name: int(name[len(first[1]) :]))
+    return low, high
