@@ -165,6 +165,11 @@ def assemble(
         chosen = torch.from_numpy(ids.astype(np.int64))
         _check_id_range(chosen, key, num_vertices, where)
         mask[chosen] = True
+        if int(mask.sum()) < chosen.numel():
+            raise ValueError(
+                f"{where}: {key} must hold each vertex id once, got one again; if it has a flag per vertex, write the ids of the flagged vertices "
+                "(numpy.flatnonzero)"
+            )
         if unlabelled is not None:
             left_out = mask & unlabelled
             warn_of_unlabelled(

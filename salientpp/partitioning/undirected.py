@@ -9,6 +9,9 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
+#: Most vertices of a graph whose keys fit into int64.
+_MOST = 3_037_000_499
+
 #: An undirected graph without loops: ``indptr`` int64 [N + 1], ``indices``, and the weights of the entries, or None if all are equal.
 Undirected = tuple[Tensor, Tensor, Tensor | None]
 
@@ -41,6 +44,12 @@ def symmetric_closure(source: np.ndarray, target: np.ndarray, num_vertices: int)
     edge list at a time. By calculation, this function needs nearly 80 GB besides its input for ogbn-papers100M (1.6 billion edges).
     """
     num_edges = source.size
+    if num_vertices > _MOST:  # number the ends of edges among themselves, in the same order
+        ends, number = np.unique(np.concatenate([source, target]), return_inverse=True)
+        if ends.size > _MOST:
+            raise ValueError(f"the inverse edges of a graph can be added up to {_MOST} vertices, got {ends.size}")
+        closed = symmetric_closure(number[:num_edges], number[num_edges:], ends.size)
+        return ends[closed].astype(np.int64, copy=False)
     key = np.empty(2 * num_edges, dtype=np.int64)
     for half, major, minor in ((key[:num_edges], target, source), (key[num_edges:], source, target)):
         np.multiply(major, num_vertices, out=half, dtype=np.int64)

@@ -185,7 +185,7 @@ def array_rows(arrays: Sequence[StoredArray]) -> Rows:
     for array in arrays:
         if not array.shape:
             raise ValueError(f"{array.name} must have a row per vertex, got a single number")
-        if array.fortran and array.shape[1] != 1:
+        if array.fortran and sum(size > 1 for size in array.shape) > 1:
             raise ValueError(
                 f"{array.name} is stored column by column, so it cannot be read row by row; save numpy.ascontiguousarray of it"
             )
@@ -194,7 +194,7 @@ def array_rows(arrays: Sequence[StoredArray]) -> Rows:
                 f"{array.name} must hold rows of {arrays[0].dtype} {list(arrays[0].shape[1:])} as {arrays[0].name} does, got {array.dtype} "
                 f"{list(array.shape[1:])}"
             )
-        if array.dtype.kind not in "biufc" or array.dtype.itemsize > 16:
+        if array.dtype.kind not in "biufc" or array.dtype.newbyteorder("=") in (np.longdouble, np.clongdouble):
             raise ValueError(f"{array.name} must hold numbers of a dtype that torch has, got {array.dtype}")
     sizes = [array.shape[0] for array in arrays]
 

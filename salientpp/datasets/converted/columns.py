@@ -25,6 +25,9 @@ DTYPES = {
     "fp8": torch.float8_e4m3fn,
 }
 
+#: Names of formats in which infinity would become the largest number.
+_WITHOUT_INFINITY = ("fp8",)
+
 #: Number of copies of a piece that are in memory while the piece is read, converted, checked and written.
 _COPIES = 12
 
@@ -53,6 +56,11 @@ def write_column(
             values = _narrowed(name, piece, dtype, finite)
             if writer is None:
                 writer = ArrayWriter(file, values.dtype, values.shape[1:])
+            elif (values.dtype, values.shape[1:]) != (writer.dtype, writer.row_shape):
+                before = f"{str(writer.dtype).removeprefix('torch.')} {list(writer.row_shape)}"
+                raise ValueError(
+                    f"{piece.where(0)}: {name} must have rows of {before} as before it, got {form(values[0])}; write all rows with one dtype and shape"
+                )
             if num_rows is not None and writer.num_rows + len(values) > num_rows:
                 raise ValueError(
                     f"{piece.where(num_rows - writer.num_rows)}: {name} must have {num_rows} rows, one per vertex, but has more"
@@ -118,7 +126,9 @@ def _narrowed(name: str, piece: RowPiece, dtype: str | None, finite: bool) -> Te
         )
     most = torch.finfo(DTYPES[dtype]).max
     if most < torch.finfo(values.dtype).max:
-        lost = values.isfinite() & (values.abs() > most)
+        lost = values.abs() > most
+        if dtype not in _WITHOUT_INFINITY:
+            lost &= values.isfinite()
         if bool(lost.any()):
             raise ValueError(
                 f"{piece.where(first_row(lost))}: {name} cannot be stored as {dtype}, since {float(values[lost][0]):g} is too large; "
@@ -148,6 +158,10 @@ def write_mask(
         values = piece.values
         if values.dim() == 2 and values.size(1) == 1:
             values = values[:, 0]
+        if piece.at is not None and not split.is_mask:
+            raise ValueError(
+                f"{piece.where(0)}: the split {name!r} must be vertex ids alone, but the file has other columns beside the ids; write only the ids of the split"
+            )
         is_whole = not values.is_floating_point() and not values.dtype.is_complex
         if values.dim() != 1 or not is_whole or (values.dtype == torch.bool) != split.is_mask:
             expected = "a bool per vertex" if split.is_mask else "vertex ids, one after another"
@@ -166,7 +180,17 @@ def write_mask(
                 raise ValueError(
                     f"{piece.where(at)}: the split {name!r} must hold vertex ids in [0, {num_vertices}), got {ids[at]}"
                 )
-            mask[torch.from_numpy(ids.astype(np.int64, copy=False))] = True
+            ids = ids.astype(np.int64, copy=False)
+            repeated = mask.numpy()[ids]
+            ascending = np.sort(ids)
+            if repeated.any() or (ascending[1:] == ascending[:-1]).any():
+                repeated[np.setdiff1d(np.arange(len(ids)), np.unique(ids, return_index=True)[1])] = True
+                at = int(repeated.argmax())
+                raise ValueError(
+                    f"{piece.where(at)}: the split {name!r} must hold each vertex id once, got {ids[at]} again; if the file has a flag per vertex, write the "
+                    "ids of the flagged vertices (numpy.flatnonzero)"
+                )
+            mask[torch.from_numpy(ids)] = True
         first += len(values)
         progress.reach(piece.done)
     if split.is_mask and first != num_vertices:

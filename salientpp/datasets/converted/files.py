@@ -57,7 +57,7 @@ class ArrayWriter:
     """Writes rows to an .npy file as they come; their number may be unknown until the end. A dtype that numpy lacks is stored as integers of its width."""
 
     def __init__(self, file: _File, dtype: torch.dtype, row_shape: Sequence[int]) -> None:
-        self._file, self._row_shape = file, tuple(row_shape)
+        self._file, self.row_shape = file, torch.Size(row_shape)
         self.dtype, self._stored, self._on_disk = dtype, STORED_AS.get(dtype, dtype), numpy_dtype(dtype)
         self.num_rows = 0
         self._header_bytes = len(self._header())
@@ -66,7 +66,7 @@ class ArrayWriter:
     def _header(self) -> bytes:
         # numpy pads the header, so its size stays the same when the number of rows grows.
         header = io.BytesIO()
-        shape, descr = (self.num_rows, *self._row_shape), np.lib.format.dtype_to_descr(self._on_disk)
+        shape, descr = (self.num_rows, *self.row_shape), np.lib.format.dtype_to_descr(self._on_disk)
         np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
         return header.getvalue()
 
@@ -82,7 +82,7 @@ class ArrayWriter:
         """Writes rows [n, ...] to the places ``at``, distinct row numbers int64 [n]. Neighbouring places are written together."""
         order = np.argsort(at)
         at, array = at[order], np.ascontiguousarray(rows.contiguous().view(self._stored).numpy()[order])
-        row_bytes = array.dtype.itemsize * int(np.prod(self._row_shape, dtype=np.int64))
+        row_bytes = array.dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
         begins = np.flatnonzero(np.diff(at, prepend=-2) != 1)
         for begin, end in zip(begins, [*begins[1:], len(at)]):
             self._file.seek(self._header_bytes + int(at[begin]) * row_bytes)
@@ -97,6 +97,6 @@ class ArrayWriter:
         self._file.write(header)
         return {
             "dtype": self._on_disk.str,
-            "shape": [self.num_rows, *self._row_shape],
+            "shape": [self.num_rows, *self.row_shape],
             "torch_dtype": str(self.dtype).removeprefix("torch."),
         }

@@ -15,8 +15,9 @@ import numpy as np
 
 from salientpp.datasets.arrays import SPLITS, check_file
 from salientpp.datasets.converted.arrays import StoredArray, array_rows
+from salientpp.datasets.converted.column_names import Ends
 from salientpp.datasets.converted.labels import labels_of
-from salientpp.datasets.converted.layouts import Layout
+from salientpp.datasets.converted.layouts import SIZES, Layout
 from salientpp.datasets.converted.named_files import by_numbers, edges_of
 from salientpp.datasets.converted.parquet import parquet_rows
 from salientpp.datasets.converted.pieces import EdgePiece, Edges, Rows, Source, Split, Vertices
@@ -61,15 +62,23 @@ def open_folder(name: str, layout: Layout, rest: str, undirected: bool | None) -
         types = {type_: None}
     files: list[Path] = []
     left_out: list[str] = []
+    if layout.takes_others:
+        unknown = [type_ for type_ in sizes if type_ not in types]
+        if unknown:
+            raise ValueError(
+                f"{name}: num_nodes.json names {', '.join(map(repr, unknown))}, but the folder has the types {', '.join(map(repr, types))}; correct the name"
+                f"{did_you_mean(unknown[0], list(types))}"
+            )
+        left_out += [each.name for each in sorted(folder.iterdir()) if _is_data(each) and each.name != SIZES]
     vertices: dict[str | None, Vertices] = {
-        type_: _vertices(folder, type_, layout, chosen, sizes.get(type_), files) for type_ in types
+        type_: _vertices(folder, type_, layout, chosen, sizes.get(type_), files, left_out) for type_ in types
     }
     for type_, splits_of in layout.splits.items():
         if type_ in types and (size := vertices[type_].num_vertices) is not None:
             vertices[type_] = replace(vertices[type_], splits=splits_of(root, size, chosen))
     edges: dict[Any, Edges] = {}
     for relation, at in relations.items():
-        edges[relation] = _edges(at, files, left_out)
+        edges[relation] = _edges(at, (relation[0], relation[2]), files, left_out)
         if undirected and relation[0] != relation[2]:
             inverse = (relation[2], f"rev_{relation[1]}", relation[0])
             if inverse in relations:
@@ -142,13 +151,21 @@ def _arrays_of(folder: Path) -> dict[str, list[Path]]:
     return found
 
 
-def _edges(folder: Path, files: list[Path], left_out: list[str]) -> Edges:
+def _is_data(path: Path) -> bool:
+    """True if a file may hold data that the user expects in the graph."""
+    return path.is_file() and not path.name.startswith(".")
+
+
+def _edges(folder: Path, types: tuple[str, str], files: list[Path], left_out: list[str]) -> Edges:
     held = _arrays_of(folder)
     if _EDGES not in held:
         raise FileNotFoundError(f"{folder} must have {_EDGES}.npy or {_EDGES}.parquet, got {_listed(folder)}")
     files += held[_EDGES]
-    left_out += [name for name in held if name != _EDGES]
-    return edges_of(held[_EDGES])
+    edges = edges_of(held[_EDGES], ends=Ends(types=types))
+    others = [each.name for each in sorted(folder.iterdir()) if _is_data(each) and each not in held[_EDGES]]
+    left_out += [f"{folder.name}/{other}" for other in others]
+    left_out += [f"column {column} of {folder.name}" for column in edges.left_out]
+    return edges
 
 
 def _inverted(edges: Edges) -> Edges:
@@ -160,7 +177,13 @@ def _inverted(edges: Edges) -> Edges:
 
 
 def _vertices(
-    folder: Path, type_: str, layout: Layout, chosen: Mapping[str, str], size: int | None, files: list[Path]
+    folder: Path,
+    type_: str,
+    layout: Layout,
+    chosen: Mapping[str, str],
+    size: int | None,
+    files: list[Path],
+    left_out: list[str],
 ) -> Vertices:
     names = {stem: name for key, value in chosen.items() for stem, name in layout.choices[key][value].items()}
     names |= layout.names
@@ -175,11 +198,15 @@ def _vertices(
         else:
             columns[name] = value
 
+    not_chosen = {stem for values in layout.choices.values() for of in values.values() for stem in of}
+    read: list[Path] = []
     for stem, paths in _arrays_of(folder / type_).items():
         name = names.get(stem, stem if layout.takes_others else None)
         if name is None:
+            read += paths if stem in not_chosen else []  # the user chose another file
             continue
         files += paths
+        read += paths
         is_table = paths[0].suffix == ".parquet"
         split = _SPLIT.fullmatch(name) if layout.takes_others else None
         if is_table and name == _TABLE:
@@ -193,6 +220,8 @@ def _vertices(
             add(stem, split[1], Split(rows, is_mask))
         else:
             add(stem, name, labels_of(rows, layout.are_classes) if name == "y" else rows)
+    others = sorted(each for each in folder.joinpath(type_).iterdir()) if (folder / type_).is_dir() else []
+    left_out += [f"{type_}/{each.name}" for each in others if _is_data(each) and each not in read]
     known = [rows.num_rows for rows in columns.values() if rows.num_rows is not None]
     size = known[0] if size is None and known else size
     return Vertices(size, columns, splits, keeps_unlabelled=layout.keeps_unlabelled)

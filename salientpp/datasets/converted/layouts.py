@@ -27,6 +27,10 @@ from salientpp.datasets.torch_files import read_torch_file
 SplitsOf = Callable[[Path, int, Mapping[str, str]], Mapping[str, Split]]
 
 
+#: File with the number of vertices of each type, in a folder of arrays.
+SIZES = "num_nodes.json"
+
+
 def _no_sizes(root: Path) -> dict[str, int]:
     return {}
 
@@ -62,7 +66,7 @@ class Layout:
 
 def _stated_sizes(root: Path) -> dict[str, int]:
     """Reads num_nodes.json: the number of vertices by type. The file may be missing, and may leave out types."""
-    path = root / "num_nodes.json"
+    path = root / SIZES
     if not path.exists():
         return {}
     try:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from salientpp.datasets.arrays import check_file
 from salientpp.datasets.converted.arrays import StoredArray, array_edges, array_rows
+from salientpp.datasets.converted.column_names import UNKNOWN, Ends
 from salientpp.datasets.converted.parquet import parquet_edges, parquet_rows
 from salientpp.datasets.converted.pieces import Edges, Rows
 from salientpp.datasets.converted.text import text_edges, text_rows
@@ -50,9 +51,9 @@ def rows_of(paths: Sequence[Path], dtype: type, skip: int) -> Rows:
     return parquet_rows(paths) if kind == "parquet" else text_rows(paths, dtype, skip=skip)
 
 
-def edges_of(paths: Sequence[Path], skip: int = 0) -> Edges:
-    """Returns the edges of files of one kind, one file after another."""
+def edges_of(paths: Sequence[Path], skip: int = 0, ends: Ends = UNKNOWN) -> Edges:
+    """Returns the edges of files of one kind, one file after another. ``ends`` is for files whose columns have names."""
     kind = kind_of(paths[0])
     if kind == "npy":
         return array_edges([StoredArray.of(path) for path in paths])
-    return parquet_edges(paths) if kind == "parquet" else text_edges(paths, skip)
+    return parquet_edges(paths, ends) if kind == "parquet" else text_edges(paths, skip, ends)

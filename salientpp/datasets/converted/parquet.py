@@ -6,7 +6,9 @@ footer is damaged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import numpy as np
 import torch
 
 from salientpp.datasets.arrays import check_file, first_line, unreadable
+from salientpp.datasets.converted.column_names import UNKNOWN, Ends, ends_of, is_id
 from salientpp.datasets.converted.pieces import EdgePiece, Edges, RowPiece, Rows, counted
 
 #: Without a buffer pyarrow reads a whole column of a row group at once.
@@ -23,11 +26,12 @@ _BUFFER = 2**18
 #: Writers end a page, and a dictionary, at about this many bytes. A reader holds one of each for every column.
 _PAGE = 2**20
 
-_ENDS = (("source", "target"), ("src", "dst"))
+#: Name of a column in which pandas stores an index that has no name.
+_INDEX = re.compile(r"__index_level_\d+__")
 
 
 class ParquetFiles:
-    """Parquet files with the same columns."""
+    """Parquet files with the same columns, in any order."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         try:
@@ -49,9 +53,12 @@ class ParquetFiles:
                 names, about = parquet.read_schema(path).names, parquet.read_metadata(path)
             except Exception as error:  # pyarrow has many types of errors
                 raise ValueError(f"{path}: damaged, or not a Parquet file ({first_line(error)})") from error
-            if self.names and names != self.names:
+            twice = [name for name, times in Counter(names).items() if times > 1]
+            if twice:
+                raise ValueError(f"{path} has several columns called {twice[0]!r}; rename them")
+            if self.names and sorted(names) != sorted(self.names):
                 raise ValueError(f"{path} must have the columns {', '.join(self.names)}, got {', '.join(names)}")
-            self.names = names
+            self.names = self.names or names
             self.sizes.append(about.num_rows)
             for group in map(about.row_group, range(about.num_row_groups)):
                 size = group.total_byte_size
@@ -87,40 +94,41 @@ class ParquetFiles:
                 raise ValueError(f"{path}: damaged after row {first} ({first_line(error)}); copy it again") from error
 
 
-def parquet_edges(paths: Sequence[Path]) -> Edges:
-    """Returns the edges of two columns: source and target, src and dst, or the only two columns."""
+def parquet_edges(paths: Sequence[Path], ends: Ends = UNKNOWN) -> Edges:
+    """Returns the edges of the two columns whose names say which end they hold, see :func:`ends_of`. Other columns are left out."""
     files = ParquetFiles(paths)
-    columns = next((ends for ends in _ENDS if set(ends) <= set(files.names)), tuple(files.names))
-    if len(columns) != 2:
-        raise ValueError(
-            f"{paths[0]} must have columns source and target, columns src and dst, or exactly two columns, got {', '.join(files.names)}"
-        )
+    columns = ends_of(files.names, str(paths[0]), ends)
 
     def pieces(most: int) -> Iterator[EdgePiece]:
         for path, first, done, batch in files.tables(columns, 16 * len(columns) * most):
             source, target = (_column(path, first, name, batch.column(name)) for name in columns)
             for name, ids in zip(columns, (source, target)):
-                if ids.dtype.kind not in "iu":
-                    raise ValueError(f"{path}: column {name!r} must hold integers, got {ids.dtype}")
+                if ids.dtype.kind not in "iu" or ids.ndim > 1:
+                    raise ValueError(
+                        f"{path}: column {name!r} must hold integers, got {batch.column(name).type}; cast it to int64"
+                    )
             yield EdgePiece(source, target, counted(f"{path}, row ", first), done)
 
-    return Edges(pieces, sum(files.sizes), sum(files.sizes))
+    left_out = tuple(name for name in files.names if name not in columns)
+    return Edges(pieces, sum(files.sizes), sum(files.sizes), left_out=left_out)
 
 
 def parquet_rows(paths: Sequence[Path], columns: Sequence[str] | None = None, ids: str | None = None) -> Rows:
     """Returns rows. The entries of a row are its columns in order, or the list in a single column. All lists must have the same length.
 
-    ``columns`` names the columns to read; None reads all. ``ids`` names a column with the row numbers, see ``RowPiece.at``.
+    ``columns`` names the columns to read; None reads all. ``ids`` names a column with the row numbers, see ``RowPiece.at``. If ``columns`` is None, the column
+    of vertex ids (:func:`id_column`) has the row numbers.
     """
     files = ParquetFiles(paths)
-    names = files.names if columns is None else columns
+    if columns is None and len(files.names) > 1:
+        ids = id_column(files.names, paths[0])
+    names = [name for name in files.names if name != ids] if columns is None else columns
     wanted = [*names, *([ids] if ids else [])]
 
     def pieces(most_bytes: int) -> Iterator[RowPiece]:
         width = None
         for path, first, done, batch in files.tables(wanted, most_bytes, files.row_bytes):
-            arrays = [_column(path, first, name, batch.column(name)) for name in names]
-            values = arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=1)
+            values = _joined(path, first, {name: _column(path, first, name, batch.column(name)) for name in names})
             if width not in (None, values.shape[1:]):
                 raise ValueError(
                     f"{path}, row {first}: rows must have {list(width or ())} entries, got {list(values.shape[1:])}"
@@ -135,12 +143,55 @@ def parquet_rows(paths: Sequence[Path], columns: Sequence[str] | None = None, id
     return Rows(pieces, sum(files.sizes), sum(files.sizes), held_bytes=files.held_bytes(len(wanted)))
 
 
+def id_column(names: Sequence[str], path: Path) -> str | None:
+    """Returns the column with the vertex ids, or None. ValueError if several columns may have them, or if pandas stored an index."""
+    found = [name for name in names if is_id(name)]
+    if len(found) > 1:
+        raise ValueError(f"{path}: the columns {' and '.join(found)} may both hold the vertex ids; keep or rename one")
+    for name in names:
+        if _INDEX.fullmatch(name):
+            raise ValueError(
+                f"{path}: pandas stored an index as column {name!r}; name it id if it holds vertex ids (index.name = 'id'), or write with index=False"
+            )
+    return found[0] if found else None
+
+
+def _joined(path: Path, first: int, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Returns the columns of one attribute as one array. ValueError if their common dtype would round an integer."""
+    arrays = list(columns.values())
+    if len(arrays) == 1:
+        return arrays[0]
+    dtype = np.result_type(*arrays)
+    for name, values in columns.items():
+        if values.shape != arrays[0].shape:
+            raise ValueError(
+                f"{path}: columns {next(iter(columns))} and {name} must hold as many numbers in each row; leave one out, or use lists alone"
+            )
+        if dtype.kind == "f" and values.dtype.kind in "iu":
+            most = 2 ** (np.finfo(dtype).nmant + 1)
+            large = (values > most) | (values < -most) if values.dtype.kind == "i" else values > most
+            if large.any():
+                row = int(large.reshape(len(large), -1).any(axis=1).argmax())
+                raise ValueError(
+                    f"{path}, row {first + row}: column {name!r} has integers that {dtype} would round, and other columns of the attribute hold {dtype}; "
+                    "write the columns with one type, or as separate attributes"
+                )
+    return np.stack(arrays, axis=1)
+
+
 def _column(path: Path, first: int, name: str, column: Any) -> np.ndarray:
     """Returns a column of numbers as [n], or a column of lists as [n, width]."""
+    if hasattr(column, "dictionary_decode"):  # a column of categories
+        column = column.dictionary_decode()
     if column.null_count:
         at = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
         raise ValueError(f"{path}, row {first + at}: column {name!r} has no value; fill it")
-    values = _numbers(column).to_numpy(zero_copy_only=False)
+    numbers = _numbers(column)
+    if not _is_number(numbers.type):
+        raise ValueError(
+            f"{path}: column {name!r} must hold numbers, got {column.type}; cast it to numbers, or leave it out of the file"
+        )
+    lengths = None
     if hasattr(column, "value_lengths"):
         lengths = column.value_lengths().to_numpy(zero_copy_only=False)
         if len(lengths) and (lengths != lengths[0]).any():
@@ -148,12 +199,22 @@ def _column(path: Path, first: int, name: str, column: Any) -> np.ndarray:
             raise ValueError(
                 f"{path}, row {first + at}: column {name!r} must hold {int(lengths[0])} numbers in each row, got {int(lengths[at])}"
             )
-        values = values.reshape(len(lengths), -1)
-    if values.dtype.kind not in "biuf":
-        raise ValueError(f"{path}: column {name!r} must hold numbers, got {column.type}")
-    return values
+    if numbers.null_count:
+        at = int(np.argmax(numbers.is_null().to_numpy(zero_copy_only=False)))
+        row = at if lengths is None else at // int(lengths[0])
+        raise ValueError(
+            f"{path}, row {first + row}: column {name!r} has a list without a value at some place; fill it"
+        )
+    values = numbers.to_numpy(zero_copy_only=False)
+    return values if lengths is None else values.reshape(len(lengths), int(lengths[0]) if len(lengths) else -1)
 
 
 def _numbers(column: Any) -> Any:
     """Returns the entries of a column; for a column of lists, the entries of all lists together."""
     return column.flatten() if hasattr(column, "value_lengths") else column
+
+
+def _is_number(type_: Any) -> bool:
+    from pyarrow import types
+
+    return types.is_boolean(type_) or types.is_integer(type_) or types.is_floating(type_)

@@ -56,6 +56,7 @@ class Edges:
     total: int  # in ``unit``, for progress
     num_edges: int | None = None  # None if it is unknown before reading
     unit: str = "edges"
+    left_out: tuple[str, ...] = ()  # columns that are not converted
 
 
 @dataclass(frozen=True)

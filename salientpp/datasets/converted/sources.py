@@ -19,10 +19,11 @@ from salientpp.datasets.converted.arrays import (
     saved_rows,
     scalar_of,
 )
+from salientpp.datasets.converted.column_names import Ends
 from salientpp.datasets.converted.folders import open_folder
 from salientpp.datasets.converted.labels import labels_of
 from salientpp.datasets.converted.layouts import LAYOUTS
-from salientpp.datasets.converted.named_files import edges_of, find_files, rows_of
+from salientpp.datasets.converted.named_files import edges_of, find_files, kind_of, rows_of
 from salientpp.datasets.converted.ogb_files import open_ogb
 from salientpp.datasets.converted.pieces import EdgeName, Edges, Rows, Source, Split, Vertices
 from salientpp.datasets.converted.tables import parquet_table
@@ -79,6 +80,7 @@ def _open_npz(name: str, file: Path, undirected: bool | None) -> Source:
         {None: array_edges([edge_index])},
         undirected=not directed if undirected is None else undirected,
         files=(file,),
+        left_out=tuple(key for key in held if key not in wanted),
     )
 
 
@@ -113,13 +115,25 @@ def _open_edges(name: str, rest: str, undirected: bool | None) -> Source:
             raise ValueError(f"{name}: {key} must be an integer >= 0, got {text!r}")
         numbers[key] = int(text) if text else None
     skip = numbers["skip"] or 0
+    named = [given.pop(key, "") for key in ("source", "target")]
     known = ("x", "y", *SPLITS, "nodes")
     for key in given:
         if key not in known:
             raise ValueError(
-                f"{name} has no parameter {key!r}; it has {', '.join((*known, 'num_vertices', 'skip'))}{did_you_mean(key, known)}"
+                f"{name} has no parameter {key!r}; it has {', '.join((*known, 'num_vertices', 'skip', 'source', 'target'))}{did_you_mean(key, known)}"
             )
     files = {key: find_files(name, text) for key, text in (("edges", pattern), *given.items())}
+    kinds = {key: kind_of(paths[0]) for key, paths in files.items()}
+    if skip and "text" not in kinds.values():
+        raise ValueError(f"{name}: skip={skip} is for lines of text, and no file is text; leave skip out")
+    if any(named) and (not all(named) or named[0] == named[1] or kinds["edges"] == "npy"):
+        raise ValueError(
+            f"{name}: source= and target= must name two columns of Parquet files, or of the header that skip= leaves out of text"
+        )
+    if kinds.get("nodes", "parquet") != "parquet":
+        raise ValueError(
+            f"{name}: nodes= must be Parquet tables, got {files['nodes'][0]}; give x=, y= and train= instead"
+        )
     columns: dict[str, Rows] = {}
     splits: dict[str, Split] = {}
     if "nodes" in files:
@@ -132,13 +146,14 @@ def _open_edges(name: str, rest: str, undirected: bool | None) -> Source:
     if "y" in files:
         columns["y"] = labels_of(rows_of(files["y"], int, skip))
     splits |= {key: Split(rows_of(files[key], int, skip)) for key in SPLITS if key in files}
-    edges = edges_of(files["edges"], skip)
+    edges = edges_of(files["edges"], skip, Ends((named[0], named[1]) if all(named) else None))
     return Source(
         name,
         {None: Vertices(numbers["num_vertices"], columns, splits)},
         {None: edges},
         undirected=bool(undirected),
         files=tuple(path for paths in files.values() for path in paths),
+        left_out=edges.left_out,
     )
 
 
@@ -166,6 +181,8 @@ def _source_of(name: str, file: Path, data: Data | HeteroData, undirected: bool 
     for type_, store in node_stores(data).items():
         vertices[type_], more = _vertices_of(store, str(file) if type_ is None else f"{file}: {type_!r}", data)
         left_out += more
+    if isinstance(data, HeteroData):
+        left_out += list(data.to_dict()["_global_store"])
     relations: dict[EdgeName, Edges] = {}
     for edge_type, store in edge_stores(data).items():
         where = str(file) if edge_type is None else f"{file}: {edge_type!r}"
@@ -195,8 +212,8 @@ def _vertices_of(store: Any, where: str, data: Data | HeteroData) -> tuple[Verti
             continue
         if not isinstance(value, Tensor) or value.dim() == 0:
             left_out.append(key)
-        elif split in SPLITS and kind in ("mask", "idx", "index"):
-            splits.setdefault(split, Split(saved_rows(value, f"{where}: {key}"), kind == "mask"))
+        elif split in SPLITS and kind in ("mask", "idx", "index") and split not in splits:
+            splits[split] = Split(saved_rows(value, f"{where}: {key}"), kind == "mask")
         elif value.size(0) == num_vertices and (isinstance(data, HeteroData) or store.is_node_attr(key)):
             columns[key] = saved_rows(value, f"{where}: {key}")
         elif key in ("x", "y"):

@@ -8,24 +8,22 @@ from pathlib import Path
 
 from salientpp.datasets.arrays import SPLITS
 from salientpp.datasets.converted.labels import labels_of
-from salientpp.datasets.converted.parquet import ParquetFiles, parquet_rows
+from salientpp.datasets.converted.parquet import ParquetFiles, id_column, parquet_rows
 from salientpp.datasets.converted.pieces import Rows, Split
-
-#: Names of the column with vertex ids. Without such a column, row v belongs to vertex v.
-_IDS = ("id", "node_id")
 
 
 def parquet_table(paths: Sequence[Path]) -> tuple[dict[str, Rows], dict[str, Split]]:
     """Returns attributes and splits of a table with a row per vertex.
 
     A column of numbers is an attribute [N], and a column of lists is an attribute [N, width]. Columns ``NAME_0``, ``NAME_1``, ... ``NAME_k`` are one attribute
-    ``NAME`` [N, k + 1]. A bool column ``train``, ``val`` or ``test``, also with ``_mask``, is a split. The attribute ``y`` has labels.
+    ``NAME`` [N, k + 1]. A bool column ``train``, ``val`` or ``test``, also with ``_mask``, is a split. The attribute ``y`` has labels. A column ``id`` or
+    ``node_id``, also with capitals, has the vertex of each row. Without it, row v belongs to vertex v.
 
     Raises:
         ValueError: the files are damaged, or two columns stand for the same attribute.
     """
     names = ParquetFiles(paths).names
-    ids = next((name for name in _IDS if name in names), None)
+    ids = id_column(names, paths[0])
     columns: dict[str, Rows] = {}
     splits: dict[str, Split] = {}
     for name, of in _grouped([name for name in names if name != ids]).items():

@@ -6,9 +6,11 @@ they are read.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import gzip
 import os
+import re
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
@@ -20,13 +22,16 @@ import torch
 from torch import Tensor
 
 from salientpp.datasets.arrays import check_file, unreadable
-from salientpp.datasets.converted.pieces import EdgePiece, Edges, RowPiece, Rows, counted
+from salientpp.datasets.converted.column_names import UNKNOWN, Ends, end_of, ends_of
+from salientpp.datasets.converted.pieces import EdgePiece, Edges, RowPiece, Rows, counted, first_row
 
 _SEPARATORS = bytes.maketrans(b",;\t\r", b"    ")
 _COMMENTS = (b"#", b"%")
 #: Bytes of memory for each byte of text while it is parsed: the text, temporaries of splitting it, and an int64 per token.
 _BYTES_PER_BYTE = 16
 _LEAST_BLOCK = 2**12
+#: Bytes at the beginning of a file among which its header is looked for.
+_HEAD_BYTES = 2**16
 
 
 def tables(path: Path, most_bytes: int, dtype: type, columns: int | None, skip: int = 0) -> Iterator[RowPiece]:
@@ -49,6 +54,7 @@ def tables(path: Path, most_bytes: int, dtype: type, columns: int | None, skip: 
                 ) from None
             except OSError as error:
                 raise unreadable(path, error) from error
+            block = block if unpacked else _without_mark(path, block)
             unpacked += len(block)
             whole = rest + block
             cut = whole.rfind(b"\n") + 1 if block else len(whole)
@@ -80,7 +86,7 @@ def _parse(
         if values is not None:
             return RowPiece(values, counted(f"{path}, line ", line), done)
     # The text has comments, empty lines or mistakes.
-    lines = text.splitlines()
+    lines = text.split(b"\n")
     stripped = [one.translate(_SEPARATORS).strip() for one in lines]
     kept = [at for at, one in enumerate(stripped) if line + at > skip and one and not one.startswith(_COMMENTS)]
     if not kept:
@@ -97,7 +103,9 @@ def _parse(
             middle = (good + bad) // 2
             good, bad = (good, middle) if read(good, middle) is None else (middle, bad)
         wanted = f"{columns} {'integers' if dtype is int else 'numbers'}"
-        shown = lines[kept[good]][:80].decode(errors="backslashreplace")
+        shown = lines[kept[good]].rstrip(b"\r")[:80].decode(errors="backslashreplace")
+        if re.search(r"\d{19}|\d[eE]\+?\d{3}", shown):
+            wanted += " in [-2^63, 2^63)" if dtype is int else " that float64 can hold"
         raise ValueError(
             f"{path}, line {line + kept[good]}: expected {wanted}, got {shown!r}; correct the line, mark it as a comment with #, or leave out the first lines "
             "with skip="
@@ -127,19 +135,46 @@ def _numbers(text: bytes, dtype: type, columns: int | None) -> Tensor | None:
             values = np.fromstring(letters.tobytes(), dtype=np.int64 if dtype is int else np.float64, sep=" ")
     except ValueError:
         return None
-    return torch.from_numpy(values.reshape(-1, columns)) if values.size == begins.size else None
+    if values.size != begins.size or _overflows(letters, begins, values):
+        return None
+    return torch.from_numpy(values.reshape(-1, columns))
 
 
-def text_edges(paths: Sequence[Path], skip: int = 0) -> Edges:
-    """Returns the edges of text with two integers a line: source and target."""
+def _overflows(letters: np.ndarray, begins: np.ndarray, values: np.ndarray) -> bool:
+    """True if a number does not fit. numpy reads it as the largest int64, whatever its sign, or as infinity."""
+    suspects = values == np.iinfo(np.int64).max if values.dtype.kind == "i" else np.isinf(values)
+    for at in np.flatnonzero(suspects).tolist():
+        token = letters[begins[at] :].tobytes()[:64].split(maxsplit=1)[0].decode("latin-1")
+        is_same = int(token) == int(values[at]) if values.dtype.kind == "i" else token.strip("+-").isalpha()
+        if not is_same:
+            return True
+    return False
+
+
+def _without_mark(path: Path, block: bytes) -> bytes:
+    """Removes the mark of UTF-8 from the beginning of a file. ValueError if the file has the mark of UTF-16 or UTF-32."""
+    if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)):
+        raise ValueError(
+            f"{path}, line 1: the file begins with the byte order mark of UTF-16 or UTF-32; save it as UTF-8"
+        )
+    return block.removeprefix(codecs.BOM_UTF8)
+
+
+def text_edges(paths: Sequence[Path], skip: int = 0, ends: Ends = UNKNOWN) -> Edges:
+    """Returns the edges of text with two integers a line: source and target. A header with other names of the two columns is obeyed, or refused."""
     sizes = _sizes_of(paths)
+    steps = [-1 if _is_reversed(path, skip, ends) else 1 for path in paths]
 
     def pieces(most: int) -> Iterator[EdgePiece]:
-        for path, before in zip(paths, accumulate(sizes, initial=0)):
+        is_empty = True
+        for path, step, before in zip(paths, steps, accumulate(sizes, initial=0)):
             # A line has four bytes or more.
             for table in tables(path, 4 * most * _BYTES_PER_BYTE, int, 2, skip):
-                source, target = table.values.numpy().T
+                is_empty = False
+                source, target = table.values.numpy().T[::step]
                 yield EdgePiece(source, target, table.where, before + table.done)
+        if is_empty:
+            raise _nothing_in(paths, skip)
 
     return Edges(pieces, sum(sizes), unit="bytes")
 
@@ -154,12 +189,48 @@ def text_rows(paths: Sequence[Path], dtype: type, num_rows: int | None = None, s
         for path, before in zip(paths, accumulate(sizes, initial=0)):
             for table in tables(path, most_bytes, dtype, columns, skip):
                 columns = table.values.shape[1]
-                yield RowPiece(table.values.to(stored), table.where, before + table.done)
+                values = table.values.to(stored)
+                if stored.is_floating_point:
+                    lost = values.isinf() & table.values.isfinite()
+                    if bool(lost.any()):
+                        raise ValueError(
+                            f"{table.where(first_row(lost))}: {float(table.values[lost][0]):g} is too large for float32, as which text is stored; save the "
+                            "rows as float64 in an .npy file, or correct the number"
+                        )
+                yield RowPiece(values, table.where, before + table.done)
         if columns is None:
-            empty = torch.empty(0, 1, dtype=stored, device="cpu")
-            yield RowPiece(empty, lambda row: f"{paths[-1]}, line 1", sum(sizes))
+            raise _nothing_in(paths, skip)
 
     return Rows(pieces, sum(sizes), num_rows, "bytes")
+
+
+def _nothing_in(paths: Sequence[Path], skip: int) -> ValueError:
+    files = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more files"
+    after = f" after the first {skip} lines that skip= leaves out" if skip else ""
+    return ValueError(
+        f"{files}: expected lines of numbers, got none{after}; give files with numbers, or leave them out"
+    )
+
+
+def _is_reversed(path: Path, skip: int, ends: Ends) -> bool:
+    """True if the header of a file of edges names the target first. ValueError if its two names do not say which end they are.
+
+    The header is the last of the lines that are skipped, or a comment in the first line.
+    """
+    with contextlib.suppress(
+        OSError, EOFError, zlib.error
+    ):  # reading the edges will meet the error again, and say where
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            lines = file.read(_HEAD_BYTES).split(b"\n")[:-1]
+        header = lines[max(0, skip - 1)] if len(lines) >= max(1, skip) else b""
+        is_comment = header.removeprefix(codecs.BOM_UTF8).lstrip().startswith(_COMMENTS)
+        words = re.split(r"[\s,;]+", header.decode("utf-8-sig", errors="replace").strip("#% \t\r"))
+        names = [word.strip("\"'") for word in words]
+        is_header = skip > 0 and len(names) == 2 and all(re.match(r"[^\W\d]|_|:", name) for name in names)
+        if ends.named is not None or (is_header and not is_comment):
+            return ends_of(names, f"{path}, line {max(1, skip)}", ends)[0] != names[0]
+        return len(names) == 2 and [end_of(name) for name in names] == [1, 0]
+    return False
 
 
 def _sizes_of(paths: Sequence[Path]) -> list[int]:

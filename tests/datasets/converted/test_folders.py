@@ -194,7 +194,7 @@ def test_the_vertices_of_each_type_without_rows_are_counted(tmp_path):
 def test_edge_columns_of_a_folder_are_left_out_with_a_warning(tmp_path):
     expected = write_folder(tmp_path / "raw")
     np.save(tmp_path / "raw" / "user__buys__item" / "time.npy", np.arange(300))
-    with pytest.warns(UserWarning, match="time of npy:.* left out"):
+    with pytest.warns(UserWarning, match="user__buys__item/time.npy of npy:.* left out"):
         assert_same(converted(f"npy:{tmp_path / 'raw'}", tmp_path / "c"), expected)
 
 
