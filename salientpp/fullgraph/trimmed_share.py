@@ -20,7 +20,9 @@ from salientpp.fullgraph.batch_graph import BatchGraph
 from salientpp.fullgraph.model import DistributedModel
 from salientpp.nn.layer_call import FUSED, SCORES, LayerCall, first_rows
 from salientpp.nn.layers import pair_of, replaced, with_helpers
+from salientpp.nn.planned import most
 from salientpp.nn.record import record
+from salientpp.nn.rehearsal import rehearsal
 from salientpp.nn.run import Run
 from salientpp.nn.trace import Call, Plan
 from salientpp.nn.trim import key_of, trimming_of
@@ -61,7 +63,8 @@ def trimmed(
 def _agreed_plan(model: DistributedModel, hops: Hops, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     """Records the plan of a call. For each layer, the result has the most hops that any rank of the host found."""
     graph, ranks = cast(BatchGraph, model.graph), model.ranks
-    plan = record(model.module, hops, False, sys._getframe(), args, kwargs)
+    with rehearsal(model.module, args, kwargs):
+        plan = record(model.module, hops, False, sys._getframe(), args, kwargs).plan
     model._hop = 0
     ranks.agree("to trim a model")
     # A rank without vertices has a row that is none of the batch's. It cannot tell which rows are needed.
@@ -73,17 +76,7 @@ def _agreed_plan(model: DistributedModel, hops: Hops, args: tuple[Any, ...], kwa
             raise ValueError(
                 "a trimmed model must call the same layers in the same order on all ranks of a host; do not use salientpp.nn.trim on this model"
             )
-    return [_most(calls) for calls in zip(*plans, strict=True)]
-
-
-def _most(calls: tuple[Call, ...]) -> Call:
-    """Returns a call for which the needed rows of all ``calls`` are needed."""
-    return Call(
-        calls[0].layer,
-        max(call.out_hops for call in calls),
-        max(call.in_hops for call in calls),
-        any(call.is_whole for call in calls),
-    )
+    return [most(calls) for calls in zip(*plans, strict=True)]
 
 
 class ShareRun(Run):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import random
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.utils.checkpoint
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch_geometric.nn import Aggregation, HeteroLinear
 from torch_geometric.nn.conv import MessagePassing
@@ -19,6 +19,7 @@ from torch_geometric.nn.models import rev_gnn
 from salientpp.nn.layer_call import arguments_of, can_cut, edges_in
 from salientpp.nn.layers import layer_of, replaced
 from salientpp.nn.rules import tensors_of
+from salientpp.nn.sizes import NEW, counts_are_shapes, counts_in
 from salientpp.nn.trace import Plan, Recorder
 from salientpp.sampling.hops import Hops
 
@@ -37,7 +38,26 @@ _NORMS = (
 
 #: Files whose functions call layers in the forward and again in the backward.
 _CALL_AGAIN = frozenset([torch.utils.checkpoint.__file__, rev_gnn.__file__])
+#: Functions through which rows leave torch, and functions that compute or change gradients of rows.
 _READS = frozenset(["numpy", "__array__", "__dlpack__", "tolist", "data_ptr"])
+_GRADIENTS = frozenset(["grad", "backward", "register_hook", "register_post_accumulate_grad_hook"])
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Record of one call of a model.
+
+    Attributes:
+        plan: rows that each layer needs.
+        trusting: the plan if numbers of rows that the model has read do no harm. Equal to ``plan`` if every use is known.
+        functions: names of torch's functions between layers, in order.
+        out: what the model returned.
+    """
+
+    plan: Plan
+    trusting: Plan
+    functions: tuple[str, ...]
+    out: Any
 
 
 def record(
@@ -47,8 +67,12 @@ def record(
     frame: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> Plan:
-    """Records the plan of a model for the batches of a loader, by a call with these arguments. ``frame`` is the Python frame that calls the model."""
+) -> Recorded:
+    """Calls a model with these arguments and records it, for the batches of a loader. ``frame`` is the Python frame that calls the model.
+
+    The call is like any other: with gradients where they are enabled, and with the model's hooks. Call it within
+    :func:`~salientpp.nn.rehearsal.rehearsal`.
+    """
     recorder = Recorder(min(counts[0] for counts in hops.num_nodes.values()), frame)
     seen: dict[torch.nn.Module, dict[str, Any]] = {}
     for path, module in model.named_modules():
@@ -61,41 +85,113 @@ def record(
             for part in module.modules():
                 if not isinstance(part, (MessagePassing, Aggregation)):
                     seen[part] = {"forward": functools.partial(_seen, recorder.part, part.forward)}
-        elif is_row_wise(module) or (norms_are_row_wise and type(module).__name__.startswith(_NORMS)):
+        elif norms_are_row_wise and type(module).__name__.startswith(_NORMS):
             seen[module] = {"forward": functools.partial(_seen, recorder.edge_updater, module.forward)}
-    buffers = [(value, value.clone()) for value in model.buffers()]
-    devices = {value.device for value in tensors_of([args, kwargs]) if value.device.type != "cpu"}
-    forked = torch.random.fork_rng(devices, device_type=next(iter(devices)).type if devices else "cpu")
-    others = random.getstate(), np.random.get_state()
-    with forked, torch.no_grad():
-        values = [(vars(module), name, value) for module, given in seen.items() for name, value in given.items()]
-        with replaced(values), recorder, _Reads(recorder):
-            out = model.forward(*args, **kwargs)
-        for value, before in buffers:
-            value.copy_(before)
-    random.setstate(others[0])
-    np.random.set_state(others[1])
-    return recorder.plan(out)
+        elif may_be_row_wise(module):
+            otherwise = seen.get(module, {}).get("forward", module.forward)
+            seen[module] = {"forward": functools.partial(_row_wise, recorder, module, module.forward, otherwise)}
+    values = [(vars(module), name, value) for module, given in seen.items() for name, value in given.items()]
+    functions = _Functions(recorder)
+    with replaced(values), recorder, functions:
+        out = model(*args, **kwargs)
+    trusting = recorder.plan(out, trusts_readings=True)
+    return Recorded(recorder.plan(out), trusting, tuple(functions.names), out)
 
 
-def is_row_wise(module: torch.nn.Module) -> bool:
-    """Returns True for modules that work on each row separately although their operations do not show it. All their tensors have a row for each vertex."""
-    if isinstance(module, (torch.nn.RNNBase, torch.nn.MultiheadAttention)):
-        return module.batch_first
-    return isinstance(module, (torch.nn.RNNCellBase, torch.nn.Bilinear, HeteroLinear))
+# --- modules that work on each row separately -------------------------------------------------------------------
 
 
-class _Reads(TorchFunctionMode):
-    """Tells a recorder which tensors leave torch. Python may then use their rows in any way."""
+def may_be_row_wise(module: torch.nn.Module) -> bool:
+    """Returns True for modules that work on each row separately for some arguments, although their operations do not show it."""
+    kinds = (torch.nn.RNNBase, torch.nn.MultiheadAttention, torch.nn.RNNCellBase, torch.nn.Bilinear, HeteroLinear)
+    home = getattr(getattr(module.forward, "__func__", None), "__module__", None) or ""
+    return isinstance(module, kinds) and home.startswith(("torch.", "torch_geometric."))
+
+
+def is_row_wise(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Returns True if a call works on each row of its first dimension separately."""
+    given = [*args, *kwargs.values()]
+    tensors = list(tensors_of(given))
+    if not given or not isinstance(given[0], Tensor):
+        return False  # for example a packed sequence
+    if isinstance(module, torch.nn.RNNBase):
+        return module.batch_first and len(tensors) == 1 and given[0].dim() == 3
+    if isinstance(module, torch.nn.MultiheadAttention):
+        masks = [mask for mask in (kwargs.get("attn_mask"), *args[5:6]) if mask is not None]
+        rows = [
+            each for each in (*args[:3], *(kwargs.get(name) for name in ("query", "key", "value"))) if each is not None
+        ]
+        return module.batch_first and not masks and all(each.dim() == 3 for each in rows)
+    if isinstance(module, HeteroLinear):
+        return given[0].dim() == 2
+    return all(each.dim() >= 2 for each in tensors)
+
+
+def _row_wise(
+    recorder: Recorder,
+    module: torch.nn.Module,
+    forward: Callable[..., Any],
+    otherwise: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    if recorder.unseen(lambda: is_row_wise(module, args, kwargs)) and recorder.are_rows([args, kwargs]):
+        return recorder.edge_updater([args, kwargs], lambda: forward(*args, **kwargs))
+    return recorder.quietly(lambda: otherwise(*args, **kwargs))
+
+
+class _Functions(TorchFunctionMode):
+    """Tells a recorder what a model does between its layers that operations do not show.
+
+    Tensors leave torch, and Python may then use their rows in any way. Numbers of rows become values. Gradients are computed, or changed by hooks.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder = recorder
+        self.names: list[str] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in _READS:
-            self._recorder.read(args)
-        return func(*args, **(kwargs or {}))
+        kwargs, recorder = kwargs or {}, self._recorder
+        if recorder.is_suspended:
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if recorder.is_between:
+            self.names.append(name_of_function(func))
+        if name in _READS or name in _GRADIENTS:
+            recorder.read([args, kwargs])
+        recorder.see_gradients([args, kwargs])
+        counts = list(counts_in([args, kwargs])) if recorder.counts_rows else []
+        is_shape = bool(counts) and counts_are_shapes(name, args, kwargs)
+        for count in counts:
+            count.use() if is_shape else count.need_all()
+        out = func(*args, **kwargs)
+        if not recorder.counts_rows:
+            return out
+        if is_shape and (name in NEW or name == "arange"):
+            recorder.follow_shaped(out, counts[0])
+        return self._of_shape(func, name, args, kwargs, out)
+
+    def _of_shape(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> Any:
+        """Returns ``out``, or, if it is a shape or a number of rows, one that reports its use."""
+        if name not in ("size", "__len__", "numel", "nelement") and func != torch.Tensor.shape.__get__:  # type: ignore[attr-defined]
+            return out
+        shape = self._recorder.shape_of(args[0])
+        if shape is None:
+            return out
+        if name in ("numel", "nelement"):
+            return shape.numel()
+        if name == "__len__":
+            next(iter(shape))  # Python makes a plain number of it, so its use stays unknown
+            return out
+        return shape if isinstance(out, tuple) else shape[kwargs.get("dim", args[1] if len(args) > 1 else 0)]
+
+
+@functools.lru_cache(1 << 12)
+def name_of_function(func: Any) -> str:
+    """Returns the name of one of torch's functions. Equal functions have equal names in all processes."""
+    of = getattr(func, "__self__", None)  # the property, for ``__get__``
+    return f"{getattr(of, '__name__', '')}.{getattr(func, '__name__', func)}"
 
 
 def _has_all_rows(arguments: dict[str, Any], hops: Hops) -> bool:
@@ -136,9 +232,9 @@ def _call(
     """Runs a layer's call and reports it to the recorder."""
     if recorder.is_inside:
         return forward(*args, **kwargs)
-    facts, arguments = layer_of(conv), arguments_of(conv, args, kwargs)
-    cuts = recorder.unseen(lambda: can_cut(conv, forward, arguments, hops))
-    if facts is None or not cuts or is_called_again(recorder.frame) or not _has_all_rows(arguments or {}, hops):
+    facts, arguments = layer_of(conv), recorder.unseen(lambda: arguments_of(conv, args, kwargs))
+    cuts = recorder.unseen(lambda: can_cut(conv, forward, arguments, hops) and _has_all_rows(arguments or {}, hops))
+    if facts is None or not cuts or is_called_again(recorder.frame):
         return recorder.whole_call(path, [args, kwargs], lambda: forward(*args, **kwargs))
     rows = [value for name, value in (arguments or {}).items() if not name.startswith("edge")]
     number = recorder.begin_call(path, [args, kwargs], rows)

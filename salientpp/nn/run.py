@@ -14,7 +14,7 @@ from torch_geometric.nn.conv import MessagePassing
 from salientpp.batch.edges import BatchEdges
 from salientpp.nn.layer_call import LayerCall, arguments_of, can_cut
 from salientpp.nn.layers import replaced
-from salientpp.nn.record import is_called_again, is_row_wise
+from salientpp.nn.record import is_called_again, is_row_wise, may_be_row_wise, name_of_function
 from salientpp.nn.rules import tensors_of
 from salientpp.nn.trace import Call, Plan
 from salientpp.sampling.hops import Hops
@@ -50,27 +50,35 @@ class Run(TorchFunctionMode):
 
     Between layers, for example in skip connections, an operation may get tensors with different numbers of rows of one batch. If it works on each row
     separately, it gets the rows that all these tensors have.
+
+    Args:
+        plan: rows that each layer needs. None: the model runs as the plain one.
+
+    Attributes:
+        functions: names of torch's functions that the model has called between its layers, in order.
     """
 
-    def __init__(self, model: torch.nn.Module, plan: Plan, hops: Hops, frame: Any) -> None:
+    def __init__(self, model: torch.nn.Module, plan: Plan | None, hops: Hops, frame: Any) -> None:
         super().__init__()
         self.model = model
+        self.functions: list[str] = []
         self._frame = frame  # the Python frame that calls the model
         self._plan = plan
-        self._hops = hops
+        self.hops = hops
         self._next = 0
         self._is_inside = False
         self._numbers = {count for counts in hops.num_nodes.values() for count in counts}
         self._numbers_but_1 = self._numbers - {1}
-        self._calls = replaced([(vars(module), "forward", call) for module, call in self._forwards()])
+        forwards = self._forwards() if plan is not None else ()
+        self._calls = replaced([(vars(module), "forward", call) for module, call in forwards])
 
     def _forwards(self) -> Iterator[tuple[torch.nn.Module, Callable[..., Any]]]:
         """Yields modules and the functions that replace their forward."""
         for path, module in self.model.named_modules():
             if isinstance(module, MessagePassing):
                 yield module, functools.partial(self._call, module, path, module.forward)
-            elif is_row_wise(module):
-                yield module, functools.partial(self._row_wise, module.forward)
+            elif may_be_row_wise(module):
+                yield module, functools.partial(self._row_wise, module, module.forward)
 
     def __enter__(self) -> Run:
         self._calls.__enter__()
@@ -84,19 +92,20 @@ class Run(TorchFunctionMode):
     def _call(self, conv: MessagePassing, path: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._is_inside:  # a layer inside a layer
             return forward(*args, **kwargs)
-        name, call = type(self.model).__name__, self._plan[self._next] if self._next < len(self._plan) else None
+        plan = self._plan or ()
+        name, call = type(self.model).__name__, plan[self._next] if self._next < len(plan) else None
         if call is None or call.layer != path:
             raise RuntimeError(
                 f"{name} called layer {path!r}, where it called {'no layer' if call is None else repr(call.layer)} before; a trimmed model must call the "
                 "same layers in the same order for every batch; do not use salientpp.nn.trim on this model"
             )
         self._next += 1
-        arguments = arguments_of(conv, args, kwargs)
         self._is_inside = True
         try:
+            arguments = arguments_of(conv, args, kwargs)
             if call.is_whole:
                 return forward(*args, **kwargs)
-            if arguments is None or not can_cut(conv, forward, arguments, self._hops):
+            if arguments is None or not can_cut(conv, forward, arguments, self.hops):
                 raise RuntimeError(
                     f"{type(conv).__name__} ({path}) was given the batch's edges when {name} was first called, but other edges or further arguments now; a "
                     "trimmed model must use the same edges in every call; do not use salientpp.nn.trim on this model"
@@ -117,10 +126,14 @@ class Run(TorchFunctionMode):
 
     def _layer(self, conv: MessagePassing, call: Call, arguments: dict[str, Any]) -> LayerCall:
         """Returns the call of a layer on the needed rows only."""
-        return LayerCall(conv, call, arguments, self._hops)
+        return LayerCall(conv, call, arguments, self.hops)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._plan is None:
+            return func(*args, **kwargs)
+        if not self._is_inside:
+            self.functions.append(name_of_function(func))
         if func in _ALIGNED:
             args, kwargs = self._aligned(args, kwargs, self._numbers_but_1)  # a single row broadcasts to any number
         elif func in _EQUAL or (func in _JOINS and _joins_columns(*args, **kwargs)):
@@ -137,9 +150,14 @@ class Run(TorchFunctionMode):
             ) from error
 
     @torch.compiler.disable
-    def _row_wise(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = self._aligned(args, kwargs, self._numbers, same_ndim=False)
-        return forward(*args, **kwargs)
+    def _row_wise(self, module: torch.nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        before, self._is_inside = self._is_inside, True
+        try:
+            if is_row_wise(module, args, kwargs):
+                args, kwargs = self._aligned(args, kwargs, self._numbers, same_ndim=False)
+            return forward(*args, **kwargs)
+        finally:
+            self._is_inside = before
 
     def _aligned(self, args: Any, kwargs: Any, numbers: set[int], same_ndim: bool = True) -> Any:
         """Cuts the arguments to the number of rows of the shortest one. Tensors without rows of the batch stay."""

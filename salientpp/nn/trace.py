@@ -7,16 +7,21 @@ the calls of layers in order. Each call has two numbers of hops around the seeds
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from salientpp.nn.rehearsal import is_written
+from salientpp.nn.rehearsal import key_of_storage as _key
 from salientpp.nn.rules import LEADING, MIXES, RULES, SEEDS, Operation, RowWise, pointwise, tensors_of
+from salientpp.nn.sizes import Reading, RowCount, Shape
 
 #: Number of hops that no batch reaches; it means that all rows are needed.
 ALL = 1 << 30
@@ -71,6 +76,16 @@ class _CallNodes:
     is_whole: bool = False
 
 
+def _unseen(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a method whose own operations the recorder ignores."""
+
+    @functools.wraps(method)
+    def ignored(self: Recorder, *args: Any, **kwargs: Any) -> Any:
+        return self.unseen(lambda: method(self, *args, **kwargs))
+
+    return ignored
+
+
 class Recorder(TorchDispatchMode):
     """Follows rows through a forward pass.
 
@@ -87,7 +102,33 @@ class Recorder(TorchDispatchMode):
         self._rows: dict[StorageWeakRef, _Rows] = {}
         self._leads: dict[Any, int] = {}  # for views: number of dimensions before the one that counts rows, if not 0
         self._calls: list[_CallNodes] = []
+        self._readings: list[Reading] = []
         self._suspended = 0
+        self._parts = 0
+        self._quiet = 0
+
+    @property
+    def is_suspended(self) -> bool:
+        """True while operations are ignored."""
+        return self._suspended > 0
+
+    @property
+    def is_between(self) -> bool:
+        """True between layers."""
+        return self._parts == 0 and self._quiet == 0 and not self.is_inside
+
+    def quietly(self, run: Callable[[], Any]) -> Any:
+        """Runs a module that a trimmed model calls as a whole."""
+        self._quiet += 1
+        try:
+            return run()
+        finally:
+            self._quiet -= 1
+
+    @property
+    def counts_rows(self) -> bool:
+        """True where numbers of rows may do harm: between layers, and in modules inside layers."""
+        return self._parts > 0 or not self.is_inside
 
     @property
     def is_inside(self) -> bool:
@@ -96,8 +137,10 @@ class Recorder(TorchDispatchMode):
 
     # --- reports from the layers ----------------------------------------------------------------------------
 
+    @_unseen
     def begin_call(self, layer: str, inputs: Any, rows: Any) -> int:
         """Begins a layer's call with ``inputs``. ``rows`` are the inputs with a row for each vertex. Returns the number of the call, for :meth:`end_call`."""
+        self.see_gradients(inputs)
         node = self._new_node(0, self._nodes_of(inputs))
         for tensor in tensors_of(rows):
             if tensor.is_floating_point():
@@ -105,6 +148,7 @@ class Recorder(TorchDispatchMode):
         self._calls.append(_CallNodes(layer, node))
         return len(self._calls) - 1
 
+    @_unseen
     def end_call(self, number: int, rows: Any, out: Any) -> None:
         """Ends a call that returned ``out``, which should be a tensor with a row for each vertex, or a dictionary of such tensors."""
         call = self._calls[number]
@@ -124,10 +168,11 @@ class Recorder(TorchDispatchMode):
 
     def whole_call(self, layer: str, inputs: Any, run: Callable[[], Any]) -> Any:
         """Runs a layer that needs all rows, regardless of which outputs are needed."""
-        self._need_all(self._nodes_of(inputs))
+        self.read(inputs)
         self._calls.append(_CallNodes(layer, self._new_node(0, 0), self._new_node(0, 0), True))
         return self.unseen(run)
 
+    @_unseen
     def propagate(self, inputs: Any, run: Callable[[], Any], length: int = 1) -> Any:
         """Runs one hop or several: rows of targets from rows of sources."""
         node = self._new_node(length, self._nodes_of(inputs))
@@ -136,6 +181,7 @@ class Recorder(TorchDispatchMode):
             self._rows[_key(tensor)] = _Rows(1 << node, tensor.size(0))
         return out
 
+    @_unseen
     def edge_updater(self, inputs: Any, run: Callable[[], Any]) -> Any:
         """Runs a function from rows of vertices to rows of edges."""
         found = self._nodes_of(inputs)
@@ -144,13 +190,52 @@ class Recorder(TorchDispatchMode):
             self._rows[_key(tensor)] = _Rows(found, tensor.size(0))
         return out
 
+    @_unseen
+    def are_rows(self, inputs: Any) -> bool:
+        """Returns True if the first dimension counts the rows of all tensors whose rows are followed."""
+        return not any(self._leads.get(_view_key(tensor), 0) for tensor in tensors_of(inputs))
+
     def read(self, inputs: Any) -> None:
         """Records that values leave torch. All their rows are then needed."""
         if not self._suspended:
-            self._need_all(self._nodes_of(inputs))
+            self.unseen(lambda: self._need_all(self._nodes_of(inputs)))
+
+    @_unseen
+    def see_gradients(self, inputs: Any) -> None:
+        """Records that tensors are used. If a function of the user's computes the gradient of one, it may mix rows, so that all of them are needed."""
+        for tensor in tensors_of(inputs):
+            function = tensor.grad_fn
+            if isinstance(function, BackwardCFunction) and not type(function).__module__.startswith("salientpp."):
+                self._need_all(self._nodes_of([tensor]))
+
+    def shape_of(self, tensor: Tensor) -> Shape | None:
+        """Returns the shape of a tensor whose rows are followed. It reports what becomes of the number of rows. Returns None for any other tensor."""
+        nodes, lead = self._nodes_of([tensor]), self._leads.get(_view_key(tensor), 0)
+        return Shape(tensor.shape, lead, nodes, self._count) if nodes and lead < tensor.dim() else None
+
+    def _count(self, number: int, nodes: int) -> RowCount:
+        self._readings.append(Reading(nodes))
+        return RowCount(number, (self._readings[-1],), self._need_all)
+
+    def follow_shaped(self, tensor: Tensor, count: RowCount) -> None:
+        """Follows the rows of a new tensor, whose number is ``count``."""
+        if tensor.dim() and tensor.size(0) == int(count):
+            count.use()
+            self._rows[_key(tensor)] = _Rows(count.nodes, tensor.size(0))
+        else:
+            count.need_all()
 
     def part(self, inputs: Any, run: Callable[[], Any]) -> Any:
         """Runs a module inside a layer. In messages, the module gets rows of edges. If it mixes them, as normalisations do, the layer needs all edges."""
+        if not self.is_inside:  # it is used between layers too
+            return run()
+        self._parts += 1
+        try:
+            return self._part(inputs, run)
+        finally:
+            self._parts -= 1
+
+    def _part(self, inputs: Any, run: Callable[[], Any]) -> Any:
         if not self._suspended:
             return run()
         node = self._new_node(0, 0)
@@ -173,8 +258,17 @@ class Recorder(TorchDispatchMode):
         finally:
             self._suspended -= 1
 
-    def plan(self, out: Any) -> Plan:
-        """Returns the plan of a model that returned ``out``."""
+    @property
+    def has_unknown_readings(self) -> bool:
+        """True if the model has read a number of rows, and nobody knows what became of it."""
+        return any(not reading.is_used for reading in self._readings)
+
+    def plan(self, out: Any, trusts_readings: bool = False) -> Plan:
+        """Returns the plan of a model that returned ``out``. Unless it trusts them, unknown uses of numbers of rows need all rows."""
+        self.see_gradients(out)
+        for reading in self._readings:
+            if not reading.is_used and not trusts_readings:
+                self._need_all(reading.nodes)
         self._new_node(0, self._nodes_of(out))
         self._nodes[-1].hops = 0
         for call in self._calls:  # outputs may also leave unseen, for example in an object or an attribute
@@ -212,7 +306,7 @@ class Recorder(TorchDispatchMode):
         out = func(*args, **kwargs)
         verdict = self._verdict(func, given, args, kwargs, out)
         written = [
-            args[k] for k, argument in enumerate(func._schema.arguments) if _is_written(argument) and k < len(args)
+            args[k] for k, argument in enumerate(func._schema.arguments) if is_written(argument) and k < len(args)
         ]
         if isinstance(verdict, RowWise):
             base = self._rows[_key(given[0])].number
@@ -275,11 +369,6 @@ class Recorder(TorchDispatchMode):
             known.nodes |= nodes
 
 
-def _key(tensor: Tensor) -> Any:
-    """Identifies a storage, also after it is freed. All tensors that are not strided share one key."""
-    return StorageWeakRef(tensor.untyped_storage()) if tensor.layout == torch.strided else None
-
-
 def _view_key(tensor: Tensor) -> Any:
     return _key(tensor), tensor.shape, tensor.stride() if tensor.layout == torch.strided else None
 
@@ -289,7 +378,3 @@ def _bits(mask: int) -> Iterator[int]:
         lowest = mask & -mask
         yield lowest.bit_length() - 1
         mask ^= lowest
-
-
-def _is_written(argument: Any) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write

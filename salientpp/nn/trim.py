@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import Any, Literal, TypeVar
+import warnings
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, cast
 
 import torch
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn.conv import MessagePassing
 
+from salientpp.nn.check import Results, SameNumbers, Trial, first_of, without_dropout
 from salientpp.nn.layer_call import edges_in
+from salientpp.nn.planned import Attributes, Before, Planned
 from salientpp.nn.record import record
+from salientpp.nn.rehearsal import rehearsal
 from salientpp.nn.run import Run
 from salientpp.nn.trace import Plan
 from salientpp.nn.unchanged import change_inside, change_of
@@ -23,11 +30,14 @@ Norms = Literal["all rows", "needed rows"]
 #: Attribute of a model that holds its :class:`Trimming`.
 _ATTRIBUTE = "_salientpp_trimmed"
 
-#: ``run``: the running forward pass of a trimmed model in this thread; ``frame``: the Python frame that called the model.
+#: Number of plans above which numbers among the arguments no longer get plans of their own.
+MAX_PLANS = 32
+
+#: ``running``: the running forward pass of a trimmed model in this thread; ``frame``: the Python frame that called the model.
 _thread = threading.local()
 
 
-def trim(model: Model, norms: Norms = "all rows") -> Model:
+def trim(model: Model, norms: Norms = "all rows", check: bool = True) -> Model:
     """Makes a model compute only the rows that the seeds of a batch need. The training loop stays unchanged.
 
     On a batch of one of this package's loaders, each message-passing layer computes only the rows that later layers need for the seeds. It computes them as
@@ -65,29 +75,42 @@ def trim(model: Model, norms: Norms = "all rows") -> Model:
         raise ValueError(f"norms must be 'all rows' or 'needed rows', got {norms!r}")
     demand.hops = True
     if getattr(model, _ATTRIBUTE, None) is None:
-        model.register_forward_pre_hook(_before_forward, with_kwargs=True)
-        model.register_forward_hook(_after_forward, always_call=True)
-    setattr(model, _ATTRIBUTE, Trimming(norms))
+        model.register_forward_pre_hook(_before_forward, prepend=True, with_kwargs=True)
+        model.register_forward_hook(_after_forward, with_kwargs=True, always_call=True)
+    setattr(model, _ATTRIBUTE, Trimming(norms, check))
     return model
 
 
 class Trimming:
     """State of a trimmed model. It has a plan for each combination of modes and arguments that the order of the model's layers may depend on."""
 
-    def __init__(self, norms: Norms) -> None:
-        self.norms = norms
-        self.plans: dict[Any, Plan] = {}
+    def __init__(self, norms: Norms, check: bool = True) -> None:
+        self.norms, self.check = norms, check
+        self.plans: dict[Any, Planned] = {}
+        self.attributes: Attributes | None = None
         # The thread of a running forward pass, during which layers are replaced.
         self.caller: threading.Thread | None = None
 
     def __reduce__(self) -> Any:
-        return _with_plans, (self.norms, self.plans)
+        return _with_plans, (self.norms, self.check, self.plans)
 
 
-def _with_plans(norms: Norms, plans: dict[Any, Plan]) -> Trimming:
-    trimmed = Trimming(norms)
+def _with_plans(norms: Norms, check: bool, plans: dict[Any, Planned]) -> Trimming:
+    trimmed = Trimming(norms, check)
     trimmed.plans.update(plans)
     return trimmed
+
+
+@dataclass
+class _Running:
+    """Forward pass of a trimmed model in this thread."""
+
+    run: Run
+    key: Any
+    planned: Planned
+    before: Before
+    given: tuple[tuple[Any, ...], dict[str, Any]]
+    raised: BaseException | None  # that the caller is handling
 
 
 # --- hooks: module-level functions, so that copies of a model keep them ----------------------------------------
@@ -107,42 +130,163 @@ def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
         return
     if all(counts[0] == counts[-1] for counts in hops.num_nodes.values()):  # all vertices are seeds
         return
-    key = key_of(model, args, kwargs)
+    attributes = trimmed.attributes = trimmed.attributes or Attributes(model)
+    has_changed = attributes.is_changed(sum(planned.calls for planned in trimmed.plans.values()))
+    key = _key_of_call(attributes, args, kwargs, trimmed.plans)
     if key not in trimmed.plans and any(map(is_lazy, (*model.parameters(), *model.buffers()))):
         return  # lazy parameters get their shapes in this call
+    _make_last(model)
     _thread.frame = sys._getframe(1)
     trimmed.caller = threading.current_thread()
     try:
-        if key not in trimmed.plans:
-            trimmed.plans[key] = record(model, hops, trimmed.norms == "needed rows", _thread.frame, args, kwargs)
-        run = Run(model, trimmed.plans[key], hops, _thread.frame)
+        planned = _planned(model, trimmed, key, has_changed, hops, args, kwargs)
+        planned.calls += 1
+        before = Before(model, planned, attributes, [args, kwargs])
+        run = Run(model, planned.plan, hops, _thread.frame)
         run.__enter__()
     except BaseException:
         _thread.frame, trimmed.caller = None, None
         raise
-    _thread.run = run
+    _thread.running = _Running(run, key, planned, before, (args, kwargs), sys.exc_info()[1])
 
 
-def _after_forward(model: torch.nn.Module, args: Any, out: Any) -> None:
-    run: Run | None = getattr(_thread, "run", None)
-    if run is not None and run.model is model:
-        _end(run)
+def _planned(
+    model: torch.nn.Module,
+    trimmed: Trimming,
+    key: Any,
+    has_changed: bool,
+    hops: Hops,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Planned:
+    """Returns the plan of a call. Makes it if there is none, and checks it if that is due."""
+    frame = _thread.frame
+    planned = trimmed.plans.get(key)
+    trial = Trial(model, hops, args, kwargs, lambda plan: Run(model, plan, hops, frame))
+    row_wise = trimmed.norms == "needed rows"
+    checks = trimmed.check and not row_wise
+    if planned is None or (has_changed and planned.plan is not None):
+        try:
+            made, expected, safe = _record(trial, row_wise, frame)
+        except Exception:  # the model's own call will raise it
+            return Planned(None)
+        if not checks:
+            made.plan, made.functions = made.plan if row_wise else safe, None
+        if planned is not None and made.plan == planned.plan and made.functions == planned.functions:
+            return planned
+        if checks:
+            made.plan = _right_plan(trial, made.plan or safe, safe, expected, 0)
+        made.calls = 0 if planned is None else planned.calls
+        trimmed.plans[key] = made
+        return made
+    if checks and planned.plan is not None and planned.is_due:
+        planned.plan = _right_plan(trial, planned.plan, planned.plan, None, planned.calls)
+    return planned
 
 
-def _end(run: Run) -> None:
-    _thread.run = _thread.frame = None
-    getattr(run.model, _ATTRIBUTE).caller = None
-    run.__exit__(None, None, None)
+def _record(trial: Trial, row_wise: bool, frame: Any) -> tuple[Planned, Results, Plan]:
+    """Returns a new plan that trusts the numbers of rows that the model reads, the results of the plain model, and a plan that does not trust them."""
+    model, args, kwargs = trial.model, trial.args, trial.kwargs
+    with rehearsal(model, args, kwargs) as effects:
+        with without_dropout(model), SameNumbers() as numbers:
+            recorded = record(model, trial.hops, row_wise, frame, args, kwargs)
+        planned = Planned(recorded.trusting, {recorded.functions}, effects.buffers, effects.draws)
+        return planned, trial.results(recorded.out, numbers.draws), recorded.plan
+
+
+def _right_plan(trial: Trial, plan: Plan, safe: Plan, expected: Results | None, calls: int) -> Plan:
+    """Returns a plan that gives the plain model's results on a batch."""
+    try:
+        expected = expected or trial.call()
+        fault = trial.fault_of(plan, expected)
+        if fault is not None and safe != plan:
+            plan, fault = safe, trial.fault_of(safe, expected)
+    except Exception:  # the call itself will raise it
+        return plan
+    if fault is None:
+        return plan
+    plan, layer = trial.corrected(plan, fault)
+    name = type(trial.model).__name__
+    when = f"call {calls}" if calls else "its first call"
+    warnings.warn(
+        f"the results of trimmed {name} differed from those of the plain model in {when} (relative difference {fault.size:.1e}); the cause is in layer "
+        f"{layer!r} or in an operation after it; this layer and those before it now compute all rows, so that results are right; earlier calls may have "
+        "differed too; if the difference is meant, pass check=False to salientpp.nn.trim",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return plan
+
+
+def _make_last(model: torch.nn.Module) -> None:
+    """Makes :func:`_after_forward` the last hook, so that the model's own hooks are part of its forward pass."""
+    hooks = cast("OrderedDict[int, Any]", model._forward_hooks)
+    if next(reversed(hooks.values())) is not _after_forward:
+        for number, hook in list(hooks.items()):
+            if hook is _after_forward:
+                hooks.move_to_end(number)
+
+
+def _after_forward(model: torch.nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
+    running: _Running | None = getattr(_thread, "running", None)
+    if running is None or running.run.model is not model:
+        return None
+    run, planned = running.run, running.planned
+    plans = getattr(model, _ATTRIBUTE).plans
+    functions, known = tuple(run.functions), planned.functions
+    if sys.exc_info()[1] is not running.raised:  # the call has failed
+        if known is not None and not any(each[: len(functions)] == functions for each in known):
+            plans.pop(running.key, None)
+        _end(running)
+        return None
+    if planned.plan is None and running.key not in plans:
+        plans[running.key] = planned
+    is_known = planned.plan is None or known is None or functions in known
+    _end(running)
+    return None if is_known else _again(model, running, functions)
+
+
+def _again(model: torch.nn.Module, running: _Running, functions: tuple[str, ...]) -> Any:
+    """Calls a model again, with all rows, after operations that were not there when its plan was made. Returns its output. The plan then allows for them."""
+    trimmed, planned, hops = getattr(model, _ATTRIBUTE), running.planned, running.run.hops
+    name, other = type(model).__name__, first_of(functions, min(planned.functions or [()], key=len))
+    trimmed.plans.pop(running.key, None)
+    if not running.before.restore():
+        raise RuntimeError(
+            f"{name} called other operations than before ({other}), and wrote to its arguments, so that the call cannot be repeated with all rows; "
+            "do not use salientpp.nn.trim on this model, or do not write to its arguments"
+        )
+    args, kwargs = running.given
+    _thread.frame, trimmed.caller = sys._getframe(1), threading.current_thread()
+    try:
+        recorded = record(model, hops, trimmed.norms == "needed rows", _thread.frame, args, kwargs)
+    finally:
+        _thread.frame, trimmed.caller = None, None
+    planned.join(recorded.plan, recorded.functions)
+    if planned.plan is None:
+        warnings.warn(
+            f"{name} calls other operations between its layers from batch to batch ({other}); it now runs untrimmed; results are right",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    trimmed.plans[running.key] = planned
+    return recorded.out
+
+
+def _end(running: _Running) -> None:
+    _thread.running = _thread.frame = None
+    getattr(running.run.model, _ATTRIBUTE).caller = None
+    running.run.__exit__(None, None, None)
 
 
 def _is_running() -> bool:
     """Returns True if a trimmed model is being called in this thread. Ends a run that an interrupt left behind, because torch calls no hooks then."""
-    begun, run = getattr(_thread, "frame", None), getattr(_thread, "run", None)
+    begun, running = getattr(_thread, "frame", None), getattr(_thread, "running", None)
     frame: Any = sys._getframe() if begun is not None else None
     while frame is not None and frame is not begun:
         frame = frame.f_back
-    if frame is None and run is not None:
-        _end(run)
+    if frame is None and running is not None:
+        _end(running)
     return frame is not None
 
 
@@ -152,9 +296,20 @@ def trimming_of(model: torch.nn.Module) -> Trimming | None:
 
 
 def key_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Returns the key of a call's plan in :attr:`Trimming.plans`."""
-    modes = tuple((module.training, _is_unchanged(module)) for module in model.modules())
-    return modes, *map(_choice, args), *((name, _choice(each)) for name, each in kwargs.items())
+    """Returns the key of a call's plan."""
+    return _key_of_call(Attributes(model), args, kwargs, {})
+
+
+def _key_of_call(attributes: Attributes, args: tuple[Any, ...], kwargs: dict[str, Any], plans: dict[Any, Any]) -> Any:
+    """Returns the key of a call's plan in ``plans``. It has the values of numbers among the arguments, unless there are too many values."""
+    learns = torch.is_grad_enabled() and tuple([value.requires_grad for value in attributes.parameters])
+    unchanged = tuple([_is_unchanged(module) for module in attributes.modules])
+    modes = attributes.modes, unchanged, learns, torch.is_inference_mode_enabled()
+    given = [(None, each) for each in args] + list(kwargs.items())
+    key = (*modes, *[(name, _choice(each)) for name, each in given])
+    if key in plans or len(plans) < MAX_PLANS:
+        return key
+    return (*modes, *[(name, _choice(each, has_numbers=False)) for name, each in given])
 
 
 def _is_unchanged(module: torch.nn.Module) -> bool:
@@ -162,9 +317,14 @@ def _is_unchanged(module: torch.nn.Module) -> bool:
     return not isinstance(module, MessagePassing) or (change_of(module) is None and change_inside(module) is None)
 
 
-def _choice(value: Any) -> Any:
-    """Returns what a model may branch on: the value of a bool, str or None; the type of any other argument."""
-    return value if value is None or isinstance(value, (bool, str)) else type(value)
+def _choice(value: Any, has_numbers: bool = True) -> Any:
+    """Returns what a model may branch on: the value of a number, str or None; of a tensor, also whether it needs a gradient; else the type."""
+    if isinstance(value, Tensor):
+        is_number = has_numbers and value.numel() == 1 and value.device.type == "cpu"
+        return type(value), value.requires_grad, value.dtype, value.item() if is_number else value.dim()
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    is_known = value is None or isinstance(value, (bool, str)) or (is_number and has_numbers)
+    return (type(value), value) if is_known else type(value)
 
 
 def _hops_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hops | None:

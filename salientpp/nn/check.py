@@ -1,0 +1,293 @@
+"""Compares a trimmed model with the plain one on a batch, and finds the layer whose rows were wrongly left out.
+
+Both are called as they stand, with the same random numbers, and all effects of the calls are undone. A difference counts if it exceeds rounding errors by
+far. The model's own sensitivity to rounding errors is measured, as soon as there is any doubt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch_geometric.nn.conv import MessagePassing
+
+from salientpp.nn.layers import replaced
+from salientpp.nn.rehearsal import rehearsal
+from salientpp.nn.trace import ALL, Call, Plan
+from salientpp.sampling.hops import Hops
+
+_DROPOUTS = (
+    torch.nn.Dropout,
+    torch.nn.Dropout1d,
+    torch.nn.Dropout2d,
+    torch.nn.Dropout3d,
+    torch.nn.AlphaDropout,
+    torch.nn.FeatureAlphaDropout,
+)
+
+#: Differences of this many times the precision of a dtype are examined further.
+_DOUBTFUL = 1000
+#: Differences of gradients below this many times the precision of the largest gradient are rounding errors.
+_ROUNDING = 100
+#: Differences of this many times those that a change of inputs in the last place makes are faults.
+_FAULTY = 30
+
+
+@dataclass
+class Results:
+    """Results of a call for the seeds of a batch.
+
+    Attributes:
+        values: the outputs' rows of seeds.
+        gradients: gradients of parameters and inputs, of a fixed sum of ``values``. Empty without gradients.
+        draws: number of operations that drew random numbers.
+    """
+
+    values: list[Tensor]
+    gradients: list[Tensor | None] = field(default_factory=list)
+    draws: int = 0
+
+
+@dataclass
+class Trial:
+    """Calls a model on one batch, again and again, without effects.
+
+    Attributes:
+        run: function from a plan to the context of a trimmed call.
+    """
+
+    model: torch.nn.Module
+    hops: Hops
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    run: Callable[[Plan], AbstractContextManager[Any]]
+
+    def call(
+        self, context: AbstractContextManager[Any] | None = None, evaluates: bool = False, change: float = 0.0
+    ) -> Results:
+        """Calls the model in a context, by default as the plain model.
+
+        Args:
+            evaluates: calls it in evaluation mode.
+            change: relative change of all parameters and inputs.
+        """
+        with rehearsal(self.model, self.args, self.kwargs):
+            if evaluates:
+                self.model.eval()
+            if change:
+                self._change(change)
+            with without_dropout(self.model), SameNumbers() as numbers, context or contextlib.nullcontext():
+                out = self.model(*self.args, **self.kwargs)
+            return self.results(out, numbers.draws)
+
+    def results(self, out: Any, draws: int) -> Results:
+        """Returns the results of a call that returned ``out``."""
+        values = list(_values_of(out, self.hops))
+        loss: Any = 0
+        for value in values:
+            if value.requires_grad and value.is_floating_point():
+                weights = torch.arange(value.numel(), device=value.device, dtype=torch.float64).cos()
+                loss = loss + (value.to(torch.float64).reshape(-1) * weights).sum()
+        gradients: list[Tensor | None] = []
+        if isinstance(loss, Tensor):
+            leaves = [each for each in self._tensors() if each.requires_grad]
+            with contextlib.suppress(RuntimeError):  # for example a checkpoint, which supports ``backward`` only
+                gradients = list(torch.autograd.grad(loss, leaves, allow_unused=True))
+        gradients = [None if each is None else each.detach() for each in gradients]
+        return Results([value.detach() for value in values], gradients, draws)
+
+    def _tensors(self) -> list[Tensor]:
+        given = [each for each in _tensors_in([self.args, self.kwargs]) if each.is_floating_point()]
+        return list({id(each): each for each in [*self.model.parameters(), *given]}.values())
+
+    @torch.no_grad()
+    def _change(self, change: float) -> None:
+        for each in self._tensors():
+            values = each.detach().data  # writes through it are not counted as changes, and are undone
+            places = torch.arange(each.numel(), device=each.device, dtype=torch.float64)
+            values.mul_((1 + change * places.cos()).view(each.shape).to(each.dtype))
+
+    # --- comparisons ------------------------------------------------------------------------------------------
+
+    def fault_of(self, plan: Plan, expected: Results | None = None) -> Fault | None:
+        """Returns how a trimmed call differs from the plain one beyond rounding; None if it does not.
+
+        Raises what the trimmed call raises.
+        """
+        expected = expected or self.call()
+        found = self._fault(plan, expected, evaluates=False)
+        if found is None or not expected.draws:
+            return found
+        # The numbers of rows may decide which random numbers are drawn.
+        return self._fault(plan, self.call(evaluates=True), evaluates=True)
+
+    def _fault(self, plan: Plan, expected: Results, evaluates: bool) -> Fault | None:
+        got = self.call(self.run(plan), evaluates)
+        differences = differences_of(expected, got)
+        if not any(each > _DOUBTFUL for each in differences):
+            return None
+        eps = max((_eps(value) for value in expected.values), default=0.0)
+        noise = differences_of(expected, self.call(evaluates=evaluates, change=4 * eps))
+        faults = [each for each, own in zip(differences, noise) if each > _DOUBTFUL + _FAULTY * own]
+        return Fault(max(faults) * eps, evaluates, expected) if faults else None
+
+    def corrected(self, plan: Plan, fault: Fault) -> tuple[Plan, str]:
+        """Returns a plan without the fault, and the path of the layer that needs all rows in it: the first layers get all rows."""
+        for number, call in enumerate(plan, 1):
+            if call.is_whole and number < len(plan):
+                continue
+            better = whole_until(plan, number)
+            if number == len(plan) or self._fault(better, fault.expected, fault.evaluates) is None:
+                return better, call.layer
+        return plan, ""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Difference between a trimmed call and the plain one.
+
+    Attributes:
+        size: largest relative difference of an output or a gradient.
+        evaluates: both were called in evaluation mode.
+        expected: results of the plain call.
+    """
+
+    size: float
+    evaluates: bool
+    expected: Results
+
+
+def whole_until(plan: Plan, number: int) -> Plan:
+    """Returns a plan whose first ``number`` layers get all rows."""
+    return [Call(call.layer, ALL, ALL, True) if k < number else call for k, call in enumerate(plan)]
+
+
+def differences_of(expected: Results, got: Results) -> list[float]:
+    """Returns the relative difference of each output and each gradient, as a multiple of its dtype's precision."""
+    if [value.shape for value in expected.values] != [value.shape for value in got.values]:
+        return [float("inf")]
+    found = [_difference(a, b, 0.0) for a, b in zip(expected.values, got.values)]
+    if len(expected.gradients) == len(got.gradients):
+        norms = [_norm(each) for each in expected.gradients if each is not None]
+        floor = max(norms, default=0.0)
+        found += [_difference(a, b, floor) for a, b in zip(expected.gradients, got.gradients)]
+    return found
+
+
+def _difference(a: Tensor | None, b: Tensor | None, floor: float) -> float:
+    if a is None or b is None:
+        other = b if a is None else a
+        return 0.0 if other is None or not _norm(other) else float("inf")
+    if not a.is_floating_point() or a.layout != torch.strided:
+        return 0.0 if a.layout != torch.strided or torch.equal(a, b) else float("inf")
+    is_finite = a.isfinite()
+    if not torch.equal(is_finite, b.isfinite()):
+        return float("inf")
+    a, b = (torch.where(is_finite, each, 0).to(torch.float64) for each in (a, b))
+    eps = max(_eps(a), torch.finfo(a.dtype).eps)
+    difference, norm = _norm(a - b), _norm(a)
+    return 0.0 if difference <= _ROUNDING * eps * floor else difference / max(norm, 1e-300) / eps
+
+
+def _norm(value: Tensor) -> float:
+    return float(torch.linalg.vector_norm(value.detach().to(torch.float64))) if value.layout == torch.strided else 0.0
+
+
+def _eps(value: Tensor) -> float:
+    """Returns the precision in which a value was computed."""
+    kinds = [value.dtype] if value.is_floating_point() else []
+    if torch.is_autocast_enabled(value.device.type):
+        kinds.append(torch.get_autocast_dtype(value.device.type))
+    return max((torch.finfo(kind).eps for kind in kinds), default=0.0)
+
+
+# --- outputs ------------------------------------------------------------------------------------------------------
+
+
+def _values_of(out: Any, hops: Hops) -> Iterator[Tensor]:
+    """Yields the rows of seeds of all tensors in an output."""
+    types = [type_ for type_, counts in hops.num_nodes.items() if counts[0]]
+    return _rows_of_seeds(out, types[0] if types else None, hops)
+
+
+def _rows_of_seeds(value: Any, type_: Any, hops: Hops) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        counts = hops.num_nodes.get(type_, [0])
+        others = {count for each, counts in hops.num_nodes.items() if each != type_ for count in counts}
+        if value.dim() == 0:
+            yield value
+        elif counts[0] and (value.size(0) in counts or value.size(0) not in others):
+            ends = [counts[0] if k == 0 or size in counts else size for k, size in enumerate(value.shape)]
+            yield value[tuple([slice(end) for end in ends])]
+        return
+    if hasattr(value, "to_dict"):
+        value = value.to_dict()
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        value = vars(value)
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _rows_of_seeds(each, key if key in hops.num_nodes else type_, hops)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _rows_of_seeds(each, type_, hops)
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yields all tensors in arguments, also in batches."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _tensors_in(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors_in(each)
+    elif hasattr(value, "stores"):
+        for store in value.stores:
+            yield from _tensors_in(dict(store.items()))
+
+
+# --- random numbers -----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def without_dropout(model: torch.nn.Module) -> Iterator[None]:
+    """Context in which layers drop nothing. Plain and trimmed layers order their edges differently."""
+    found: list[tuple[dict[str, Any], str, Any]] = []
+    for conv in model.modules():
+        if isinstance(conv, MessagePassing):
+            for part in conv.modules():
+                own = vars(part)
+                name = "p" if isinstance(part, _DROPOUTS) else "dropout"
+                if isinstance(own.get(name), float):
+                    found.append((own, name, 0.0))
+    with replaced(found):
+        yield
+
+
+class SameNumbers(TorchDispatchMode):
+    """Seeds the generator before each operation that draws. Then the first rows get the same numbers, no matter how many rows follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draws = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.draws += 1
+            torch.default_generator.manual_seed(self.draws)
+        return func(*args, **(kwargs or {}))
+
+
+def first_of(sequence: Sequence[str], other: Sequence[str]) -> str:
+    """Returns the first name by which a sequence of functions differs from another one."""
+    for a, b in zip(sequence, other):
+        if a != b:
+            return a
+    return sequence[len(other)] if len(sequence) > len(other) else other[len(sequence)] if other != sequence else ""
