@@ -69,7 +69,7 @@ class SamplingOptions:
                 raise ValueError(
                     f"the topology of neighbor_sampler has {own.topology.num_vertices} vertices, but {part.root} has {sizes}; pass a sampler of the same graph"
                 )
-            return own.over(part) if isinstance(own, PPRSampler) else own
+            return own.over(part) if isinstance(own, PPRSampler) else own.for_loader()
         subgraph_type = self.subgraph_type if self.directed else SubgraphType.induced
         return sampler_of_part(
             part, self.num_neighbors, self.time_attr, self.weight_attr, subgraph_type=subgraph_type, **draws_of(self)

@@ -9,6 +9,7 @@ owner (:mod:`salientpp.sampling.requests`). The round ends when the answers are 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -120,25 +121,32 @@ class PartTopology(Topology):
         self.clock = graph.clock
         self.books = [books[name] for name in graph.node_types]
         self.ends: list[Ends] = [(pieces[0].relation.source, pieces[0].relation.target) for pieces in graph.lists]
-        self._lists = [
+        self._stored = [
             [Lists(piece.relation, number, piece.first_edge) for piece in pieces]
             for number, pieces in enumerate(graph.lists)
         ]
-        for of_relation, rows in zip(self._lists, edge_rows):
+        for of_relation, rows in zip(self._stored, edge_rows):
             attributes, first = as_stored(rows.rows), rows.first_edge
             of_relation[:] = [replace(lists, attributes=attributes, first_row=first) for lists in of_relation]
+        self._lists = self._stored  # with attributes as they travel
         # For each relation, the first target of each piece.
         self._bounds = [torch.tensor([piece.first_target for piece in pieces], device="cpu") for pieces in graph.lists]
         self.has_weights = any(lists.relation.edge_weight is not None for of in self._lists for lists in of)
         self.has_edge_times = any(lists.relation.edge_time is not None for of in self._lists for lists in of)
         self.copied: CopiedLists | None = None
 
+    def for_loader(self) -> PartTopology:
+        """Returns the same topology for one more loader, which may change what is particular to a loader: ``seeds_are_held``, ``copied`` and formats."""
+        found = copy.copy(self)
+        found.seeds_are_held, found.copied, found._lists = True, None, self._stored
+        return found
+
     def send_edges_as(self, sent: Mapping[EdgeColumn, Narrow]) -> None:
         """Lets attributes of edges travel as the bytes of these formats. Called before the first batch is drawn."""
-        for type_, of_relation in zip(self.edge_types, self._lists):
-            of_relation[:] = [
-                replace(lists, attributes=encoded(lists.attributes, type_, sent)) for lists in of_relation
-            ]
+        self._lists = [
+            [replace(lists, attributes=encoded(lists.attributes, type_, sent)) for lists in of_relation]
+            for type_, of_relation in zip(self.edge_types, self._stored)
+        ]
 
     @property
     def is_shared(self) -> bool:

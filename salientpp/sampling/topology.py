@@ -88,6 +88,10 @@ class Topology(ABC):
     has_edge_times: bool = False
     graph: Graph | TypedGraph | None = None
 
+    def for_loader(self) -> Topology:
+        """Returns this topology for one more loader. A loader may change what is particular to it, so a topology with such values returns a copy."""
+        return self
+
     @abstractmethod
     def arrays(self) -> list[Tensor]:
         """Returns the arrays that samples depend on. A saved state of a loader holds a digest of them."""

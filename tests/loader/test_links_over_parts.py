@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import itertools
 from typing import Any
 
 import distributed
@@ -13,7 +15,7 @@ from torch import Tensor
 from two_forms import in_both_forms, own_copy
 
 import salientpp
-from salientpp import LinkNeighborLoader
+from salientpp import LinkNeighborLoader, NeighborLoader
 
 PARTS = 4
 WRITES = ("author", "writes", "paper")
@@ -84,3 +86,47 @@ def test_both_forms_give_the_same_batches_of_links_between_types(tmp_path, world
     expected = distributed.run(typed_batches, world_size, whole, False)
     for is_copy in (False, True):
         assert distributed.run(typed_batches, world_size, parts, is_copy) == expected
+
+
+# --- loaders that share a sampler -----------------------------------------------------------------------------
+
+
+def _makers(part: salientpp.PartitionedGraph) -> dict[str, Any]:
+    """Returns functions that make loaders with a given sampler. Each of them changes something about the lists."""
+    plain = {"num_neighbors": [4, 3], "batch_size": 16, "shuffle": True, "seed": 3, "uneven": "exact"}
+    vertices = functools.partial(NeighborLoader, part, input_nodes="all", **plain)
+    links = functools.partial(LinkNeighborLoader, part, edge_label_index="all", **plain)
+    return {
+        "vertices": vertices,
+        "links": links,
+        "narrow": functools.partial(vertices, send_as={"edge_attr": "fp16"}),
+        "narrower": functools.partial(links, send_as={"edge_attr": "int8"}),
+        "copies": functools.partial(vertices, topology_cache=10**5),
+        "narrow copies": functools.partial(vertices, topology_cache=10**5, send_as={"edge_attr": "int8"}),
+    }
+
+
+def _shared(rank: int, root: str) -> list[str]:
+    makers = _makers(salientpp.load(root))
+    want, wrong = {}, []
+    for name, make in makers.items():
+        loader = make()
+        want[name] = [digests(loader) for _ in range(2)]
+    for first, second in itertools.permutations(makers, 2):
+        a = makers[first]()
+        sampler = a.link_sampler if isinstance(a, LinkNeighborLoader) else a.node_sampler
+        found = [digests(a)]
+        b = makers[second](neighbor_sampler=sampler)
+        found.append(digests(a))
+        if found != want[first]:
+            wrong.append(f"{first} after {second}")
+        if [digests(b) for _ in range(2)] != want[second]:
+            wrong.append(f"{second} with the sampler of {first}")
+    return wrong
+
+
+def test_loaders_that_share_a_sampler_do_not_change_each_others_batches(tmp_path):
+    data = random_data(200, 1200, directed=True)
+    data.edge_attr = torch.rand(data.num_edges, 5, generator=torch.Generator().manual_seed(1))
+    _, root = in_both_forms(tmp_path, data, 2)
+    assert distributed.run(_shared, 2, root) == [[], []]
