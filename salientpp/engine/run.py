@@ -139,11 +139,10 @@ class Run:
             reached.ended = True
             self.leave()
             raise StopIteration
-        batches = []
-        while (turn := turns.at(reached.batches)) is not None and turn.round == reached.rounds:
+        batches: list[Data] = []
+        most = 1 if number is None else -1  # with a user's sampler, a round is a batch, and no further batch is read
+        while len(batches) != most and (turn := turns.at(reached.batches)) and turn.round == reached.rounds:
             batches.append(self.give())
-            if number is None:
-                break  # rounds are batches, and the sampler of the user is not read further
         reached.rounds += 1
         return batches
 

@@ -20,6 +20,7 @@ from salientpp.engine.producer import ByHand
 from salientpp.engine.run import Epoch, Rounds, Run
 from salientpp.engine.state import Point, first_point
 from salientpp.loader.bookmark import Bookmark
+from salientpp.loader.copying import copied
 from salientpp.loader.fingerprint import order_is_known, settings_of
 from salientpp.loader.samplers import OfLoader
 from salientpp.loader.statistics import LoaderStats
@@ -185,6 +186,16 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         self.__dict__.update(state)
         if isinstance(self.sampler, OfLoader):
             self.sampler.belong_to(self)
+
+    def __copy__(self) -> EngineLoader:
+        """Returns a copy with the same tensors and the same objects of the user's, among them the data and a ``neighbor_sampler``."""
+        other = type(self).__new__(type(self))
+        other.__setstate__(copied(self.__getstate__()))
+        if isinstance(self.sampler, OfLoader):
+            batches: Any = copy.copy(self.batch_sampler)
+            batches.sampler = other.sampler
+            other.__dict__["batch_sampler"] = batches
+        return other
 
     # --- reports ------------------------------------------------------------------------------------------
 

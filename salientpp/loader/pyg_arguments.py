@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -69,7 +70,7 @@ class SamplingOptions:
                 raise ValueError(
                     f"the topology of neighbor_sampler has {own.topology.num_vertices} vertices, but {part.root} has {sizes}; pass a sampler of the same graph"
                 )
-            return own.over(part) if isinstance(own, PPRSampler) else own.for_loader()
+            return own.over(part) if isinstance(own, PPRSampler) else _for_loader(own)
         subgraph_type = self.subgraph_type if self.directed else SubgraphType.induced
         return sampler_of_part(
             part, self.num_neighbors, self.time_attr, self.weight_attr, subgraph_type=subgraph_type, **draws_of(self)
@@ -85,6 +86,16 @@ class SamplingOptions:
         if own is not None:
             return own
         return NeighborSampler(data, **{name: of for name, of in vars(self).items() if name != "neighbor_sampler"})
+
+
+def _for_loader(sampler: NeighborSampler) -> NeighborSampler:
+    """Returns a sampler that draws the same, for one more loader: a copy if a loader changes values of the topology."""
+    topology = sampler.topology.for_loader()
+    if topology is sampler.topology:
+        return sampler
+    found = copy.copy(sampler)
+    found.topology = topology
+    return found
 
 
 def normalise_numbers(kwargs: dict[str, Any]) -> None:

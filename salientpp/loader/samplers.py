@@ -6,7 +6,7 @@ The loader never iterates them; ``set_epoch`` on them sets the loader's epoch.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ class OfLoader:
         *args: arguments of torch's class.
     """
 
+    _loader: Callable[[], Any] = staticmethod(lambda: None)
+
     def __init__(self, loader: Any, *args: Any) -> None:
         super().__init__(*args)
         self.belong_to(loader)
@@ -32,7 +34,9 @@ class OfLoader:
     def _living_loader(self) -> Any:
         loader = self._loader()
         if loader is None:
-            raise ReferenceError("the loader of this sampler has been deleted; keep a reference to the loader")
+            raise ReferenceError(
+                "the loader of this sampler has been deleted, or this is a copy of a sampler without its loader; use the sampler of a loader that you keep"
+            )
         return loader
 
     def set_epoch(self, epoch: int) -> None:

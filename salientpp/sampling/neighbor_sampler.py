@@ -219,15 +219,6 @@ class NeighborSampler(BaseSampler):
             **({} if self.window is None else {"time_window": self.window}),
         }
 
-    def for_loader(self) -> NeighborSampler:
-        """Returns a sampler that draws the same, for one more loader: a copy if a loader changes values of the topology."""
-        topology = self.topology.for_loader()
-        if topology is self.topology:
-            return self
-        found = copy.copy(self)
-        found.topology = topology
-        return found
-
     # --- sampling -----------------------------------------------------------------------------------------
 
     def sample_from_nodes(

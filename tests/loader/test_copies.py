@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import pickle
 import random
@@ -27,6 +28,7 @@ def pickled(value: Any) -> Any:
 
 
 COPIES = pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+ALL_COPIES = pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
 
 
 def stores() -> tuple[MyFeatureStore, MyGraphStore]:
@@ -75,7 +77,7 @@ LOADERS: dict[str, Callable[..., Any]] = {
 }
 
 
-@COPIES
+@ALL_COPIES
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_copy_of_a_loader_continues_as_the_original(kind, num_workers, copied):
@@ -95,6 +97,54 @@ def test_a_copy_of_a_loader_continues_as_the_original(kind, num_workers, copied)
     assert before.engine.producer.stages.submit.__self__ is not loader.engine.producer.stages.submit.__self__
     called = [each([1, 2, 3]) for each in (loader, before, during)]
     assert same_batch(called[0], called[1]) and same_batch(called[0], called[2])
+
+
+@ALL_COPIES
+@pytest.mark.parametrize("options", [{}, {"pad": "bucket"}], ids=str)
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_copy_and_its_original_do_not_change_each_other(kind, options, copied):
+    if options and kind == "stores":
+        pytest.skip("stores cannot be padded")
+    loader = LOADERS[kind](num_workers=2, seed=1, **options)
+    want = [list(loader) for _ in range(3)]
+    loader.reset_stats()
+    other = copied(loader)
+    for one, two in ((loader, other), (other, loader)):
+        one.set_epoch(1), two.set_epoch(0)
+        assert (one.state_dict()["epoch"], two.state_dict()["epoch"]) == (1, 0)
+        one.sampler.set_epoch(2)
+        assert (one.state_dict()["epoch"], two.state_dict()["epoch"]) == (2, 0)
+        assert one.sampler is not two.sampler and one.batch_sampler.sampler is one.sampler
+        pairs = itertools.zip_longest(one, two)  # both epochs at once
+        for (ours, others), second, first in zip(pairs, want[2], want[0], strict=True):
+            assert same_batch(ours, second) and same_batch(others, first)
+    number = 2 * len(loader)
+    assert (loader.stats().batches, other.stats().batches) == (number, number)
+    other.reset_stats()
+    assert loader.stats().batches == number
+    del one, two, pairs, other
+    gc.collect()
+    loader.sampler.set_epoch(1)
+    assert all(map(same_batch, loader, want[1]))
+
+
+def test_a_shallow_copy_shares_tensors_and_the_objects_of_the_user():
+    data, sampler = random_data(), NeighborSampler(random_data(), [2])
+    loader = NeighborLoader(data, [2], transform=lambda batch: batch, neighbor_sampler=sampler)
+    other = copy.copy(loader)
+    assert other.data is data and other.transform is loader.transform and other.node_sampler is sampler
+    ours, theirs = (each.engine.producer.fetch.tiers[None].home.rows["x"] for each in (loader, other))
+    assert ours.tensor is theirs.tensor
+    data.x = data.x + 1
+    assert torch.equal(next(iter(other)).x, next(iter(loader)).x)
+
+
+def test_a_copied_sampler_without_its_loader_says_so():
+    loader = LOADERS["data"]()
+    for copied in (copy.copy, copy.deepcopy, pickled):
+        with pytest.raises(ReferenceError, match="has been deleted, or this is a copy of a sampler without its loader"):
+            copied(loader.sampler).set_epoch(1)
+    loader.sampler.set_epoch(1)
 
 
 @COPIES
