@@ -12,9 +12,14 @@ from torch import Tensor
 from salientpp.nn.unchanged import is_plain
 
 
-def can_sum_first(conv: Any) -> bool:
+def _is_autocast(x: Tensor) -> bool:
+    """Returns True if torch rounds matrix products on the device of x to 16 bits. In another order, other values would be rounded."""
+    return torch.is_autocast_enabled(x.device.type)
+
+
+def can_sum_first(conv: Any, x: Tensor) -> bool:
     """Returns True if :func:`gcn` can replace the forward of a GCNConv."""
-    return is_plain(conv.lin) and conv.lin.bias is None
+    return is_plain(conv.lin) and conv.lin.bias is None and not _is_autocast(x)
 
 
 def gcn(conv: Any, x: Tensor, sums: Callable[[Tensor], Tensor]) -> Tensor:
@@ -31,7 +36,7 @@ def gcn(conv: Any, x: Tensor, sums: Callable[[Tensor], Tensor]) -> Tensor:
 def can_add_in_place(conv: Any, x: tuple[Tensor, Tensor]) -> bool:
     """Returns True if :func:`sage` can replace the forward of a SAGEConv."""
     is_usual = conv.root_weight and not conv.project and is_plain(conv.lin_l) and is_plain(conv.lin_r)
-    return is_usual and conv.lin_r.bias is None and not torch.is_autocast_enabled(x[0].device.type)
+    return is_usual and conv.lin_r.bias is None and not _is_autocast(x[0])
 
 
 def sage(conv: Any, x: tuple[Tensor, Tensor], means: Callable[[tuple[Tensor, Tensor]], Tensor]) -> Tensor:
@@ -45,9 +50,9 @@ def sage(conv: Any, x: tuple[Tensor, Tensor], means: Callable[[tuple[Tensor, Ten
     return F.normalize(out, p=2.0, dim=-1) if conv.normalize else out
 
 
-def can_score_inputs(conv: Any) -> bool:
+def can_score_inputs(conv: Any, x: tuple[Tensor, Tensor]) -> bool:
     """Returns True if :func:`gat` can replace the forward of a GATConv without edge attributes."""
-    return is_plain(conv.lin) and conv.lin.bias is None and not torch.is_autocast_enabled()
+    return is_plain(conv.lin) and conv.lin.bias is None and not _is_autocast(x[0])
 
 
 def gat(conv: Any, x: tuple[Tensor, Tensor], attend: Callable[[Tensor, tuple[Tensor, Tensor]], Tensor]) -> Tensor:

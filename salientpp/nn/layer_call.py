@@ -73,6 +73,8 @@ def can_cut(conv: MessagePassing, forward: Callable[..., Any], arguments: Mappin
     if any(each.adj_t_version is not None for each in edges) and not _takes_adj_t(conv, facts, arguments, edges):
         return False
     relations = {each.relation for each in edges}
+    if getattr(conv, "add_self_loops", False) and any(each is not None and each[0] != each[-1] for each in relations):
+        return False  # PyG adds an edge from the source i to the target i, which no hop reaches
     return (len(relations) == 1 or facts.is_typed) and all(hops.lists(relation) is not None for relation in relations)
 
 
@@ -225,10 +227,10 @@ class LayerCall:
         is_pair = isinstance(x, tuple) and all(isinstance(each, Tensor) and each.dim() == 2 for each in x)
         if type(conv) is pyg.GCNConv and form is not None and form[1] in ("sum", "mean") and isinstance(x, Tensor):
             is_cheaper = x.dim() == 2 and self._sums_first(x.size(1), conv.out_channels)
-            return self._gcn if is_cheaper and forwards.can_sum_first(conv) else None
+            return self._gcn if is_cheaper and forwards.can_sum_first(conv, x) else None
         if type(conv) is pyg.SAGEConv and form is not None and is_pair and forwards.can_add_in_place(conv, x):
             return self._sage
-        if type(conv) is pyg.GATConv and is_pair and self._is_attention and forwards.can_score_inputs(conv):
+        if type(conv) is pyg.GATConv and is_pair and self._is_attention and forwards.can_score_inputs(conv, x):
             return self._gat_of_inputs
         return None
 

@@ -89,13 +89,15 @@ class Hops:
         """Returns the edges of a relation, grouped by target; None if they are not in the order that this module describes.
 
         Args:
-            self_loops: see :func:`~salientpp.sampling.edge_lists.with_self_loops`.
+            self_loops: see :func:`~salientpp.sampling.edge_lists.with_self_loops`. None is returned if there are more targets than sources.
         """
         key = (relation, self_loops)
         if key not in self.kept:
+            made = self.lists(relation) if self_loops else self._grouped(relation)
+            if self_loops and made is not None:
+                made = with_self_loops(made) if made.num_targets <= made.num_sources else None
+            self.kept[key] = made
             demand.lists.add((relation, self_loops, False))
-            plain = self.lists(relation) if self_loops else self._grouped(relation)
-            self.kept[key] = with_self_loops(plain) if self_loops and plain is not None else plain
         return self.kept[key]
 
     def _grouped(self, relation: Relation) -> EdgeLists | None:

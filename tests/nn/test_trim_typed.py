@@ -267,3 +267,45 @@ def test_a_plan_holds_for_batches_without_some_types(data):
         assert_same(expected, got)
         assert cut_rows(got.rows[-len(data.edge_types) :], batch, 0)
     assert 0 in sizes and len(sizes) > 1
+
+
+# --- self-loops between two types ------------------------------------------------------------------------------
+
+
+class Bipartite(nn.Module):
+    """A layer within the targets, after one from sources of another type that adds self-loops."""
+
+    def __init__(self, make) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.last = make(), pyg.SAGEConv(WIDTH, 4)
+
+    def forward(self, x, edges):
+        h = self.first((x["source"], x["target"]), edges["source", "to", "target"]).tanh()
+        return self.last(h, edges["target", "near", "target"])
+
+
+@pytest.mark.parametrize("number", [30, 300, 900])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: pyg.GATConv((WIDTH, WIDTH), WIDTH),
+        lambda: pyg.GATConv((WIDTH, WIDTH), WIDTH // 2, heads=2),
+        lambda: pyg.GATv2Conv((WIDTH, WIDTH), WIDTH),
+    ],
+)
+def test_self_loops_between_two_types_are_pygs(make, number):
+    """PyG adds an edge from the source i to the target i as far as both exist."""
+    draw = torch.Generator().manual_seed(number)
+    data = HeteroData()
+    for name, count in [("source", number), ("target", 300)]:
+        data[name].x = torch.randn(count, WIDTH, generator=draw).double()
+    between = torch.stack([torch.randint(number, (900,), generator=draw), torch.randint(300, (900,), generator=draw)])
+    data["source", "to", "target"].edge_index = between
+    data["target", "near", "target"].edge_index = torch.randint(300, (2, 900), generator=draw)
+    options = {"input_nodes": ("target", torch.arange(SEEDS)), "batch_size": SEEDS}
+    batch = batch_of(data, [3, 2], **options)
+    compare(Bipartite(make).double(), batch, call, seeds=SEEDS)
+    for _ in range(2):  # later loaders prepare what models of the process have used
+        again = batch_of(data, [3, 2], **options)
+        assert torch.equal(again["target"].n_id, batch["target"].n_id)
