@@ -43,8 +43,8 @@ class Planned:
 
     @property
     def is_due(self) -> bool:
-        """True if this call is to be checked: its number is a power of four."""
-        number = self.calls
+        """True if the next call is to be checked: its number is a power of four."""
+        number = self.calls + 1
         return number > 1 and number & (number - 1) == 0 and number.bit_length() % 2 == 1
 
     def join(self, plan: Plan, functions: tuple[str, ...]) -> None:

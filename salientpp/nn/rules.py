@@ -188,10 +188,8 @@ RULES: dict[str, Rule] = dict(
             "clone _to_copy detach alias lift_fresh contiguous dropout native_dropout relu_ masked_fill masked_fill_",
             pointwise,
         ),
-        *_names(
-            "empty_like zeros_like ones_like full_like rand_like randn_like",
-            pointwise,
-        ),
+        *_names("empty_like zeros_like ones_like full_like rand_like randn_like fill_ zero_", pointwise),
+        *_names("bernoulli bernoulli_ uniform_ normal_ exponential_ geometric_ log_normal_ cauchy_ random_", pointwise),
         # Functions that read a number of rows for a shape are followed where they are called.
         *_names("new_empty new_zeros new_ones new_full", lambda op: NO_VALUES),
         *_names("new_empty_strided sym_size sym_numel sym_stride is_same_size", lambda op: NO_VALUES),

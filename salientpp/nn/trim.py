@@ -180,7 +180,7 @@ def _planned(
         trimmed.plans[key] = made
         return made
     if checks and planned.plan is not None and planned.is_due:
-        planned.plan = _right_plan(trial, planned.plan, planned.plan, None, planned.calls)
+        planned.plan = _right_plan(trial, planned.plan, planned.plan, None, planned.calls + 1)
     return planned
 
 

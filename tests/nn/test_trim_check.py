@@ -1,0 +1,305 @@
+"""Trimmed models that change after their first call: the change is noticed in the step itself, or by a comparison with the plain model."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from torch import nn
+from trimmed import WIDTH, assert_same, batch_of, graph, loader, network, step, within
+
+import salientpp
+
+
+@pytest.fixture(scope="module")
+def data():
+    return graph(3)
+
+
+@pytest.fixture(scope="module")
+def batch(data):
+    return batch_of(data)
+
+
+class Model(nn.Module):
+    """Two layers with a function of the rows between them, which may depend on anything."""
+
+    def __init__(self, between, **attributes) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.last = pyg.SAGEConv(WIDTH, WIDTH), pyg.GCNConv(WIDTH, WIDTH)
+        self.between = between
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def forward(self, x, edge_index, *given):
+        return self.last(self.between(self, self.first(x, edge_index), *given), edge_index)
+
+
+def centred(h):
+    return h - h.mean(0)
+
+
+def by_epoch(m, h):
+    return centred(h) if m.epoch > 1 else h
+
+
+def by_step(m, h):
+    m.epoch += 1
+    return centred(h) if m.epoch > 2 else h
+
+
+def by_argument(m, h, epoch):
+    return centred(h) if epoch > 1 else h
+
+
+def by_chance(m, h):
+    return centred(h) if random.random() < 0.5 else h
+
+
+def by_numpy(m, h):
+    return centred(h) if np.random.rand() < 0.5 else h
+
+
+def by_torch(m, h):
+    return centred(h) if torch.rand(()) < 0.5 else h
+
+
+def by_size(m, h):
+    return centred(h) if m.number % 2 else h
+
+
+def through_norm(m, h):
+    return m.norm(h) if m.norm is not None else h
+
+
+def through_dim(m, h):
+    return h.softmax(m.dim)
+
+
+def through_table(m, h):
+    return centred(h) if m.table["on"] else h
+
+
+def through_average(m, h):
+    m.average = 0.9 * m.average + 0.1 * float(len(h) > 0)
+    m.count += 1
+    return centred(h) if m.count > 3 else h
+
+
+def epochs(m, k):
+    m.epoch = k
+
+
+def norm_on(m, k):
+    m.norm = nn.BatchNorm1d(WIDTH).double() if k == 2 else m.norm
+
+
+def statistics_off(m, k):
+    if k == 2:
+        m.norm.running_mean = m.norm.running_var = None
+
+
+def dims(m, k):
+    m.dim = 0 if k > 1 else 1
+
+
+def tables(m, k):
+    m.table["on"] = k > 1
+
+
+def sizes(m, k):
+    m.number = k
+
+
+def replaces(m, k):
+    if k == 2:
+        m.between = lambda m, h: centred(h)
+
+
+def hooks(m, k):
+    if k == 2:
+        m.first.register_forward_hook(lambda _, __, out: centred(out))
+
+
+def method(m, k):
+    if k == 2:
+        m.forward = lambda x, e: m.last(centred(m.first(x, e)), e)
+
+
+def nothing(m, k):
+    pass
+
+
+def plain_norm():
+    return nn.BatchNorm1d(WIDTH)
+
+
+CHANGES = {
+    "an attribute": (lambda: Model(by_epoch, epoch=0), epochs, ()),
+    "a counter in the forward": (lambda: Model(by_step, epoch=0), nothing, ()),
+    "a counter beside others": (lambda: Model(through_average, average=0.0, count=0), nothing, ()),
+    "an argument": (lambda: Model(by_argument), nothing, (lambda k: k,)),
+    "a float argument": (lambda: Model(by_argument), nothing, (float,)),
+    "a tensor argument": (lambda: Model(by_argument), nothing, (torch.tensor,)),
+    "chance": (lambda: Model(by_chance), nothing, ()),
+    "chance of numpy": (lambda: Model(by_numpy), nothing, ()),
+    "chance of torch": (lambda: Model(by_torch), nothing, ()),
+    "a number that changes back": (lambda: Model(by_size, number=0), sizes, ()),
+    "a norm that is switched on": (lambda: Model(through_norm, norm=None), norm_on, ()),
+    "statistics set to None": (lambda: Model(through_norm, norm=plain_norm()).eval(), statistics_off, ()),
+    "a dimension": (lambda: Model(through_dim, dim=1), dims, ()),
+    "a dictionary": (lambda: Model(through_table, table={"on": False}), tables, ()),
+    "a function that is replaced": (lambda: Model(lambda m, h: h), replaces, ()),
+    "a hook on a layer": (lambda: Model(lambda m, h: h), hooks, ()),
+}
+
+
+@pytest.mark.parametrize("trained", [True, False], ids=["with gradients", "without"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_model_that_changes_is_exact_in_every_step(name, trained, data):
+    make, change, given = CHANGES[name]
+    plain = make().double()
+    trimmed = salientpp.nn.trim(copy.deepcopy(plain))
+    batches = list(loader(data, batch_size=5))
+    for k in range(6):
+        steps = []
+        for model in (plain, trimmed):
+            change(model, k)
+            random.seed(k), np.random.seed(k), torch.manual_seed(k)
+            with torch.set_grad_enabled(trained):
+                call = lambda m, b, k=k: m(b.x, b.edge_index, *[each(k) for each in given])  # noqa: E731
+                steps.append(step(model, batches[k % len(batches)], call))
+        assert_same(*steps)
+        assert getattr(plain, "epoch", 0) == getattr(trimmed, "epoch", 0)
+
+
+def test_a_step_number_as_argument_makes_no_plan_for_each(batch):
+    plain = Model(by_argument).double()
+    trimmed = salientpp.nn.trim(copy.deepcopy(plain))
+    for k in range(-60, 4):
+        call = lambda m, b, k=k: m(b.x, b.edge_index, k)  # noqa: E731
+        assert_same(step(plain, batch, call), step(trimmed, batch, call))
+
+
+def test_many_orders_of_operations_end_untrimmed_with_a_warning(batch):
+    def varied(m, h):
+        for _ in range(int(torch.randint(40, ()))):
+            h = h.sin()
+        return h
+
+    plain = Model(varied).double()
+    trimmed = salientpp.nn.trim(copy.deepcopy(plain))
+    with pytest.warns(RuntimeWarning, match="calls other operations between its layers from batch to batch"):
+        for k in range(40):
+            steps = []
+            for model in (plain, trimmed):
+                torch.manual_seed(k)
+                steps.append(step(model, batch))
+            assert_same(*steps)
+
+
+def test_a_call_that_wrote_to_its_input_is_not_repeated(batch):
+    later = []
+
+    def forward(m, h):
+        return centred(h) if later else h
+
+    class Writes(Model):
+        def forward(self, x, edge_index):
+            return super().forward(x.mul_(1.5), edge_index)
+
+    model = salientpp.nn.trim(Writes(forward).double())
+    model(batch.x.clone(), batch.edge_index)
+    later.append(True)
+    with pytest.raises(
+        RuntimeError, match=r"called other operations than before \(.*mean\), and wrote to its arguments"
+    ):
+        model(batch.x.clone(), batch.edge_index)
+
+
+# --- comparisons with the plain model ------------------------------------------------------------------------------
+
+
+def hidden(m, h):
+    return h * m.scale[0] ** len(h)
+
+
+def test_a_difference_at_the_first_call_needs_no_warning_if_rules_explain_it(batch):
+    plain = Model(hidden, scale=[1.01]).double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = step(salientpp.nn.trim(copy.deepcopy(plain)), batch)
+    assert_same(step(plain, batch), got)
+
+
+def test_a_difference_that_begins_later_is_found_and_named(batch):
+    plain = Model(hidden, scale=[1.0]).double()
+    trimmed = salientpp.nn.trim(copy.deepcopy(plain))
+    step(trimmed, batch)
+    plain.scale[0] = trimmed.scale[0] = 1.01
+    with pytest.warns(
+        RuntimeWarning, match=r"trimmed Model differed.*in call 4 .*the cause is in layer 'first'.*check=False"
+    ):
+        steps = [step(trimmed, batch) for _ in range(3)]
+    assert (steps[1].out - steps[2].out).abs().max() > 0.1, "between two comparisons nobody looks"
+    for _ in range(3):
+        assert_same(step(plain, batch), step(trimmed, batch))
+
+
+def test_without_checks_no_call_is_compared(batch):
+    plain = Model(lambda m, h: h.sin()).double()
+    calls = []
+    plain.register_forward_hook(lambda *_: calls.append(None))
+    trimmed = salientpp.nn.trim(copy.deepcopy(plain), check=False)
+    for number in range(1, 6):
+        calls.clear()
+        assert_same(step(plain, batch), step(trimmed, batch))
+        assert len(calls) == (3 if number == 1 else 2)  # one of the plain model
+
+
+def test_unknown_uses_of_numbers_need_all_rows_without_checks(batch):
+    plain = Model(hidden, scale=[1.01]).double()
+    got = step(salientpp.nn.trim(copy.deepcopy(plain), check=False), batch)
+    assert_same(step(plain, batch), got)
+
+
+@pytest.mark.parametrize("kind", ["dropout", "noise", "attention"])
+def test_random_numbers_are_no_difference(kind, batch):
+    torch.manual_seed(1)
+    if kind == "attention":
+        model = pyg.GAT(WIDTH, 8, 3, 4, heads=2, dropout=0.5)
+    else:
+        model = Model(lambda m, h: F.dropout(h, 0.5, m.training) if kind == "dropout" else h + torch.randn_like(h))
+    trimmed = salientpp.nn.trim(model.double())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(5):
+            got = step(trimmed, batch)
+    assert got.rows[-1] == within(batch, 0) and got.rows[-2] == within(batch, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [pyg.GraphSAGE, pyg.GCN, pyg.GAT, pyg.GIN])
+def test_rounding_is_no_difference(kind, dtype, data):
+    torch.manual_seed(1)
+    model = salientpp.nn.trim(kind(WIDTH, 8, 3, 4, norm="batch_norm").to(dtype))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        for batch in list(loader(data, batch_size=5, drop_last=True)) * 2:
+            out = model(batch.x.to(dtype), batch.edge_index)
+    assert out.isfinite().all()
+
+
+def test_copies_know_how_often_they_were_called(batch):
+    model = salientpp.nn.trim(network())
+    step(model, batch)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert_same(step(network(), batch), step(copied, batch))
