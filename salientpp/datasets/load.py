@@ -46,7 +46,7 @@ def load_dataset(
               returned;
             * ``"npz:FILE"``: an archive with the key `edge_index` [2, E]. The keys `x` [N, F] and `y` [N] are optional. So are the splits `train_idx`,
               `val_idx` and `test_idx` (all three or none). The key `num_nodes` is needed if `x` and `y` are missing. The key `directed` is true by default;
-              false means that each undirected edge is stored once. Other keys are ignored;
+              false means that each undirected edge is stored once. Other keys are left out with a warning;
             * ``"pyg:FILE"``: a file in which `torch.save` wrote a `Data` or `HeteroData` object or its `to_dict()`, or in which `InMemoryDataset.save` wrote
               a single graph. It is read with ``weights_only=True``. A file that needs more than tensors and the classes that PyG registers is refused;
             * ``"python:MODULE:FUNCTION"``: the result of the function, called without arguments. The module is searched in the current directory, then on

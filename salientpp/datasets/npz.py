@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -54,6 +55,13 @@ def load_npz(file: Path, undirected: bool | None = None) -> Data:
         if y is not None and y.ndim != 1:
             raise ValueError(f"{file}: y must have shape [N], got {list(y.shape)}")
         splits = {split: (key, read(key)) for split, key in split_keys.items()}
+        known = ("edge_index", "x", "y", "num_nodes", "directed", *split_keys.values())
+        if left_out := [key for key in archive.files if key not in known]:
+            warnings.warn(
+                f"{', '.join(left_out)} of npz:{file} left out: the archive may have {', '.join(known)}; for other attributes save a Data object (pyg:FILE)",
+                UserWarning,
+                stacklevel=4,
+            )
         symmetrise = not directed if undirected is None else undirected
         return assemble(str(file), read("edge_index"), num_vertices, x, y, splits, symmetrise)
 

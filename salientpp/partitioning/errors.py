@@ -6,6 +6,9 @@ import contextlib
 import errno
 from collections.abc import Iterator
 
+#: Words of torch, of C++ and of this package's operators (csrc/check.h).
+_NO_MEMORY = ("can't allocate memory", "bad_alloc", "not enough memory", "cannot allocate ", "Cannot allocate memory")
+
 
 class PartitionerError(RuntimeError):
     """A partitioner failed. The text says why, what memory it needs, and which methods need less."""
@@ -14,7 +17,7 @@ class PartitionerError(RuntimeError):
 def is_out_of_memory(error: BaseException) -> bool:
     """Returns True if an error means that memory ran out. torch and C++ raise a plain RuntimeError for it, the system an OSError."""
     if isinstance(error, RuntimeError):
-        return any(words in str(error) for words in ("can't allocate memory", "bad_alloc", "not enough memory"))
+        return any(words in str(error) for words in _NO_MEMORY)
     return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
 
 

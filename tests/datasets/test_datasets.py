@@ -253,6 +253,21 @@ def test_symmetrising_gives_the_same_edges_as_pyg(tmp_path):
         assert np.array_equal(ours, to_undirected(torch.from_numpy(edges), num_nodes=num_vertices).numpy())
 
 
+def test_symmetrising_a_graph_of_billions_of_vertices_keeps_their_ids():
+    edges = np.array([[4_999_999_999, 7, 7, 0], [3, 4_999_999_999, 7, 3]])
+    pairs = {tuple(pair) for pair in (*edges.T.tolist(), *edges[::-1].T.tolist())}
+    assert symmetric_closure(*edges, 5_000_000_000).T.tolist() == [list(pair) for pair in sorted(pairs)]
+    assert symmetric_closure(*edges[:, 2:], 5_000_000_000).T.tolist() == [[0, 3], [3, 0], [7, 7]]
+
+
+def test_an_archive_with_other_keys_is_read_with_a_warning(npz):
+    dataset = npz(edge_weight=np.ones(5), class_names=np.array(["a", "b"]))
+    with pytest.warns(
+        UserWarning, match="edge_weight, class_names of npz:.* left out: the archive may have edge_index, x"
+    ):
+        load_dataset(dataset)
+
+
 def test_num_nodes_is_checked_against_the_features(npz):
     assert load_dataset(npz(num_nodes=np.int64(5))).num_nodes == 5
     with pytest.raises(ValueError, match="expected 6 rows, got \\[5, 2\\]"):
@@ -299,6 +314,7 @@ def test_without_features_and_labels_num_nodes_must_be_given(npz):
         ({"y": np.zeros((5, 1), int)}, "y must have shape [N], got [5, 1]"),
         ({"y": np.zeros(5)}, "y must hold integers (-1 for an unlabelled vertex), got dtype float64"),
         ({"train_idx": np.array([5])}, "train_idx must hold vertex ids in [0, 5), got 5"),
+        ({"train_idx": np.array([0, 1, 1, 0, 0])}, "train_idx must hold each vertex id once, got one again; if it has"),
         ({"val_idx": np.array([[1]])}, "val_idx must be a list of vertex ids, shape [*], got [1, 1]"),
         ({"test_idx": np.array([True] * 5)}, "test_idx must hold integers, got dtype bool"),
         ({"directed": np.array([True, False])}, "directed must be one true or false, got bool [2]"),
@@ -844,6 +860,25 @@ def test_download_fetches_and_unpacks_a_dataset(ogb_root, tmp_path, monkeypatch)
     assert edge_list(data) == list(zip(*EDGES.tolist()))
     assert [path.name for path in root.iterdir()] == ["ogbn_arxiv"]
     assert load_dataset("ogbn-arxiv", root=root).num_nodes == 5
+
+
+def test_a_download_removes_and_overwrites_nothing_that_was_there(ogb_root, tmp_path, monkeypatch):
+    published, root = tmp_path / "published", tmp_path / "data"
+    shutil.copytree(ogb_root / "ogbn_arxiv", published / "arxiv")
+    shutil.make_archive(str(published / "arxiv"), "zip", published, "arxiv")
+    meta = {**ogb.ogb_meta("ogbn-arxiv"), "url": (published / "arxiv.zip").as_uri()}
+    monkeypatch.setattr(ogb, "ogb_meta", lambda name: meta)
+    (root / "arxiv").mkdir(parents=True)
+    (root / "arxiv" / "mine.txt").write_text("mine")
+    with pytest.raises(
+        ValueError, match=r"the archive would be unpacked over .*data/arxiv; rename this to .*ogbn_arxiv"
+    ):
+        load_dataset("ogbn-arxiv:download=true", root=root)
+    assert (root / "arxiv" / "mine.txt").read_text() == "mine"
+    (root / "arxiv").rename(root / "other")
+    shutil.copy(published / "arxiv.zip", root)
+    load_dataset("ogbn-arxiv:download=true", root=root)
+    assert sorted(path.name for path in root.iterdir()) == ["arxiv.zip", "ogbn_arxiv", "other"]
 
 
 def test_unknown_and_heterogeneous_ogb_names_are_refused(tmp_path, never_asks):

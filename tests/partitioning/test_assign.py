@@ -23,7 +23,7 @@ from salientpp import ops
 from salientpp.graph.csc import Graph
 from salientpp.partitioning import assign, balance, kaminpar, metis, parhip
 from salientpp.partitioning.assign import assign_parts
-from salientpp.partitioning.errors import PartitionerError
+from salientpp.partitioning.errors import PartitionerError, is_out_of_memory
 
 
 def make_graph(pairs: list[tuple[int, int]], num_vertices: int) -> Graph:
@@ -686,3 +686,11 @@ def test_partitions_of_real_graphs_have_a_small_cut_and_are_balanced(name, large
     result = assign_parts(Graph.from_edge_index(edge_index, num_vertices), 4, seed_sets=seed_sets)
     assert result.edge_cut_fraction < largest_cut
     assert max(result.balance.values()) <= 1.0501
+
+
+def test_an_operator_without_memory_is_known_as_such():
+    none = torch.zeros(0, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match=r"cannot allocate a vector of \d+ entries") as raised:
+        ops.csc_from_coo(none, none, 2**45)
+    assert is_out_of_memory(raised.value)
+    assert not is_out_of_memory(RuntimeError("the index is out of range"))

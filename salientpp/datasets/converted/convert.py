@@ -69,8 +69,9 @@ def convert(
             * ``"npy:DIR"``, ``"mag240m:DIR"`` or ``"igb:DIR"``: a folder of arrays for each type, in general or in the layout of MAG240M or IGB. A further
               ``,homogeneous=true`` takes one type; IGB also has ``,classes=2983``;
             * ``"edges:FILES[,x=FILES][,y=FILES][,nodes=FILES][,train=FILES][,val=FILES][,test=FILES][,num_vertices=N][,skip=LINES]"``. Edges are text
-              (two numbers a line, also .gz), .npy ([2, E] or [E, 2]) or .parquet. ``nodes`` are Parquet tables with a row per vertex. FILES may have
-              wildcards; several files are read in the order of the numbers in their names.
+              (two numbers a line, also .gz), .npy ([2, E] or [E, 2]) or .parquet. Names of columns, such as source and target, decide which end a column
+              holds; ``,source=COLUMN,target=COLUMN`` names others. ``nodes`` are Parquet tables with a row per vertex. FILES may have wildcards; several
+              files are read in the order of the numbers in their names.
         root: the directory to write.
         memory: limit of the resident memory, Python and torch included: bytes, or a text such as "4GB". More memory makes fewer and longer pieces.
         undirected: None stores edges as the dataset defines them; True stores every edge in both directions, each pair once; False stores edges as they
@@ -79,7 +80,7 @@ def convert(
         dtype: maps names of attributes to fp64, fp32, fp16, bf16 or fp8; other attributes keep their dtype.
         finite: refuse NaN and infinity in attributes.
         data: folder of OGB datasets.
-        overwrite: replace a converted graph, or an unfinished conversion, in ``root``.
+        overwrite: replace a converted graph, or an unfinished conversion, in ``root``. It is refused if ``root`` holds files that no conversion wrote.
         progress: object that is told of every step, and of the amount of the step that is done.
 
     Returns:

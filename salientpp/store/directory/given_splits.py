@@ -86,6 +86,10 @@ def read_splits(
         if chosen.is_meta:
             raise ValueError(f"{words} must be a bool mask or integer ids, got Tensor without values")
         ids, is_mask = read_ids(chosen, size, words, "a bool mask or integer ids", "must hold ids")
+        if not is_mask and ids.numel() == size > 2 and int(ids.max()) <= 1:
+            raise ValueError(
+                f"{words} has a 0 or 1 for each {of}, which are not ids; pass a bool mask: {argument}.bool()"
+            )
         splits[str(name)] = ids if is_mask else ids.unique()
     return splits
 

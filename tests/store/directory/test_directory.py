@@ -779,6 +779,15 @@ def test_an_existing_directory_is_replaced_only_when_asked(tmp_path):
     assert names_in(tmp_path) == ["d"]
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_a_flag_per_vertex_is_not_taken_for_ids(tmp_path, dtype):
+    flags = (torch.arange(60) % 3 == 0).to(dtype)
+    with pytest.raises(
+        ValueError, match=r"split 'train' has a 0 or 1 for each vertex, which are not ids; pass a bool mask"
+    ):
+        write(hostile_data(), 2, tmp_path / "d", split={"train": flags})
+
+
 @pytest.mark.parametrize("kind", ["folder", "empty folder", "file"])
 def test_a_path_that_is_not_a_dataset_directory_is_never_replaced(tmp_path, kind):
     root = tmp_path / "d"
