@@ -14,9 +14,10 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-import numpy as np
+if TYPE_CHECKING:  # help of the command appears at once only without numpy
+    import numpy as np
 
 #: Error number of the operating system -> remedy, for errors that the file itself does not cause.
 _REMEDIES = {
@@ -166,6 +167,8 @@ def _written_beside(path: Path, write: Callable[[BinaryIO], object]) -> Iterator
 
 def save_array(file: BinaryIO, array: np.ndarray) -> None:
     """Writes an array in the format of :func:`numpy.save`, whose own errors lack the number of the system's error."""
+    import numpy as np
+
     np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
     is_transposed = array.flags.f_contiguous and not array.flags.c_contiguous
     file.write((array.T if is_transposed else array).ravel().view(np.uint8).data)
