@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -30,7 +31,7 @@ class BatchGraph(RankGraph):
         share: this rank's share.
         edge_index: int64 [2, e], edges into own vertices, in the numbers of the share; the self-loop of a share without vertices.
         within: number of hops of the graph around the seeds; None: the whole share.
-        whole: the graph of the whole share; None: this graph.
+        whole: the graph of the whole share, which holds this one; None: this graph.
         edge_weight: the weights of all edges of the share, for a layer that gets those within some hops.
         targets: number of own vertices that the running layer computes, if it takes rows of sources and of targets separately; None: all.
     """
@@ -40,7 +41,7 @@ class BatchGraph(RankGraph):
     share: HostShare
     edge_index: Tensor
     within: int | None = None
-    whole: BatchGraph | None = None
+    whole: weakref.ref[BatchGraph] | None = None
     edge_weight: Tensor | None = None
     targets: int | None = None
     _smaller: dict[int, BatchGraph] = field(default_factory=dict)
@@ -81,7 +82,9 @@ class BatchGraph(RankGraph):
         if hops >= len(self.share.own) - 1:
             return self
         if hops not in self._smaller:
-            self._smaller[hops] = BatchGraph(self.ranks, self.all_ranks, self.share, self.edge_index, hops, self)
+            self._smaller[hops] = BatchGraph(
+                self.ranks, self.all_ranks, self.share, self.edge_index, hops, weakref.ref(self)
+            )
         return self._smaller[hops]
 
     def own_within(self, hops: int) -> int:
@@ -127,7 +130,7 @@ class BatchGraph(RankGraph):
     def over_all_edges(
         self, compute: Summing, edge_index: Tensor, edge_weight: Tensor | None, what: Hashable
     ) -> Tensor:
-        whole = self.whole
+        whole = None if self.whole is None else self.whole()
         if whole is None:
             return compute(edge_index, edge_weight, self.num_inner)
         make = lambda: compute(whole.edge_index, self.edge_weight, whole.num_inner)  # noqa: E731

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -57,8 +58,16 @@ class Helpers:
     """PyG's helper functions, for edges into the vertices of one rank. ``kept`` stores values computed from tensors of the graph, for all steps."""
 
     def __init__(self, graph: RankGraph) -> None:
-        self._graph = graph
+        self._graph_of = weakref.ref(
+            graph
+        )  # which may hold this object: without a cycle, the graph of a batch is freed with its last use
         self.kept = Kept()
+
+    @property
+    def _graph(self) -> RankGraph:
+        graph = self._graph_of()
+        assert graph is not None  # the caller uses it
+        return graph
 
     def is_static(self, tensor: Tensor | None) -> bool:
         """Returns True if a tensor is constant: it belongs to the graph, or was computed from such tensors, or is None."""

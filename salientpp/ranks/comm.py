@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.overrides
 from torch import Tensor
 
 from salientpp.ops import bytes_of
@@ -46,6 +47,19 @@ class Pending:
         elif self.work is not None:
             self.comm._wait(self.work)
         return self.output
+
+
+@contextlib.contextmanager
+def _without_modes() -> Iterator[None]:
+    """Context without modes of torch functions. A collective keeps the modes in which it started alive, and so a model that is one, and the model's Comm."""
+    modes = []
+    while torch._C._len_torch_function_stack():  # also counts modes that are disabled at the moment
+        modes.append(torch.overrides._pop_mode())
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            torch.overrides._push_mode(mode)
 
 
 class Comm:
@@ -189,10 +203,12 @@ class Comm:
         received, sent = bytes_of(recv), bytes_of(send)
         recv_bytes = [count * row_bytes for count in recv_counts]
         send_bytes = [count * row_bytes for count in send_counts]
-        if not on_host:
-            work = dist.all_to_all_single(received, sent, recv_bytes, send_bytes, group=groups.device, async_op=True)
-            return Pending(self, recv, work)
-        work = groups.host.alltoall_base(received, sent, recv_bytes, send_bytes, dist.AllToAllOptions())
+        with _without_modes():
+            if not on_host:
+                device = groups.device
+                work = dist.all_to_all_single(received, sent, recv_bytes, send_bytes, group=device, async_op=True)
+                return Pending(self, recv, work)
+            work = groups.host.alltoall_base(received, sent, recv_bytes, send_bytes, dist.AllToAllOptions())
         groups.under_way.add(work)
         return Pending(self, recv, work)
 
