@@ -10,6 +10,7 @@ that were started in the child do not have this problem, so parallel work runs i
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import stat
 import threading
@@ -17,7 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
 
@@ -93,6 +94,7 @@ class Lock:
 
 
 T = TypeVar("T")
+Made = TypeVar("Made", bound=Callable[..., Any])
 In = TypeVar("In")
 Out = TypeVar("Out")
 
@@ -111,6 +113,25 @@ class lazy(Generic[T]):
     def __get__(self, owner: object, kind: type | None = None) -> T:
         value = owner.__dict__[self._function.__name__] = self._function(owner)
         return value
+
+
+# --- modes --------------------------------------------------------------------------------------------------
+
+
+def outside_inference(function: Made) -> Made:
+    """Decorates a function that makes tensors which stay. If the caller is in inference mode, the function runs without gradients instead.
+
+    A tensor that is made in inference mode can be written to in inference mode only, and never be saved for a backward pass.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        if not torch.is_inference_mode_enabled():
+            return function(*args, **options)
+        with torch.inference_mode(False), torch.no_grad():
+            return function(*args, **options)
+
+    return cast(Made, call)
 
 
 # --- threads ----------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch import Tensor
 from salientpp.engine.epochs import Epochs
 from salientpp.engine.source import BatchSource
 from salientpp.engine.together import draw_together
-from salientpp.processes import in_order, lazy
+from salientpp.processes import in_order, lazy, outside_inference
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.cooperation import Cooperation
 from salientpp.sampling.schedule import BatchKeys, Turn
@@ -108,6 +108,7 @@ class Basis:
         """Returns the names of those attributes of a vertex type that a batch has only for its seeds."""
         return [name for owner, name in self.source.seed_columns if owner == type_]
 
+    @outside_inference
     def tiers(self, near: Mapping[str | None, Tensor] | None = None) -> dict[str | None, Tiers]:
         """Returns the tiers of this part by vertex type, with device copies of the rows ``near`` (ascending local ids, int64)."""
         source = self.source

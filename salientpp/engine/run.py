@@ -29,7 +29,7 @@ from salientpp.engine.pipeline import Pipeline, StageError, traced
 from salientpp.engine.producer import ByHand, Producer
 from salientpp.engine.stages import LAST_STAGE, Finished, Request
 from salientpp.engine.state import Disagreement, Point, Reached, Resume, first_point
-from salientpp.processes import Lock, lazy
+from salientpp.processes import Lock, lazy, outside_inference
 from salientpp.ranks.failure import RankFailure
 
 
@@ -206,6 +206,7 @@ class Run:
         self._counters.count_stages({stage: time.perf_counter() - started})
         return batch
 
+    @outside_inference
     def _tick(self) -> Finished | None:
         try:
             if not self._is_open:

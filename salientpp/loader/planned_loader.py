@@ -14,6 +14,7 @@ from salientpp.loader.construction import engine_together, reported, ways_of
 from salientpp.loader.padded_loader import PaddedLoader
 from salientpp.loader.planning import Planning
 from salientpp.loader.values import Options
+from salientpp.processes import outside_inference
 from salientpp.ways.planner.result import Plan
 
 
@@ -22,6 +23,7 @@ class PlannedLoader(PaddedLoader):
 
     _planning: Planning | None
 
+    @outside_inference
     def _make_engine(self, basis: Basis, options: Options, everyone: Sequence[Facts]) -> None:
         """Makes the engine, after a plan if the options ask for one. Collective."""
         self._planning = None
@@ -60,7 +62,8 @@ class PlannedLoader(PaddedLoader):
             elif self._planning.follows_another(basis.comm):
                 planning = self._planning
                 del self.engine  # its copies are freed before others are fetched
-                self.engine = reported(basis.comm, lambda: planning.followed(basis), "follow the plan of its state")
+                followed = outside_inference(planning.followed)
+                self.engine = reported(basis.comm, lambda: followed(basis), "follow the plan of its state")
         return super()._begin_epoch()
 
     def state_dict(self) -> dict[str, Any]:

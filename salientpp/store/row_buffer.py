@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from salientpp import ops
-from salientpp.processes import Lock, after_fork
+from salientpp.processes import Lock, after_fork, outside_inference
 from salientpp.store.buffers import BufferPool
 from salientpp.store.file_rows import FileRows
 from salientpp.store.rows import RowSource
@@ -51,6 +51,7 @@ class RowBuffer:
         self._empty()
         after_fork(self)
 
+    @outside_inference
     def _empty(self) -> None:
         """Makes all slots free."""
         size = self.num_slots

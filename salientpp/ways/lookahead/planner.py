@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from salientpp import ops
+from salientpp.processes import outside_inference
 from salientpp.ways.lookahead.shape import Shape, group_of
 
 
@@ -46,6 +47,7 @@ class Planner:
         known: end of the window: batches before this number are known.
     """
 
+    @outside_inference
     def __init__(self, shape: Shape, prior: Tensor, members: Tensor) -> None:
         self.shape, self.prior, self._num_ids = shape, prior, prior.numel()
         self.slot_id = torch.empty(shape.num_slots, dtype=torch.int32, device="cpu")
