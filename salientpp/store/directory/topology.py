@@ -12,7 +12,7 @@ from torch import Tensor
 
 from salientpp.graph.csc import Graph
 from salientpp.graph.typed import TypedGraph
-from salientpp.ids import as_tensor, check_range
+from salientpp.ids import as_tensor, check_range, first_outside
 from salientpp.processes import lazy
 from salientpp.store.directory.columns import StoredRows, edge_column, stored_rows, vertex_column, whole
 from salientpp.store.directory.description import (
@@ -152,6 +152,23 @@ class Topology:
     def _reverse(self) -> dict[str | None, Tensor]:
         """The global id of every user's id, int64 [N] per type, for types whose ids were asked for."""
         return {}
+
+    def user_ids(self, n_id: Tensor, type_: str | None) -> Tensor:
+        """See :meth:`salientpp.PartitionedGraph.original_id`."""
+        if n_id.numel() and (n_id.dtype == torch.bool or n_id.is_floating_point() or n_id.is_complex()):
+            raise ValueError(f"n_id must be integer ids of this graph, got {n_id.dtype}")
+        ids, original = n_id.cpu().to(torch.int64), self.original_ids[type_]
+        at = first_outside(ids, original.numel(), begin=-1)
+        if at is not None:
+            raise ValueError(
+                f"n_id must be in [0, {original.numel()}){words_of_type(type_)}, or -1 for padding, got {int(ids.flatten()[at])} at position {at}"
+            )
+        is_vertex = ids >= 0
+        if bool(is_vertex.all()):
+            return original[ids].to(n_id.device)
+        found = torch.full(ids.shape, -1, dtype=torch.int64, device="cpu")
+        found[is_vertex] = original[ids[is_vertex]]
+        return found.to(n_id.device)
 
     def global_ids(self, ids: Tensor, type_: str | None) -> Tensor:
         """See :meth:`salientpp.PartitionedGraph.directory_id`."""

@@ -1500,3 +1500,40 @@ def test_setting_an_attribute_on_a_partitioned_graph_is_refused(tmp_path):
         ):
             setattr(loader.data, name, torch.arange(60))
     assert all(len(batch.n_id) == len(batch.x) for batch in loader)
+
+
+def test_the_id_of_padding_vertices_stays_and_other_unknown_ids_are_refused(tmp_path):
+    data = random_hetero()
+    data["empty"].x = torch.zeros(0, 3)
+    data["empty", "to", "paper"].edge_index = torch.empty(2, 0, dtype=torch.int64)
+    fanouts = {relation: [2] for relation in data.edge_types}
+    data["paper"].train_mask = torch.ones(60, dtype=torch.bool)
+    salientpp.partition(data, 2, tmp_path / "typed", fanouts, 16)
+    typed = salientpp.load(tmp_path / "typed")
+    ids = torch.tensor([[3, -1], [-1, 0]])
+    for dtype in (torch.int64, torch.int32, torch.int16, torch.int8):
+        found = typed.original_id(ids.to(dtype), "paper")
+        assert found.dtype == torch.int64 and torch.equal(found == -1, ids == -1)
+        assert torch.equal(found[ids >= 0], typed.original_id(ids[ids >= 0], "paper"))
+    nothing = typed.original_id({"empty": torch.full((4,), -1), "paper": torch.tensor([], dtype=torch.int64)})
+    assert nothing["empty"].tolist() == [-1] * 4 and nothing["paper"].tolist() == []
+    for type_, wrong, words in [
+        ("paper", [0, -2], r"n_id must be in \[0, 60\) .*paper.*, or -1 for padding, got -2 at position 1"),
+        ("paper", [60], r"n_id must be in \[0, 60\) .*, got 60 at position 0"),
+        ("empty", [-1, 0], r"n_id must be in \[0, 0\) .*, got 0 at position 1"),
+        ("paper", [0.0], r"n_id must be integer ids of this graph, got torch.float32"),
+        ("paper", [True], r"n_id must be integer ids of this graph, got torch.bool"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            typed.original_id(torch.tensor(wrong), type_)
+    with pytest.raises(ValueError, match=r"global ids must be in \[0, 60\), got -1"):
+        typed.take("x", torch.tensor([0, -1]), "paper")
+
+
+def test_padded_batches_have_the_ids_of_their_vertices(tmp_path):
+    salientpp.partition(random_data(), 1, tmp_path / "parts", [3], 16)
+    part = salientpp.load(tmp_path / "parts")
+    for batch in salientpp.NeighborLoader(part, [3], "train", batch_size=16, pad="bucket"):
+        ids = part.original_id(batch.n_id)
+        assert torch.equal(ids[batch.node_mask], batch.x[batch.node_mask, 0].long())
+        assert bool((ids[~batch.node_mask] == -1).all()) and not bool(batch.node_mask.all())
