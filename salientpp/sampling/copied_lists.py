@@ -18,7 +18,7 @@ from salientpp.graph.relation import Relation
 from salientpp.ops import bytes_of
 from salientpp.sampling.held_lists import COLUMNS, Lists
 from salientpp.sampling.neighbor_sampler import NeighborSampler
-from salientpp.sampling.packets import pack, unpack
+from salientpp.sampling.packets import as_rows, pack, unpack
 from salientpp.sampling.part_topology import CopiedLists, PartTopology, whole_lists
 from salientpp.store.exchange import row_bytes
 from salientpp.store.rows import TensorRows, empty_rows
@@ -252,7 +252,7 @@ class Copies:
                     column = column + begins[first:last].repeat_interleave(begins[first : last + 1].diff())
                 out[edges] = column.view(out.dtype) if out.is_floating_point() else column
             for out in arrays["rows"].values():
-                out[edges] = next(sections).view(out.dtype).view(-1, *out.shape[1:])
+                out[edges] = as_rows(next(sections), out.dtype, out.shape[1:], edges.stop - edges.start)
 
     def finished(self) -> CopiedLists:
         """Returns the copies, after all of them have been written."""

@@ -46,6 +46,13 @@ def unpack_narrow(packet: Tensor) -> list[Tensor]:
     return [section for section, _ in _views(packet)]
 
 
+def as_rows(data: Tensor, dtype: torch.dtype, row_shape: Sequence[int], number: int) -> Tensor:
+    """Returns a section of bytes as rows [number, ...], also of a width of 0, and of a dtype that needs more than the alignment of sections."""
+    if data.storage_offset() % dtype.itemsize:
+        data = data.clone()
+    return data.view(dtype).view(number, *row_shape)
+
+
 def _views(packet: Tensor) -> list[tuple[Tensor, int]]:
     """Returns each section and the code of its dtype."""
     packet = packet if packet.data_ptr() % _ALIGNED == 0 else packet.clone()

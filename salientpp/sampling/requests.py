@@ -15,7 +15,7 @@ from torch import Tensor
 
 from salientpp.ops import bytes_of
 from salientpp.sampling.held_lists import Drawn, HopDraw, Vertices
-from salientpp.sampling.packets import pack, unpack, unpack_narrow
+from salientpp.sampling.packets import as_rows, pack, unpack, unpack_narrow
 from salientpp.store.rows import RowSource
 
 #: The ends of a relation: positions of its source type and its target type among the vertex types.
@@ -117,11 +117,9 @@ def unpack_answer(packet: Tensor, attributes: Sequence[Mapping[str, RowSource]],
             answer.append(Drawn(count, source))
             continue
         first, offset = next(sections).to(torch.int64), next(sections)
-        rows = {name: _as_rows(next(sections), like, offset.numel()) for name, like in of_relation.items()}
+        rows = {
+            name: as_rows(next(sections), like.dtype, like.shape[1:], offset.numel())
+            for name, like in of_relation.items()
+        }
         answer.append(Drawn(count, source, offset, first, first, rows))
     return answer
-
-
-def _as_rows(data: Tensor, like: RowSource, number: int) -> Tensor:
-    """Returns bytes as rows [number, ...] of the dtype and shape of ``like``."""
-    return data.view(like.dtype).view(number, *like.shape[1:])

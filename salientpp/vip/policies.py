@@ -386,10 +386,16 @@ def cache_bytes(
     return math.floor(round(alpha * total / num_parts, 6))
 
 
+#: Number of times that :func:`densest` goes on after a row that does not fit. Each time, only narrower rows are left.
+_PASSES = 32
+
+
 def densest(
     scores: Mapping[str | None, Tensor], row_bytes: Mapping[str | None, int | Tensor], num_bytes: int
 ) -> dict[str | None, Tensor]:
     """Selects the rows with the highest scores per byte that fit into ``num_bytes``. Negative scores are never selected.
+
+    A row that does not fit into the rest is left out, and the next rows are tried.
 
     Args:
         row_bytes: per type the bytes of a row: one number, or int64 [N] if rows differ.
@@ -407,7 +413,13 @@ def densest(
     density = torch.cat([scores[type_][ids].to(torch.float64) for type_, ids in zip(types, useful)]) / width
     order = torch.sort(density, descending=True, stable=True).indices
     chosen = torch.zeros(order.numel(), dtype=torch.bool, device="cpu")
-    chosen[order[width[order].cumsum(0) <= num_bytes]] = True
+    for _ in range(_PASSES):
+        taken = width[order].cumsum(0)
+        number = int((taken <= num_bytes).sum())
+        chosen[order[:number]] = True
+        num_bytes -= int(taken[number - 1]) if number else 0
+        rest = order[number:]
+        order = rest[width[rest] <= num_bytes]  # without the row that did not fit
     masks = chosen.split([ids.numel() for ids in useful])
     return {type_: ids[mask] for type_, ids, mask in zip(types, useful, masks)}
 

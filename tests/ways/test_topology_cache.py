@@ -7,6 +7,7 @@ from typing import Any
 import distributed
 import pytest
 import torch
+from batches import differences
 from graphs import random_data
 from one_process import TYPED_FANOUTS, homogeneous, typed_data
 from torch import Tensor
@@ -15,6 +16,7 @@ import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
 from salientpp.arguments import as_amount
 from salientpp.datasets import synthetic
+from salientpp.vip.policies import densest
 
 FANOUTS, BATCH = [4, 3, 2], 8
 NODES: dict[str, Any] = {"num_neighbors": FANOUTS, "input_nodes": "train", "batch_size": BATCH, "shuffle": True}
@@ -141,3 +143,46 @@ def test_a_cache_of_lists_needs_a_topology_in_parts(tmp_path):
     salientpp.partition(random_data(), 2, tmp_path / "d", [3], BATCH)
     with pytest.raises(ValueError, match="every rank has the whole topology of .*partition with topology='parts'"):
         NeighborLoader(salientpp.load(tmp_path / "d"), [3], "train", topology_cache=1000)
+
+
+def _edges_of_any_dtype(rank: int, root: str) -> list[list[str]]:
+    fanouts = {"num_neighbors": [4, 3], "batch_size": 16, "seed": 3, "uneven": "exact"}
+    want = list(NeighborLoader(salientpp.load(f"{root}/whole"), input_nodes="all", **fanouts))
+    found = []
+    for num_bytes in (0, 3000, 10**6):
+        loader = NeighborLoader(salientpp.load(f"{root}/parts"), input_nodes="all", topology_cache=num_bytes, **fanouts)
+        found.append([names for ours, theirs in zip(loader, want, strict=True) if (names := differences(ours, theirs))])
+    return found
+
+
+def test_edges_have_attributes_of_every_width_and_alignment(tmp_path):
+    """A width of 0, and dtypes that need an alignment of 16 bytes, beside others."""
+    data = random_data(200, 1200, directed=True)
+    number = data.num_edges
+    data.edge_none = torch.zeros(number, 0)
+    data.edge_small = torch.arange(number).to(torch.uint8)
+    data.edge_complex = torch.randn(number, 3, dtype=torch.complex128, generator=torch.Generator().manual_seed(1))
+    data.edge_nothing = torch.zeros(number, 2, 0, dtype=torch.complex128)
+    data.edge_odd = torch.arange(number * 3).view(number, 3).to(torch.int16)
+    data.edge_last = torch.randn(number, dtype=torch.complex64, generator=torch.Generator().manual_seed(2))
+    for topology in ("whole", "parts"):
+        method = torch.arange(200) % 2
+        salientpp.partition(data, 2, tmp_path / topology, [4, 3], 16, method=method, topology=topology)
+    assert distributed.run(_edges_of_any_dtype, 2, str(tmp_path)) == [[[], [], []]] * 2
+
+
+def test_a_list_that_does_not_fit_leaves_its_bytes_to_others():
+    """The second densest row does not fit beside the densest one; narrower rows use the rest."""
+    width = {None: torch.tensor([100, 950, 30, 20, 60, 10])}
+    scores = {None: torch.tensor([1000.0, 5000.0, 20.0, 10.0, 25.0, 1.0], dtype=torch.float64)}
+    chosen = densest(scores, width, 1000)[None]
+    assert chosen.tolist() == [0, 2, 3, 4, 5]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        width = {None: torch.randint(1, 300, (60,), generator=generator)}
+        scores = {None: torch.rand(60, dtype=torch.float64, generator=generator)}
+        chosen = densest(scores, width, 2000)[None]
+        left = 2000 - int(width[None][chosen].sum())
+        others = torch.ones(60, dtype=torch.bool)
+        others[chosen] = False
+        assert 0 <= left < int(width[None][others].min()), "no other row would fit into the rest"
