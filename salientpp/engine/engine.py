@@ -21,7 +21,7 @@ from salientpp.engine.price import price_of
 from salientpp.engine.producer import ByHand, Drawn, Producer
 from salientpp.engine.run import Counters, Run
 from salientpp.engine.source import by_type
-from salientpp.engine.state import Resume
+from salientpp.engine.state import Disagreement, Resume
 from salientpp.engine.way import Price, Way
 from salientpp.processes import Lock, in_order
 from salientpp.sampling.held_lists import Reads
@@ -132,13 +132,20 @@ class Engine:
             Exception: the epoch failed.
         """
         run = self._run
-        if run is not None and self.basis.comm.size > 1 and not run.is_gone:
-            run.check_thread()
-            run.leave()
-            run.join()
+        try:
+            if run is not None and self.basis.comm.size > 1 and not run.is_gone:
+                run.check_thread()
+                run.leave()
+                run.join()
+            if self.counters.failure is not None:
+                raise self.counters.failure
+        except Disagreement as difference:
+            # All ranks stay connected, and the user may have mended it. It is raised here only if a thread found it in the background.
+            is_new = difference is self.counters.failure
+            self._run = self.counters.failure = None
+            if is_new:
+                raise
         self._run = None
-        if self.counters.failure is not None:
-            raise self.counters.failure
 
     def read_anew(self) -> None:
         """Reads the current rows of a ``Data`` into the tiers. Without this call batches are still right, but are built twice."""

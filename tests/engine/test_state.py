@@ -429,6 +429,33 @@ def test_an_error_on_every_rank_names_ranks_in_different_epochs(tmp_path):
         )
 
 
+def _mended(rank: int, root: str, states: list[dict], in_the_background: bool) -> list[Any]:
+    """Begins an epoch although only rank 0 has loaded a state, then another one after all have. Returns the errors and the batches."""
+    loader = rank_loader(root)
+    if rank == 0:
+        loader.load_state_dict(states[rank])
+    said: list[Any] = []
+    if in_the_background:
+        iter(loader)  # dropped, so that a thread begins the epoch and finds the difference
+    for _ in range(2 if in_the_background else 1):
+        try:
+            said.append([digest(batch) for batch in loader])
+        except Disagreement as error:
+            said.append(str(error)[:35])
+    loader.load_state_dict(states[rank])
+    return [*said, [digest(batch) for batch in loader]]
+
+
+@pytest.mark.parametrize("in_the_background", [False, True])
+def test_a_difference_that_was_mended_is_not_raised_once_more(tmp_path, in_the_background):
+    root = directory(tmp_path / "parts", [50, 50])
+    whole = distributed.run(_run_whole, 2, root, {})
+    states = distributed.run(_stop, 2, root, {}, 0, [2, 2])
+    for rank, (first, *_, after) in enumerate(distributed.run(_mended, 2, root, states, in_the_background)):
+        assert first == "all ranks or none must resume, but "
+        assert after == whole[rank][0][2:]
+
+
 def _load_from(rank: int, root: str, states: list[dict], whose: list[int]) -> Any:
     loader = rank_loader(root)
     loader.load_state_dict(states[whose[rank]])
