@@ -8,6 +8,7 @@ Tensors are mapped and read in pieces. An array of numpy is a part of the file's
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,9 @@ _ENDS = (("source_node", "target_node"), ("head", "tail"))
 
 #: Columns of vertex ids.
 _IDS = ("edge", "edge_neg", "source_node_neg", "target_node_neg", "head_neg", "tail_neg")
+
+#: Most bytes of a column's name.
+_LONGEST = 200
 
 #: Bytes of memory for each byte of pickled arrays while they are read. Measured: 2.8 for the format since torch 1.6, 1.8 for the older one.
 _READ_BYTES = 3
@@ -65,6 +69,11 @@ def _columns(path: Path) -> dict[str, Rows]:
     )
     if not isinstance(found, dict):
         raise ValueError(f"{path}: expected a dictionary of arrays, got {form(found)}")
+    for key in map(str, found):
+        if not key or set(key) & {"/", "\0"} or len(os.fsencode(key)) > _LONGEST:
+            raise ValueError(
+                f"{path}: the column {key!r} cannot have this name, because a file is called after it; rename it, without '/' and with at most {_LONGEST} bytes"
+            )
     columns = {str(key): _rows(value, f"{path}: {key}", is_archive(path)) for key, value in found.items()}
     for ends in _ENDS:
         if set(ends) <= set(columns) and "edge" not in columns:

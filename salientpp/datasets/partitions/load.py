@@ -244,6 +244,10 @@ def _attach(
             ids, _ = read_ids(_split(value), num_vertices, f"{where}{of}", "a mask or integer ids")
             mask = torch.zeros(num_vertices, dtype=torch.bool, device="cpu")
             mask[ids] = True
+            if int(mask.sum()) < ids.numel():
+                raise ValueError(
+                    f"{where}{of} must hold each vertex id once, got one again; if it has a flag per vertex, save a bool mask: .bool()"
+                )
             store[f"{name}_mask"] = mask
             continue
         labels = value if isinstance(value, Tensor) else tensor(read(Path(value)), Path(value)).clone()

@@ -160,6 +160,7 @@ MISTAKES = {
         {"edge": _EDGE, "edge_neg": np.array([[0, 1], [2, N]])},
         rf"valid\.pt: edge_neg\[1\]: edge_neg must hold vertex ids in \[0, {N}\), got {N}",
     ),
+    "a column with a slash": ({"edge": _EDGE, "a/b": np.zeros(5)}, r"the column 'a/b' cannot have this name"),
     "rows missing": ({"edge": _EDGE, "year": np.zeros(4)}, r"valid\.pt: year must have 5 rows, one per edge, got 4"),
     "targets missing": (
         {"source_node": np.zeros(5, np.int64), "target_node": np.zeros(4, np.int64)},

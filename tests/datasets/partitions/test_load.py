@@ -482,6 +482,10 @@ def test_labels_can_belong_to_one_of_several_types(tmp_path):
         ({"y": torch.tensor(3)}, "y must have a row for each of the 61 vertices, got int64 []"),
         ({"train": torch.tensor([61])}, "train must be in [0, 61), got 61 at position 0"),
         ({"train": torch.tensor([0.5])}, "train must be a mask or integer ids, got torch.float32"),
+        (
+            {"train": torch.tensor([0, 1, 1, 0])},
+            "train must hold each vertex id once, got one again; if it has a flag per vertex",
+        ),
         ({"train": torch.ones(60).bool()}, "train as a mask must have shape [61], got [60]"),
         ({"test": "none.pt"}, "none.pt: no such file"),
         ({"test": "{tmp}"}, "expected a .pt file, or a folder with partition0.pt, partition1.pt, ..., got neither"),
