@@ -67,6 +67,9 @@ def can_cut(conv: MessagePassing, forward: Callable[..., Any], arguments: Mappin
         return False
     if getattr(conv, "cached", False) or any(arguments.get(name) is not None for name in _EXCLUDING):
         return False
+    weight = arguments.get("edge_weight")
+    if isinstance(weight, Tensor) and weight.dim() != 1:  # some layers take [E, 1]
+        return False
     edges = [each for value in arguments.values() for each in _edge_indices(value)]
     if not edges or not all(isinstance(each, BatchEdges) and each.is_given and each.hops is hops for each in edges):
         return False
@@ -302,7 +305,9 @@ class LayerCall:
         key = ("gcn_norm", self.relation, add_self_loops, dtype, self._device)
         norm = self.hops.kept.get(key) if weight is None else None
         if norm is None:
-            norm = _symmetric(lists, weight, fill, dtype, self.hops.edge_index[self.relation])
+            # A norm without weights is kept, and a later training step may save it for its backward.
+            with torch.inference_mode(torch.is_inference_mode_enabled() and weight is not None):
+                norm = _symmetric(lists, weight, fill, dtype, self.hops.edge_index[self.relation])
         if weight is None:
             self.hops.kept[key] = norm
         if self._form is not None:

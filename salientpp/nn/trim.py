@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import sys
 import threading
 import warnings
@@ -11,6 +13,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn.conv import MessagePassing
 
@@ -32,6 +35,9 @@ _ATTRIBUTE = "_salientpp_trimmed"
 
 #: Number of plans above which numbers among the arguments no longer get plans of their own.
 MAX_PLANS = 32
+
+#: Attribute by which ``torch.jit.script`` asks a module for the module to compile.
+_SCRIPTABLE = "__prepare_scriptable__"
 
 #: ``running``: the running forward pass of a trimmed model in this thread; ``frame``: the Python frame that called the model.
 _thread = threading.local()
@@ -78,7 +84,54 @@ def trim(model: Model, norms: Norms = "all rows", check: bool = True) -> Model:
         model.register_forward_pre_hook(_before_forward, prepend=True, with_kwargs=True)
         model.register_forward_hook(_after_forward, with_kwargs=True, always_call=True)
     setattr(model, _ATTRIBUTE, Trimming(norms, check))
+    vars(model)[_SCRIPTABLE] = functools.partial(_plain_copy, model)
     return model
+
+
+def untrim(model: Model) -> Model:
+    """Undoes :func:`trim`: the model computes all rows again. A model that was not trimmed stays as it is.
+
+    Args:
+        model: the model that was given to ``trim``, or a copy of it. Models inside it that were trimmed on their own stay trimmed.
+
+    Returns:
+        The model.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+        RuntimeError: the model is being called.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"untrim needs a torch.nn.Module, got {type(model).__name__}")
+    trimmed = trimming_of(model)
+    if trimmed is None:
+        return model
+    _is_running()  # ends a call that an interrupt left behind
+    if trimmed.caller is not None and trimmed.caller.is_alive():
+        raise RuntimeError(f"{type(model).__name__} is being called; call untrim after its forward pass")
+    _remove(model)
+    return model
+
+
+def _remove(model: torch.nn.Module) -> None:
+    """Removes the hooks and attributes of :func:`trim`."""
+    tables = [value for name, value in vars(model).items() if name.startswith("_forward_") and isinstance(value, dict)]
+    for hooks in (model._forward_pre_hooks, model._forward_hooks):
+        for number in [number for number, hook in hooks.items() if hook in (_before_forward, _after_forward)]:
+            for table in tables:
+                table.pop(number, None)
+    for name in (_ATTRIBUTE, _SCRIPTABLE):
+        vars(model).pop(name, None)
+
+
+def _plain_copy(model: torch.nn.Module) -> torch.nn.Module:
+    """Returns a model with the same modules and parameters that is not trimmed. ``torch.jit.script`` asks for it, because it compiles a module's hooks."""
+    copied = copy.copy(model)
+    for name, value in [*vars(copied).items()]:
+        if name.startswith("_forward_") and isinstance(value, dict):
+            vars(copied)[name] = copy.copy(value)
+    _remove(copied)
+    return copied
 
 
 class Trimming:
@@ -117,7 +170,7 @@ class _Running:
 
 
 def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if torch.compiler.is_compiling() or _is_running():  # a running model may contain this one
+    if _is_followed() or _is_running():  # a running model may contain this one
         return
     trimmed: Trimming = getattr(model, _ATTRIBUTE)
     if trimmed.caller is not None and trimmed.caller is not threading.current_thread() and trimmed.caller.is_alive():
@@ -148,6 +201,11 @@ def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
         _thread.frame, trimmed.caller = None, None
         raise
     _thread.running = _Running(run, key, planned, before, (args, kwargs), sys.exc_info()[1])
+
+
+def _is_followed() -> bool:
+    """Returns True if torch follows the operations of this thread in a way that the kernels of products do not know."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level >= 0
 
 
 def _planned(

@@ -47,7 +47,8 @@ class EdgeLists:
         made = self.__dict__.get("_by_source")
         if made is None:
             group = ops.group_by_source if self.indptr.device.type == "cpu" else group_by_source_composed
-            made = group(self.indptr, self.source, self.num_sources)
+            with torch.inference_mode(False):
+                made = group(self.indptr, self.source, self.num_sources)
             self.__dict__["_by_source"] = made
         return made
 
@@ -75,7 +76,8 @@ class EdgeLists:
             return self
         moved: dict[torch.device, EdgeLists] = self.__dict__.setdefault("_moved", {})
         if device not in moved:
-            moved[device] = self._copied(lambda array: array.to(device, non_blocking=non_blocking))
+            with torch.inference_mode(False):  # training steps use the copies too
+                moved[device] = self._copied(lambda array: array.to(device, non_blocking=non_blocking))
         return moved[device]
 
     def pin_memory(self) -> EdgeLists:

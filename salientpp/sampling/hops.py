@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric.sampler import HeteroSamplerOutput
 
@@ -93,9 +94,10 @@ class Hops:
         """
         key = (relation, self_loops)
         if key not in self.kept:
-            made = self.lists(relation) if self_loops else self._grouped(relation)
-            if self_loops and made is not None:
-                made = with_self_loops(made) if made.num_targets <= made.num_sources else None
+            with torch.inference_mode(False):  # a later training step may save them for its backward
+                made = self.lists(relation) if self_loops else self._grouped(relation)
+                if self_loops and made is not None:
+                    made = with_self_loops(made) if made.num_targets <= made.num_sources else None
             self.kept[key] = made
             demand.lists.add((relation, self_loops, False))
         return self.kept[key]
