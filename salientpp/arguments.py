@@ -42,6 +42,9 @@ def as_real(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
+#: Bytes are counted in 64 bits.
+_MOST_BYTES = 2.0**63
+
 _UNITS = {
     "B": 1,
     "kB": 10**3,
@@ -56,15 +59,16 @@ _UNITS = {
 
 
 def as_amount(value: Any) -> float | int | None:
-    """Returns an amount of memory: a float in [0, 1], which is a fraction, or an int, which is a number of bytes. None for anything else.
+    """Returns an amount of memory: a float in [0, 1], which is a fraction, or an int below 2^63, which is a number of bytes. None for anything else.
 
     Args:
         value: a number in [0, 1] for a fraction, an integer >= 2 for bytes, or text such as ``"2GiB"``, ``"500 MB"`` or ``"0B"`` for bytes.
     """
     if isinstance(value, str):
         found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]+)", value)
-        return int(float(found[1]) * _UNITS[found[2]]) if found and found[2] in _UNITS else None
+        amount = float(found[1]) * _UNITS[found[2]] if found and found[2] in _UNITS else math.inf
+        return int(amount) if amount < _MOST_BYTES else None
     number = as_real(value)
-    if number is None or number < 0:
+    if number is None or not 0 <= number < _MOST_BYTES:
         return None
     return number if number <= 1 else as_integer(value)

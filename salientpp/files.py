@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import reprlib
 import secrets
 import stat
 import tempfile
@@ -27,6 +28,7 @@ _REMEDIES = {
     errno.EPERM: "this user lacks permission: change the permissions of the file and of the folders above it, or run as another user",
     errno.ENOMEM: "this machine lacks memory: free some, or raise the limits of this process (ulimit -v, vm.max_map_count)",
     errno.ENOSPC: "the disk is full: make room",
+    errno.ENAMETOOLONG: "the name is too long: choose one of at most 255 bytes, in a path of at most 4,095",
     errno.EDQUOT: "the quota of this user is used up: make room",
 }
 
@@ -48,19 +50,21 @@ def where_to_write(error: OSError, otherwise: str) -> str:
 
 def check_output(path: Path) -> None:
     """Raises ValueError if :func:`write_whole` can be expected to fail to write ``path``."""
-    folder = _target(path).parent if path.is_symlink() else path.parent
-    if not folder.is_dir():
-        raise ValueError(f"the directory {folder} does not exist; create it, or choose another")
-    if path.is_dir():
-        raise ValueError(f"{path} is a directory; give the name of a file")
     try:
+        folder = _target(path).parent if path.is_symlink() else path.parent
+        if not folder.is_dir():
+            raise ValueError(f"the directory {folder} does not exist; create it, or choose another")
+        if path.is_dir():
+            raise ValueError(f"{path} is a directory; give the name of a file")
         found = _stat(path)
         if found is not None and (stat.S_ISSOCK(found.st_mode) or not os.access(path, os.W_OK)):
             raise ValueError(
                 f"{path} cannot be written ({'a socket' if stat.S_ISSOCK(found.st_mode) else 'no permission'}); choose another"
             )
     except OSError as error:
-        raise ValueError(f"{path} cannot be written ({error.strerror}); choose another") from None
+        raise ValueError(
+            f"{reprlib.repr(str(path))} cannot be written ({error.strerror}); {what_to_do(error, 'choose another')}"
+        ) from None
     if is_replaced(path):
         try:
             # Permission bits are not enough: root ignores them, and a file system may be mounted read-only.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -176,11 +178,30 @@ def _function(text: str) -> Callable[[Any], Any]:
     assert spec is not None and spec.loader is not None  # the name ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
-    spec.loader.exec_module(module)
+    with _named(f"--step: {file}"):
+        spec.loader.exec_module(module)
     function = getattr(module, name, None)
     if not callable(function):
         raise ValueError(f"--step: {file} must have a function {name}(part), and it has none")
-    return function
+
+    def make_step(part: PartitionedGraph) -> Any:
+        with _named(f"--step: {text}"):
+            return function(part)
+
+    return make_step
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Turns an error of the user's code into a ValueError that names the code and the line."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        is_exit = isinstance(error, SystemExit)
+        said = f"called sys.exit({error.code!r})" if is_exit else f"raised {type(error).__name__}: {error}"  # type: ignore[union-attr]
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+        at = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+        raise ValueError(f"{what} {said}{at}; a step must return") from error
 
 
 def _step(text: str, made: Any, num_ranks: int) -> tuple[Callable[[Any], Any], float]:
@@ -192,7 +213,13 @@ def _step(text: str, made: Any, num_ranks: int) -> tuple[Callable[[Any], Any], f
         raise ValueError(f"--step: {text} must return step(batch), or (step, module), got {type(made).__name__}")
     num_bytes = 0 if module is None else sum(each.nbytes for each in module.parameters() if each.requires_grad)
     # A ring of ranks adds the gradients and then distributes the sums. Each rank receives (K - 1) / K of them in both.
-    return step, 2 * (num_ranks - 1) / num_ranks * num_bytes
+    what = f"the step of --step={text}"
+
+    def named(batch: Any) -> Any:
+        with _named(what):
+            return step(batch)
+
+    return named, 2 * (num_ranks - 1) / num_ranks * num_bytes
 
 
 def _basis(arguments: argparse.Namespace, part: PartitionedGraph, device: torch.device) -> Basis:

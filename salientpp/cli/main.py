@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import importlib
 import re
+import reprlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from types import ModuleType
 
 from salientpp import __version__
 from salientpp.cli import terminal
+from salientpp.files import what_to_do
 from salientpp.launch.environment import LaunchError
 from salientpp.partitioning.errors import PartitionerError, is_out_of_memory
 from salientpp.versions import check_versions
@@ -58,7 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             check_versions()
         return subcommand.run(parsed)
     except (ValueError, OSError, ImportError, NotImplementedError, LaunchError, PartitionerError) as error:
-        terminal.complain(f"salientpp{command}: {error}")
+        terminal.complain(f"salientpp{command}: {_in_words(error)}")
+        return 2
+    except SystemExit as end:  # code of the user's, such as a step to measure
+        if not command:
+            raise
+        terminal.complain(
+            f"salientpp{command}: the code that it runs called sys.exit({end.code!r}); let the code return or raise instead"
+        )
         return 2
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
@@ -74,6 +83,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         left |= dict.fromkeys(goes_on, "the same command goes on after the last finished step")
         terminal.complain(f"salientpp{command}: interrupted; {left.get(command, done)}")
         return 130
+
+
+def _in_words(error: Exception) -> str:
+    """Returns the text of an error. One of the system says what to do."""
+    if not isinstance(error, OSError) or error.errno is None or not str(error).startswith("[Errno "):
+        return str(error)
+    where = "a file" if error.filename is None else reprlib.repr(str(error.filename))
+    return f"{where} cannot be used ({error.strerror}); {what_to_do(error, 'check the path and its permissions')}"
 
 
 def _refuse_dashes_as_values(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:

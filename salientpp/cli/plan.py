@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import reprlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -211,6 +212,10 @@ def _constant(text: str) -> tuple[list[str], Any]:
     name, equals, value = text.partition("=")
     if not equals or not name or not value:
         raise argparse.ArgumentTypeError(f"expected a constant and its value such as step.seconds=0.05, got {text!r}")
+    if name.count(".") > 1:
+        raise argparse.ArgumentTypeError(
+            f"expected a constant, or one of a link or a step, such as step.seconds=0.05, got {reprlib.repr(text)}"
+        )
     try:
         return name.split("."), float(value)
     except ValueError:

@@ -201,12 +201,15 @@ class Engine:
 
     def trace_to(self, path: str | Path) -> Callable[[], None]:
         """Records spans of the epochs that begin from now on. Calling the result stops recording and writes a Chrome trace to ``path``."""
-        producer, trace = self.producer, Trace()
+        path = Path(path).absolute()  # the working directory may change before the file is written
+        producer = self.producer
+        outer = producer.stages.trace
+        trace = Trace(outer)
         producer.stages.trace = producer.maker.trace = trace
 
         def write() -> None:
-            producer.stages.trace = producer.maker.trace = None
-            Path(path).write_text(json.dumps(trace.to_chrome()))
+            producer.stages.trace = producer.maker.trace = outer
+            path.write_text(json.dumps(trace.to_chrome()))
 
         return write
 

@@ -46,9 +46,14 @@ class Stage:
 
 
 class Trace:
-    """Spans on named tracks, in Chrome's trace format: which track worked on which batch, and when. Threads may share a trace."""
+    """Spans on named tracks, in Chrome's trace format: which track worked on which batch, and when. Threads may share a trace.
 
-    def __init__(self) -> None:
+    Args:
+        outer: a trace that gets the same spans; None: none.
+    """
+
+    def __init__(self, outer: Trace | None = None) -> None:
+        self._outer = outer
         self._spans: list[tuple[str, str, float, float]] = []
 
     @contextlib.contextmanager
@@ -58,7 +63,12 @@ class Trace:
         try:
             yield
         finally:
-            self._spans.append((track, name, started, time.perf_counter()))
+            self._add((track, name, started, time.perf_counter()))
+
+    def _add(self, span: tuple[str, str, float, float]) -> None:
+        self._spans.append(span)
+        if self._outer is not None:
+            self._outer._add(span)
 
     def to_chrome(self) -> dict[str, Any]:
         """Returns JSON values for chrome://tracing and Perfetto: one thread per track, in the order of first use."""

@@ -80,6 +80,8 @@ def sampler_of_part(
 
 def vertex_seeds(sampler: BaseSampler, inputs: NodeSamplerInput) -> Seeds:
     """Returns vertex seeds for data that one process holds."""
+    if inputs.time is None and isinstance(sampler, NeighborSampler) and sampler.topology.clock is not None:
+        sampler.topology.time_of_seeds(inputs.input_type, inputs.node[:1], None)  # raises if the seeds have no times
     start = partial(_start, inputs)
     return Seeds(
         inputs=inputs,

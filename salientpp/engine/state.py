@@ -30,6 +30,9 @@ from salientpp.ops import bytes_of, join_key
 #: Increased whenever the fields, the order of seeds or the draws change.
 VERSION = 3
 
+#: Epochs travel between ranks as 64 bits.
+MOST_EPOCHS = 2**62
+
 #: Approximate number of entries of an attribute that enter the digest of a ``Data``. Not all enter, because features may be larger than memory.
 _ENTRIES = 4096
 
@@ -147,8 +150,7 @@ def check_state(state: Any, fingerprint: dict[str, Any], same: dict[str, Any]) -
             f"cannot load this state: it belongs to a loader with other data or arguments ({'; '.join(wrong)}); "
             "make the loader with the same data and arguments"
         )
-    # Epochs travel between ranks as 64 bits.
-    ranges = {"epoch": (0, 2**62), "ranks": (1, state["logical_ranks"] + 1), "rank": (0, state["ranks"])}
+    ranges = {"epoch": (0, MOST_EPOCHS), "ranks": (1, state["logical_ranks"] + 1), "rank": (0, state["ranks"])}
     for name, (begin, end) in ranges.items():
         if not begin <= state[name] < end:
             raise ValueError(

@@ -51,7 +51,7 @@ class RowsFile:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(folder).absolute()
         try:
             self._file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115  # open as long as this object
         except (OSError, TypeError) as error:

@@ -106,15 +106,17 @@ class Network:
         layers: the layers in order, at least one.
         join: function from a vertex's rows after each layer to its final rows (jumping knowledge); None: the last layer's rows.
         whole: the model, if it can be called with a whole graph.
+        named: with ``whole``, those of ``edge_weight`` and ``edge_attr`` that the model can be called with.
     """
 
     layers: Sequence[Layer]
     join: Callable[[list[Tensor]], Tensor] | None = None
     whole: Callable[..., Tensor] | None = None
+    named: frozenset[str] = frozenset()
 
     @property
     def takes(self) -> frozenset[str]:
-        return frozenset().union(*(layer.takes for layer in self.layers))
+        return frozenset().union(*(layer.takes for layer in self.layers)) if self.whole is None else self.named
 
     def degrees(self, has_weights: bool) -> list[Kind]:
         """Returns the ways in which the layers count degrees. ``has_weights``: edges have weights."""
@@ -137,6 +139,9 @@ def network_of(model: Any) -> Network:
 
 def _of_basic_gnn(model: BasicGNN) -> Network:
     takes = frozenset(name for name in ("edge_weight", "edge_attr") if getattr(model, f"supports_{name}"))
+    parameters = _parameters_of(model)  # a subclass may have a forward of its own
+    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    named = takes if takes_any else takes & parameters.keys()
     jumps = model.jk_mode is not None
     layers = []
     for number, (conv, norm) in enumerate(zip(model.convs, model.norms, strict=True)):
@@ -147,10 +152,11 @@ def _of_basic_gnn(model: BasicGNN) -> Network:
         layers.append(Layer(_unwrapped(conv), (), after, takes))
     last = getattr(model, "lin", None)
     if hasattr(model, "jk"):
-        return Network(layers, lambda rows: last(model.jk(rows)) if last is not None else model.jk(rows), model)
+        join = lambda rows: last(model.jk(rows)) if last is not None else model.jk(rows)  # noqa: E731
+        return Network(layers, join, model, named)
     if last is not None:
         layers[-1] = Layer(layers[-1].conv, (), [*layers[-1].after, last], takes)
-    return Network(layers, whole=model)
+    return Network(layers, whole=model, named=named)
 
 
 def _joined(items: Sequence[Any]) -> list[Layer]:
@@ -297,7 +303,14 @@ def try_out(
         named = {"edge_weight": trial.edges.weight, "edge_attr": trial.edges.attr}
         named = {name: named[name] for name in network.takes}
         for before, after in zip(first, given[-1]):
-            if not _are_close(network.whole(before.clone(), trial.edges.edge_index, **named), after):
+            try:
+                whole = network.whole(before.clone(), trial.edges.edge_index, **named)
+            except Exception as error:
+                raise ValueError(
+                    f"{_name_of(network.whole)}.forward cannot be called with {', '.join(['x', 'edge_index', *named])}: {type(error).__name__}: {error}; pass "
+                    "a list of its steps instead"
+                ) from error
+            if not _are_close(whole, after):
                 raise ValueError(
                     f"{_name_of(network.whole)}.forward {_NOT_ONE_HOP}. It does not just apply its layers in order; pass a list of its steps instead"
                 )

@@ -89,9 +89,9 @@ def budget(where: str) -> Check:
 
     def check(name: str, value: Any) -> int | None:
         number = as_amount(value) if isinstance(value, str) else as_integer(value)
-        if value is not None and (not isinstance(number, int) or number < 0):
+        if value is not None and (not isinstance(number, int) or not 0 <= number < 2**63):
             raise ValueError(
-                f"{name} must be a number of bytes >= 0 of {where}, such as '8GiB', or None, got {value!r}"
+                f"{name} must be a number of bytes >= 0 and < 2^63 of {where}, such as '8GiB', or None, got {value!r}"
             )
         return None if value is None else int(number)  # type: ignore[arg-type]
 

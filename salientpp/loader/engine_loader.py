@@ -14,11 +14,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader.mixin import AffinityMixin, LogMemoryMixin, MultithreadingMixin
 
-from salientpp.arguments import as_integer
+from salientpp.arguments import as_integer, as_real
 from salientpp.engine.engine import Engine
 from salientpp.engine.producer import ByHand
 from salientpp.engine.run import Epoch, Rounds, Run
-from salientpp.engine.state import Point, first_point
+from salientpp.engine.state import MOST_EPOCHS, Point, first_point
 from salientpp.loader.bookmark import Bookmark
 from salientpp.loader.copying import copied
 from salientpp.loader.fingerprint import order_is_known, settings_of
@@ -62,13 +62,17 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         """Sets the number of the next epoch; together with the random seed, this number determines the order and all draws.
 
         After ``load_state_dict``, the state is kept if ``epoch`` is the epoch of the state, and discarded otherwise.
+
+        Raises:
+            ValueError: ``epoch`` is not an integer in [0, 2^62).
         """
-        self._bookmark.set_epoch(int(epoch))
+        self._bookmark.set_epoch(_epoch_of(epoch))
 
     def set_next_epoch(self, epoch: int) -> None:
         """Does the same as ``set_epoch``, and also renumbers an epoch that was begun but has given no batch yet."""
-        if self.engine.move_to(int(epoch)):
-            self._bookmark.epoch = int(epoch) + 1
+        number = _epoch_of(epoch)
+        if self.engine.move_to(number):
+            self._bookmark.epoch = number + 1
         else:
             self.set_epoch(epoch)
 
@@ -268,3 +272,12 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def _epoch_of(epoch: Any) -> int:
+    number, real = as_integer(epoch), as_real(epoch)
+    if number is None and real is not None and real.is_integer():
+        number = int(real)
+    if number is None or not 0 <= number < MOST_EPOCHS:
+        raise ValueError(f"epoch must be an integer in [0, 2^62), got {epoch!r}")
+    return number

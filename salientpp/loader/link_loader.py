@@ -15,6 +15,7 @@ from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NegativeSampl
 from torch_geometric.sampler.base import SubgraphType
 from typing_extensions import Unpack
 
+from salientpp.arguments import as_real
 from salientpp.engine.agreement import Facts
 from salientpp.engine.seeds import Seeds, edge_inputs, edge_seeds, edges_of_part
 from salientpp.engine.source import BatchSource, open_data
@@ -30,6 +31,9 @@ from salientpp.ranks.comm import Comm
 from salientpp.sampling.seeds import checked_ends
 from salientpp.sampling.stored import is_remote
 from salientpp.store.directory.opened import PartitionedGraph
+
+#: Largest number of negative edges for each edge of a batch, plus one.
+_MOST_NEGATIVES = 2**31
 
 
 @with_options(but=OF_VERTICES)
@@ -116,10 +120,16 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             kind = NegativeSampling("binary", ratio)
         self.neg_sampling: NegativeSampling | None = NegativeSampling.cast(kind)
         negatives = self.neg_sampling
+        if negatives is not None:
+            _check_amount(negatives.amount)
         if (self.edge_label_time is not None) != (sampling.time_attr is not None):
-            names = ("edge_label_time", "time_attr")
-            one, other = names if sampling.time_attr is None else reversed(names)
-            raise ValueError(f"'{one}' is set but '{other}' is not: temporal sampling needs both; set '{other}' too")
+            label, time = (
+                "not set" if value is None else "set" for value in (self.edge_label_time, sampling.time_attr)
+            )
+            raise ValueError(
+                f"Received conflicting 'edge_label_time' and 'time_attr' arguments: 'edge_label_time' is {label} while 'time_attr' is {time}. Both "
+                "arguments must be provided for temporal sampling."
+            )
         if isinstance(self.data, PartitionedGraph):
             given = self.edge_label_index, self.edge_label, self.edge_label_time, self.input_id, negatives
             return self._open_partition(comm, sampling, lambda part, sampler: edges_of_part(part, sampler, *given))
@@ -177,6 +187,15 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
         weights = negatives.src_weight, negatives.dst_weight
         digests = [None if weight is None else digest(weight) for weight in weights]
         return {"neg_sampling": [negatives.mode.value, negatives.amount, *digests]}
+
+
+def _check_amount(amount: Any) -> None:
+    """Raises ValueError unless a batch can have this number of negative edges for each of its edges."""
+    number = as_real(amount)
+    if number is None or not 0 <= number < _MOST_NEGATIVES:
+        raise ValueError(
+            f"neg_sampling must draw a number of edges in [0, {_MOST_NEGATIVES:,}) for each edge of a batch, got {amount!r}; 1 draws one negative for each"
+        )
 
 
 def _sign_of_least(label: Tensor | None) -> int | None:

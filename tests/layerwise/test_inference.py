@@ -418,6 +418,34 @@ def test_complex_rows_are_compared_up_to_rounding():
         salientpp.inference([layer, lambda r: 1e-9 * (r - r.mean(0))], data)
 
 
+class OwnForward(gnn.GCN):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return super().forward(x, edge_index)
+
+
+class KeywordForward(gnn.GCN):
+    def forward(self, x: Tensor, edge_index: Tensor, **named: Any) -> Tensor:
+        return super().forward(x, edge_index, **named)
+
+
+class EpochForward(gnn.GCN):
+    def forward(self, x: Tensor, edge_index: Tensor, epoch: int) -> Tensor:
+        return super().forward(x, edge_index)
+
+
+def test_a_forward_of_a_subclass_gets_what_it_takes():
+    data = graph()
+    own, keywords = made(lambda: _basic(OwnForward)), made(lambda: _basic(KeywordForward))
+    assert (salientpp.inference(own, data) - whole(own, data, {})).abs().max() < 1e-5
+    for names in ({}, {"edge_weight": "weight"}):
+        assert (salientpp.inference(keywords, data, **names) - whole(keywords, data, names)).abs().max() < 1e-5
+    with pytest.raises(ValueError, match="edge_weight='weight' is given, but no layer of the model takes edge_weight"):
+        salientpp.inference(own, data, edge_weight="weight")
+    words = r"EpochForward.forward cannot be called with x, edge_index, edge_weight|EpochForward.forward cannot be called with x, edge_index: TypeError"
+    with pytest.raises(ValueError, match=words):
+        salientpp.inference(made(lambda: _basic(EpochForward)), data)
+
+
 class Doubled(gnn.GraphSAGE):
     """Model with an operation between its layers that is in none of the layers."""
 

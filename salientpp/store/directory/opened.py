@@ -38,13 +38,11 @@ class PartitionedGraph:
     With fewer ranks than parts on disk, a rank serves several parts as one, in a view made by :meth:`joined`. Views share topology and memory maps.
 
     Attributes:
-        root: the directory.
-        manifest: the directory's manifest, as in the file.
+        root, manifest: the directory, and its manifest as in the file.
         description: the manifest's contents, independent of the format's version. Its parts are the parts on disk.
         arrays: opens the directory's files.
         fingerprint: a checksum of all checksums, equal for equal contents.
-        is_hetero: True if types have names, as in a ``HeteroData``.
-        node_types, edge_types: the names of all types.
+        is_hetero, node_types, edge_types: True if types have names, and the names of all types, as in a ``HeteroData``.
         topology: 'whole' if every rank opens the neighbour lists of all parts, 'parts' if each part stores the lists of its own vertices.
         replicated: vertex types whose rows every part has.
         num_vertices, num_edges: totals over all types, as PyG's ``num_nodes`` and ``num_edges``.
@@ -64,6 +62,7 @@ class PartitionedGraph:
         offsets: Sequence[int] = (),
         whole: PartitionedGraph | None = None,
     ) -> None:
+        root = root.absolute()  # files are opened later
         self.root, self.manifest, self.fingerprint = root, manifest, fingerprint(manifest)
         if whole is None:
             self.description = Description.of(manifest)
@@ -74,8 +73,8 @@ class PartitionedGraph:
             self.description, self.arrays = whole.description, whole.arrays
             self._topology, self._vip = whole._topology, whole._vip
         vertices, edges = self.description.node_types, self.description.edge_types
-        self.node_types, self.is_hetero = tuple(type_.name for type_ in vertices), vertices[0].name is not None
-        self.edge_types, self.topology = tuple(type_.name for type_ in edges), self.description.topology
+        self.node_types, self.is_hetero = [type_.name for type_ in vertices], vertices[0].name is not None
+        self.edge_types, self.topology = [type_.name for type_ in edges], self.description.topology
         self.replicated = frozenset(type_.name for type_ in vertices if type_.replicated)
         self.num_vertices = sum(type_.num_vertices for type_ in vertices)
         self.num_edges = sum(type_.num_edges for type_ in edges)
@@ -84,8 +83,11 @@ class PartitionedGraph:
         at = list(self.offsets)
         self.books = {type_.name: PartitionBook(type_.book.offsets[at]) for type_ in vertices}
         self.row_books = {**self.books, **{type_.name: type_.row_book for type_ in vertices if type_.replicated}}
-        self._whole = whole
-        self._is_made = True
+        self._whole, self._is_made = whole, True
+
+    def metadata(self) -> tuple[list[str], list[tuple[str, str, str]]]:
+        """Returns the names of the types, as ``HeteroData.metadata()`` does. ValueError if the graph has one type, without a name."""
+        return _named_types(self)
 
     @property
     def whole(self) -> PartitionedGraph:
@@ -383,6 +385,12 @@ def _vertices(part: PartitionedGraph, type_: str | None) -> VertexType:
         known = ", ".join(map(repr, part.node_types))
         raise ValueError(f"type_ must be a node type of {part.root} ({known}), got {type_!r}")
     return part.description.vertices(type_)
+
+
+def _named_types(part: PartitionedGraph) -> Any:
+    if not part.is_hetero:
+        raise ValueError(f"{part.root} has one type of vertices, without a name; metadata() needs named types")
+    return list(part.node_types), list(part.edge_types)
 
 
 def _edges(part: PartitionedGraph, type_: EdgeName) -> EdgeType:

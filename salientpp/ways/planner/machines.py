@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,9 @@ from salientpp.files import write_whole
 
 #: Version of the JSON file.
 FORMAT = 1
+
+#: Largest constant. Its reciprocal is the smallest one besides 0, so that products and ratios stay finite.
+_MOST = 1e18
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,7 @@ class Machines:
         """
         try:
             given = json.loads(Path(path).read_text())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"{path} must be a JSON file as salientpp calibrate writes it, but it cannot be read: {error}"
             ) from None
@@ -133,16 +137,18 @@ class Machines:
     def of(cls, given: Any, where: str) -> Machines:
         """Makes constants from the values of a JSON file. ``where`` names the source in errors; see :meth:`read`."""
         if not isinstance(given, Mapping):
-            raise ValueError(f"{where} must hold a JSON object with the constants of the machines, got {given!r}")
+            raise ValueError(
+                f"{where} must hold a JSON object with the constants of the machines, got {reprlib.repr(given)}"
+            )
         values = {name: value for name, value in given.items() if name != "format"}
         if given.get("format", FORMAT) != FORMAT:
             raise ValueError(
-                f"{where} has format {given['format']!r}, but this version reads format {FORMAT}; run salientpp calibrate again"
+                f"{where} has format {reprlib.repr(given['format'])}, but this version reads format {FORMAT}; run salientpp calibrate again"
             )
         names = [each.name for each in dataclasses.fields(cls)]
         for name in values:
             if name not in names:
-                raise ValueError(f"{where} has an unknown entry {name!r}; entries are {', '.join(names)}")
+                raise ValueError(f"{where} has an unknown entry {reprlib.repr(name)}; entries are {', '.join(names)}")
         if "between" not in values:
             raise ValueError(f"{where} must have an entry 'between' (the link between hosts), and it has none")
         for name in ("between", "within"):
@@ -156,6 +162,10 @@ class Machines:
             values.pop("price", None)
         others = ("between", "within", "step", "about")
         numbers = {name: _number(value, f"{name} in {where}") for name, value in values.items() if name not in others}
+        if not isinstance(values.get("about", {}), Mapping):
+            raise ValueError(
+                f"about in {where} must be an object that says where the constants come from, got {reprlib.repr(values['about'])}"
+            )
         if numbers.get("cores", 1.0) == 0:
             raise ValueError(f"cores in {where} must be > 0, got 0")
         return cls(**{**values, **numbers})
@@ -181,7 +191,7 @@ def _link(given: Any, where: str) -> Link:
 
 def _named(table: Mapping[str, Any], name: str, where: str) -> Any:
     if name not in table:
-        raise ValueError(f"{where} must be numbers, or one of {', '.join(table)}, got {name!r}")
+        raise ValueError(f"{where} must be numbers, or one of {', '.join(table)}, got {reprlib.repr(name)}")
     return table[name]
 
 
@@ -194,13 +204,15 @@ def _numbers(kind: Any, given: Any, needed: list[str], where: str) -> Any:
         or any(name not in given for name in needed)
     ):
         raise ValueError(
-            f"{where} must be an object with the entries {', '.join(names)} (needed: {', '.join(needed)}), got {given!r}"
+            f"{where} must be an object with the entries {', '.join(names)} (needed: {', '.join(needed)}), got {reprlib.repr(given)}"
         )
     return kind(**{name: _number(value, f"{name} of {where}") for name, value in given.items()})
 
 
 def _number(given: Any, where: str) -> float:
     number = as_real(given)
-    if number is None or number < 0:
-        raise ValueError(f"{where} must be a number >= 0, got {given!r}")
+    if number is None or not (number == 0 or 1 / _MOST <= number <= _MOST):
+        raise ValueError(
+            f"{where} must be a number >= 0 (0, or from {1 / _MOST:g} to {_MOST:g}), got {reprlib.repr(given)}"
+        )
     return number

@@ -19,6 +19,7 @@ from directories import FANOUTS, contents, edit_manifest, forge_checksums, names
 from graphs import RELATIONS, random_data, random_hetero
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import SAGEConv, to_hetero
 
 import salientpp
 from salientpp.datasets import synthetic_mag
@@ -75,7 +76,7 @@ def assert_nothing_is_lost(
 ) -> None:
     """Checks every row, edge and split. ``splits`` is type -> name -> ascending original ids."""
     K, ids = part.num_parts, original(part)
-    assert part.is_hetero and part.node_types == tuple(data.node_types) and part.edge_types == tuple(data.edge_types)
+    assert part.is_hetero and part.metadata() == data.metadata() == (part.node_types, part.edge_types)
     for name in data.node_types:
         size, book = data[name].num_nodes, part.books[name]
         assert torch.equal(ids[name].sort().values, torch.arange(size)), "every vertex occurs once"
@@ -263,7 +264,7 @@ def test_homogeneous_graphs_can_have_splits_of_edges_and_times(tmp_path, num_par
     part = write(data, num_parts, tmp_path / "d", **options)
     part = salientpp.load(tmp_path / "d", verify="full")
     assert plain.manifest["version"] == 1 and part.manifest["version"] == 2
-    assert not part.is_hetero and part.node_types == part.edge_types == (None,)
+    assert not part.is_hetero and part.node_types == part.edge_types == [None]
     assert (part.num_features, part.num_classes, part.num_edges) == (3, 7, 240)
     assert torch.equal(part.book.offsets, plain.book.offsets)
     everything = torch.arange(60)
@@ -547,7 +548,7 @@ def test_types_can_have_any_name(tmp_path, name):
     data["other", name, name].edge_index = torch.tensor([[0, 3], [3, 5]])
     part = write(data, 2, tmp_path / "d", method="random")
     part = salientpp.load(tmp_path / "d", part_id=0, verify="full")
-    assert part.node_types == (name, "other") and part.edge_types == ((name, "to", "other"), ("other", name, name))
+    assert part.node_types == [name, "other"] and part.edge_types == [(name, "to", "other"), ("other", name, name)]
     assert torch.equal(torch.cat([part.rows(p)[name]["x"] for p in range(2)]), data[name].x[original(part)[name]])
     assert names_in(tmp_path) == ["d"]
     for path in (tmp_path / "d").iterdir():
@@ -673,3 +674,25 @@ def test_pickles_and_copies_open_the_same_directory(root):
     for other in (pickle.loads(pickle.dumps(part)), copy.deepcopy(part)):
         assert other.fingerprint == part.fingerprint and other.part_id == 1
         assert torch.equal(other.rows()["paper"]["x"], part.rows()["paper"]["x"])
+
+
+class Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = SAGEConv((3, 3), 4)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv(x, edge_index).relu()
+
+
+def test_pyg_makes_a_typed_model_from_the_types_of_a_partitioned_graph(tmp_path):
+    data = HeteroData(a={"x": torch.randn(12, 3)}, b={"x": torch.randn(9, 3)})
+    ends = torch.stack([torch.arange(12), torch.arange(12) % 9])
+    data["a", "to", "b"].edge_index, data["b", "of", "a"].edge_index = ends, ends.flip(0)
+    part = salientpp.partition(data, 2, tmp_path / "d", [2], 4, split={"a": {"train": torch.arange(12)}})
+    for types in (part.metadata(), (part.node_types, part.edge_types)):
+        assert types == data.metadata()
+        assert to_hetero(Layer(), types)(data.x_dict, data.edge_index_dict)["b"].shape == (9, 4)
+    plain = write(random_data(60, 240), 2, tmp_path / "plain")
+    with pytest.raises(ValueError, match="has one type of vertices, without a name; metadata"):
+        plain.metadata()
