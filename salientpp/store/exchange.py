@@ -236,8 +236,13 @@ class Exchange:
             rows[type_] = row
         return rows
 
-    def send_rows(self, counts: Counts, rows: Mapping[Column, Tensor]) -> PendingRows:
-        """Starts to send ``rows``, which other ranks requested. The result will hold the rows of the same columns that this rank wants."""
+    def send_rows(self, counts: Counts, rows: Mapping[Column, Tensor], pool: BufferPool | None = None) -> PendingRows:
+        """Starts to send ``rows``, which other ranks requested. The result will hold the rows of the same columns that this rank wants.
+
+        Args:
+            pool: provides the memory of the arriving rows. None: the pool of the exchange, which keeps it.
+        """
+        pool = pool or self.buffers
         if not rows:
             return PendingRows(None, {}, [])
         places = [self.types.index(type_) for type_, _ in rows]
@@ -245,22 +250,23 @@ class Exchange:
         asked = [[of_rank[place] for place in places] for of_rank in counts.asked]
         like = {column: of_column[:0] for column, of_column in rows.items()}
         if len(rows) == 1:
-            pending = self._send(next(iter(rows.values())), _sums(asked), _sums(wanted))
+            pending = self._send(next(iter(rows.values())), _sums(asked), _sums(wanted), pool)
         else:
             widths = [row_bytes(of_column) for of_column in like.values()]
             send = [bytes_of(of_column) for of_column in rows.values()]
             asked_bytes, wanted_bytes = (
                 [[n * width for n, width in zip(of_rank, widths)] for of_rank in sizes] for sizes in (asked, wanted)
             )
-            pending = self._send(_by_rank(send, asked_bytes, torch.uint8), _sums(asked_bytes), _sums(wanted_bytes))
+            sent = _by_rank(send, asked_bytes, torch.uint8)
+            pending = self._send(sent, _sums(asked_bytes), _sums(wanted_bytes), pool)
         self.traffic.rows_received += sum(_sums(wanted))
         for place, (column, of_column) in enumerate(like.items()):
             number = sum(of_rank[place] for of_rank in wanted)
             self.traffic.row_bytes_received[column[0]] += number * row_bytes(of_column)
         return PendingRows(pending, like, wanted)
 
-    def _send(self, tensor: Tensor, send_counts: list[int], recv_counts: list[int]) -> Pending:
-        pending = self.comm.all_to_all(tensor, send_counts, recv_counts, self.buffers.empty)
+    def _send(self, tensor: Tensor, send_counts: list[int], recv_counts: list[int], pool: BufferPool) -> Pending:
+        pending = self.comm.all_to_all(tensor, send_counts, recv_counts, pool.empty)
         self.traffic.row_messages += self.comm.size > 1
         self.traffic.bytes_sent += tensor.nbytes
         self.traffic.bytes_received += pending.output.nbytes
@@ -282,6 +288,7 @@ class Exchange:
         of_all = sum(empty_rows(source, 1).nbytes for source in home.values())
         chunk = max(1, FILL_CHUNK_BYTES // max(1, of_all))
         book = self._books[self.types.index(type_)]
+        pool = BufferPool()  # no later message is as large as a chunk, so its memory must not stay
         first = 0
         while True:
             ids = members[first : first + chunk]  # ascending, so grouped by owner
@@ -289,7 +296,7 @@ class Exchange:
             counts = self.read_counts(self.send_counts(wanted, leaving=first + chunk >= len(members)))
             asked = self.read_ids(counts, self.send_ids(counts, {type_: ids}))[type_]
             served = {(type_, name): take_rows(source, asked).to(self.comm.device) for name, source in home.items()}
-            for (_, name), arrived in self.send_rows(counts, served).wait().items():
+            for (_, name), arrived in self.send_rows(counts, served, pool).wait().items():
                 rows[name][first : first + chunk] = arrived
             first += chunk
             if counts.all_left:  # the rank with the most members has finished too
