@@ -343,7 +343,7 @@ def test_wrong_values_are_refused(tmp_path):
         {"memory": 1000}
     )
     assert _refused({"memory": -1}).startswith(
-        "memory must be a number of bytes >= 0 of a host's memory, such as '8GiB'"
+        "memory must be a number of bytes >= 0 and < 2^63 of a host's memory, such as '8GiB'"
     )
     assert "got '8 gigs'" in _refused({"memory": "8 gigs"})
     assert "device_memory=1000 is memory of an accelerator, but device is the CPU" in _refused({"device_memory": 1000})

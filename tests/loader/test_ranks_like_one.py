@@ -604,7 +604,7 @@ def typed_part(tmp_path_factory) -> salientpp.PartitionedGraph:
         (LinkNeighborLoader, {"edge_label_index": WRITES, "edge_label": "no"}, ValueError, "the edges have the attributes"),
         (LinkNeighborLoader, {"edge_label_index": (WRITES, torch.tensor([[99], [0]]))}, ValueError, "edge_label_index[0, 0] must be in [0, 35), got 99"),
         (LinkNeighborLoader, {"edge_label_index": (WRITES, torch.tensor([[9], [0]])), "edge_label": "weight"}, ValueError, "only the graph's own"),
-        (LinkNeighborLoader, {"edge_label_index": WRITES, "time_attr": "time"}, ValueError, "'time_attr' is set but 'edge_label_time' is not"),
+        (LinkNeighborLoader, {"edge_label_index": WRITES, "time_attr": "time"}, ValueError, "'edge_label_time' is not set while 'time_attr' is set"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named_with_type_and_relation(typed_part, kind, given, error, text):

@@ -211,6 +211,8 @@ def _numbers(kind: Any, given: Any, needed: list[str], where: str) -> Any:
 
 def _number(given: Any, where: str) -> float:
     number = as_real(given)
+    if (number is None and not isinstance(given, int)) or (number is not None and number < 0):
+        raise ValueError(f"{where} must be a number >= 0, got {reprlib.repr(given)}")
     if number is None or not (number == 0 or 1 / _MOST <= number <= _MOST):
         raise ValueError(
             f"{where} must be a number >= 0 (0, or from {1 / _MOST:g} to {_MOST:g}), got {reprlib.repr(given)}"
