@@ -178,7 +178,8 @@ def _divided(job: Ranks, host: Ranks, edges: _Induced, is_shared: bool, seed: in
     except Exception as raised:
         error = raised
     try:
-        job.agree("to divide the graphs of the hosts")
+        with job.comm.patient():  # a partitioner may take minutes
+            job.agree("to divide the graphs of the hosts")
         job.comm.gather_facts({}, error, "divide the graph of its host")
     finally:
         error = None  # otherwise this frame and the traceback would reference each other

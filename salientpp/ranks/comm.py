@@ -26,10 +26,13 @@ from salientpp.ranks import greeting
 from salientpp.ranks.failure import FailureNotes
 from salientpp.ranks.groups import Groups
 from salientpp.ranks.members import check_default_group, members_of
-from salientpp.ranks.roll import Roll, go_astray, own_up, words_of
+from salientpp.ranks.roll import GRACE, Roll, go_astray, own_up, words_of
 from salientpp.ranks.waiting import wait_for
 
 DEFAULT_TIMEOUT = timedelta(minutes=5)
+
+#: Longest wait for a rank that computes for others, see :meth:`Comm.patient`.
+_PATIENCE = timedelta(days=7)
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,6 +286,19 @@ class Comm:
         if self.groups is not None:
             self.groups.abandon()
         self.notes.report(text)
+
+    @contextlib.contextmanager
+    def patient(self) -> Iterator[None]:
+        """Context for collectives before which some rank computes for long on purpose. Other ranks wait as long as it lives, and not only for the time-out."""
+        before, self.timeout = self.timeout, _PATIENCE
+        try:
+            if self.groups is not None:
+                self.groups.host._set_default_timeout(_PATIENCE)
+            yield
+        finally:
+            self.timeout = before
+            if self.groups is not None:
+                self.groups.host._set_default_timeout(before + GRACE)
 
     @contextlib.contextmanager
     def reporting(self, action: str) -> Iterator[None]:

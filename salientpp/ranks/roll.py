@@ -22,7 +22,7 @@ from salientpp.ranks.members import default_group, is_parents_group
 from salientpp.ranks.waiting import SLICE_SECONDS
 
 #: Amount by which the backend's timeout exceeds the timeout of the Comm.
-_GRACE = timedelta(seconds=5)
+GRACE = timedelta(seconds=5)
 
 #: Number of collectives of a group that are under way at once. A tick of a pipeline starts two and awaits them two ticks later, so at most six are under
 #: way. With torch's two threads they would wait for each other.
@@ -78,7 +78,7 @@ class Roll:
                 groups = self.circle.groups[number] = self._connect(number, over, timeout)
         groups.free = False
         # The backend's timeout is a little longer than ours, so that our error comes first. Its text says more.
-        groups.host._set_default_timeout(timeout + _GRACE)
+        groups.host._set_default_timeout(timeout + GRACE)
         return groups
 
     def _agree(self, over: str, free: list[int], timeout: timedelta) -> int:
@@ -126,7 +126,7 @@ class Roll:
             is_job = len(self.ranks) == dist.get_world_size()
             device = dist.new_group(
                 None if is_job else [*self.ranks],
-                timeout=timeout + _GRACE,
+                timeout=timeout + GRACE,
                 backend="nccl",
                 pg_options=options,
                 use_local_synchronization=not is_job,

@@ -36,6 +36,8 @@ def divide(basis: Basis, split_by: SplitBy) -> None:
         whole.num_vertices,
         lambda: make_owners(split_by, part.graph, whole.books[None], alone, expected()),
     )
+    with basis.comm.patient():  # hosts take different times
+        basis.comm.gather_numbers([0])
     once = DrawnOnce(basis.host, owner, basis.most_ahead + basis.depth)
     host = basis.host
     division = Division(owner, host.size, host.rank, once, host.number)

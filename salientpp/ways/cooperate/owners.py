@@ -207,7 +207,8 @@ def shared_owners(host: Comm, num_vertices: int, make: Callable[[], Tensor]) -> 
             owners = make()
         except Exception as caught:  # the other ranks get it too
             error = caught
-    host.gather_facts({}, error, task="divide the vertices among the ranks of its host")
+    with host.patient():  # a partitioner may take minutes
+        host.gather_facts({}, error, task="divide the vertices among the ranks of its host")
     dtype = torch.int8 if host.size <= 127 else torch.int16
     (shared,) = shared_tensors(host, [((num_vertices,), dtype)])
     if owners is not None:

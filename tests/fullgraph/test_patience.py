@@ -1,0 +1,80 @@
+"""Laws of long preparations: a rank that computes for others may take longer than the time-out, and plans are timed two at a time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import distributed
+import pytest
+import torch_geometric.nn as pyg
+from graphs import random_data
+from torch import ones
+
+import salientpp
+from salientpp import NeighborLoader
+from salientpp.fullgraph import Preload, local, plan_for, planner, preload
+from salientpp.fullgraph.trial import in_turns
+from salientpp.ways.cooperate import division
+
+#: Time-out of the ranks while none dies, and the time that one of them computes, in seconds.
+TIMEOUT, LONG = 5.0, 7.0
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("patience") / "2"
+    data = random_data(80, 240, train_fraction=0.8)
+    data.x = ones(80, 6)
+    salientpp.partition(data, 2, folder, [2], 16)
+    return str(folder)
+
+
+def slowly(function: Any, dies: bool) -> Any:
+    def slow(*args: Any, **options: Any) -> Any:
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(LONG)
+        return function(*args, **options)
+
+    return slow
+
+
+def divides(rank: int, root: str, form: str, dies: bool) -> None:
+    part, timeout = salientpp.load(root), distributed.NEVER if dies else TIMEOUT
+    if form == "preload":
+        preload.assign_parts = slowly(preload.assign_parts, dies)
+        local(part, preload=Preload(1), ranks_per_host=2, timeout=timeout)
+    else:
+        division.make_owners = slowly(division.make_owners, dies)
+        list(NeighborLoader(part, [2], "train", ranks_per_host=2, cooperate="host", timeout=timeout))
+
+
+@pytest.mark.parametrize("form", ["preload", "cooperate"])
+def test_ranks_wait_longer_than_the_time_out_for_one_that_partitions(root, form):
+    distributed.run(divides, 2, root, form, False)
+
+
+@pytest.mark.parametrize("form", ["preload", "cooperate"])
+def test_a_rank_that_dies_while_it_partitions_is_named(root, form):
+    first, second = distributed.run(divides, 2, root, form, True, may_fail=True)
+    assert first.kind == "Died" and "rank 0 went away" in second.text, second.text
+
+
+def plans(rank: int, root: str) -> list[int]:
+    numbers: list[int] = []
+
+    def counted(models: Any, *args: Any, **options: Any) -> Any:
+        numbers.append(len(models))
+        return in_turns(models, *args, **options)
+
+    planner.in_turns = counted
+    plan_for(pyg.GraphSAGE(6, 8, 2), local(salientpp.load(root), timeout=distributed.NEVER))
+    return numbers
+
+
+def test_at_most_two_plans_exist_at_a_time(root):
+    for numbers in distributed.run(plans, 2, root):
+        assert numbers and max(numbers) == 2
