@@ -135,7 +135,7 @@ class LayerCall:
         self.relation: Relation = given.relation
         self._types = (None, None) if given.relation is None else (given.relation[0], given.relation[-1])
         self._whole = arguments  # as given by the model
-        self._form, self._reduction = linear_form(conv), reduction_of(conv)
+        self._form, self._reduction = linear_form(conv, True), reduction_of(conv, True)  # can_cut has asked
         self._lists: dict[int, EdgeLists] = {}  # by the id of an edge_index, kept in `_tensors`
         self._tensors: list[Tensor] = []
         self._cut(arguments)

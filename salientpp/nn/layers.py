@@ -140,25 +140,23 @@ LINEAR_MESSAGES: Mapping[Any, Layer] = {
 }
 
 
-def linear_form(conv: MessagePassing) -> tuple[str | None, str] | None:
+def linear_form(conv: MessagePassing, is_unchanged: bool = False) -> tuple[str | None, str] | None:
     """Returns the layer's aggregation as a sparse product, or None if it is not one.
 
     The first value names the edge weights among the arguments of ``propagate``, or is None. The second is the reduction: "sum", "mean", "max" or "min".
+    ``is_unchanged``: :func:`~salientpp.nn.unchanged.change_of` was asked before.
     """
-    reduction, kind = reduction_of(conv), type(conv)
-    return (
-        None
-        if reduction is None or kind.message not in LINEAR_MESSAGES
-        else (LINEAR_MESSAGES[kind.message].weight, reduction)
-    )
+    facts = LINEAR_MESSAGES.get(type(conv).message)
+    reduction = None if facts is None else reduction_of(conv, is_unchanged)
+    return None if facts is None or reduction is None else (facts.weight, reduction)
 
 
-def reduction_of(conv: MessagePassing) -> str | None:
+def reduction_of(conv: MessagePassing, is_unchanged: bool = False) -> str | None:
     """Returns how a layer reduces a target's messages: "sum", "mean", "max" or "min"; None if it does anything else or more."""
     kind = type(conv)
     if kind.aggregate is not MessagePassing.aggregate or kind.update is not MessagePassing.update:
         return None
-    if conv.decomposed_layers != 1 or change_of(conv) is not None:
+    if conv.decomposed_layers != 1 or not (is_unchanged or change_of(conv) is None):
         return None
     return _REDUCTIONS.get(type(conv.aggr_module))
 
