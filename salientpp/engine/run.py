@@ -140,8 +140,7 @@ class Run:
             self.leave()
             raise StopIteration
         batches: list[Data] = []
-        most = 1 if number is None else -1  # with a user's sampler, a round is a batch, and no further batch is read
-        while len(batches) != most and (turn := turns.at(reached.batches)) and turn.round == reached.rounds:
+        while not (batches and number is None) and (turn := turns.at(reached.batches)) and turn.round == reached.rounds:
             batches.append(self.give())
         reached.rounds += 1
         return batches

@@ -249,14 +249,11 @@ class PartitionedGraph:
     @overload
     def original_id(self, n_id: Mapping[str, Tensor], type_: None = None) -> dict[str, Tensor]: ...
     def original_id(self, n_id: Tensor | Mapping[str, Tensor], type_: str | None = None) -> Tensor | dict[str, Tensor]:
-        """Returns the ids of the user's data, int64, for global ids of this graph (``batch.n_id``). The id -1 of padding vertices stays -1.
+        """Returns the ids of the user's data, int64, for global ids of this graph (``batch.n_id``). The id -1 of padding stays -1; ValueError for others.
 
         Args:
             n_id: ids, or if types have names a mapping from types to ids.
             type_: vertex type of the ids, if types have names.
-
-        Raises:
-            ValueError: an id is neither -1 nor an id of this graph.
         """
         if isinstance(n_id, Mapping):
             return {name: self.original_id(ids, name) for name, ids in n_id.items()}
