@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import time
@@ -115,7 +116,18 @@ class Roll:
             options = _gloo_options(max(timeout / 5, timedelta(seconds=2)))
             host = dist.ProcessGroupGloo(store, self.rank, len(self.ranks), options)
         except RuntimeError as error:
+            key = f"{self.prefix}/descriptors"
+            if _lacks_descriptors(error):
+                reason = (
+                    f"rank {self.rank}{self.of} has no file descriptors left to connect its loader ({os.strerror(errno.EMFILE)}); raise the limit (ulimit -n), "
+                    "or delete loaders that are not used any more"
+                )
+                attempt(lambda: self._store.set(key, reason))
+                raise RankFailure(reason) from error
             missing = self._missing("after", _ROLL_SECONDS)
+            with _store_needed():
+                if self._store.check([key]):
+                    raise RankFailure(self._store.get(key).decode()) from error
             raise RankFailure(f"{in_words(missing) or 'a rank'}{self.of} went away while a loader was made") from error
         self._missing("after", 0)
         device = None
@@ -174,6 +186,17 @@ class Roll:
                 if count > told[rank]:
                     told[rank] += 1
                     raise ValueError(f"rank {rank}{self.of} could not make its loader: {text}")
+
+
+def _lacks_descriptors(error: Exception) -> bool:
+    """Returns True if this process could not open a socket or a file because it has too many."""
+    if os.strerror(errno.EMFILE) in str(error):
+        return True
+    try:
+        os.close(os.dup(0))
+    except OSError as raised:
+        return raised.errno == errno.EMFILE
+    return False
 
 
 def _gloo_options(timeout: timedelta) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import resource
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -364,3 +365,23 @@ def _host_between_devices(rank: int) -> list[float]:
 def test_devices_of_a_host_exchange_rows_over_a_group_that_only_its_ranks_make():
     found = distributed.run(_host_between_devices, 4)
     assert found == [[0.0, 1.0], [0.0, 1.0], [2.0, 3.0], [2.0, 3.0]]
+
+
+def without_descriptors(rank: int) -> str:
+    """Makes connections on ranks of which rank 1 has only a few descriptors left."""
+    torch.distributed.barrier()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 3, before[1]))
+    try:
+        Comm.create(timeout=timedelta(seconds=20))
+        return "connected"
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_rank_without_descriptors_says_so_to_all():
+    for said in distributed.run(without_descriptors, 2):
+        assert said.startswith("rank 1 has no file descriptors left to connect its loader"), said
