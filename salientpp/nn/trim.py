@@ -51,8 +51,12 @@ def trim(model: Model, norms: Norms = "all rows", check: bool = True) -> Model:
     rows than the batch has vertices, but always has the rows of the seeds. On any other graph (the whole one, a batch of another loader, edges that a
     transform has changed) the model runs as before.
 
-    The first batch of each mode (training, evaluation) is computed twice, first without gradients, to find the rows that each layer needs. Buffers and the
-    state of the random number generators are restored. Dropout draws other numbers than in the plain model, because it draws for fewer rows.
+    Before the first batch of each mode (training, evaluation), a rehearsal finds the rows that each layer needs. Its effects on the model, the batch and the
+    random number generators are undone. Dropout draws other numbers than in the plain model, because it draws for fewer rows.
+
+    In its first call, and in calls whose number is a power of four, the model compares outputs and gradients with the plain model's. If they differ beyond
+    rounding, it warns with the layer's name and computes all rows up to this layer. In every call it notices operations between layers that were not there
+    when the plan was made. It then repeats the call with all rows.
 
     Call it on the whole model that is given ``batch.x`` and ``batch.edge_index``, before or after the model is moved, copied, loaded or wrapped in
     ``DistributedDataParallel``. Unknown layers, layers that get other edges, and operations over all rows of a batch get all rows. Under
@@ -62,7 +66,8 @@ def trim(model: Model, norms: Norms = "all rows", check: bool = True) -> Model:
         model: a model of PyG's layers, for one type of vertices or several. It must call the same layers in the same order for every batch.
         norms: rows over which normalisations, such as ``BatchNorm`` in training, compute their statistics. 'all rows': all vertices of the batch, as in
             the plain model; the layers before them then compute all rows. 'needed rows': only the rows that the seeds need; this is faster, but
-            results differ.
+            results differ, and nothing is compared with the plain model.
+        check: False makes no comparison with the plain model, and repeats no call.
 
     Returns:
         The model. Its parameters, buffers and their names are unchanged.
