@@ -68,6 +68,11 @@ class Trial:
     kwargs: dict[str, Any]
     run: Callable[[Plan], AbstractContextManager[Any]]
 
+    def __post_init__(self) -> None:
+        given = [each for each in _tensors_in([self.args, self.kwargs]) if each.is_floating_point()]
+        # A call may replace tensors of a batch.
+        self._given = list({id(each): each for each in [*self.model.parameters(), *given]}.values())
+
     def call(
         self, context: AbstractContextManager[Any] | None = None, evaluates: bool = False, change: float = 0.0
     ) -> Results:
@@ -96,19 +101,15 @@ class Trial:
                 loss = loss + (value.to(torch.float64).reshape(-1) * weights).sum()
         gradients: list[Tensor | None] = []
         if isinstance(loss, Tensor):
-            leaves = [each for each in self._tensors() if each.requires_grad]
+            leaves = [each for each in self._given if each.requires_grad]
             with contextlib.suppress(RuntimeError):  # for example a checkpoint, which supports ``backward`` only
                 gradients = list(torch.autograd.grad(loss, leaves, allow_unused=True))
         gradients = [None if each is None else each.detach() for each in gradients]
         return Results([value.detach() for value in values], gradients, draws)
 
-    def _tensors(self) -> list[Tensor]:
-        given = [each for each in _tensors_in([self.args, self.kwargs]) if each.is_floating_point()]
-        return list({id(each): each for each in [*self.model.parameters(), *given]}.values())
-
     @torch.no_grad()
     def _change(self, change: float) -> None:
-        for each in self._tensors():
+        for each in self._given:
             values = each.detach().data  # writes through it are not counted as changes, and are undone
             places = torch.arange(each.numel(), device=each.device, dtype=torch.float64)
             values.mul_((1 + change * places.cos()).view(each.shape).to(each.dtype))

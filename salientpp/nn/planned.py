@@ -29,7 +29,10 @@ class Planned:
         buffers: names of the buffers that a call writes to.
         draws: True if a call draws from the generators of Python or numpy.
         calls: number of calls.
+        error: text of the exception that recording ended with, if it did.
     """
+
+    error = ""
 
     def __init__(
         self,

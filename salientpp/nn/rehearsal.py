@@ -44,6 +44,7 @@ def rehearsal(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
         with forked, torch.autograd.graph.saved_tensors_hooks(Tensor.detach, _same), undo:
             yield Rehearsal(model, others)
     finally:
+        torch.clear_autocast_cache()  # it may hold values that belong to this call
         random.setstate(others[0])
         np.random.set_state(others[1])
         undo.restore()

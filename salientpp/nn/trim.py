@@ -231,8 +231,10 @@ def _planned(
     if planned is None or (has_changed and planned.plan is not None):
         try:
             made, expected, safe = _record(trial, row_wise, frame)
-        except Exception:  # the model's own call will raise it
-            return Planned(None)
+        except Exception as error:  # the model's own call may raise it too
+            planned = Planned(None)
+            planned.error = f"{type(error).__name__}: {error}"
+            return planned
         if not checks:
             made.plan, made.functions = made.plan if row_wise else safe, None
         if planned is not None and made.plan == planned.plan and made.functions == planned.functions:
@@ -304,6 +306,11 @@ def _after_forward(model: torch.nn.Module, args: Any, kwargs: Any, out: Any) -> 
         return None
     if planned.plan is None and running.key not in plans:
         plans[running.key] = planned
+        warnings.warn(
+            f"{type(model).__name__} could not be recorded ({planned.error}); it runs untrimmed; results are right",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     is_known = planned.plan is None or known is None or functions in known
     _end(running)
     return None if is_known else _again(model, running, functions)

@@ -371,3 +371,39 @@ def test_a_first_call_has_the_effects_of_one_call(name, raises, batch):
     assert results[0][3] is None or torch.equal(results[0][3], results[1][3])
     assert repr(results[0][4]) == repr(results[1][4]) or name in ("average", "objects", "containers")
     torch.testing.assert_close(results[0][4], results[1][4], rtol=1e-9, atol=1e-9)
+
+
+class OfBatch(nn.Module):
+    """Model that writes to the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.lin, self.first, self.last = nn.Linear(WIDTH, WIDTH), pyg.SAGEConv(WIDTH, WIDTH), pyg.GCNConv(WIDTH, WIDTH)
+
+    def forward(self, batch):
+        batch.x = self.lin(batch.x)
+        batch.h = self.first(batch.x, batch.edge_index).relu()
+        return self.last(batch.h, batch.edge_index)
+
+
+def test_a_model_may_write_to_its_batch(batch):
+    _, got = compare(OfBatch().double(), batch, lambda model, batch: model(batch))
+    assert got.rows[-1] == 13 and got.rows[-2] < batch.num_nodes
+
+
+def test_lazily_made_modules_are_made_once(batch):
+    def made(m, h, e):
+        if m.extra is None:
+            m.extra = nn.Linear(WIDTH, WIDTH).double()
+        return m.extra(h)
+
+    steps = []
+    for trims in (False, True):
+        model = between(before=made)
+        if trims:
+            salientpp.nn.trim(model)
+        torch.manual_seed(3)
+        steps += [step(model, batch), step(model, batch)]
+    assert_same(steps[0], steps[2])
+    assert_same(steps[1], steps[3])
