@@ -205,7 +205,7 @@ class Recorder(TorchDispatchMode):
         """Records that tensors are used. If a function of the user's computes the gradient of one, it may mix rows, so that all of them are needed."""
         for tensor in tensors_of(inputs):
             function = tensor.grad_fn
-            if isinstance(function, BackwardCFunction) and not type(function).__module__.startswith("salientpp."):
+            if isinstance(function, BackwardCFunction) and not _home_of(function).startswith(_KEEP_ROWS):
                 self._need_all(self._nodes_of([tensor]))
 
     def shape_of(self, tensor: Tensor) -> Shape | None:
@@ -367,6 +367,15 @@ class Recorder(TorchDispatchMode):
             self._rows[_key(tensor)] = _Rows(nodes, base or (tensor.size(0) if tensor.dim() else -1))
         else:
             known.nodes |= nodes
+
+
+#: Modules whose functions compute the gradient of each row separately.
+_KEEP_ROWS = ("salientpp.", "torch.nn.parallel.")
+
+
+def _home_of(function: BackwardCFunction) -> str:
+    """Returns the Python module of the ``autograd.Function`` whose gradient a node computes."""
+    return getattr(function, "_forward_cls", type(function)).__module__
 
 
 def _view_key(tensor: Tensor) -> Any:

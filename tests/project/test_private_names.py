@@ -28,6 +28,16 @@ LIBRARIES = ("torch", "torch_geometric")
 CONV = torch_geometric.nn.GCNConv(1, 1)
 
 
+class _Identity(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+
+def _identity() -> torch.Tensor:
+    return _Identity.apply(torch.ones(1, requires_grad=True))
+
+
 def _loader() -> NeighborLoader:
     loader = NeighborLoader(Data(edge_index=torch.zeros(2, 1, dtype=torch.long), num_nodes=1), [1], num_workers=1)
     with loader.enable_cpu_affinity([0]):
@@ -40,8 +50,9 @@ ATTRIBUTES: dict[str, Callable[[], Any]] = {
     "_cdata": lambda: torch.empty(0),
     "_copy_from": lambda: torch.ops.aten,
     "_edge_user_args": lambda: torch_geometric.nn.EdgeConv(torch.nn.Identity()),
-    "_forward_pre_hooks": lambda: CONV,
+    "_forward_cls": lambda: type(_identity().grad_fn),
     "_forward_hooks": lambda: CONV,
+    "_forward_pre_hooks": lambda: CONV,
     "_get_backend": lambda: torch.distributed.ProcessGroup,
     "_index_put_impl_": lambda: torch.ops.aten,
     "_indices": lambda: torch.empty(0),
@@ -83,6 +94,7 @@ USED = {
     "._cdata",
     "._copy_from",
     "._edge_user_args",
+    "._forward_cls",
     "._forward_hooks",
     "._forward_pre_hooks",
     "._get_backend",
