@@ -187,7 +187,10 @@ class _Undo(TorchDispatchMode):
         self._new: set[StorageWeakRef] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunction():  # the functions that this method calls are none of the model's
+            return self._dispatch(func, args, kwargs or {})
+
+    def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         positions, names = _written(func)
         for value in [*(args[k] for k in positions if k < len(args)), *(kwargs.get(name) for name in names)]:
             for tensor in tensors_of(value):

@@ -291,6 +291,10 @@ class Recorder(TorchDispatchMode):
     # --- operations -----------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():  # the functions that this method calls are none of the model's
+            return self._dispatch(func, args, kwargs)
+
+    def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         kwargs = kwargs or {}
         if self._suspended:
             return func(*args, **kwargs)
