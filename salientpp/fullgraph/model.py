@@ -22,6 +22,8 @@ from salientpp.fullgraph.outputs import mapped, tensors_of
 from salientpp.fullgraph.parameters import Substituted, check_gradients
 from salientpp.fullgraph.rank_graph import Hop, RankGraph
 from salientpp.fullgraph.recompute import Recompute, refuse_checkpoint_of_model
+from salientpp.fullgraph.row_check import RowCheck
+from salientpp.fullgraph.row_counts import without_counts
 from salientpp.fullgraph.watch import watch_backward
 from salientpp.graph.quantiles import corrected
 from salientpp.nn.layers import linear_form, name_of, pair_of, replaced, source_names, with_helpers
@@ -42,6 +44,7 @@ class DistributedModel(torch.nn.Module):
     Attributes:
         module, graph: the model, and this rank's part.
         layout: the layout in use.
+        rows: follows rows of vertices between layers.
         seen: three facts for each hop of the last call. The first is the number of words (elements) of a row that travels. The second is True if a gradient
             of the row travels back. The third is True if the layer was a product with a constant matrix.
     """
@@ -68,6 +71,7 @@ class DistributedModel(torch.nn.Module):
         self.module = module
         self.graph: Any = graph  # a LocalGraph; graphs of other types support layers, but neither plans nor layouts
         self._helpers = Helpers(graph)
+        self.rows = RowCheck(module)
         self._hop = 0
         self.seen: list[tuple[int, bool, bool]] = []
 
@@ -102,13 +106,15 @@ class DistributedModel(torch.nn.Module):
             facts = facts_of(self.module, self._number, x)
             self._hop, self.seen = 0, []
             storing = self._recompute.storing(given, self.graph.num_inner)
-            with self.job.calling(facts, self.ranks, self._own_facts()), self._substituting(stand_ins), storing:
+            with self.job.calling(facts, self.ranks, self._own_facts()), storing:
                 args, kwargs = (
                     tuple(map(self.graph.in_plan, args)),
                     {key: self.graph.in_plan(each) for key, each in kwargs.items()},
                 )
-                out = self._run(given, args, kwargs)
-            check_gradients(out, self.module, stand_ins)
+                with self.rows.calling(given, [args, kwargs], self.graph):
+                    with self._substituting(stand_ins):
+                        out = self._run(given, args, kwargs)
+                    self.rows.check_functions(check_gradients(out, self.module, stand_ins))
             out = self._returned(out)
             watch_backward(tensors_of(out), self.job)
             return out
@@ -153,7 +159,7 @@ class DistributedModel(torch.nn.Module):
 
     def _replacements(self, stand_ins: Mapping[int, Tensor]) -> Iterator[tuple[dict[str, Any], str, Any]]:
         """Yields (attributes of a module, name, value) for each replacement during a call: stand-ins of parameters (given by ``id``), and methods of layers."""
-        helpers = self._helpers.by_name()
+        helpers = {name: self.rows.unfollowed(function) for name, function in self._helpers.by_name().items()}
         for module in self.module.modules():
             own = module.__dict__
             # torch.func.functional_call does the same, but loses a parameter of a module that occurs in two places.
@@ -207,7 +213,10 @@ class DistributedModel(torch.nn.Module):
 
     def _batch_norm(self, norm: _BatchNorm, rows: Tensor) -> Tensor:
         self._recompute.refuse_checkpoint(norm, self.module)
-        return batch_norm(norm, rows, self.graph, self._recompute.is_again)
+        with self.rows.paused():
+            out = batch_norm(norm, rows, self.graph, self._recompute.is_again)
+        self.rows.follow(out)
+        return out
 
     def _call(
         self,
@@ -220,13 +229,16 @@ class DistributedModel(torch.nn.Module):
     ) -> Any:
         """Computes a layer's ``propagate`` or ``edge_updater`` over the ranks."""
         self._recompute.refuse_checkpoint(conv, self.module)
-        graph = self.graph
+        graph, given = self.graph, without_counts(given)
         graph.ranks.agreement.place = f"layer {self._hop + 1}, {type(conv).__name__}"  # errors of exchanges name it
-        out = None if is_edge_level else self._product(conv, edge_index, given)
-        if out is None:
-            given = self._extended(conv, is_edge_level, given)
-            size = (graph.num_rows, graph.num_targets)
-            out = self._recompute.over_edges(conv, original, is_edge_level, edge_index, size, given)
+        with self.rows.paused():
+            out = None if is_edge_level else self._product(conv, edge_index, given)
+            if out is None:
+                given = self._extended(conv, is_edge_level, given)
+                size = (graph.num_rows, graph.num_targets)
+                out = self._recompute.over_edges(conv, original, is_edge_level, edge_index, size, given)
+        if not is_edge_level:
+            self.rows.follow(out, conv.node_dim)
         self._hop += not is_edge_level
         return out
 

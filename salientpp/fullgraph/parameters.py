@@ -39,8 +39,8 @@ class Substituted(TorchFunctionMode):
         return value
 
 
-def check_gradients(out: Any, model: torch.nn.Module, stand_ins: Mapping[int, Tensor]) -> None:
-    """Checks that gradients of ``out`` reach the parameters only through their stand-ins.
+def check_gradients(out: Any, model: torch.nn.Module, stand_ins: Mapping[int, Tensor]) -> list[Any]:
+    """Checks that gradients of ``out`` reach the parameters only through their stand-ins. Returns the nodes of the graph of gradients.
 
     Raises:
         ValueError: a gradient would reach a parameter in another way, and so would not be summed over the ranks; the text names the parameter.
@@ -67,6 +67,7 @@ def check_gradients(out: Any, model: torch.nn.Module, stand_ins: Mapping[int, Te
         if id(variable) in stand_ins:
             raise ValueError(_refusal(model, variable))
         waiting.extend(following for following, _ in node.next_functions)
+    return [*seen]
 
 
 def _refusal(model: torch.nn.Module, parameter: Any) -> str:

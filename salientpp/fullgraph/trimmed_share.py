@@ -56,7 +56,8 @@ def trimmed(
     key = key_of(model.module, (x, *args), kwargs)
     if key not in plans:
         plans[key] = _agreed_plan(model, hops, (x, *args), kwargs)
-    with ShareRun(model, plans[key], hops):
+    # Layers compute different numbers of rows here, so rows are followed in the call that finds the plan only.
+    with model.rows.paused(), ShareRun(model, plans[key], hops):
         yield
 
 

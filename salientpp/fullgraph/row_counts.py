@@ -1,0 +1,184 @@
+"""Numbers of rows that a model reads from its tensors. They may be sizes of other tensors, but no numbers to compute with.
+
+On a rank, ``h.size(0)`` is the number of its own vertices. ``h.view(h.size(0), -1)`` gives the rows of the whole graph, ``h / h.size(0)`` does not.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn
+
+import torch
+
+
+class Count(torch.SymInt):
+    """An integer that was computed from a number of rows. Torch's functions take it, because they take symbolic integers.
+
+    Args:
+        value: the integer.
+        of: returns what the integer would be for another number of rows.
+        family: the rows that are counted.
+        form: two integers a and b if the integer is a n + b, otherwise None.
+        refuse: raises the error for a use as a number.
+    """
+
+    def __init__(
+        self,
+        value: int,
+        of: Callable[[int], int],
+        family: Any,
+        form: tuple[int, int] | None,
+        refuse: Callable[[str], NoReturn],
+    ) -> None:
+        self.value, self.of, self.family, self.form, self.refuse = value, of, family, form, refuse
+
+    @classmethod
+    def rows(cls, family: Any, factor: int, refuse: Callable[[str], NoReturn]) -> Count:
+        """Returns the number of rows of a tensor with ``factor`` rows for each one of the family."""
+        return cls(factor * family.number, lambda number: factor * number, family, (factor, 0), refuse)
+
+    def __index__(self) -> int:
+        return self.value
+
+    __int__ = __index__
+
+    def __float__(self) -> float:
+        self.refuse("a number of rows (size(0)) that is used as a number")
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec)
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return self.value == _plain(other)
+
+    def __ne__(self, other: object) -> bool:
+        return self.value != _plain(other)
+
+    def __lt__(self, other: Any) -> bool:
+        return bool(self.value < _plain(other))
+
+    def __le__(self, other: Any) -> bool:
+        return bool(self.value <= _plain(other))
+
+    def __gt__(self, other: Any) -> bool:
+        return bool(self.value > _plain(other))
+
+    def __ge__(self, other: Any) -> bool:
+        return bool(self.value >= _plain(other))
+
+    def __neg__(self) -> Count:
+        return self._with(operator.mul, -1)
+
+    def _with(self, function: Callable[[Any, Any], Any], other: Any, is_reflected: bool = False) -> Any:
+        """Returns ``function(self, other)``, or ``function(other, self)``."""
+        if isinstance(other, (float, complex)):
+            self.refuse("a number of rows (size(0)) that is used as a number")
+        if isinstance(other, torch.Tensor) or not hasattr(other, "__index__"):
+            return NotImplemented
+        theirs = other.of if isinstance(other, Count) else lambda _: int(other)
+
+        def of(number: int) -> int:
+            mine, its = self.of(number), theirs(number)
+            return int(function(its, mine) if is_reflected else function(mine, its))
+
+        form = None
+        if self.form is not None and not isinstance(other, Count):
+            a, b = self.form
+            if function is operator.mul:
+                form = a * int(other), b * int(other)
+            elif function is operator.add:
+                form = a, b + int(other)
+        return Count(of(self.family.number), of, self.family, form, self.refuse)
+
+    def _refused(self, other: Any) -> Any:
+        if isinstance(other, torch.Tensor):
+            return NotImplemented
+        self.refuse("a number of rows (size(0)) that is used as a number")
+
+    __truediv__ = __rtruediv__ = __rpow__ = _refused
+
+    def __pow__(self, other: Any) -> Any:
+        return self._with(operator.pow, other) if isinstance(other, int) and other >= 0 else self._refused(other)
+
+
+def _arithmetic(name: str) -> None:
+    function = getattr(operator, name)
+    setattr(Count, f"__{name}__", lambda self, other: self._with(function, other))
+    setattr(Count, f"__r{name}__", lambda self, other: self._with(function, other, True))
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod"):
+    _arithmetic(_name)
+
+
+class Shape(tuple[Any, ...]):
+    """Shape of a tensor of which one size is a :class:`Count`."""
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        return shape_of(found) if isinstance(place, slice) else found
+
+    def __add__(self, other: Any) -> Any:
+        return shape_of((*self, *other))
+
+    def __radd__(self, other: Any) -> Any:
+        return shape_of((*other, *self))
+
+    def numel(self) -> Any:
+        product: Any = 1
+        for size in self:
+            product = product * size
+        return product
+
+
+def shape_of(sizes: Iterable[Any]) -> Any:
+    """Returns sizes as a :class:`Shape`, or as torch's if no :class:`Count` is among them."""
+    sizes = tuple(sizes)
+    return Shape(sizes) if any(isinstance(size, Count) for size in sizes) else torch.Size(sizes)
+
+
+def counts_in(value: Any) -> Iterator[Count]:
+    """Yields the counts in lists, tuples, dictionaries and slices."""
+    if isinstance(value, Count):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from counts_in(each)
+    elif isinstance(value, dict):
+        yield from counts_in([*value.values()])
+    elif isinstance(value, slice):
+        yield from counts_in([value.start, value.stop, value.step])
+
+
+def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Returns a copy of lists, tuples, dictionaries and slices, with ``function`` applied to what they hold."""
+    if isinstance(value, Shape) or type(value) is torch.Size:
+        return tuple(function(each) for each in value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(each, function) for each in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(mapped(each, function) for each in value)
+    if isinstance(value, dict):
+        return {name: mapped(each, function) for name, each in value.items()}
+    if isinstance(value, slice):
+        return slice(*(function(each) for each in (value.start, value.stop, value.step)))
+    return function(value)
+
+
+def without_counts(value: Any) -> Any:
+    """Returns a value with plain integers in place of counts."""
+    return mapped(value, _plain) if next(counts_in(value), None) is not None else value
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Count) else value

@@ -1,0 +1,266 @@
+"""Trials of torch's functions on a few rows, which show whether a function computes each row separately.
+
+A trial puts the same three rows among others, at other places and among another number of rows. If a function computes each row separately, two trials give the
+same results for these rows.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from salientpp.fullgraph.outputs import tensors_of
+from salientpp.fullgraph.row_counts import Count, mapped
+
+#: Functions whose results have arbitrary values.
+_EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+
+#: Functions that mark unusual values. A model may ask whether there are any.
+_MARKS = ("isnan", "isinf", "isfinite", "isposinf", "isneginf")
+
+#: Tensors with fewer elements are copied for a trial, because a function may write to them.
+_SMALL = 1 << 16
+
+
+@dataclass(eq=False)
+class Family:
+    """Rows that belong to the same vertices or edges, or to a selection of them.
+
+    Attributes:
+        number: number of rows.
+        what: "vertices", "edges", or a name of the selection.
+        tables: for each of two trials, the numbers of the rows in it, and the places of those that are compared.
+    """
+
+    number: int
+    what: str
+    tables: tuple[tuple[list[int], list[int]], ...] = ()
+
+    @classmethod
+    def of(cls, number: int, what: str, sizes: Sequence[int]) -> Family:
+        """Returns a family whose trials have ``sizes`` rows. The first trial has no other rows than the compared ones."""
+        if not number:
+            return cls(number, what)
+        draw = random.Random(number)
+        real = draw.choices(range(number), k=sizes[0]) if number < sizes[0] else draw.sample(range(number), sizes[0])
+        rows = [draw.randrange(number) for _ in range(sizes[1])]
+        places = sorted(draw.sample(range(1, sizes[1] - 1), sizes[0]), key=lambda _: draw.random())
+        for place, row in zip(places, real, strict=True):
+            rows[place] = row
+        return cls(number, what, ((real, [*range(sizes[0])]), (rows, places)))
+
+    def size(self, trial: int) -> int:
+        return len(self.tables[trial][0])
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Place of a family's rows in a tensor: ``factor`` consecutive ones for each along dimension ``lead``. ``marks`` is True for marks of unusual values."""
+
+    family: Family
+    lead: int = 0
+    factor: int = 1
+    marks: bool = False
+
+    def of_trial(self, tensor: Tensor, trial: int, perturbs: bool) -> Tensor:
+        """Returns the rows of a trial. Rows that are not compared have other values than anywhere in the tensor."""
+        rows, places = self.family.tables[trial]
+        index = torch.tensor(rows, device=tensor.device)
+        shape = [*tensor.shape]
+        split = tensor.detach().unflatten(self.lead, (self.family.number, self.factor)).index_select(self.lead, index)
+        if perturbs and (tensor.is_floating_point() or tensor.is_complex()):
+            others = [place for place in range(len(rows)) if place not in places]
+            other = torch.tensor(others, dtype=torch.int64, device=tensor.device)
+            split.index_copy_(self.lead, other, split.index_select(self.lead, other) * 1.25 + 0.125)
+        shape[self.lead] = len(rows) * self.factor
+        return split.reshape(shape)
+
+    def compared(self, tensor: Tensor, trial: int) -> Tensor:
+        """Returns, from a result of a trial, the rows that are compared."""
+        rows, places = self.family.tables[trial]
+        index = torch.tensor(places, device=tensor.device)
+        return tensor.unflatten(self.lead, (len(rows), self.factor)).index_select(self.lead, index)
+
+
+#: Numbers of rows of vertices in the trials.
+SIZES = 3, 8
+
+
+class Mixes(Exception):
+    """Raised if trials of a function show that it depends on other rows: "differs", "reduced", or without a word if they failed."""
+
+
+class Call:
+    """Call of a function.
+
+    Attributes:
+        func, args, kwargs, name: the function, its arguments and its name.
+        rows_of: returns the rows of a tensor that is followed.
+        rows, counts: rows and numbers of rows among the arguments.
+        key: what the result of trials depends on.
+        selects: True if the function selects rows by values.
+        has_older: True if an argument that is not followed has as many rows as there are vertices, and is older than the call of the model.
+    """
+
+    def __init__(self, func: Any, args: Any, kwargs: Any, rows_of: Callable[[Any], Rows | None]) -> None:
+        self.rows_of = rows_of
+        self.func, self.args, self.kwargs = func, args, kwargs
+        self.name = getattr(func, "__name__", str(func))
+        self.is_property = self.name in ("__get__", "__set__", "__delete__")
+        if self.name == "__get__":
+            self.name = getattr(getattr(func, "__self__", None), "__name__", self.name)
+        self.key: list[Any] = [func]
+        self.rows: list[Rows] = []
+        self.counts: list[Count] = []
+        self.selects = self.has_older = False
+
+    def families(self) -> list[Family]:
+        """Returns the families of the rows and the numbers of rows among the arguments."""
+        return [rows.family for rows in self.rows] + [count.family for count in self.counts]
+
+
+def compared(call: Call, number: int, older: Callable[[Tensor], Rows | None]) -> list[Rows | None]:
+    """Tries a function twice. Returns the rows of each tensor of its result, and of each that it writes.
+
+    Args:
+        number: number of vertices. A tensor with equal rows for all of them may stand for rows.
+        older: returns the rows of a tensor that may have rows of vertices.
+
+    Raises:
+        Mixes: rows of the results depend on other rows.
+    """
+    families = [*{family.what: family for family in call.families()}.values()]
+    if any(not family.number for family in families):
+        return []
+    found: Mixes | None = None
+    for perturbs, cut in ((True, None), (False, None), (True, 0), (True, 1), (True, 2)):
+        if not perturbs and found is not None:  # equal values would hide what the first attempt has found
+            continue
+        try:
+            with torch.no_grad(), _disable_current_modes(), _NoChance():
+                results = [_trial(call, trial, perturbs, number, cut, older) for trial in (0, 1)]
+            if len(results[0]) == len(results[1]):
+                return [_alike(call.name, one, other, families) for one, other in zip(*results, strict=True)]
+        except Mixes as error:
+            found = error
+        except Exception:
+            continue
+    raise found or Mixes()
+
+
+def _trial(
+    call: Call, trial: int, perturbs: bool, number: int, cut: int | None, older: Callable[[Tensor], Rows | None]
+) -> list[Tensor]:
+    """Returns the results of a function on the rows of a trial.
+
+    Args:
+        perturbs: rows that are not compared get other values than the model's.
+        number, older: as above.
+        cut: None, or tensors with equal rows for all vertices, and those that ``older`` knows, are cut too. If several dimensions have as many rows as there
+            are vertices, this is the number of the dimension among them.
+    """
+    writes = _writes(call.name) or "out" in call.kwargs
+
+    def given(value: Any) -> Any:
+        if isinstance(value, Count):
+            return value.of(value.family.size(trial))
+        if not isinstance(value, Tensor):
+            return value
+        rows = call.rows_of(value) or (older(value) if cut is not None else None)
+        if rows is not None:
+            return rows.of_trial(value, trial, perturbs)
+        if cut is not None and (constant := _constant(value, number, trial, cut)) is not None:
+            return constant
+        return value.detach().clone() if writes or value.numel() < _SMALL else value.detach()
+
+    args, kwargs = mapped(call.args, given), mapped(call.kwargs, given)
+    return [*results_of(call.name, call.func(*args, **kwargs), args, kwargs)]
+
+
+def _constant(tensor: Tensor, number: int, trial: int, cut: int) -> Tensor | None:
+    """Returns the rows of a trial for a tensor with equal rows for all vertices, or with the numbers 0, 1, 2, ... of vertices."""
+    size = SIZES[trial]
+    if tensor.dtype == torch.int64 and torch.equal(tensor, torch.arange(number, device=tensor.device)):
+        return torch.arange(size, device=tensor.device, dtype=tensor.dtype)
+    dims = [dim for dim in range(tensor.dim()) if tensor.size(dim) == number]
+    dims = [dim for dim in dims if bool((tensor == tensor.narrow(dim, 0, 1)).all())]
+    if not dims:
+        return None
+    dim = dims[min(cut, len(dims) - 1)]
+    return tensor.detach().narrow(dim, 0, 1).repeat_interleave(size, dim)
+
+
+def _alike(name: str, one: Tensor, other: Tensor, families: list[Family]) -> Rows | None:
+    """Compares the results of two trials. Returns where the result has rows, or None if it has none."""
+    has_rows = False
+    for family in families:
+        sizes = family.size(0), family.size(1)
+        for dim in range(min(one.dim(), other.dim())):
+            a, b = one.size(dim), other.size(dim)
+            rest = [each.shape[:dim] + each.shape[dim + 1 :] for each in (one, other)]
+            if not a or a % sizes[0] or a * sizes[1] != b * sizes[0] or rest[0] != rest[1]:
+                continue
+            has_rows = True
+            rows = Rows(family, dim, a // sizes[0], name in _MARKS)
+            if name in _EMPTY or _is_close(rows.compared(one, 0), rows.compared(other, 1)):
+                return rows
+    if has_rows:
+        raise Mixes("differs")
+    if one.shape == other.shape:
+        keeps_values = name.startswith("new_") or name.endswith("_like") or _writes(name)
+        if keeps_values and (name in _EMPTY or _is_close(one, other)):
+            return None
+        raise Mixes("reduced")
+    raise Mixes
+
+
+class _NoChance(TorchDispatchMode):
+    """Makes random functions give the same for every row."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        names = [argument.name for argument in func._schema.arguments]
+        given = {**dict(zip(names, args)), **kwargs}
+        if func._schema.name == "aten::native_dropout":
+            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        for name in ("dropout_p", "dropout"):
+            if name in given:
+                return func(**{**given, name: 0.0})
+        devices = {each.device for each in tensors_of([args, kwargs]) if each.device.type != "cpu"}
+        with torch.random.fork_rng(devices, device_type=next(iter(devices)).type if devices else "cpu"):
+            out = func(*args, **kwargs)
+        for tensor in tensors_of(out):
+            tensor.fill_(0.5 if tensor.is_floating_point() else 1)
+        return out
+
+
+def _writes(name: str) -> bool:
+    """Returns True if a function of this name writes to its first argument."""
+    return (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__",) or name.startswith("__i")
+
+
+def results_of(name: str, out: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+    """Yields the tensors that a function has returned, and the one that it has written."""
+    yield from tensors_of(out)
+    if _writes(name) and args and isinstance(args[0], Tensor):
+        yield args[0]
+    if kwargs.get("inplace") is True and args and isinstance(args[0], Tensor):
+        yield args[0]
+
+
+def _is_close(one: Tensor, other: Tensor) -> bool:
+    if not one.is_floating_point() and not one.is_complex():
+        return torch.equal(one, other)
+    precision = torch.finfo(one.dtype).eps ** 0.5
+    wide = torch.promote_types(one.dtype, torch.float32)
+    one, other = (torch.nan_to_num(each.to(wide)) for each in (one, other))
+    scale = float(one.abs().clamp(max=1e30).max()) if one.numel() else 0.0
+    return torch.allclose(one, other, rtol=precision, atol=precision * scale)

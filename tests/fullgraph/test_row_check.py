@@ -1,0 +1,395 @@
+"""Laws of what a model may compute between its layers over ranks: the result of one process with the whole graph, or an error that names the operation.
+
+The rows of the tables run one after the other on two ranks. Each is a model between whose two layers a function changes the rows.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import distributed
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.utils import add_self_loops, degree, scatter
+
+from salientpp.fullgraph import distribute, local, loss_mean
+
+N, WIDTH = 40, 4
+
+#: The second list has a rank with one vertex, the third one without vertices.
+OFFSETS = [[0, 15, N], [0, 1, N], [0, 0, N]]
+
+
+def graph() -> Data:
+    draw = torch.Generator().manual_seed(3)
+    edge_index = torch.randint(N, (2, 160), generator=draw)
+    return Data(
+        edge_index=edge_index,
+        x=torch.randn(N, WIDTH, generator=draw).double(),
+        edge_weight=torch.rand(160, generator=draw).double(),
+        label=torch.randint(3, (N,), generator=draw),
+        train_mask=torch.rand(N, generator=draw) < 0.5,
+    )
+
+
+Change = Callable[["Net", Tensor, Any], Any]
+
+
+class Own(pyg.MessagePassing):
+    """Layer of the user's, which changes rows before it sends them."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.change = change
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.change(x))
+
+
+class Net(nn.Module):
+    def __init__(self, change: Change | nn.Module, conv: Any = pyg.SAGEConv) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = conv(WIDTH, WIDTH), conv(WIDTH, WIDTH)
+        self.lin = nn.Linear(WIDTH, WIDTH)
+        self.attend, self.gru, self.instance = (
+            nn.MultiheadAttention(WIDTH, 2),
+            nn.GRU(WIDTH, WIDTH),
+            nn.InstanceNorm1d(WIDTH),
+        )
+        self.own = Own(lambda h: h - h.mean(0))
+        self.gin = pyg.GINConv(nn.Softmax(dim=0))
+        self.change = change
+        self.step = 0
+        self.double()
+
+    def forward(self, x: Tensor, g: Any) -> Any:
+        h = self.first(x, g.edge_index)
+        h = self.change(h) if isinstance(self.change, nn.Module) else self.change(self, h, g)
+        return self.second(h, g.edge_index)
+
+
+class Centred(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        return rows.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient - gradient.mean(0)
+
+
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        return rows.round()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * (ctx.saved_tensors[0].abs() < 1)
+
+
+def hooked(hook: Callable[[Tensor], Any]) -> Change:
+    def change(net: Net, h: Tensor, g: Any) -> Tensor:
+        h = h * 1
+        if h.requires_grad:
+            h.register_hook(hook)
+        return h
+
+    return change
+
+
+def with_hook(module: nn.Module) -> nn.Module:
+    module.register_forward_hook(lambda _, args, out: out - out.mean(0))
+    return module
+
+
+def later(net: Net, h: Tensor, g: Any) -> Tensor:
+    net.step += 1
+    return h - h.mean(0) if net.step > 2 else h
+
+
+def written(net: Net, h: Tensor, g: Any) -> Tensor:
+    out = torch.zeros_like(h)
+    out[:, 1:] = h[:, 1:]
+    out[0] = 0
+    return out
+
+
+def with_virtual_vertex(net: Net, h: Tensor, g: Any) -> Tensor:
+    return h + net.lin(h.sum(0, keepdim=True))
+
+
+def over_sources(net: Net, h: Tensor, g: Any) -> Tensor:
+    return h / degree(g.edge_index[0], h.size(0)).clamp(min=1)[:, None]
+
+
+#: Name -> (model, the operation that an error names).
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "mean": (lambda: Net(lambda net, h, g: h - h.mean(0)), "mean"),
+    "mean of all": (lambda: Net(lambda net, h, g: h - h.mean()), "mean"),
+    "std": (lambda: Net(lambda net, h, g: h / (h.std(0) + 1)), "std"),
+    "var_mean": (lambda: Net(lambda net, h, g: h - torch.var_mean(h, 0)[1]), "var_mean"),
+    "sum": (lambda: Net(lambda net, h, g: h / h.abs().sum(0, keepdim=True)), "sum"),
+    "norm": (lambda: Net(lambda net, h, g: h / h.norm()), "norm"),
+    "softmax": (lambda: Net(lambda net, h, g: h.softmax(0)), "softmax"),
+    "log_softmax": (lambda: Net(lambda net, h, g: F.log_softmax(h, dim=0)), "log_softmax"),
+    "normalize": (lambda: Net(lambda net, h, g: F.normalize(h, dim=0)), "normalize"),
+    "max": (lambda: Net(lambda net, h, g: h - h.max(0).values), "max"),
+    "amin": (lambda: Net(lambda net, h, g: h - h.amin(0)), "amin"),
+    "median": (lambda: Net(lambda net, h, g: h - h.median(0).values), "median"),
+    "quantile": (lambda: Net(lambda net, h, g: h - h.quantile(0.3, 0)), "quantile"),
+    "cumsum": (lambda: Net(lambda net, h, g: h.cumsum(0)), "cumsum"),
+    "sort": (lambda: Net(lambda net, h, g: h.sort(0).values), "sort"),
+    "flip": (lambda: Net(lambda net, h, g: h + h.flip(0)), "flip"),
+    "roll": (lambda: Net(lambda net, h, g: h + h.roll(1, 0)), "roll"),
+    "first rows": (lambda: Net(lambda net, h, g: h + h[:1]), "__getitem__"),
+    "one row": (lambda: Net(lambda net, h, g: h - h[0]), "__getitem__"),
+    "numbers of rows": (lambda: Net(lambda net, h, g: h + h[torch.tensor([0, 0])].mean(0)), "__getitem__"),
+    "rows of sources": (lambda: Net(lambda net, h, g: h + h[g.edge_index[0]].mean(0)), "__getitem__"),
+    "written row": (lambda: Net(written), "__setitem__"),
+    "attention": (
+        lambda: Net(lambda net, h, g: F.scaled_dot_product_attention(h[None], h[None], h[None])[0]),
+        "scaled_dot_product_attention",
+    ),
+    "attention of torch": (lambda: Net(lambda net, h, g: net.attend(h, h, h)[0]), "multi_head_attention_forward"),
+    "product of rows": (lambda: Net(lambda net, h, g: (h @ h.t()).tanh() @ h), "matmul"),
+    "product of columns": (lambda: Net(lambda net, h, g: h @ (h.t() @ h)), "matmul"),
+    "einsum": (lambda: Net(lambda net, h, g: torch.einsum("nf,ng->fg", h, h).mean() + h), "einsum"),
+    "distances": (lambda: Net(lambda net, h, g: h + torch.cdist(h, h).min(1, keepdim=True).values), "cdist"),
+    "instance norm": (lambda: Net(lambda net, h, g: net.instance(h.t()).t()), "instance_norm"),
+    "batch norm of functional": (
+        lambda: Net(lambda net, h, g: F.batch_norm(h, None, None, training=True)),
+        "batch_norm",
+    ),
+    "recurrent": (lambda: Net(lambda net, h, g: net.gru(h[:, None])[0][:, 0]), "gru"),
+    "pooling": (lambda: Net(lambda net, h, g: h + pyg.global_mean_pool(h, None)), "mean"),
+    "pooling by numbers": (lambda: Net(lambda net, h, g: h + pyg.global_add_pool(h, g.label)[:1]), "max|scatter"),
+    "virtual vertex": (lambda: Net(with_virtual_vertex), "sum"),
+    "scatter": (lambda: Net(lambda net, h, g: h + scatter(h, g.label, 0, 3, "mean")[g.label]), "scatter_add_"),
+    "module": (lambda: Net(nn.Softmax(dim=0)), r"softmax in Softmax \(change\)"),
+    "module in a module": (
+        lambda: Net(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Softmax(dim=0))),
+        r"in Softmax \(change.1\)",
+    ),
+    "number": (lambda: Net(lambda net, h, g: h / h.size(0)), "number of rows|div"),
+    "root of the number": (lambda: Net(lambda net, h, g: h / h.shape[0] ** 0.5), "number of rows"),
+    "len": (lambda: Net(lambda net, h, g: h / len(h) ** 0.5), "len"),
+    "log of the number": (lambda: Net(lambda net, h, g: h * math.log(h.size(0) + 1)), "number of rows"),
+    "one by the number": (lambda: Net(lambda net, h, g: h * (1.0 / h.size(0))), "number of rows"),
+    "numel": (lambda: Net(lambda net, h, g: h.sign() / h.numel()), "number of rows|div"),
+    "tensor of the number": (lambda: Net(lambda net, h, g: h / torch.tensor(h.size(0))), "tensor"),
+    "linspace": (lambda: Net(lambda net, h, g: h + torch.linspace(0, 1, h.size(0)).double()[:, None]), "add"),
+    "positions": (lambda: Net(lambda net, h, g: h + torch.arange(h.size(0))[:, None]), "add"),
+    "item": (lambda: Net(lambda net, h, g: h * float(h.abs().max())), "max"),
+    "numpy": (lambda: Net(lambda net, h, g: h + h.detach().numpy().mean()), "numpy"),
+    "list": (lambda: Net(lambda net, h, g: h + sum(h.tolist()[0])), "tolist"),
+    "branch": (lambda: Net(lambda net, h, g: h * 2 if bool((h > 0).any()) else h), "any"),
+    "hook": (lambda: Net(hooked(lambda gradient: gradient / gradient.abs().mean())), "mean"),
+    "function of autograd": (lambda: Net(lambda net, h, g: Centred.apply(h)), "mean"),
+    "hook of a layer": (lambda: with_first(with_hook), "mean"),
+    "hook of the model": (lambda: with_hook(Net(lambda net, h, g: h)), "mean in Net"),
+    "method of a module": (lambda: with_forward(lambda lin, h: h - h.mean(0)), "mean"),
+    "layer of the user's": (lambda: Net(lambda net, h, g: net.own(h, g.edge_index)), r"mean in Own \(own\)"),
+    "module in a layer": (lambda: Net(lambda net, h, g: net.gin(h, g.edge_index)), r"softmax in Softmax \(gin.nn\)"),
+    "edges": (lambda: Net(lambda net, h, g: h * (g.edge_weight - g.edge_weight.mean()).sign().sum()), "mean"),
+    "input": (lambda: Net(lambda net, h, g: h + g.x.mean(0)), "mean"),
+    "degrees of sources": (lambda: Net(over_sources), "scatter_add_"),
+    "a later step": (lambda: Net(later), "mean"),
+    "output": (lambda: Last(lambda h: h - h.mean(0)), "mean"),
+    "result that is a sum": (lambda: Last(lambda h: h.square().sum()), "sum"),
+}
+
+
+class Last(nn.Module):
+    """Layer, and a function of its output."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.change = pyg.SAGEConv(WIDTH, WIDTH).double(), change
+
+    def forward(self, x: Tensor, g: Any) -> Tensor:
+        return self.change(self.conv(x, g.edge_index))
+
+
+def with_first(change: Callable[[nn.Module], nn.Module]) -> Net:
+    net = Net(lambda net, h, g: h)
+    change(net.first)
+    return net
+
+
+def with_forward(forward: Callable[[nn.Module, Tensor], Tensor]) -> Net:
+    net = Net(lambda net, h, g: net.lin(h))
+    net.lin.forward = MethodType(forward, net.lin)
+    return net
+
+
+def logged(gradient: Tensor) -> None:
+    float(gradient.norm())
+
+
+def chosen(net: Net, h: Tensor, g: Any) -> Tensor:
+    """Changes the rows that a mask selects."""
+    h = h.clone()
+    h[g.train_mask] = net.lin(h[g.train_mask]).relu() + h[g.train_mask]
+    return h
+
+
+def with_degrees(net: Net, h: Tensor, g: Any) -> Tensor:
+    number = h.size(0)
+    weights = scatter(g.edge_weight, g.edge_index[1], 0, number, "sum")
+    return h / (degree(g.edge_index[1], number) + 1)[:, None] + weights.view(-1, 1)
+
+
+def in_place(net: Net, h: Tensor, g: Any) -> Tensor:
+    out = torch.zeros(h.size(0), WIDTH + 1, dtype=h.dtype)
+    out[:, :WIDTH] = h
+    return F.leaky_relu(out, 0.5, inplace=True)[:, 1:].clone().add_(1).mul_(0.5)
+
+
+def examined(net: Net, h: Tensor, g: Any) -> Tensor:
+    if torch.isnan(h).any() or h.size(0) != g.x.size(0):
+        raise ValueError("unusual rows")
+    return h
+
+
+def in_heads(net: Net, h: Tensor, g: Any) -> Tensor:
+    number, width = h.shape
+    h = h.view(number, 2, width // 2)
+    scores = (h * h.mean(-1, keepdim=True)).sum(-1).softmax(-1)
+    return torch.einsum("nhc,nh->nhc", h, scores).reshape(number * 2, -1).tanh().view(number, -1)
+
+
+class Looped(pyg.MessagePassing):
+    """Layer of the user's with self-loops."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.lin = nn.Linear(width, out)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        number = x.size(0)
+        return self.propagate(add_self_loops(edge_index, num_nodes=number)[0], x=self.lin(x), size=(number, number))
+
+
+def jumped(mode: str) -> Change:
+    torch.manual_seed(1)
+    jump = pyg.JumpingKnowledge(mode, WIDTH, 2).double()
+    return lambda net, h, g: jump([h, g.x])[:, :WIDTH]
+
+
+KEPT: dict[str, Callable[[], nn.Module]] = {
+    "activation": lambda: Net(lambda net, h, g: F.elu(h).sigmoid() * h.clamp(min=-1)),
+    "norms": lambda: Net(nn.Sequential(nn.BatchNorm1d(WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))),
+    "dropout": lambda: Net(nn.Sequential(nn.Dropout(0.0), nn.AlphaDropout(0.0))),
+    "columns": lambda: Net(lambda net, h, g: F.normalize(h.softmax(-1).sort(1).values, dim=1).cumsum(1)),
+    "largest columns": lambda: Net(lambda net, h, g: h.topk(2, 1).values.repeat(1, 2) + h.argmax(1, keepdim=True)),
+    "picked columns": lambda: Net(
+        lambda net, h, g: h + h.gather(1, g.label[:, None]) + h[torch.arange(h.size(0)), g.label][:, None]
+    ),
+    "joined": lambda: Net(lambda net, h, g: torch.stack([h, g.x]).amax(0) + torch.cat([h, g.x], 1).chunk(2, 1)[1]),
+    "heads": lambda: Net(in_heads),
+    "tokens": lambda: Net(lambda net, h, g: net.attend(*[torch.stack([h, g.x])] * 3)[0].sum(0)),
+    "sequences": lambda: Net(lambda net, h, g: net.gru(torch.stack([h, g.x]))[0][1]),
+    "jumps": lambda: Net(jumped("cat")),
+    "recurrent jumps": lambda: Net(jumped("lstm")),
+    "convolution": lambda: Net(lambda net, h, g: F.conv1d(h[:, None], torch.ones(1, 1, 3).double(), padding=1)[:, 0]),
+    "embedding": lambda: Net(lambda net, h, g: h + F.embedding(g.label, net.lin.weight) + F.one_hot(g.label, WIDTH)),
+    "selected": lambda: Net(chosen),
+    "masked": lambda: Net(lambda net, h, g: torch.where(g.train_mask[:, None], h, h.masked_fill(h > 0, 0.5))),
+    "degrees": lambda: Net(with_degrees),
+    "in place": lambda: Net(in_place),
+    "examined": lambda: Net(examined),
+    "function of autograd": lambda: Net(lambda net, h, g: Rounded.apply(2 * h)),
+    "hook": lambda: Net(hooked(lambda gradient: 2 * gradient.clamp(-1, 1))),
+    "hook that changes nothing": lambda: Net(hooked(logged)),
+    "module in a layer": lambda: Net(
+        lambda net, h, g: h, lambda a, b: pyg.GINConv(nn.Sequential(nn.Linear(a, b), nn.BatchNorm1d(b), nn.ReLU()))
+    ),
+    "attention": lambda: Net(lambda net, h, g: h.relu(), pyg.GATv2Conv),
+    "degrees in a layer": lambda: Net(lambda net, h, g: h.relu(), pyg.MFConv),
+    "layer of the user's": lambda: Net(lambda net, h, g: h, Looped),
+    "outer product": lambda: Net(lambda net, h, g: torch.bmm(h[:, :, None], h[:, None]).sum(2)),
+    "numbers of rows": lambda: Net(
+        lambda net, h, g: (
+            h + h.new_full((h.size(0), 1), 0.5) + torch.ones(h.shape[0] * 2, 1).view(-1, 2).sum(1, keepdim=True)
+        )
+    ),
+}
+
+WAYS: list[dict[str, Any]] = [{}, {"recompute": "layers"}, {"layout": "1d"}]
+
+
+def steps(model: Any, g: Any, mean: Callable[[Tensor], Tensor]) -> Tensor:
+    """Trains three steps on one gradient after the other. Returns the output of the last one."""
+    for _ in range(3):
+        out = model(g.x, g)
+        mean(out.square().sum(-1)[g.train_mask]).backward()
+    return out
+
+
+def refused(rank: int, offsets: list[int], names: list[str], options: dict[str, Any]) -> list[str]:
+    """Returns the texts of errors."""
+    found = []
+    for name in names:
+        part = local(graph(), offsets=offsets, timeout=distributed.NEVER)
+        model = distribute(REFUSED[name][0](), part, **options)
+        try:
+            steps(model, part, lambda losses: loss_mean(losses, part))
+            found.append("nothing was raised")
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}")
+    return found
+
+
+@pytest.mark.parametrize("offsets", OFFSETS, ids=str)
+def test_what_depends_on_several_vertices_is_refused_by_name_on_every_rank(offsets):
+    texts = distributed.run(refused, 2, offsets, [*REFUSED], {})
+    wrong = [f"{name}: {text}" for found in texts for name, text in zip(REFUSED, found) if not is_named(name, text)]
+    assert wrong == []
+
+
+def is_named(name: str, text: str) -> bool:
+    return (
+        re.search(
+            f"cannot be trained over ranks: .*({REFUSED[name][1]}).* depends on the rows of several vertices", text
+        )
+        is not None
+    )
+
+
+@pytest.mark.parametrize("options", WAYS[1:], ids=str)
+def test_every_way_of_training_refuses(options):
+    names = ["mean", "module", "number", "hook", "a later step"]
+    for found in distributed.run(refused, 2, OFFSETS[0], names, options):
+        assert [text for name, text in zip(names, found, strict=True) if not is_named(name, text)] == []
+
+
+def kept(rank: int, offsets: list[int]) -> list[str]:
+    data, wrong = graph(), []
+    part = local(data, offsets=offsets, timeout=distributed.NEVER)
+    for name, make in KEPT.items():
+        alone, net = make(), make()
+        expected = steps(alone, data, torch.Tensor.mean)
+        out = steps(distribute(net, part), part, lambda losses: loss_mean(losses, part))
+        number = part.n_id.numel()
+        pairs = [(expected[part.n_id], out[:number])]
+        pairs += [(one.grad, other.grad) for one, other in zip(alone.parameters(), net.parameters(), strict=True)]
+        for a, b in pairs:
+            if (a is None) != (b is None) or (a is not None and not torch.allclose(a, b, rtol=0, atol=1e-9)):
+                wrong.append(name)
+    return wrong
+
+
+@pytest.mark.parametrize("offsets", OFFSETS, ids=str)
+def test_what_computes_each_row_separately_equals_one_process(offsets):
+    assert distributed.run(kept, 2, offsets) == [[], []]
