@@ -113,8 +113,7 @@ def partition(
         topology: 'whole' stores one set of neighbour lists for all ranks. 'parts' stores lists and edge attributes with the part that owns the target.
         tolerance: how far a part may exceed the mean of each balanced quantity, as a fraction.
         seed: random seed of METIS, KaMinPar or the random assignment. KaMinPar with several threads gives other parts for the same seed.
-        overwrite: if True, replace an existing dataset directory (only once the new one is complete), or the work of another call that was stopped. It is
-            refused if the directory holds files that no call wrote.
+        overwrite: if True, replace an existing directory once the new one is complete, or a stopped call's work. Refused if other files lie in it.
         progress: a :class:`~salientpp.Progress`, which is told the start of each step, except steps that a stopped run finished.
 
     Returns:
