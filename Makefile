@@ -10,7 +10,7 @@ CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h')
 # A folder with wheels of pyg-lib, torch_sparse and torch_scatter. `make test` installs them, and tests then fail without them.
 SALIENTPP_PEER_WHEELS ?=
 
-.PHONY: demo test test-quick test-faults test-slurm test-simulated test-wheel test-versions test-aarch64 \
+.PHONY: demo test test-quick test-random test-faults test-slurm test-simulated test-wheel test-versions test-aarch64 \
 	sdist wheel wheel-aarch64 wheel-manylinux check-wheel release-notes lint format sanitize bench score gpu-check paper docs build peers clean
 
 demo: build
@@ -45,6 +45,12 @@ test-faults: build peers
 # shellcheck. Without them the tests skip, or fail if FAIL_WITHOUT_SLURM is set.
 test-slurm: build
 	$(BIN)/python -m pytest -m slurm tests/slurm
+
+# Random models, trimmed. `make test` runs 150 of them. A failing one is printed as a script that runs by itself. make test-random CASES=10000 FIRST=150
+CASES ?= 1000
+FIRST ?= 0
+test-random: build
+	cd tests && ../$(BIN)/python -W ignore -m random_cases.run --cases $(CASES) --first $(FIRST)
 
 # Tests on a simulated accelerator that executes operations late and in unfavourable orders. It cannot be removed from a process, so they run alone.
 test-simulated: build peers

@@ -1,0 +1,376 @@
+"""Random models, each a function of one integer: source text, a step of training, shrinking, and a script that shows a failure by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import random
+import re
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from random_cases.choices import HELPERS, Choice, choices
+from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
+
+IMPORTS = """\
+import itertools, math, types
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import torch_geometric
+import torch_geometric.nn as pyg
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import degree, scatter, softmax, to_dense_adj
+
+import salientpp
+
+torch_geometric.backend.use_segment_matmul = False
+"""
+
+LOADERS = (
+    "[3, 2], batch_size=8", "[3, 2], batch_size=8", "[2, 2, 2], batch_size=6", "[3], batch_size=8", "[-1, -1], batch_size=4", "[3, 2], batch_size=2",
+    "[3, 3], batch_size=6, replace=True", "[3, 2], batch_size=5, disjoint=True", "[1, 1, 1, 1], batch_size=10",
+)  # fmt: skip
+MODES = (
+    ("train", "train", "train"), ("train", "train", "train"), ("train", "eval", "train"), ("eval", "train", "train"), ("eval", "eval", "eval"),
+    ("no_grad", "train", "train"), ("train", "no_grad", "train"), ("inference", "train", "train"),
+)  # fmt: skip
+OUTPUTS = (
+    "h",
+    "h",
+    "h",
+    "h",
+    "h.log_softmax(1)",
+    "self.head(h)",
+    "h, h.mean(0)",
+    "h, hs[-1]",
+    "{'h': h, 'kept': hs[-1]}",
+    "[h, h.sum()]",
+    "h[: len(h) // 2 + 8]",
+)
+PENALTIES = ("none", "none", "none", "none", "gradient", "hessian")
+
+
+# --- code that scripts contain -----------------------------------------------------------------------------------
+
+
+def graph():
+    draw = torch.Generator().manual_seed(1)
+    ends = torch.randint(110, (2, 300), generator=draw)
+    ends[0, :15] = ends[1, :15]  # self-loops
+    ends[:, 20:40] = ends[:, 40:60]  # repeated edges
+    rows = {
+        name: torch.randn(120, size, generator=draw).double() for name, size in (("x", 6), ("pos", 3), ("normal", 3))
+    }
+    edges = {
+        "edge_weight": torch.rand(300, generator=draw).double() + 0.1,
+        "edge_attr": torch.rand(300, 3, generator=draw).double(),
+    }
+    kinds = {
+        "edge_type": torch.randint(3, (300,), generator=draw),
+        "node_type": torch.randint(2, (120,), generator=draw),
+    }
+    return Data(edge_index=ends, **rows, **edges, **kinds)
+
+
+def run_step(model, begin, batch, step, mode, given, penalty):
+    """Returns the seeds' outputs, gradients, buffers and inputs of one call by name."""
+    torch.manual_seed(step)
+    model.train(mode == "train")
+    begin(model, step)
+    names = ("x", "edge_weight", "edge_attr", "edge_type", "node_type", "pos", "normal")
+    tensors = {name: batch[name].clone() for name in names}
+    learnt = {
+        name: tensors[name].requires_grad_() for name in ("x", "edge_weight", "edge_attr", "pos") if given != "constant"
+    }
+    if given == "computed":
+        tensors.update({name: value * 1 for name, value in learnt.items()})
+    modes = {"no_grad": torch.no_grad, "inference": torch.inference_mode}
+    with modes.get(mode, torch.enable_grad)():
+        whole = model(tensors["x"], batch.edge_index, *(tensors[name] for name in names[1:]), step)
+    outputs = (
+        list(whole.values())
+        if isinstance(whole, dict)
+        else list(whole)
+        if isinstance(whole, (tuple, list))
+        else [whole]
+    )
+    is_rows = [out.dim() == 2 for out in outputs]
+    outputs = [out[: batch.batch_size] if rows else out for out, rows in zip(outputs, is_rows)]
+    found = {f"output {k}": out.detach().clone() for k, out in enumerate(outputs)}
+    loss = sum(
+        (out * torch.arange(1.0, out.numel() + 1).double().view(out.shape).cos()).sum() + out.square().sum()
+        for out in outputs
+    )
+    parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    wanted = {**parameters, **learnt}
+    if mode not in modes and loss.requires_grad and penalty == "hessian" and wanted:
+        firsts = torch.autograd.grad(loss, list(wanted.values()), create_graph=True, allow_unused=True)
+        loss = sum((first * first.detach().cos()).sum() for first in firsts if first is not None)
+    elif mode not in modes and loss.requires_grad and penalty == "gradient" and learnt:
+        first = torch.autograd.grad(loss, learnt["x"], create_graph=True, allow_unused=True)[0]
+        loss = loss if first is None else loss + first.square().sum()
+    for value in wanted.values():
+        value.grad = None
+    if mode not in modes and getattr(loss, "requires_grad", False):
+        loss.backward()
+    found.update({f"gradient of {name}": value.grad for name, value in wanted.items() if value.grad is not None})
+    found.update({f"buffer {name}": value.detach().clone() for name, value in model.named_buffers()})
+    found.update({f"input {name}": value.detach().clone() for name, value in tensors.items()})
+    return found
+
+
+def difference(expected, got):
+    """Returns the name of the first tensor that differs, and by how much relative to its largest value; None if all are equal."""
+    slopes = [value.abs().max() for name, value in expected.items() if name.startswith("gradient") and value.numel()]
+    largest = max(slopes, default=0)  # a gradient that is nearly 0 is a sum of large terms, which are rounded
+    if any(value.is_floating_point() and not value.isfinite().all() for value in expected.values()):
+        return None
+    for name in [*expected, *(got.keys() - expected.keys())]:
+        one, other = (found.get(name, torch.zeros(())).double() for found in (expected, got))
+        if name in expected and name in got and one.shape != other.shape:
+            return name, f"{tuple(one.shape)} and {tuple(other.shape)}"
+        off = (one - other).abs().max() if (one - other).numel() else 0
+        scale = largest if name.startswith("gradient") else one.abs().max() if one.numel() else 0
+        if not off <= 1e-9 * scale:
+            return name, float(off / scale)
+    return None
+
+
+# --- cases ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """Random model, and the steps in which it is called."""
+
+    seed: int
+    choices: tuple[Choice, ...]
+    loader: str = LOADERS[0]
+    modes: tuple[str, ...] = MODES[0]
+    given: str = "leaf"
+    penalty: str = "none"
+    output: str = "h"
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        rest = [
+            *([] if self.output == "h" else [f"returns {self.output}"]),
+            *([] if self.penalty == "none" else [self.penalty]),
+            *([] if set(self.modes) == {"train"} else ["/".join(self.modes)]),
+        ]
+        return tuple([each.kind for each in self.choices] + rest)
+
+
+def case_of(seed: int) -> Case:
+    """Returns the random case of an integer."""
+    r = random.Random(seed)
+    chosen = choices(r)
+    needs = {each.mode for each in chosen}
+    modes = ("eval",) * 3 if "evaluation" in needs else r.choice(MODES)
+    given = (
+        r.choice(("computed", "constant")) if "written" in needs else r.choice(("leaf", "leaf", "computed", "constant"))
+    )
+    penalty = "none" if "first order" in needs or _takes_extremes(chosen) else r.choice(PENALTIES)
+    return Case(
+        seed,
+        chosen,
+        r.choice(LOADERS),
+        modes,
+        given,
+        penalty,
+        r.choice(OUTPUTS[:6] if "one output" in needs else OUTPUTS),
+    )
+
+
+def _takes_extremes(chosen: tuple[Choice, ...]) -> bool:
+    """Returns True if a layer takes maxima or minima. Their second derivatives are not generated: they miss the tie that torch counts at 0."""
+    return any(re.search(r"'(min|max)'|MaxAggregation", each.init + each.change + each.before) for each in chosen)
+
+
+def source_of(case: Case) -> str:
+    """Returns the source of the case's model: ``make()`` makes it, ``begin(model, step)`` runs before each call."""
+    text = [each.top for each in case.choices if each.top]
+    helpers = _used(HELPERS, "\n".join(each.change + each.before for each in case.choices))
+    lines = [*dict.fromkeys(textwrap.dedent(each).strip() for each in [*helpers, *text])]
+    init = [each.init for each in case.choices if each.init]
+    if "self.head" in case.output:
+        init.append("self.head = nn.Linear(6, 4)")
+    forward = ["h, hs = x, [x]", *(each.forward for each in case.choices if each.forward), f"return {case.output}"]
+    model = [
+        "class Model(nn.Module):",
+        "    def __init__(self):",
+        "        super().__init__()",
+        textwrap.indent("\n".join(init), " " * 8),
+        "",
+        "    def forward(self, x, edge_index, edge_weight, edge_attr, edge_type, node_type, pos, normal, step):",
+        textwrap.indent("\n".join(forward), " " * 8),
+    ]
+    make = ["model = Model().double()", *(each.change for each in case.choices if each.change), "return model.double()"]
+    begin = [each.before for each in case.choices if each.before] or ["pass"]
+    functions = [
+        "handles = []\n\n\ndef make():\n    torch.manual_seed(0)\n" + textwrap.indent("\n".join(make), " " * 4),
+        "def begin(model, step):\n" + textwrap.indent("\n".join(begin), " " * 4),
+    ]
+    return "\n\n\n".join([*lines, "\n".join(model), *functions]) + "\n"
+
+
+def _used(helpers: str, text: str) -> Iterator[str]:
+    """Yields the functions and classes of ``helpers`` that a text uses, with those that they use."""
+    parts = re.split(r"\n\n(?=\S)", textwrap.dedent(helpers).strip())
+    used: set[str] = set()
+    grown = True
+    while grown:
+        grown = False
+        for part in parts:
+            name = re.match(r"(?:class|def) (\w+)", part)
+            assert name is not None
+            if part not in used and re.search(rf"\b{name[1]}\b", text + "".join(used)):
+                used.add(part)
+                grown = True
+    yield from (part for part in parts if part in used)
+
+
+def namespace_of(case: Case) -> dict[str, Any]:
+    space = vars(_MODULE)
+    space.clear()
+    space.update(_IMPORTED)
+    exec(compile(source_of(case), f"<model {case.seed}>", "exec"), space)
+    return space
+
+
+#: Module of the models' classes. PyG looks up the module of a layer's class.
+_MODULE = sys.modules.setdefault("random_model", types.ModuleType("random_model"))
+_IMPORTED = {**vars(_MODULE)}
+exec(IMPORTS, _IMPORTED)
+_GRAPH = None
+
+
+def batches_of(case: Case) -> list[Any]:
+    global _GRAPH
+    _GRAPH = graph() if _GRAPH is None else _GRAPH
+    return eval(_loader_text(case), {**_IMPORTED, "data": _GRAPH})
+
+
+def _loader_text(case: Case) -> str:
+    return f"list(salientpp.NeighborLoader(data, {case.loader}, input_nodes=torch.arange(120).roll({case.seed % 7}), seed={case.seed}))[:{len(case.modes)}]"
+
+
+class Invalid(Exception):
+    """The plain model raises."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Fault of a case: the step, the tensor or the error, and by how much."""
+
+    step: int
+    what: str
+    off: Any
+
+    def __str__(self) -> str:
+        return f"call {self.step}: {self.what}: {self.off}"
+
+
+def failure_of(case: Case, convert: Callable[[Any], Any]) -> Failure | None:
+    """Runs a case. Returns None if the converted model equals the plain one in every step, or refuses in the words that a choice allows."""
+    handles: list[Any] = []
+    try:
+        space = namespace_of(case)
+        try:
+            plain = space["make"]()
+        except Exception as error:
+            raise Invalid(f"{type(error).__name__}: {error}") from error
+        handles = space["handles"]
+        if not any(isinstance(module, MessagePassing) for module in plain.modules()):
+            raise Invalid("the model has no layers")
+        other = space["make"]()
+        other.load_state_dict(plain.state_dict(), strict=False)  # some layers of PyG leave parameters without values
+        converted = convert(other)
+        words = [each.refuses for each in case.choices if each.refuses]
+        for step, (batch, mode) in enumerate(zip(batches_of(case), case.modes)):
+            arguments = batch, step, mode, case.given, case.penalty
+            try:
+                expected = run_step(plain, space["begin"], *arguments)
+            except Exception as error:
+                raise Invalid(f"{type(error).__name__}: {error}") from error
+            try:
+                got = run_step(converted, space["begin"], *arguments)
+            except Exception as error:
+                if any(re.search(each, str(error)) for each in words):
+                    return None
+                return Failure(step, type(error).__name__, str(error)[:300])
+            found = difference(expected, got)
+            if found is not None:
+                return Failure(step, *found)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return None
+
+
+def shrunk(case: Case, fails: Callable[[Case], bool]) -> Case:
+    """Drops choices of a failing case, and simplifies the rest, while it still fails."""
+    while True:
+        for other in _simpler(case):
+            if fails(other):
+                case = other
+                break
+        else:
+            return case
+
+
+def _simpler(case: Case) -> Iterator[Case]:
+    for dropped in case.choices:
+        gone = {dropped.number}
+        while more := {each.number for each in case.choices if each.needs in gone} - gone:
+            gone |= more
+        left = tuple(each for each in case.choices if each.number not in gone)
+        if left:
+            yield dataclasses.replace(case, choices=left)
+    plainest = Case(case.seed, case.choices)
+    for name in ("modes", "penalty", "output", "loader", "given"):
+        simple = getattr(plainest, name)
+        if set(getattr(case, name)) != set(simple) and not (
+            name == "given" and any(each.mode == "written" for each in case.choices)
+        ):
+            yield dataclasses.replace(case, **{name: simple})
+    for k, each in enumerate(case.choices):  # options of constructors
+        for option in re.findall(r", \w+=(?:'[^']*'|\[[^\]]*\]|[\w.]+)(?=[,)])", each.init):
+            changed = dataclasses.replace(each, init=each.init.replace(option, "", 1))
+            yield dataclasses.replace(case, choices=(*case.choices[:k], changed, *case.choices[k + 1 :]))
+    if len(case.modes) > 1:
+        yield dataclasses.replace(case, modes=case.modes[:-1])
+
+
+def script_of(case: Case, convert: str = "salientpp.nn.trim(model)") -> str:
+    """Returns a script that shows the case without this file."""
+    code = "\n\n".join(inspect.getsource(each) for each in (graph, run_step, difference))
+    return f'''"""Random model {case.seed}: {", ".join(case.kinds)}."""
+
+{IMPORTS}
+
+{code}
+
+{source_of(case)}
+
+plain = make()
+model = make()
+model.load_state_dict(plain.state_dict(), strict=False)
+{convert}
+data = graph()
+batches = {_loader_text(case)}
+for step, (batch, mode) in enumerate(zip(batches, {case.modes!r})):
+    arguments = batch, step, mode, {case.given!r}, {case.penalty!r}
+    print(mode, difference(run_step(plain, begin, *arguments), run_step(model, begin, *arguments)))
+'''
