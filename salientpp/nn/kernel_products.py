@@ -2,7 +2,7 @@
 
 A backward runs over the lists by source, so it needs no atomics. Products are linear in their rows and weights, and the gradient of one is another of
 them. So gradients of any order come from the same kernels. Only the gradients of extremes, softmax and additive scores are composed of other products
-if they are differentiated themselves.
+if they are differentiated themselves. Each product saves its own arguments for the backward, never copies of them, because copies have no graph.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class _Unused:
 class SumOfSources(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, lists: EdgeLists, x: Tensor, weight: Tensor | None, num_targets: int, mean: bool) -> Tensor:
-        x, weight = x.contiguous(), None if weight is None else weight.contiguous()
         ctx.given = lists, num_targets, mean, x.size(0)
         ctx.save_for_backward(x if ctx.needs_input_grad[2] else None, weight)
+        x, weight = x.contiguous(), None if weight is None else weight.contiguous()
         return ops.sum_listed_rows(_indptr(lists, num_targets), lists.source, None, x, weight, mean)
 
     @staticmethod
@@ -86,9 +86,9 @@ class SumOfTargets(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, lists: EdgeLists, rows: Tensor, weight: Tensor | None, num_sources: int) -> Tensor:
-        rows, weight = rows.contiguous(), None if weight is None else weight.contiguous()
         ctx.given = lists, rows.size(0)
         ctx.save_for_backward(rows if ctx.needs_input_grad[2] else None, weight)
+        rows, weight = rows.contiguous(), None if weight is None else weight.contiguous()
         indptr, target, place = _placed_by_source(lists, num_sources)
         return ops.sum_listed_rows(indptr, target, None if weight is None else place, rows, weight, prefix=True)
 
@@ -160,6 +160,9 @@ def _passed(lists: EdgeLists, values: Tensor, out: Tensor, grad: Tensor, num_tar
     with torch.no_grad():
         is_extreme = (values == TakeTargets.apply(lists, out, num_targets)).to(values.dtype)
         ties = SumOfEdges.apply(lists, is_extreme, num_targets, False)
+        ties += (
+            out == 0
+        )  # torch's scatter_reduce counts the zero that it begins with as a tie, also if the result leaves it out
         share = is_extreme / TakeTargets.apply(lists, ties, num_targets).clamp_(min=1)
     return TakeTargets.apply(lists, grad, num_targets) * share
 
@@ -261,9 +264,9 @@ class Softmax(torch.autograd.Function):
 class DotEdges(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, lists: EdgeLists, target_rows: Tensor, source_rows: Tensor, num_targets: int) -> Tensor:
-        target_rows, source_rows = target_rows.contiguous(), source_rows.contiguous()
         ctx.given = lists, num_targets
         ctx.save_for_backward(target_rows, source_rows)
+        target_rows, source_rows = target_rows.contiguous(), source_rows.contiguous()
         heads = source_rows.size(1)
         return ops.dot_listed_rows(_indptr(lists, num_targets), lists.source, target_rows, source_rows, heads)
 
@@ -291,9 +294,9 @@ class AdditiveScores(torch.autograd.Function):
         negative_slope: float,
         num_targets: int,
     ) -> Tensor:
-        rows = target_rows.contiguous(), source_rows.contiguous(), att.contiguous()
         ctx.given = lists, num_targets, negative_slope
-        ctx.save_for_backward(*rows)
+        ctx.save_for_backward(target_rows, source_rows, att)
+        rows = target_rows.contiguous(), source_rows.contiguous(), att.contiguous()
         return ops.additive_scores(_indptr(lists, num_targets), lists.source, *rows, negative_slope)
 
     @staticmethod
@@ -307,7 +310,8 @@ class AdditiveScores(torch.autograd.Function):
                 None,
                 None,
             )
-        grad, grad_target, grad_source, grad_att = grad.contiguous(), None, None, None
+        target_rows, source_rows, att, grad = (each.contiguous() for each in (target_rows, source_rows, att, grad))
+        grad_target = grad_source = grad_att = None
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[3]:
             sums, grad_att = ops.additive_scores_by_target(
                 _indptr(lists, num_targets), lists.source, target_rows, source_rows, att, slope, grad

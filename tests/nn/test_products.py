@@ -12,6 +12,7 @@ from torch_geometric.nn import GATv2Conv
 from torch_geometric.utils import scatter, softmax
 
 from salientpp import ops
+from salientpp.nn import composed_products as composed
 from salientpp.nn import products
 from salientpp.nn.products import (
     additive_scores,
@@ -249,6 +250,40 @@ def test_second_derivatives_match_finite_differences(name):
     arguments = PRODUCTS[name].arguments(edges, 3)
     run = lambda *given: PRODUCTS[name].run(edges, list(given))  # noqa: E731
     assert torch.autograd.gradgradcheck(run, arguments, fast_mode=True)
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_second_derivatives_do_not_depend_on_strides(name):
+    product, edges, results = PRODUCTS[name], EDGES["prefix"], []
+    for is_transposed in (False, True):
+        arguments = product.arguments(edges, 3)
+        given = [each.t().contiguous().t() if is_transposed and each.dim() == 2 else each for each in arguments]
+        if is_transposed:
+            given = [each.movedim(0, -1).contiguous().movedim(-1, 0) if each.dim() == 3 else each for each in given]
+        first = torch.autograd.grad(product.run(edges, given).square().sum(), arguments, create_graph=True)
+        loss = sum(each.square().sum() for each in first)
+        results.append([*first, *torch.autograd.grad(loss, arguments, allow_unused=True)])
+    for expected, got in zip(*results):
+        assert (expected is None) == (got is None)
+        if expected is not None:
+            assert_close(got, expected)
+
+
+@pytest.mark.parametrize("of", ["edges", "sources"])
+@pytest.mark.parametrize("reduction", ["max", "min"])
+def test_ties_at_zero_share_the_gradient_as_in_scatter_also_to_second_order(reduction, of):
+    edges, results = EDGES["random"], []
+    lists, number = edges.lists, edges.lists.num_targets
+    count = lists.num_places(number) if of == "edges" else lists.num_sources
+    x = torch.randint(-1, 2, (count, 4), generator=torch.Generator().manual_seed(4)).double().requires_grad_()
+    scale = torch.ones(number, 4, dtype=torch.float64).requires_grad_()
+    reduce = products.reduce_edges if of == "edges" else reduce_sources
+    for run in (reduce, getattr(composed, f"reduce_{of}")):
+        out = run(lists, x, number, reduction, *([None] if run is composed.reduce_sources else []))
+        (first,) = torch.autograd.grad((out * scale).sum(), [x], create_graph=True)
+        results.append([first, *torch.autograd.grad(first.square().sum(), [scale])])
+    for got, expected in zip(*results):
+        assert_close(got, expected)
 
 
 def test_a_table_with_its_first_rows_has_second_derivatives():
