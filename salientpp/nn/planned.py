@@ -114,13 +114,14 @@ class Attributes:
         """Returns True if something is not as it was at the last call, except ``training``, and except attributes that change all the time."""
         try:
             now = self._now()
-        except KeyError:
+            if now == self._known:
+                return False
+        except (KeyError, RuntimeError, ValueError):  # an attribute is gone, or became a tensor or an array
             now = []
-        if now == self._known:
-            return False
         before = self._known
         names = list(self._names)
-        if len(now) != len(before) or any(a[0] != b[0] or a[2:] != b[2:] for a, b in zip(now, before)):
+        are_plain = all(isinstance(value, _PLAIN) for each, a in zip(names, now) for value in a[1][: len(each)])
+        if not are_plain or len(now) != len(before) or any(a[0] != b[0] or a[2:] != b[2:] for a, b in zip(now, before)):
             self._read()
             return True
         self._known = now

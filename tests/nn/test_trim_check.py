@@ -142,6 +142,11 @@ def plain_norm():
     return nn.BatchNorm1d(WIDTH)
 
 
+def through_mean(m, h):
+    h, m.mean = h - m.mean, h.detach().mean(0)
+    return h
+
+
 CHANGES = {
     "an attribute": (lambda: Model(by_epoch, epoch=0), epochs, ()),
     "a counter in the forward": (lambda: Model(by_step, epoch=0), nothing, ()),
@@ -153,6 +158,7 @@ CHANGES = {
     "chance of numpy": (lambda: Model(by_numpy), nothing, ()),
     "chance of torch": (lambda: Model(by_torch), nothing, ()),
     "a number that changes back": (lambda: Model(by_size, number=0), sizes, ()),
+    "a number that becomes a tensor": (lambda: Model(through_mean, mean=0), nothing, ()),
     "a norm that is switched on": (lambda: Model(through_norm, norm=None), norm_on, ()),
     "statistics set to None": (lambda: Model(through_norm, norm=plain_norm()).eval(), statistics_off, ()),
     "a dimension": (lambda: Model(through_dim, dim=1), dims, ()),
