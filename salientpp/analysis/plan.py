@@ -43,7 +43,7 @@ class Question:
     """The jobs and ways that a plan compares.
 
     Attributes:
-        hosts: numbers of hosts. Empty: for a dataset directory, the powers of two up to the number of parts, and this number.
+        hosts: numbers of hosts. Empty: for a dataset directory, the number of parts, and the powers of two below it whose ranks fit the parts.
         ranks_per_host: ranks on each host.
         memory: bytes of a host for copies of rows. Empty: :data:`SHARES` of the bytes of all rows.
         device_memory: bytes of each rank's device for copies of rows.
@@ -194,13 +194,23 @@ def _numbers_of_hosts(data: Data | PartitionedGraph, question: Question) -> list
         return sorted(set(question.hosts))
     parts = data.num_parts
     if not question.hosts:
-        return sorted({parts, *(2**power for power in range(parts.bit_length()))})
+        powers = (2**power for power in range(parts.bit_length()))
+        return sorted({parts, *(number for number in powers if _fits(number, parts, question.ranks_per_host))})
     if max(question.hosts) > parts:
         raise ValueError(
             f"hosts must be at most the number of parts of {data.root}, which is {parts}, got {max(question.hosts)}; "
             "partition again into more parts, or plan for the graph itself"
         )
     return sorted(set(question.hosts))
+
+
+def _fits(hosts: int, parts: int, ranks_per_host: int) -> bool:
+    """Returns True if the ranks of these hosts can serve the parts."""
+    try:
+        placed(hosts * ranks_per_host, parts, ranks_per_host)
+    except ValueError:
+        return False
+    return True
 
 
 def _narrow_widths(data: Data | PartitionedGraph, widths: Mapping[str | None, int]) -> dict[str | None, int]:

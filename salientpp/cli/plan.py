@@ -37,7 +37,7 @@ TEXTS = {
     "dataset": f"a dataset directory, or {DATASETS}. A graph that is not partitioned yet is partitioned in memory for each number of hosts",
     "--machines": "JSON file of `salientpp calibrate`; or for a first look the name of a link, such as 10GbE, with defaults for everything else",
     "--set": "replaces a constant of the machines, such as `--set step.seconds=0.05`. May be given several times",
-    "--hosts": "numbers of hosts to compare (default: for a dataset directory the powers of two up to the number of parts)",
+    "--hosts": "numbers of hosts to compare (default: for a dataset directory the number of parts, and the powers of two below it whose ranks fit the parts)",
     "--ranks-per-host": "ranks on each host (default: 1)",
     "--memory": "bytes of a host for copies of rows, to compare, such as `--memory 0B,8GiB,16GiB` "
     "(default: 0, 5, 20 and 100 per cent of the bytes of all rows)",

@@ -166,7 +166,8 @@ class ReadAhead(Way):
     def begin_epoch(self) -> None:
         with self._stepping:
             with self._lock:
-                old = list(self._tickets.values())
+                # A batch of an epoch that the user has left may still wait in the queue, without a place in the table.
+                old = {*self._tickets.values(), *self._queue}
                 self._tickets.clear()
                 self._queue.clear()
             for ticket in old:
@@ -182,7 +183,9 @@ class ReadAhead(Way):
 
     def take(self, work: HostWork, take_rows: Callable[[], Taken]) -> Taken:
         with self._lock:
-            ticket = self._tickets.pop(work.index, None)
+            # Only the oldest one is awaited: otherwise the batches before it, of another epoch at once, might fill the buffers.
+            is_next = next(iter(self._tickets), None) == work.index
+            ticket = self._tickets.pop(work.index) if is_next else None
         if ticket is None:
             return take_rows()
         self._await(ticket)
@@ -195,6 +198,10 @@ class ReadAhead(Way):
             self._submit()
 
     def _expect(self, ticket: Ticket) -> None:
+        with self._lock:
+            is_earlier = ticket.tick <= next(reversed(self._tickets), -1)
+        if is_earlier:
+            self.begin_epoch()  # two epochs at once: the one that asked last reads ahead
         with self._lock:
             self._tickets[ticket.tick] = ticket
             self._queue.append(ticket)

@@ -289,6 +289,18 @@ def test_wrong_questions_are_refused(directory, question, machines, text):
         plan(directory, machines, question)
 
 
+@pytest.mark.parametrize(
+    ("parts", "ranks_per_host", "hosts"),
+    [(6, 1, [1, 2, 4, 6]), (6, 2, [1, 2, 6]), (6, 3, [1, 2, 6]), (3, 3, [1, 3]), (6, 7, [6])],
+)
+def test_only_numbers_of_hosts_that_fit_the_parts_are_proposed(tmp_path, parts, ranks_per_host, hosts):
+    data = random_data(60, 200)
+    salientpp.partition(data, parts, tmp_path / "d", [2], 8, method=torch.arange(60) % parts)
+    question = Question(ranks_per_host=ranks_per_host, memory=[0])
+    planned = plan(salientpp.load(tmp_path / "d"), Machines(FAST), question)
+    assert sorted({each.hosts for each in planned.predictions}) == hosts
+
+
 def test_wrong_graphs_are_refused(tmp_path):
     data = random_data()
     with pytest.raises(ValueError, match="allow int8: no rows of x would travel in fewer bytes"):

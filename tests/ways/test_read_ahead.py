@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import multiprocessing
 import os
 import pickle
 import threading
+import time
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import distributed
 import numpy as np
@@ -329,3 +333,52 @@ def test_ranks_read_ahead_for_themselves_and_answer_others(tmp_path, topology):
     parts(tmp_path / "parts", 2, topology=topology)
     for of_rank in distributed.run(_run, 2, str(tmp_path / "parts")):
         assert of_rank == [([], True)] * 3
+
+
+def _in_turns(loader):
+    """Yields the batches of two epochs at once, of which one is begun within the other."""
+    first = iter(loader)
+    yield from (next(first) for _ in range(3))
+    second = iter(loader)
+    for _ in range(5):
+        yield next(second)
+        yield next(first)
+    yield from first
+    yield from second
+
+
+def _of_one_number(loader):
+    """Yields the batches of an epoch that is iterated twice at once."""
+    loader.set_epoch(0)
+    first = iter(loader)
+    loader.set_epoch(0)
+    second = iter(loader)
+    for iterator in (first, second, first):
+        yield from (next(iterator) for _ in range(4))
+    yield from second
+    yield from first
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    "batches_of", [lambda loader: itertools.chain(*zip(loader, loader)), _in_turns, _of_one_number]
+)
+def test_two_epochs_at_once_leave_nothing_in_the_buffer(part, batches_of, num_workers):
+    options = {**SAME, "num_workers": num_workers}
+    plain = NeighborLoader(part, FANOUTS, "train", **options)
+    loader = NeighborLoader(part, FANOUTS, "train", read_ahead=FEW, **options)
+    assert_same(batches_of(loader), batches_of(plain))
+    assert all(buffer.num_held == 0 for buffer in way_of(loader).buffers.values())
+
+
+def test_a_batch_that_waits_for_its_rows_does_not_wait_for_an_epoch_that_has_ended(part):
+    way = way_of(NeighborLoader(part, FANOUTS, "train", read_ahead=FEW, **SAME))
+    way._threads = SimpleNamespace(submit=lambda function: None)  # the thread that reads comes too late
+    way.on_requested(None, 0, Future())
+    taking = threading.Thread(target=way.take, args=(SimpleNamespace(index=0), lambda: None), daemon=True)
+    taking.start()
+    while not way._num_starving:
+        time.sleep(0.001)
+    way.begin_epoch()
+    taking.join(60)
+    assert not taking.is_alive()
