@@ -410,7 +410,7 @@ ROWS: dict[str, dict[str, tuple[str, str]]] = {
         "torch.stack([h, h.relu()]).mean(0)", "torch.stack([h, h.relu()], 1).amax(1)", "F.pad(h, (1, 0))[:, :6]", "h.unfold(1, 6, 1)[:, 0]",
         "h.index_select(0, torch.arange(h.size(0)))", "h[torch.arange(h.size(0) - 1, -1, -1)]", "h.index_add(0, torch.zeros(1, dtype=torch.long), h[:1])",
         "h.clone().index_fill_(0, torch.tensor([0]), 1.0)", "F.one_hot(h.argmax(1), 6).to(h) * h", "h * F.one_hot(h.argmax(0), h.size(0)).t().to(h).sum(1, keepdim=True).add(1)",
-        "torch.where((h.argmax(0) == 0)[None], h, h / 2)", "h.expand(2, -1, -1).mean(0)", "h.repeat(2, 1)[: h.size(0)]", "h.repeat_interleave(2, 0)[::2]", "h.t().clone().t().contiguous() * 2",
+        "torch.where((h.argmax(0) == 0)[None], h, h / 2)", "h.expand(2, -1, -1).mean(0)", "h.repeat(2, 1)[: h.size(0)]", "h.repeat_interleave(2, 0)[::2]", "h.T.contiguous().T * 2",
         "torch.vmap(lambda row: row.softmax(0))(h)", "F.conv1d(h[:, None], torch.ones(1, 1, 3).double() / 3, padding=1)[:, 0]", "F.conv1d(h.t()[None], torch.ones(6, 6, 3).double() / 9, padding=1)[0].t()",
         "F.avg_pool1d(h[None].transpose(1, 2), 3, 1, 1)[0].t()", "F.scaled_dot_product_attention(h[None], h[None], h[None])[0]", "F.scaled_dot_product_attention(h[:, None], h[:, None], h[:, None])[:, 0]",
         "torch.logsumexp(h, 0) - h", "h - h.quantile(0.5, dim=0)", "h * (h.var() + 1).rsqrt()", "(h - h.mean()) / h.std()", "h.kthvalue(3, dim=1, keepdim=True).values + h",
@@ -723,7 +723,6 @@ REFUSED = {
 }
 #: Choices that are not generated, with what a trimmed model does wrong.
 LEFT_OUT = {
-    "mean of the last call": "a plain attribute that becomes a tensor raises",
     "x in place": "x keeps the autograd history of further passes",
     "x in place by a module": "as x in place",
     "x in place of rows": "as x in place",
