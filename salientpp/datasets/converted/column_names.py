@@ -13,6 +13,9 @@ _TARGET = ("target", "dst", "to", "tail", "end", "receiver", "v", "dest", "desti
 #: Words that a name may add to the word for an end.
 _ADDED = re.compile(r"(node|nodes|vertex|vertices|id|ids|idx|index)+")
 
+#: Letters of names that mean the ends of an edge, or of an interval.
+_INTERVAL = re.compile(r"(start|end)(idx|index)?")
+
 #: Names of a column of vertex ids, without capitals and underscores.
 _IDS = ("id", "nodeid", "vertexid", "node", "vertex", "nid", "vid")
 
@@ -36,7 +39,7 @@ def ends_of(names: Sequence[str], where: str, known: Ends = UNKNOWN) -> tuple[st
 
     Names decide, not places: ``source`` and ``target``, ``src`` and ``dst``, ``from`` and ``to`` and similar, in any order and with endings such as ``_id``.
     Two columns whose names differ only by consecutive numbers, such as ``_c0`` and ``_c1``, are source and target in the order of the numbers. The names of
-    the two types, if they differ, say it too. ValueError names the columns if they leave it open.
+    the two types, if they differ, say it too. ValueError names the columns if they leave it open, or if two of these rules contradict each other.
     """
     if known.named is not None:
         for name in known.named:
@@ -46,15 +49,11 @@ def ends_of(names: Sequence[str], where: str, known: Ends = UNKNOWN) -> tuple[st
     for source, target in _EXACT:
         if names.count(source) == names.count(target) == 1:
             return source, target
-    if len(names) == 2 and (numbered := _by_number(names)):
-        return numbered
-    sources, targets = ([name for name in names if end_of(name) == end] for end in (0, 1))
-    if len(sources) == len(targets) == 1:
-        return sources[0], targets[0]
-    if known.types is not None and known.types[0] != known.types[1]:
-        sources, targets = ([name for name in names if _says(name, (_letters(type_),))] for type_ in known.types)
-        if len(sources) == len(targets) == 1 and sources != targets:
-            return sources[0], targets[0]
+    found = {_by_number(names), _by_words(names)} - {None}
+    if known.types is not None:
+        found |= {_by_types(names, known.types)} - {None}
+    if len(found) == 1 and (ends := found.pop()) is not None:
+        return ends
     raise ValueError(
         f"{where}: the columns ({', '.join(names) or 'none'}) leave open which are the sources of edges and which the targets; call them source and "
         "target, or name them as in edges:FILES,source=NAME,target=NAME, if both hold ids of the same vertices. Two types of vertices need a folder for each: "
@@ -64,7 +63,8 @@ def ends_of(names: Sequence[str], where: str, known: Ends = UNKNOWN) -> tuple[st
 
 def end_of(name: str) -> int | None:
     """Returns 0 if a column of this name holds the sources of edges, 1 for the targets, or None if the name says neither."""
-    return next((end for end, words in enumerate((_SOURCE, _TARGET)) if _says(name, words)), None)
+    word = re.sub(r"\d", "", _letters(name))
+    return next((end for end, words in enumerate((_SOURCE, _TARGET)) if _says(word, words)), None)
 
 
 def is_id(name: str) -> bool:
@@ -72,9 +72,8 @@ def is_id(name: str) -> bool:
     return re.sub(r"[\s_:.-]", "", name.lower()) in _IDS
 
 
-def _says(name: str, words: Sequence[str]) -> bool:
-    """True if a name is one of these words, or one of them with words such as ``node`` or ``id`` before or after it."""
-    word = _letters(name)
+def _says(word: str, words: Sequence[str]) -> bool:
+    """True if a name's letters are one of these words, or one of them with words such as ``node`` or ``id`` before or after it."""
     return any(
         word == one
         or (word.startswith(one) and _ADDED.fullmatch(word[len(one) :]) is not None)
@@ -84,10 +83,28 @@ def _says(name: str, words: Sequence[str]) -> bool:
 
 
 def _letters(name: str) -> str:
-    return re.sub(r"[\W\d_]", "", name.lower())
+    """Returns the letters and digits of a name, without capitals."""
+    return re.sub(r"[\W_]", "", name.lower())
+
+
+def _by_words(names: Sequence[str]) -> tuple[str, str] | None:
+    # Beside other columns, start and end may be the times or the positions of something.
+    clear = names if len(names) == 2 else [name for name in names if not _INTERVAL.fullmatch(_letters(name))]
+    return _only(*([name for name in clear if end_of(name) == end] for end in (0, 1)))
+
+
+def _by_types(names: Sequence[str], types: tuple[str, str]) -> tuple[str, str] | None:
+    return _only(*([name for name in names if _says(_letters(name), (_letters(type_),))] for type_ in types))
+
+
+def _only(sources: Sequence[str], targets: Sequence[str]) -> tuple[str, str] | None:
+    """Returns the two columns, if there is one for each end."""
+    return (sources[0], targets[0]) if len(sources) == len(targets) == 1 and sources != targets else None
 
 
 def _by_number(names: Sequence[str]) -> tuple[str, str] | None:
+    if len(names) != 2:
+        return None
     found = [re.fullmatch(r"(.*?)(\d+)", name) for name in names]
     first, second = found
     if first is None or second is None or first[1] != second[1] or abs(int(first[2]) - int(second[2])) != 1:

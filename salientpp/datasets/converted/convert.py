@@ -28,7 +28,8 @@ from salientpp.store.directory.journal import HALF_WRITTEN, JOURNAL, MANIFEST, R
 from salientpp.store.directory.labels import marks_unlabelled
 from salientpp.store.directory.owned import listed_files, others_in
 
-#: Names that are not attributes of vertices in a graph of PyG. PyG takes the last ones for attributes of edges.
+#: Names that are not attributes of vertices in a graph of PyG. PyG takes the last ones for attributes of edges, and every name with "edge" in it if types
+#: have no names.
 _TAKEN = ("adj_t", "edge_index", "num_nodes", "edge_attr", "edge_weight", "edge_type")
 
 #: Most bytes of an attribute's name, so that the names of its files are not too long.
@@ -180,7 +181,7 @@ def _check_names(source: Source) -> None:
         of = "" if type_ is None else f" of {type_!r}"
         masks = [f"{split}_mask" for split in vertices.splits]
         for name in vertices.columns:
-            if name in _TAKEN or name in masks:
+            if name in _TAKEN or name in masks or (type_ is None and "edge" in name):
                 raise ValueError(
                     f"{source.name}: the attribute {name!r}{of} cannot have this name, which stands for something else in a graph; rename it"
                 )

@@ -212,8 +212,11 @@ def _vertices_of(store: Any, where: str, data: Data | HeteroData) -> tuple[Verti
             continue
         if not isinstance(value, Tensor) or value.dim() == 0:
             left_out.append(key)
-        elif split in SPLITS and kind in ("mask", "idx", "index") and split not in splits:
-            splits[split] = Split(saved_rows(value, f"{where}: {key}"), kind == "mask")
+        elif split in SPLITS and kind in ("mask", "idx", "index"):
+            if split in splits:
+                left_out.append(key)
+            else:
+                splits[split] = Split(saved_rows(value, f"{where}: {key}"), kind == "mask")
         elif value.size(0) == num_vertices and (isinstance(data, HeteroData) or store.is_node_attr(key)):
             columns[key] = saved_rows(value, f"{where}: {key}")
         elif key in ("x", "y"):

@@ -14,7 +14,7 @@ import re
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from pathlib import Path
 
 import numpy as np
@@ -215,22 +215,31 @@ def _nothing_in(paths: Sequence[Path], skip: int) -> ValueError:
 def _is_reversed(path: Path, skip: int, ends: Ends) -> bool:
     """True if the header of a file of edges names the target first. ValueError if its two names do not say which end they are.
 
-    The header is the last of the lines that are skipped, or a comment in the first line.
+    The header is the last of the lines that are skipped. A skipped line or a comment before the edges also counts if it names a target, then a source.
     """
     with contextlib.suppress(
         OSError, EOFError, zlib.error
     ):  # reading the edges will meet the error again, and say where
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            lines = file.read(_HEAD_BYTES).split(b"\n")[:-1]
-        header = lines[max(0, skip - 1)] if len(lines) >= max(1, skip) else b""
-        is_comment = header.removeprefix(codecs.BOM_UTF8).lstrip().startswith(_COMMENTS)
-        words = re.split(r"[\s,;]+", header.decode("utf-8-sig", errors="replace").strip("#% \t\r"))
-        names = [word.strip("\"'") for word in words]
-        is_header = skip > 0 and len(names) == 2 and all(re.match(r"[^\W\d]|_|:", name) for name in names)
-        if ends.named is not None or (is_header and not is_comment):
-            return ends_of(names, f"{path}, line {max(1, skip)}", ends)[0] != names[0]
-        return len(names) == 2 and [end_of(name) for name in names] == [1, 0]
+            lines = file.read(_HEAD_BYTES).removeprefix(codecs.BOM_UTF8).split(b"\n")[:-1]
+        before = lines[:skip]
+        before += takewhile(lambda line: not line.strip() or line.lstrip().startswith(_COMMENTS), lines[skip:])
+        tables = [_names_in(line) for line in before]
+        if ends.named is not None:
+            chosen = [names for names in tables if sorted(names) == sorted(ends.named)] or tables[:1] or [[]]
+            return ends_of(chosen[0], str(path), ends)[0] != chosen[0][0]
+        if 0 < skip <= len(lines) and not lines[skip - 1].lstrip().startswith(_COMMENTS):
+            names = tables[skip - 1]
+            if len(names) == 2 and all(re.match(r"[^\W\d]|_|:", name) for name in names):
+                return ends_of(names, f"{path}, line {skip}", ends)[0] != names[0]
+        return any([end_of(name) for name in names] == [1, 0] for names in tables)
     return False
+
+
+def _names_in(line: bytes) -> list[str]:
+    """Returns the words of a header or comment, without quotes."""
+    words = re.split(r"[\s,;]+", line.decode(errors="replace").strip("#% \t\r"))
+    return [word.strip("\"'") for word in words]
 
 
 def _sizes_of(paths: Sequence[Path]) -> list[int]:

@@ -243,7 +243,7 @@ TABLE: dict[str, tuple[Callable[[Path], str], Any]] = {
             rows("nodes", {name: INTS}),
             rf"the attribute '{name}' cannot have this name",
         )
-        for name in ("adj_t", "edge_index", "num_nodes", "edge_attr", "a/b", "n" * 250)
+        for name in ("adj_t", "edge_index", "num_nodes", "edge_attr", "num_edges", "my_edges", "a/b", "n" * 250)
     },
     "ids in capitals": (
         rows("nodes", {"ID": _ORDER, "x": _ORDER * 10}),
@@ -283,6 +283,23 @@ TABLE: dict[str, tuple[Callable[[Path], str], Any]] = {
         edge_table(",num_vertices=6,source=citing,target=cites", cited=TARGET, citing=SOURCE),
         r"must have one column 'cites', got cited, citing",
     ),
+    "start and end of something else": (
+        edge_table(person=SOURCE, firm=TARGET, start=SOURCE + 1990, end=TARGET + 2000),
+        r"\(person, firm, start, end\) leave open which are the sources",
+    ),
+    "ends of edges beside start and end": (
+        edge_table(v=TARGET, u=SOURCE, start=INTS[:5], end=INTS[:5]),
+        "warns: start, end of",
+    ),
+    "start_id and end_id": (edge_table(end_id=TARGET, start_id=SOURCE, since=INTS[:5]), "warns: since of"),
+    "names of types that words contradict": (
+        folder_of(v__in__x=X, u__in__x=X, v__likes__u__in__edge_index={"v": SOURCE, "u": TARGET}),
+        r"\(v, u\) leave open which are the sources",
+    ),
+    "names of types that numbers contradict": (
+        folder_of(t1__in__x=X, t0__in__x=X, t1__likes__t0__in__edge_index={"t1": SOURCE, "t0": TARGET}),
+        r"\(t1, t0\) leave open which are the sources",
+    ),
     "ids as real numbers": (
         edge_table(source=SOURCE.astype(float), target=TARGET),
         r"column 'source' must hold integers, got double; cast it to int64",
@@ -311,6 +328,10 @@ TABLE: dict[str, tuple[Callable[[Path], str], Any]] = {
     "a split that is given twice": (
         saved(graph(train_mask=torch.arange(N) < 2, train_idx=torch.tensor([5]))),
         "warns: train_idx of pyg:.* left out",
+    ),
+    "a split that is given twice, as ids first": (
+        saved(graph(train_idx=torch.tensor([5]), train_mask=torch.arange(N) < 2)),
+        "warns: train_mask of pyg:.* left out",
     ),
     "files beside the edges of a folder": (
         folder_of(**{_BUYS: np.stack([SOURCE, TARGET]), "user__buys__item__in__edge_attr": '"other"'}),
@@ -368,6 +389,34 @@ TABLE: dict[str, tuple[Callable[[Path], str], Any]] = {
     "a header with the target first": (
         lambda folder: text(
             folder, "Target;Source\n" + "".join(f"{t};{s}\n" for s, t in PAIRS), ",num_vertices=6,skip=1"
+        ),
+        {},
+    ),
+    "a comment below other comments that names the target first": (
+        lambda folder: text(
+            folder,
+            "# Directed graph\n# Nodes: 6 Edges: 5\n\n# ToNodeId FromNodeId\n"
+            + "".join(f"{t} {s}\n" for s, t in PAIRS),
+        ),
+        {},
+    ),
+    "a comment below a skipped line that names the target first": (
+        lambda folder: text(
+            folder, "about this graph\n# to from\n" + "".join(f"{t} {s}\n" for s, t in PAIRS), ",num_vertices=6,skip=1"
+        ),
+        {},
+    ),
+    "a header above a skipped line": (
+        lambda folder: text(
+            folder, "dst,src\n---,---\n" + "".join(f"{t},{s}\n" for s, t in PAIRS), ",num_vertices=6,skip=2"
+        ),
+        {},
+    ),
+    "names in a comment below other comments": (
+        lambda folder: text(
+            folder,
+            "# a graph\n# cited citing\n" + "".join(f"{t} {s}\n" for s, t in PAIRS),
+            ",num_vertices=6,source=citing,target=cited",
         ),
         {},
     ),
