@@ -38,8 +38,11 @@ from salientpp.store.narrow import Column
 from salientpp.store.rows import RowSource, empty_rows, take_rows
 from salientpp.store.tiers import NO_IDS, IdSet
 
-#: Approximate bytes of rows per request while a cache is filled, so that filling needs little memory.
+#: Most bytes of rows per request while a cache is filled, approximately.
 FILL_CHUNK_BYTES = 64 * 2**20
+
+#: A cache is filled in at least this many requests, so that filling needs little memory beside it, unless they would be smaller than the least ones.
+_FILL_CHUNKS, _LEAST_FILL_CHUNK_BYTES = 16, 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -286,7 +289,8 @@ class Exchange:
         Collective: all ranks call it for the same type. Each passes its own members, and the rows of its own part by attribute.
         """
         of_all = sum(empty_rows(source, 1).nbytes for source in home.values())
-        chunk = max(1, FILL_CHUNK_BYTES // max(1, of_all))
+        most = min(FILL_CHUNK_BYTES, max(_LEAST_FILL_CHUNK_BYTES, len(members) * of_all // _FILL_CHUNKS))
+        chunk = max(1, most // max(1, of_all))
         book = self._books[self.types.index(type_)]
         pool = BufferPool()  # no later message is as large as a chunk, so its memory must not stay
         first = 0
