@@ -92,6 +92,11 @@ class Journal:
             raise ValueError(f"{path} cannot be read ({error}); remove {root}, or choose another directory") from None
         if not is_same_kind:
             raise ValueError(f"{root} holds a journal of something else; choose another directory")
+        for folder, _, files in os.walk(self.work):
+            for other in (file for file in files if not file.endswith((".npy", RUNS))):
+                raise ValueError(
+                    f"{Path(folder) / other} was not written by this command; move it away, then repeat the command"
+                )
         ours = self._head["task"]
         if task == ours:
             self.steps = steps

@@ -151,6 +151,24 @@ def test_files_beside_unfinished_work_stay(tmp_path, monkeypatch):
     assert contents(tmp_path / ".d.writing") == {"mine.npy": b"mine"}
 
 
+def test_files_in_the_folder_of_unfinished_steps_stay(tmp_path, monkeypatch):
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Journal, "finish", stop)
+        conversion(tmp_path / "c")
+    mine = add(tmp_path / "c", "work/mine.txt")
+    for overwrite in (False, True):
+        with pytest.raises(
+            ValueError, match=r"work/mine\.txt was not written by this command; move it away, then repeat"
+        ):
+            conversion(tmp_path / "c", overwrite=overwrite)
+    mine.rename(tmp_path / "mine.txt")
+    conversion(tmp_path / "c")
+    assert not (tmp_path / "c" / "work").exists()
+
+
 # --- copies -----------------------------------------------------------------------------------------------
 
 
