@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -24,6 +25,9 @@ JOURNAL, MANIFEST, WORK = "journal.jsonl", "manifest.json", "work"
 
 #: Suffix of files of words that are not sorted yet.
 RUNS = ".runs"
+
+#: Files of unfinished steps.
+_UNFINISHED = re.compile(rf"{WORK}/.*(\.npy|{re.escape(RUNS)})", re.DOTALL)
 
 #: Temporary files of :func:`~salientpp.files.replace_file`, which a killed run may leave.
 HALF_WRITTEN = half_written((JOURNAL, MANIFEST))
@@ -93,7 +97,7 @@ class Journal:
         if not is_same_kind:
             raise ValueError(f"{root} holds a journal of something else; choose another directory")
         for folder, _, files in os.walk(self.work):
-            for other in (file for file in files if not file.endswith((".npy", RUNS))):
+            for other in (file for file in files if not _UNFINISHED.fullmatch(f"{WORK}/{file}")):
                 raise ValueError(
                     f"{Path(folder) / other} was not written by this command; move it away, then repeat the command"
                 )
@@ -195,9 +199,10 @@ def discard(root: Path) -> None:
     known: set[str] = set()
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         known = _read(root / JOURNAL)[2] | {JOURNAL}
-    if known:
-        shutil.rmtree(root / WORK, ignore_errors=True)
-    remove_files(root, known, [HALF_WRITTEN])
+    remove_files(root, known, [HALF_WRITTEN, *([_UNFINISHED] if known else [])])
+    for folder, _, _ in os.walk(root / WORK, topdown=False) if known else ():
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
     with contextlib.suppress(OSError):  # somebody else's files are in it
         root.rmdir()
 

@@ -167,6 +167,10 @@ def test_files_in_the_folder_of_unfinished_steps_stay(tmp_path, monkeypatch):
     mine.rename(tmp_path / "mine.txt")
     conversion(tmp_path / "c")
     assert not (tmp_path / "c" / "work").exists()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(writer, "_assign", lambda job: add(tmp_path / ".d.writing", "work/mine.txt") and stop())
+        partition(tmp_path / "d")
+    assert contents(tmp_path / ".d.writing") == {"work/mine.txt": b"mine"}
 
 
 # --- copies -----------------------------------------------------------------------------------------------
