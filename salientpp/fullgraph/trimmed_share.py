@@ -64,8 +64,8 @@ def trimmed(
 def _agreed_plan(model: DistributedModel, hops: Hops, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     """Records the plan of a call. For each layer, the result has the most hops that any rank of the host found."""
     graph, ranks = cast(BatchGraph, model.graph), model.ranks
-    with rehearsal(model.module, args, kwargs):
-        plan = record(model.module, hops, False, sys._getframe(), args, kwargs).plan
+    with rehearsal(model.module, args, kwargs) as effects:
+        plan = record(model.module, hops, False, sys._getframe(), effects.args, effects.kwargs).plan
     model._hop = 0
     ranks.agree("to trim a model")
     # A rank without vertices has a row that is none of the batch's. It cannot tell which rows are needed.

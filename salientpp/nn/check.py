@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.nn.layers import replaced
-from salientpp.nn.rehearsal import rehearsal
+from salientpp.nn.rehearsal import Rehearsal, rehearsal
 from salientpp.nn.trace import ALL, Call, Plan
 from salientpp.sampling.hops import Hops
 
@@ -68,11 +68,6 @@ class Trial:
     kwargs: dict[str, Any]
     run: Callable[[Plan], AbstractContextManager[Any]]
 
-    def __post_init__(self) -> None:
-        given = [each for each in _tensors_in([self.args, self.kwargs]) if each.is_floating_point()]
-        # A call may replace tensors of a batch.
-        self._given = list({id(each): each for each in [*self.model.parameters(), *given]}.values())
-
     def call(
         self, context: AbstractContextManager[Any] | None = None, evaluates: bool = False, change: float = 0.0
     ) -> Results:
@@ -82,17 +77,17 @@ class Trial:
             evaluates: calls it in evaluation mode.
             change: relative change of all parameters and inputs.
         """
-        with rehearsal(self.model, self.args, self.kwargs):
+        with rehearsal(self.model, self.args, self.kwargs) as effects:
             if evaluates:
                 self.model.eval()
             if change:
-                self._change(change)
+                self._change(effects, change)
             with without_dropout(self.model), SameNumbers() as numbers, context or contextlib.nullcontext():
-                out = self.model(*self.args, **self.kwargs)
-            return self.results(out, numbers.draws)
+                out = self.model(*effects.args, **effects.kwargs)
+            return self.results(effects, out, numbers.draws)
 
-    def results(self, out: Any, draws: int) -> Results:
-        """Returns the results of a call that returned ``out``."""
+    def results(self, effects: Rehearsal, out: Any, draws: int) -> Results:
+        """Returns the results of a call that returned ``out`` in a rehearsal."""
         values = list(_values_of(out, self.hops))
         loss: Any = 0
         for value in values:
@@ -101,15 +96,15 @@ class Trial:
                 loss = loss + (value.to(torch.float64).reshape(-1) * weights).sum()
         gradients: list[Tensor | None] = []
         if isinstance(loss, Tensor):
-            leaves = [each for each in self._given if each.requires_grad]
+            leaves = [each for each in (*self.model.parameters(), *effects.leaves) if each.requires_grad]
             with contextlib.suppress(RuntimeError):  # for example a checkpoint, which supports ``backward`` only
                 gradients = list(torch.autograd.grad(loss, leaves, allow_unused=True))
         gradients = [None if each is None else each.detach() for each in gradients]
         return Results([value.detach() for value in values], gradients, draws)
 
     @torch.no_grad()
-    def _change(self, change: float) -> None:
-        for each in self._given:
+    def _change(self, effects: Rehearsal, change: float) -> None:
+        for each in {id(each): each for each in (*self.model.parameters(), *effects.inputs)}.values():
             values = each.detach().data  # writes through it are not counted as changes, and are undone
             places = torch.arange(each.numel(), device=each.device, dtype=torch.float64)
             values.mul_((1 + change * places.cos()).view(each.shape).to(each.dtype))
@@ -237,21 +232,6 @@ def _rows_of_seeds(value: Any, type_: Any, hops: Hops) -> Iterator[Tensor]:
     elif isinstance(value, (list, tuple)):
         for each in value:
             yield from _rows_of_seeds(each, type_, hops)
-
-
-def _tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yields all tensors in arguments, also in batches."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from _tensors_in(each)
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _tensors_in(each)
-    elif hasattr(value, "stores"):
-        for store in value.stores:
-            yield from _tensors_in(dict(store.items()))
 
 
 # --- random numbers -----------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ class Planned:
     Attributes:
         plan: rows that each layer needs. None if the model must run as the plain one.
         functions: orders of torch's functions between layers for which the plan holds. None if any order will do.
-        buffers: names of the buffers that a call writes to.
+        written: names of the buffers and parameters that a call writes to.
         draws: True if a call draws from the generators of Python or numpy.
         calls: number of calls.
         error: text of the exception that recording ended with, if it did.
@@ -38,10 +38,10 @@ class Planned:
         self,
         plan: Plan | None,
         functions: set[tuple[str, ...]] | None = None,
-        buffers: tuple[str, ...] = (),
+        written: tuple[str, ...] = (),
         draws: bool = False,
     ) -> None:
-        self.plan, self.functions, self.buffers, self.draws = plan, functions, buffers, draws
+        self.plan, self.functions, self.written, self.draws = plan, functions, written, draws
         self.calls = 0
 
     @property
@@ -144,19 +144,25 @@ class Attributes:
 
 
 class Before:
-    """State of a model before a call: its buffers, its arguments' versions, and random number generators. With it, a call can be made again."""
+    """State of a model before a call: what it writes to, versions of its arguments and parameters, and random number generators. With it, a call can be made again."""
 
     def __init__(self, model: torch.nn.Module, planned: Planned, attributes: Attributes, given: Any) -> None:
         self._attributes = attributes
-        self._versions = [(tensor, tensor._version) for tensor in tensors_of(given) if not tensor.is_inference()]
+        tensors = [*tensors_of(given), *attributes.parameters]
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if planned.written:
+            named = [*model.named_buffers(), *model.named_parameters()]
+            self._copies = [(value, value.detach().clone()) for name, value in named if name in planned.written]
+            copied = {id(value) for value, _ in self._copies}
+            tensors = [tensor for tensor in tensors if id(tensor) not in copied]
+        self._versions = [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
         self._buffers = [(own["_buffers"], dict(own["_buffers"])) for own in attributes._own if own["_buffers"]]
-        self._copies = [(value, value.clone()) for name, value in model.named_buffers() if name in planned.buffers]
         self._torch = torch.get_rng_state()
         self._others = (random.getstate(), np.random.get_state()) if planned.draws else None
 
     @torch.no_grad()
     def restore(self) -> bool:
-        """Restores the state. Returns False if the call has written to its arguments, which cannot be undone."""
+        """Restores the state. Returns False if the call has written to its arguments or parameters, which cannot be undone."""
         if any(tensor._version != version for tensor, version in self._versions):
             return False
         self._attributes.restore()

@@ -92,8 +92,12 @@ def record(
             seen[module] = {"forward": functools.partial(_row_wise, recorder, module, module.forward, otherwise)}
     values = [(vars(module), name, value) for module, given in seen.items() for name, value in given.items()]
     functions = _Functions(recorder)
-    with replaced(values), recorder, functions:
-        out = model(*args, **kwargs)
+    handle = model.register_forward_hook(functions.end)
+    try:
+        with replaced(values), recorder, functions:
+            out = model(*args, **kwargs)
+    finally:
+        handle.remove()
     trusting = recorder.plan(out, trusts_readings=True)
     return Recorded(recorder.plan(out), trusting, tuple(functions.names), out)
 
@@ -150,13 +154,18 @@ class _Functions(TorchFunctionMode):
         super().__init__()
         self._recorder = recorder
         self.names: list[str] = []
+        self._has_ended = False
+
+    def end(self, *_: Any) -> None:
+        """Ends the names. Use it as a forward hook: torch calls functions after it for a model's backward hooks, which a trimmed call does not see."""
+        self._has_ended = True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, recorder = kwargs or {}, self._recorder
         if recorder.is_suspended:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if recorder.is_between:
+        if recorder.is_between and not self._has_ended:
             self.names.append(name_of_function(func))
         if name in _READS or name in _GRADIENTS:
             recorder.read([args, kwargs])

@@ -32,8 +32,11 @@ from salientpp.nn.rules import tensors_of
 def rehearsal(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Rehearsal]:
     """Context in which a model may be called with these arguments. Its effects are undone afterwards.
 
-    These are writes to tensors by operations of torch, to attributes of modules, to lists and dictionaries in attributes, to batches, and to generators.
-    Files, global variables and objects of other libraries are not covered.
+    These are writes to tensors by operations of torch, to attributes of modules, to lists and dictionaries in attributes, to batches, and to generators
+    of random numbers. Files, global variables, iterators and objects of other libraries are not covered.
+
+    Call the model with the ``args`` and ``kwargs`` of the result. Their tensors have the values of the caller's, but histories and hooks of their own.
+    Batches, lists and dictionaries among them are the caller's, and get their own tensors back.
     """
     state = _State(model, args, kwargs)
     devices = {value.device for value in tensors_of([args, kwargs]) if value.device.type != "cpu"}
@@ -42,7 +45,7 @@ def rehearsal(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     try:
         # The caller may save tensors in its own way, for example within a checkpoint. This call's tensors are not part of that.
         with forked, torch.autograd.graph.saved_tensors_hooks(Tensor.detach, _same), undo:
-            yield Rehearsal(model, others)
+            yield Rehearsal(model, others, undo, args, kwargs)
     finally:
         torch.clear_autocast_cache()  # it may hold values that belong to this call
         random.setstate(others[0])
@@ -52,22 +55,35 @@ def rehearsal(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 class Rehearsal:
-    """Effects that a call has had so far, before they are undone."""
+    """Arguments for a call, and effects that it has had so far, before they are undone.
 
-    def __init__(self, model: torch.nn.Module, others: Any) -> None:
-        self._others = others
+    Attributes:
+        args, kwargs: arguments to call the model with.
+        inputs: floating-point tensors among them.
+        leaves: tensors that ``inputs`` are computed from. A gradient of one is the gradient of the caller's tensor.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, others: Any, undo: _Undo, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._others, self._undo = others, undo
         self._model = model
+        stand_ins = _StandIns()
+        self.args, self.kwargs = stand_ins.of(args), stand_ins.of(dict(kwargs))
+        self.inputs = [given for given, _ in stand_ins.made.values()]
+        self.leaves = [leaf for _, leaf in stand_ins.made.values()]
         self._buffers = {name: (value, value.clone()) for name, value in model.named_buffers()}
 
     @property
-    def buffers(self) -> tuple[str, ...]:
-        """Names of the buffers that were written to."""
+    def written(self) -> tuple[str, ...]:
+        """Names of the buffers and parameters that were written to."""
         now = dict(self._model.named_buffers())
-        return tuple(
+        buffers = [
             name
             for name, (value, before) in self._buffers.items()
             if now.get(name) is value and not torch.equal(value, before)
-        )
+        ]
+        return (*buffers, *(name for name, value in self._model.named_parameters() if self._undo.has_kept(value)))
 
     @property
     def draws(self) -> bool:
@@ -80,12 +96,55 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
+class _StandIns:
+    """Tensors in place of the caller's: writes, hooks and ``requires_grad_`` of a call then change no history but their own."""
+
+    def __init__(self) -> None:
+        self.made: dict[int, tuple[Tensor, Tensor]] = {}  # by the id of the caller's tensor: tensor, and its leaf
+        self._seen: set[int] = set()
+
+    def of(self, value: Any) -> Any:
+        """Returns a value with other tensors. Containers stay the same objects, except tuples."""
+        if isinstance(value, Tensor):
+            return self._tensor(value) if value.is_floating_point() or value.is_complex() else value
+        if type(value) is tuple:
+            return tuple(map(self.of, value))
+        if id(value) in self._seen:
+            return value
+        if isinstance(value, (dict, list)):
+            self._seen.add(id(value))
+            for key, each in list(value.items() if isinstance(value, dict) else enumerate(value)):
+                other = self.of(each)
+                if other is not each:
+                    value[key] = other
+        elif not isinstance(value, torch.nn.Module) and _has_state(value):
+            self._seen.add(id(value))
+            self.of(vars(value))
+        return value
+
+    def _tensor(self, value: Tensor) -> Tensor:
+        if id(value) not in self.made:
+            given = leaf = value
+            if type(value) is Tensor and value.layout == torch.strided:
+                # An inference tensor needs no gradient. Other tensors keep what they need, even within inference mode.
+                with torch.inference_mode(value.is_inference()), torch.enable_grad():
+                    given = leaf = value.data.requires_grad_(value.requires_grad)
+                    if not value.is_leaf:  # unlike a leaf, it may be written to
+                        given = leaf.clone()
+            self.made[id(value)] = given, leaf
+        return self.made[id(value)][0]
+
+
+#: Attributes of tensors with the hooks on their gradients.
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
 class _State:
     """Contents of a model's attributes and arguments: of dictionaries, lists, sets and generators, and which tensors they hold."""
 
     def __init__(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._kept: dict[int, tuple[Any, Any]] = {}  # by id: object and its contents
-        self._tensors: list[tuple[Tensor, bool, Any]] = []  # with requires_grad and grad
+        self._tensors: list[tuple[Tensor, bool, Any, dict[str, dict[Any, Any]]]] = []  # requires_grad, grad, hooks
         for module in model.modules():
             self._keep(module)
         self._keep([args, kwargs])
@@ -97,7 +156,8 @@ class _State:
             return
         if isinstance(value, Tensor):
             if value.is_leaf:
-                self._tensors.append((value, value.requires_grad, value.grad))
+                hooks = {name: dict(getattr(value, name) or ()) for name in _HOOKS}
+                self._tensors.append((value, value.requires_grad, value.grad, hooks))
         elif isinstance(value, dict):
             self._kept[id(value)] = value, dict(value)
             for each in list(value.values()):
@@ -129,7 +189,11 @@ class _State:
                     value.update(before) if isinstance(value, set) else value.extend(before)
             elif before is not None:
                 _set_generator_state(value, before)
-        for tensor, requires_grad, grad in self._tensors:
+        for tensor, requires_grad, grad, hooks in self._tensors:
+            for name, before in hooks.items():
+                now = getattr(tensor, name) or {}
+                for key in now.keys() - before.keys():
+                    del now[key]
             if tensor.is_leaf and tensor.requires_grad != requires_grad:
                 tensor.requires_grad_(requires_grad)
             if tensor.is_leaf and tensor.grad is not grad:
@@ -205,6 +269,10 @@ class _Undo(TorchDispatchMode):
         if key is not None and key not in self._new and key not in self._before:
             storage = tensor.untyped_storage()
             self._before[key] = storage, storage.clone()
+
+    def has_kept(self, tensor: Tensor) -> bool:
+        """Returns True if a tensor's memory was written to."""
+        return key_of_storage(tensor) in self._before
 
     def restore(self) -> None:
         for storage, before in self._before.values():

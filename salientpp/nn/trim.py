@@ -254,9 +254,9 @@ def _record(trial: Trial, row_wise: bool, frame: Any) -> tuple[Planned, Results,
     model, args, kwargs = trial.model, trial.args, trial.kwargs
     with rehearsal(model, args, kwargs) as effects:
         with without_dropout(model), SameNumbers() as numbers:
-            recorded = record(model, trial.hops, row_wise, frame, args, kwargs)
-        planned = Planned(recorded.trusting, {recorded.functions}, effects.buffers, effects.draws)
-        return planned, trial.results(recorded.out, numbers.draws), recorded.plan
+            recorded = record(model, trial.hops, row_wise, frame, effects.args, effects.kwargs)
+        planned = Planned(recorded.trusting, {recorded.functions}, effects.written, effects.draws)
+        return planned, trial.results(effects, recorded.out, numbers.draws), recorded.plan
 
 
 def _right_plan(trial: Trial, plan: Plan, safe: Plan, expected: Results | None, calls: int) -> Plan:
@@ -323,8 +323,8 @@ def _again(model: torch.nn.Module, running: _Running, functions: tuple[str, ...]
     trimmed.plans.pop(running.key, None)
     if not running.before.restore():
         raise RuntimeError(
-            f"{name} called other operations than before ({other}), and wrote to its arguments, so that the call cannot be repeated with all rows; "
-            "do not use salientpp.nn.trim on this model, or do not write to its arguments"
+            f"{name} called other operations than before ({other}), and wrote to its arguments or parameters, so that the call cannot be repeated with all rows; "
+            "do not use salientpp.nn.trim on this model, or do not write to them"
         )
     args, kwargs = running.given
     _thread.frame, trimmed.caller = sys._getframe(1), threading.current_thread()

@@ -373,6 +373,69 @@ def test_a_first_call_has_the_effects_of_one_call(name, raises, batch):
     torch.testing.assert_close(results[0][4], results[1][4], rtol=1e-9, atol=1e-9)
 
 
+def doubles(m, x, e):
+    x.mul_(2)
+    return m.last(m.first(x, e), e)
+
+
+def scales(m, x, e):
+    x.mul_(m.scale)
+    return m.last(m.first(x, e), e)
+
+
+def hooks_rows(m, x, e):
+    if x.requires_grad:
+        x.register_hook(lambda grad: 2 * grad)
+        x.retain_grad()
+    return m.last(m.first(x, e), e)
+
+
+def hooks_parameter(m, x, e):
+    m.scale.register_hook(lambda grad: 2 * grad)
+    return m.last(m.first(x * m.scale, e), e)
+
+
+def writes_parameter(m, x, e):
+    with torch.no_grad():
+        m.scale.add_(0.1)
+    return m.last(m.first(x * m.scale, e), e)
+
+
+#: What a forward does to tensors of its caller, and whether the rows of the caller have a history.
+OF_THE_CALLER = {
+    "write to rows with a history": (doubles, "computed"),
+    "write to rows": (doubles, "plain"),
+    "write of a parameter to rows": (scales, "plain"),
+    "write of a parameter to rows with a history": (scales, "computed"),
+    "hook on rows": (hooks_rows, "leaf"),
+    "hook on rows with a history": (hooks_rows, "computed"),
+    "hook on a parameter": (hooks_parameter, "leaf"),
+    "write to a parameter": (writes_parameter, "leaf"),
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_CALLER)
+def test_a_first_call_changes_no_history_of_the_callers_tensors(name, batch):
+    forward, kind = OF_THE_CALLER[name]
+    results = []
+    for trims in (False, True):
+        model = Between(forward).double()
+        if kind == "leaf":  # torch lets no such model write to its arguments
+            model.register_full_backward_hook(lambda *_: None)
+        if trims:
+            salientpp.nn.trim(model)
+        leaf = batch.x.detach().clone().requires_grad_(kind != "plain")
+        x = leaf * 1 if kind == "computed" else leaf
+        out = model(x, batch.edge_index)[:13]
+        out.square().sum().backward()
+        grads = [each.grad for each in (leaf, *model.parameters()) if each.is_leaf]
+        results.append([out, x, *grads, *model.parameters()])
+    for expected, got in zip(*results):
+        assert (expected is None) == (got is None)
+        if expected is not None:
+            torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+
+
 class OfBatch(nn.Module):
     """Model that writes to the batch."""
 
