@@ -144,7 +144,7 @@ class Attributes:
 
 
 class Before:
-    """State of a model before a call: what it writes to, versions of its arguments and parameters, and random number generators. With it, a call can be made again."""
+    """State of a model before a call, with which the call can be made again: random number generators, what the call writes to, and versions of arguments."""
 
     def __init__(self, model: torch.nn.Module, planned: Planned, attributes: Attributes, given: Any) -> None:
         self._attributes = attributes

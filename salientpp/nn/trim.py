@@ -323,8 +323,8 @@ def _again(model: torch.nn.Module, running: _Running, functions: tuple[str, ...]
     trimmed.plans.pop(running.key, None)
     if not running.before.restore():
         raise RuntimeError(
-            f"{name} called other operations than before ({other}), and wrote to its arguments or parameters, so that the call cannot be repeated with all rows; "
-            "do not use salientpp.nn.trim on this model, or do not write to them"
+            f"{name} called other operations than before ({other}), and wrote to its arguments or parameters, so that the call cannot be "
+            "repeated with all rows; do not use salientpp.nn.trim on this model, or do not write to them"
         )
     args, kwargs = running.given
     _thread.frame, trimmed.caller = sys._getframe(1), threading.current_thread()
