@@ -100,7 +100,7 @@ class DistributedModel(torch.nn.Module):
             for refusal in refusals(self.module):  # some refusals depend on the mode
                 raise ValueError(f"this model cannot be trained over ranks: {refusal}")
             x, args, kwargs = self._placed(x, args, kwargs)
-            given = self._input(x)
+            given = _rows_of_inner(x, self.graph)
             trained = [value for value in self.module.parameters() if value.requires_grad]
             stand_ins = {id(value): stand_in for value, stand_in in zip(trained, self.job.replicated(trained))}
             facts = facts_of(self.module, self._number, x)
@@ -142,15 +142,6 @@ class DistributedModel(torch.nn.Module):
         """Returns the rows of this rank's vertices from the output of the module."""
         return mapped(out, self.graph.own_rows) if self.graph.is_planned else out
 
-    def _input(self, x: Tensor) -> Tensor:
-        graph = self.graph
-        if not isinstance(x, Tensor) or x.dim() == 0 or x.size(0) != graph.num_own:
-            shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(
-                f"the model's first argument must have a row for each of this rank's {graph.num_own} vertices (graph.x), got {shape}"
-            )
-        return graph.rows_of_inner(x) if graph.is_planned else x
-
     @contextlib.contextmanager
     def _substituting(self, stand_ins: Mapping[int, Tensor]) -> Iterator[None]:
         """Context in which the module computes with stand-ins of parameters (given by ``id``) and its layers exchange rows."""
@@ -175,10 +166,7 @@ class DistributedModel(torch.nn.Module):
                 if self._recompute.kind is not None:
                     forward = methods.get("forward", module.forward)
                     yield own, "forward", functools.partial(self._call_layer, module, forward, stand_ins)
-                # A layer with cached=True keeps values of the graph that it was first called on.
-                for name, kept in [*own.items()]:
-                    if (name == "cached" and kept is True) or (name.startswith("_cached_") and kept is not None):
-                        yield own, name, False if name == "cached" else None
+                yield from _uncached(own)
             elif isinstance(module, _BatchNorm):
                 yield own, "forward", functools.partial(self._batch_norm, module)
             elif (forward := corrected(module)) is not None:
@@ -400,6 +388,23 @@ def _check(module: torch.nn.Module, graph: Any, layout: str) -> None:
                 f"layout={layout!r} adds up products, but {path} takes the maximum; use '1d', '1.5d', 'grid:RxC' or 'halo'"
             )
     check_plan(graph, layout)
+
+
+def _rows_of_inner(x: Tensor, graph: Any) -> Tensor:
+    """Returns the rows of the vertices whose rows this rank computes, from those of its own vertices. Collective under a plan."""
+    if not isinstance(x, Tensor) or x.dim() == 0 or x.size(0) != graph.num_own:
+        shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(
+            f"the model's first argument must have a row for each of this rank's {graph.num_own} vertices (graph.x), got {shape}"
+        )
+    return graph.rows_of_inner(x) if graph.is_planned else x
+
+
+def _uncached(own: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Yields replacements in a layer's attributes. A layer with ``cached=True`` keeps values of the graph that it was first called on."""
+    for name, kept in [*own.items()]:
+        if (name == "cached" and kept is True) or (name.startswith("_cached_") and kept is not None):
+            yield own, name, False if name == "cached" else None
 
 
 def _arrived(tables: Sequence[Tensor], hop: Hop, ranks: Ranks) -> list[Tensor]:

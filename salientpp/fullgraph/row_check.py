@@ -13,27 +13,22 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 import torch
-import torch_geometric
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch_geometric.data.data import BaseData
 
-import salientpp
-from salientpp.fullgraph import parameters
 from salientpp.fullgraph.outputs import tensors_of
 from salientpp.fullgraph.rank_graph import RankGraph
+from salientpp.fullgraph.row_callers import is_exempt, is_of_user, is_ours, running_module
 from salientpp.fullgraph.row_counts import Count, shape_of, without_counts
-from salientpp.fullgraph.row_trials import SIZES, Call, Family, Mixes, Rows, compared, results_of
-from salientpp.nn import record
+from salientpp.fullgraph.row_findings import found_rows
+from salientpp.fullgraph.row_trials import SIZES, Call, Family, Rows, results_of
 from salientpp.nn.layers import name_of
 
 
@@ -63,25 +58,6 @@ _HARMLESS = _words(
 
 #: Properties that are tensors.
 _TENSORS = frozenset(["T", "mT", "H", "mH", "data", "real", "imag"])
-
-#: Functions that sum rows of edges by their targets, or write them there.
-_SCATTERS = frozenset(
-    f"{name}{end}"
-    for name in ("scatter", "scatter_add", "scatter_reduce", "index_add", "index_reduce")
-    for end in ("", "_")
-)
-
-_TORCH, _PYG, _OURS = (
-    f"{Path(each).parent}/" for each in (torch.__file__, torch_geometric.__file__, salientpp.__file__)
-)
-_KERNELS = ("pyg_lib", "torch_scatter", "torch_sparse", "torch_cluster", "torch_spline_conv")
-_LIBRARIES = _TORCH, _PYG, _OURS, *(f"{Path(_PYG).parent}/{name}/" for name in _KERNELS)
-
-#: PyG's layers, and its linear maps, one of which sorts rows by their type.
-_LAYERS = f"{_PYG}nn/conv/", f"{_PYG}nn/dense/linear.py"
-
-#: Files that lie between a caller and this mode.
-_ENTRIES = __file__, parameters.__file__, record.__file__, torch.overrides.__file__, f"{_TORCH}_tensor.py"
 
 
 class RowCheck(TorchFunctionMode):
@@ -164,7 +140,7 @@ class RowCheck(TorchFunctionMode):
     def _note_made(self, out: Any) -> None:
         """Notes that tensors were made in this call of the model. If they have a row for each vertex, nobody else says which."""
         for tensor in [out] if isinstance(out, Tensor) else out if isinstance(out, (list, tuple)) else ():
-            if isinstance(tensor, Tensor) and tensor.dim() and tensor.size(0) == self._number and not _is_ours():
+            if isinstance(tensor, Tensor) and tensor.dim() and tensor.size(0) == self._number and not is_ours():
                 self._mark(tensor, None)
 
     def _is_older(self, tensor: Tensor) -> bool:
@@ -238,10 +214,11 @@ class RowCheck(TorchFunctionMode):
         Raises:
             RowsMixed: the function depends on other rows.
         """
-        if key is None and _is_exempt():
+        if key is None and is_exempt():
             return None
         if key not in self._verdicts:
-            found = self._tried(call)
+            assert self._edge_index is not None
+            found = found_rows(call, self._number, self._edge_index, self._older_rows)
             if key is None or call.selects:
                 if found is None:
                     self._refuse_unless_exempt(call.name)
@@ -253,7 +230,7 @@ class RowCheck(TorchFunctionMode):
         return found
 
     def _refuse_unless_exempt(self, name: str) -> None:
-        if not _is_exempt():
+        if not is_exempt():
             self.refuse(name)
 
     def _describe(self, value: Any, call: Call) -> bool:
@@ -290,7 +267,7 @@ class RowCheck(TorchFunctionMode):
         """Returns sizes of a followed tensor. The user's code gets a :class:`Count` for the number of rows."""
         rows = self._rows_of(args[0])
         out = func(*args, **kwargs)
-        if rows is None or rows.marks or not _is_of_user():
+        if rows is None or rows.marks or not is_of_user():
             return out
         if name == "__len__":
             if rows.lead:
@@ -303,70 +280,6 @@ class RowCheck(TorchFunctionMode):
             dim = args[1] if len(args) > 1 else kwargs["dim"]
             return count if dim % args[0].dim() == rows.lead else out
         return shape_of(count if dim == rows.lead else size for dim, size in enumerate(out))
-
-    # --- trials ---------------------------------------------------------------------------------------------
-
-    def _tried(self, call: Call) -> list[Rows | None] | None:
-        """Tries a function. Returns the rows of each tensor of its result, and of each that it writes; None if it depends on other rows."""
-        name, rows = call.name, call.rows
-        if name in ("any", "all") and rows and rows[0].marks:
-            return []
-        found = self._known(call)
-        if found is not None:
-            return found
-        try:
-            return compared(call, self._number, self._older_rows)
-        except Mixes as error:
-            is_reduced = bool(error.args) and error.args[0] == "reduced"
-            if not rows and not is_reduced:  # positions, such as arange(n), which no rows can be combined with
-                return []
-            if not error.args and all(each.family.what == "edges" for each in rows):
-                return []
-            return None
-
-    def _known(self, call: Call) -> list[Rows | None] | None:
-        """Returns the rows of results of functions that refer to edges or select rows; None for other functions."""
-        name, args = call.name, call.args
-        tensors = [*tensors_of([args, call.kwargs])]
-        index = [each for each in tensors if each.dtype in (torch.int64, torch.int32) and self._rows_of(each) is None]
-        rows = self._rows_of(args[0]) if args else None
-        if rows is None or rows.lead or rows.family.what == "edges":
-            return None
-        if name in _SCATTERS and index:
-            is_pooling = any(
-                (other := self._rows_of(each)) is not None and other.family.what != "edges" for each in tensors[1:]
-            )
-            return None if is_pooling or not self._is_of_targets(index[0]) else [rows]
-        if name in ("index_select", "__getitem__") and index:
-            last = args[-1] if name == "__getitem__" else index[0]
-            return [None] if last is index[0] and self._is_of_targets(last) else None
-        mask = args[1] if name in ("__getitem__", "__setitem__") else None
-        if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.dim() == 1 and rows.factor == 1:
-            theirs = self._rows_of(mask) or self._older_rows(mask)
-            if theirs is not None and theirs.family.what == rows.family.what and theirs.factor == 1:
-                selected = self._selected(rows.family, mask)
-                given = None if name == "__getitem__" else self._rows_of(args[2])
-                call.selects = name == "__getitem__" or given is not None
-                if name == "__getitem__":
-                    return [Rows(selected)]
-                if given is not None and given.family.what == selected.what and not given.lead and given.factor == 1:
-                    return [rows]
-        return None
-
-    def _is_of_targets(self, index: Tensor) -> bool:
-        """Returns True if ``index`` has the targets of the graph's edges, perhaps followed by those of self-loops."""
-        assert self._edge_index is not None
-        own = self._edge_index[1]
-        index = index.select(1, 0) if index.dim() == 2 and index.size(1) else index
-        return (
-            index.dim() == 1 and index.numel() >= own.numel() and torch.equal(index[: own.numel()], own.to(index.dtype))
-        )
-
-    def _selected(self, family: Family, mask: Tensor) -> Family:
-        """Returns the family of the rows that a mask selects."""
-        what = f"{family.what}, selected by {hash(mask.detach().cpu().numpy().tobytes())}"
-        number = int(mask.sum())
-        return Family.of(number, what, (5, 13))
 
     # --- gradients ------------------------------------------------------------------------------------------
 
@@ -411,7 +324,7 @@ class RowCheck(TorchFunctionMode):
     # --- errors ---------------------------------------------------------------------------------------------
 
     def refuse(self, what: str) -> NoReturn:
-        owner, place = self._caller()
+        owner, place = running_module()
         name = "the model's forward"
         if owner is not None:
             path = next((path for path, module in self._module.named_modules() if module is owner), "")
@@ -421,56 +334,6 @@ class RowCheck(TorchFunctionMode):
             "has only the rows of its own vertices. Between layers, compute each row separately, or use torch.nn.BatchNorm1d or torch.nn.LayerNorm; steps over "
             "all vertices belong outside the model's forward"
         )
-
-    def _caller(self) -> tuple[torch.nn.Module | None, str]:
-        """Returns the module that is running, and the line of the user's code in it that called the function."""
-        frame: Any = sys._getframe(1)
-        place = ""
-        while frame is not None:
-            file = frame.f_code.co_filename
-            if not place and not file.startswith(_LIBRARIES):
-                place = f" (line {frame.f_lineno} of {Path(file).name})"
-            module = frame.f_locals.get("self")
-            if isinstance(module, torch.nn.Module) and not file.startswith(_OURS):
-                return module, place
-            frame = frame.f_back
-        return None, place
-
-
-def _is_exempt() -> bool:
-    """Returns True if code of this package or of one of PyG's layers has called the function, perhaps through functions of PyG and torch."""
-    frame = _calling_frame()
-    if frame is not None and frame.f_code.co_filename.startswith(_OURS):
-        return True
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if file.startswith(_LAYERS):
-            return True
-        is_module = isinstance(frame.f_locals.get("self"), torch.nn.Module)
-        if not file.startswith(_OURS) and (is_module or not file.startswith(_LIBRARIES)):
-            return False
-        frame = frame.f_back
-    return False
-
-
-def _is_of_user() -> bool:
-    """Returns True if the user's code, and no library, has called the function."""
-    frame = _calling_frame()
-    return frame is not None and not frame.f_code.co_filename.startswith(_LIBRARIES)
-
-
-def _is_ours() -> bool:
-    """Returns True if code of this package called the function: attributes of a graph are of its vertices."""
-    frame = _calling_frame()
-    return frame is not None and frame.f_code.co_filename.startswith(_OURS)
-
-
-def _calling_frame() -> FrameType | None:
-    """Returns the frame of the code that called the function which the running mode handles."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename in _ENTRIES:
-        frame = frame.f_back
-    return frame
 
 
 def tensors_in(given: Any) -> Iterator[Tensor]:

@@ -1,0 +1,82 @@
+"""Says who called a torch function that the check of rows handles: the user's code, a layer of PyG, or this package."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+
+import torch
+import torch_geometric
+
+from salientpp.fullgraph import parameters
+from salientpp.nn import record
+
+OURS = f"{Path(__file__).parents[1]}/"
+_TORCH, _PYG = (f"{Path(each).parent}/" for each in (torch.__file__, torch_geometric.__file__))
+_KERNELS = ("pyg_lib", "torch_scatter", "torch_sparse", "torch_cluster", "torch_spline_conv")
+LIBRARIES = _TORCH, _PYG, OURS, *(f"{Path(_PYG).parent}/{name}/" for name in _KERNELS)
+
+#: PyG's layers, and its linear maps, one of which sorts rows by their type.
+_LAYERS = f"{_PYG}nn/conv/", f"{_PYG}nn/dense/linear.py"
+
+#: Files that lie between a caller and the mode.
+_ENTRIES = (
+    __file__,
+    f"{OURS}fullgraph/row_check.py",
+    parameters.__file__,
+    record.__file__,
+    torch.overrides.__file__,
+    f"{_TORCH}_tensor.py",
+)
+
+
+def is_exempt() -> bool:
+    """Returns True if code of this package or of one of PyG's layers has called the function, perhaps through functions of PyG and torch."""
+    frame = _calling_frame()
+    if frame is not None and frame.f_code.co_filename.startswith(OURS):
+        return True
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_LAYERS):
+            return True
+        is_module = isinstance(frame.f_locals.get("self"), torch.nn.Module)
+        if not file.startswith(OURS) and (is_module or not file.startswith(LIBRARIES)):
+            return False
+        frame = frame.f_back
+    return False
+
+
+def is_of_user() -> bool:
+    """Returns True if the user's code, and no library, has called the function."""
+    frame = _calling_frame()
+    return frame is not None and not frame.f_code.co_filename.startswith(LIBRARIES)
+
+
+def is_ours() -> bool:
+    """Returns True if code of this package called the function: attributes of a graph are of its vertices."""
+    frame = _calling_frame()
+    return frame is not None and frame.f_code.co_filename.startswith(OURS)
+
+
+def running_module() -> tuple[torch.nn.Module | None, str]:
+    """Returns the module that is running, and the line of the user's code in it that called the function."""
+    frame: FrameType | None = sys._getframe(1)
+    place = ""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not place and not file.startswith(LIBRARIES):
+            place = f" (line {frame.f_lineno} of {Path(file).name})"
+        module = frame.f_locals.get("self")
+        if isinstance(module, torch.nn.Module) and not file.startswith(OURS):
+            return module, place
+        frame = frame.f_back
+    return None, place
+
+
+def _calling_frame() -> FrameType | None:
+    """Returns the frame of the code that called the function which the running mode handles."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename in _ENTRIES:
+        frame = frame.f_back
+    return frame
