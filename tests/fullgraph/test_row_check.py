@@ -367,6 +367,21 @@ def is_named(name: str, text: str) -> bool:
     )
 
 
+def alone(rank: int) -> list[Any]:
+    data = graph()
+    part = local(data, offsets=[0, N])
+    pairs = []
+    for change in (lambda net, h, g: h - h.mean(0), lambda net, h, g: h / float(h.norm()) / h.size(0)):
+        net, expected = Net(change), steps(Net(change), data, torch.Tensor.mean)
+        out = steps(distribute(net, part), part, lambda losses: loss_mean(losses, part))
+        pairs.append(torch.allclose(expected, out))
+    return pairs
+
+
+def test_a_single_rank_has_all_rows():
+    assert distributed.run(alone, 1) == [[True, True]]
+
+
 @pytest.mark.parametrize("options", WAYS[1:], ids=str)
 def test_every_way_of_training_refuses(options):
     names = ["mean", "module", "number", "hook", "a later step"]
