@@ -16,6 +16,7 @@ from torch import nn
 from trimmed import WIDTH, assert_same, batch_of, graph, loader, network, step, within
 
 import salientpp
+from salientpp.nn import check
 
 
 @pytest.fixture(scope="module")
@@ -309,3 +310,14 @@ def test_copies_know_how_often_they_were_called(batch):
     step(model, batch)
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert_same(step(network(), batch), step(copied, batch))
+
+
+@pytest.mark.parametrize(("precision", "eps"), [("highest", 2.0**-23), ("high", 2.0**-10), ("medium", 2.0**-7)])
+def test_results_are_as_precise_as_matrix_products(precision, eps):
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(precision)
+        assert check._eps(torch.ones(1)) == eps
+        assert check._eps(torch.ones(1, dtype=torch.float64)) == 2.0**-52
+    finally:
+        torch.set_float32_matmul_precision(before)
