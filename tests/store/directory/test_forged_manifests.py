@@ -86,7 +86,7 @@ def use(root: Path, to: Path) -> None:
     for columns, type_ in zip(part.edge_rows_by_type().values(), part.description.edge_types):
         assert all(len(rows) == type_.num_edges for rows in columns.values())
     typed = part.typed_graph(part.description.time_attr)
-    assert typed.node_types == part.node_types and typed.edge_types == part.edge_types
+    assert list(typed.node_types) == part.node_types and list(typed.edge_types) == part.edge_types
     for part_id in range(part.num_parts):
         for type_ in part.description.node_types:
             rows = part.rows(part_id)[type_.name]
