@@ -26,7 +26,7 @@ from salientpp.fullgraph.row_check import RowCheck
 from salientpp.fullgraph.row_counts import without_counts
 from salientpp.fullgraph.watch import watch_backward
 from salientpp.graph.quantiles import corrected
-from salientpp.nn.layers import linear_form, name_of, pair_of, replaced, source_names, with_helpers
+from salientpp.nn.layers import linear_form, name_of, pair_of, Replaced, source_names, with_helpers
 from salientpp.ranks.failure import RankFailure
 
 
@@ -145,7 +145,7 @@ class DistributedModel(torch.nn.Module):
     @contextlib.contextmanager
     def _substituting(self, stand_ins: Mapping[int, Tensor]) -> Iterator[None]:
         """Context in which the module computes with stand-ins of parameters (given by ``id``) and its layers exchange rows."""
-        with replaced(self._replacements(stand_ins)), Substituted(stand_ins):
+        with Replaced(self._replacements(stand_ins)), Substituted(stand_ins):
             yield
 
     def _replacements(self, stand_ins: Mapping[int, Tensor]) -> Iterator[tuple[dict[str, Any], str, Any]]:

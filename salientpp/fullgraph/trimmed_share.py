@@ -19,7 +19,7 @@ from salientpp.batch.edges import BatchEdges
 from salientpp.fullgraph.batch_graph import BatchGraph
 from salientpp.fullgraph.model import DistributedModel
 from salientpp.nn.layer_call import FUSED, SCORES, LayerCall, first_rows
-from salientpp.nn.layers import pair_of, replaced, with_helpers
+from salientpp.nn.layers import pair_of, Replaced, with_helpers
 from salientpp.nn.planned import most
 from salientpp.nn.record import record
 from salientpp.nn.rehearsal import rehearsal
@@ -135,7 +135,7 @@ class ShareCall(LayerCall):
             placed += [(vars(conv), "propagate", self._weighted_rows), (vars(conv), "edge_updater", self._scores)]
         before, model.graph = model.graph, graph
         try:
-            with replaced(placed):
+            with Replaced(placed):
                 return first_rows(
                     (with_helpers(conv, helpers).get("forward") or forward)(**self.arguments), self.num_out
                 )

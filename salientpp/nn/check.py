@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.nn.conv import MessagePassing
 
-from salientpp.nn.layers import replaced
+from salientpp.nn.layers import Replaced
 from salientpp.nn.rehearsal import Rehearsal, rehearsal
 from salientpp.nn.trace import ALL, Call, Plan
+from salientpp.nn.undo import Noted
 from salientpp.sampling.hops import Hops
 
 _DROPOUTS = (
@@ -266,11 +267,11 @@ def without_dropout(model: torch.nn.Module) -> Iterator[None]:
                 name = "p" if isinstance(part, _DROPOUTS) else "dropout"
                 if isinstance(own.get(name), float):
                     found.append((own, name, 0.0))
-    with replaced(found):
+    with Replaced(found):
         yield
 
 
-class SameNumbers(TorchDispatchMode):
+class SameNumbers(Noted, TorchDispatchMode):
     """Seeds the generator before each operation that draws. Then the first rows get the same numbers, no matter how many rows follow."""
 
     def __init__(self) -> None:

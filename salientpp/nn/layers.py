@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,6 +16,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch_geometric.nn.conv import MessagePassing
 
+from salientpp.nn.undo import forget, note
 from salientpp.nn.unchanged import change_of
 
 
@@ -178,21 +178,39 @@ def source_names(conv: MessagePassing, edge_level: bool) -> list[str]:
     return sorted({name[:-2] for name in names if name.endswith("_j")})
 
 
-@contextmanager
-def replaced(replacements: Iterable[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
-    """Sets (dictionary, key, value) within the ``with`` block, and restores the old values after it."""
-    before: list[tuple[dict[str, Any], str, Any]] = []
-    try:
-        for owner, name, value in replacements:
-            before.append((owner, name, owner.get(name, _ABSENT)))
-            owner[name] = value
-        yield
-    finally:
-        for owner, name, value in reversed(before):
+class Replaced:
+    """Context that sets (dictionary, key, value), and restores the old values at its end.
+
+    It is no generator: one that an interrupt left behind would restore them when it is freed, perhaps within a later call.
+    """
+
+    def __init__(self, replacements: Iterable[tuple[dict[str, Any], str, Any]]) -> None:
+        self._replacements = replacements
+        self._before: list[tuple[dict[str, Any], str, Any]] = []
+
+    def __enter__(self) -> None:
+        note(self.restore)
+        try:
+            for owner, name, value in self._replacements:
+                self._before.append((owner, name, owner.get(name, _ABSENT)))
+                owner[name] = value
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *raised: Any) -> None:
+        self.restore()
+        forget(self.restore)
+
+    def restore(self) -> None:
+        """Restores the old values that are not restored yet."""
+        while self._before:
+            owner, name, value = self._before[-1]
             if value is _ABSENT:
-                del owner[name]
+                owner.pop(name, None)
             else:
                 owner[name] = value
+            self._before.pop()
 
 
 _ABSENT = object()

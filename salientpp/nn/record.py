@@ -17,10 +17,11 @@ from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.models import rev_gnn
 
 from salientpp.nn.layer_call import arguments_of, can_cut, edges_in
-from salientpp.nn.layers import layer_of, replaced
+from salientpp.nn.layers import layer_of, Replaced
 from salientpp.nn.rules import tensors_of
 from salientpp.nn.sizes import NEW, counts_are_shapes, counts_in
 from salientpp.nn.trace import Plan, Recorder
+from salientpp.nn.undo import Noted, forget, note
 from salientpp.sampling.hops import Hops
 
 #: Name prefixes of modules that compute statistics over all rows they get.
@@ -92,14 +93,22 @@ def record(
             seen[module] = {"forward": functools.partial(_row_wise, recorder, module, module.forward, otherwise)}
     values = [(vars(module), name, value) for module, given in seen.items() for name, value in given.items()]
     functions = _Functions(recorder)
-    handle = model.register_forward_hook(functions.end)
+    remove = functools.partial(_remove_hook, model, functions.end)
+    note(remove)
     try:
-        with replaced(values), recorder, functions:
+        model.register_forward_hook(functions.end)
+        with Replaced(values), recorder, functions:
             out = model(*args, **kwargs)
     finally:
-        handle.remove()
+        remove()
+        forget(remove)
     trusting = recorder.plan(out, trusts_readings=True)
     return Recorded(recorder.plan(out), trusting, tuple(functions.names), out)
+
+
+def _remove_hook(model: torch.nn.Module, hook: Callable[..., Any]) -> None:
+    for number in [number for number, each in model._forward_hooks.items() if each == hook]:
+        model._forward_hooks.pop(number, None)
 
 
 # --- modules that work on each row separately -------------------------------------------------------------------
@@ -144,7 +153,7 @@ def _row_wise(
     return recorder.quietly(lambda: otherwise(*args, **kwargs))
 
 
-class _Functions(TorchFunctionMode):
+class _Functions(Noted, TorchFunctionMode):
     """Tells a recorder what a model does between its layers that operations do not show.
 
     Tensors leave torch, and Python may then use their rows in any way. Numbers of rows become values. Gradients are computed, or changed by hooks.

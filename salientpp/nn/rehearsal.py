@@ -26,6 +26,7 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.data.storage import BaseStorage
 
 from salientpp.nn.rules import tensors_of
+from salientpp.nn.undo import Noted, forget, note
 
 
 @contextmanager
@@ -42,16 +43,21 @@ def rehearsal(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     devices = {value.device for value in tensors_of([args, kwargs]) if value.device.type != "cpu"}
     forked = torch.random.fork_rng(devices, device_type=next(iter(devices)).type if devices else "cpu")
     others, undo = (random.getstate(), np.random.get_state()), _Undo()
-    try:
-        # The caller may save tensors in its own way, for example within a checkpoint. This call's tensors are not part of that.
-        with forked, torch.autograd.graph.saved_tensors_hooks(Tensor.detach, _same), undo:
-            yield Rehearsal(model, others, undo, args, kwargs)
-    finally:
+
+    def restore() -> None:
         torch.clear_autocast_cache()  # it may hold values that belong to this call
         random.setstate(others[0])
         np.random.set_state(others[1])
         undo.restore()
         state.restore()
+
+    note(restore)
+    try:
+        with forked, _OwnTensors(), undo:
+            yield Rehearsal(model, others, undo, args, kwargs)
+    finally:
+        restore()
+        forget(restore)
 
 
 class Rehearsal:
@@ -90,6 +96,23 @@ class Rehearsal:
         """True if numbers were drawn from the generators of Python or numpy."""
         now = random.getstate(), np.random.get_state()
         return now[0] != self._others[0] or any(map(np.any, map(np.not_equal, now[1], self._others[1])))
+
+
+class _OwnTensors:
+    """Context in which autograd saves tensors themselves. The caller may save them in its own way, for example within a checkpoint."""
+
+    def __enter__(self) -> None:
+        note(self._remove)
+        torch._C._autograd._push_saved_tensors_default_hooks(Tensor.detach, _same)
+
+    def __exit__(self, *_: Any) -> None:
+        self._remove()
+        forget(self._remove)
+
+    def _remove(self) -> None:
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if hooks is not None and hooks[1] is _same:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -242,7 +265,7 @@ def _set_generator_state(value: Any, state: Any) -> None:
         value.bit_generator.state = state
 
 
-class _Undo(TorchDispatchMode):
+class _Undo(Noted, TorchDispatchMode):
     """Copies each memory that torch writes to before the first write, unless it was allocated in this context."""
 
     def __init__(self) -> None:

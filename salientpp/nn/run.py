@@ -13,10 +13,11 @@ from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.batch.edges import BatchEdges
 from salientpp.nn.layer_call import LayerCall, arguments_of, can_cut
-from salientpp.nn.layers import replaced
+from salientpp.nn.layers import Replaced
 from salientpp.nn.record import is_called_again, is_row_wise, may_be_row_wise, name_of_function
 from salientpp.nn.rules import tensors_of
 from salientpp.nn.trace import Call, Plan
+from salientpp.nn.undo import Noted
 from salientpp.sampling.hops import Hops
 
 
@@ -45,7 +46,7 @@ def _joins_columns(tensors: Any, dim: int = 0, **_: Any) -> bool:
     return ndim > 0 and isinstance(dim, int) and dim % ndim != 0
 
 
-class Run(TorchFunctionMode):
+class Run(Noted, TorchFunctionMode):
     """Forward pass on a batch whose hops are known.
 
     Between layers, for example in skip connections, an operation may get tensors with different numbers of rows of one batch. If it works on each row
@@ -70,7 +71,7 @@ class Run(TorchFunctionMode):
         self._numbers = {count for counts in hops.num_nodes.values() for count in counts}
         self._numbers_but_1 = self._numbers - {1}
         forwards = self._forwards() if plan is not None else ()
-        self._calls = replaced([(vars(module), "forward", call) for module, call in forwards])
+        self._calls = Replaced([(vars(module), "forward", call) for module, call in forwards])
 
     def _forwards(self) -> Iterator[tuple[torch.nn.Module, Callable[..., Any]]]:
         """Yields modules and the functions that replace their forward."""
@@ -82,7 +83,8 @@ class Run(TorchFunctionMode):
 
     def __enter__(self) -> Run:
         self._calls.__enter__()
-        return super().__enter__()
+        super().__enter__()
+        return self
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)

@@ -22,6 +22,7 @@ from salientpp.nn.rehearsal import is_written
 from salientpp.nn.rehearsal import key_of_storage as _key
 from salientpp.nn.rules import LEADING, MIXES, RULES, SEEDS, Operation, RowWise, pointwise, tensors_of
 from salientpp.nn.sizes import Reading, RowCount, Shape
+from salientpp.nn.undo import Noted
 
 #: Number of hops that no batch reaches; it means that all rows are needed.
 ALL = 1 << 30
@@ -86,7 +87,7 @@ def _unseen(method: Callable[..., Any]) -> Callable[..., Any]:
     return ignored
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(Noted, TorchDispatchMode):
     """Follows rows through a forward pass.
 
     Args:

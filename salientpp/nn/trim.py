@@ -17,8 +17,10 @@ from torch.autograd import forward_ad
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn.conv import MessagePassing
 
+from salientpp.nn import undo
 from salientpp.nn.check import Results, SameNumbers, Trial, first_of, without_dropout
 from salientpp.nn.layer_call import edges_in
+from salientpp.nn.layers import Replaced
 from salientpp.nn.planned import Attributes, Before, Planned
 from salientpp.nn.record import record
 from salientpp.nn.rehearsal import rehearsal
@@ -39,7 +41,7 @@ MAX_PLANS = 32
 #: Attribute by which ``torch.jit.script`` asks a module for the module to compile.
 _SCRIPTABLE = "__prepare_scriptable__"
 
-#: ``running``: the running forward pass of a trimmed model in this thread; ``frame``: the Python frame that called the model.
+#: ``running``: the running forward pass of a trimmed model in this thread.
 _thread = threading.local()
 
 
@@ -111,7 +113,7 @@ def untrim(model: Model) -> Model:
     trimmed = trimming_of(model)
     if trimmed is None:
         return model
-    _is_running()  # ends a call that an interrupt left behind
+    undo.is_running()  # ends a call that an interrupt left behind
     if trimmed.caller is not None and trimmed.caller.is_alive():
         raise RuntimeError(f"{type(model).__name__} is being called; call untrim after its forward pass")
     _remove(model)
@@ -175,7 +177,7 @@ class _Running:
 
 
 def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if _is_followed() or _is_running():  # a running model may contain this one
+    if _is_followed() or undo.is_running():  # a running model may contain this one
         return
     trimmed: Trimming = getattr(model, _ATTRIBUTE)
     if trimmed.caller is not None and trimmed.caller is not threading.current_thread() and trimmed.caller.is_alive():
@@ -188,24 +190,34 @@ def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
         return
     if all(counts[0] == counts[-1] for counts in hops.num_nodes.values()):  # all vertices are seeds
         return
-    attributes = trimmed.attributes = trimmed.attributes or Attributes(model)
-    has_changed = attributes.is_changed(sum(planned.calls for planned in trimmed.plans.values()))
-    key = _key_of_call(attributes, args, kwargs, trimmed.plans)
-    if key not in trimmed.plans and any(map(is_lazy, (*model.parameters(), *model.buffers()))):
-        return  # lazy parameters get their shapes in this call
-    _make_last(model)
-    _thread.frame = sys._getframe(1)
-    trimmed.caller = threading.current_thread()
+    learns = torch.is_grad_enabled()
     try:
-        planned = _planned(model, trimmed, key, has_changed, hops, args, kwargs)
+        attributes = trimmed.attributes = trimmed.attributes or Attributes(model)
+        has_changed = attributes.is_changed(sum(planned.calls for planned in trimmed.plans.values()))
+        key = _key_of_call(attributes, args, kwargs, trimmed.plans)
+        if key not in trimmed.plans and any(map(is_lazy, (*model.parameters(), *model.buffers()))):
+            return  # lazy parameters get their shapes in this call
+        _make_last(model)
+        frame = sys._getframe(1)
+        _begin(trimmed, frame)
+        planned = _planned(model, trimmed, key, has_changed, hops, frame, args, kwargs)
         planned.calls += 1
         before = Before(model, planned, attributes, [args, kwargs])
-        run = Run(model, planned.plan, hops, _thread.frame)
+        run = Run(model, planned.plan, hops, frame)
+        running = _Running(run, key, planned, before, (args, kwargs), sys.exc_info()[1])
+        Replaced([(vars(_thread), "running", running)]).__enter__()
         run.__enter__()
     except BaseException:
-        _thread.frame, trimmed.caller = None, None
+        torch._C._set_grad_enabled(learns)
+        trimmed.plans.clear()  # a change of the model was perhaps noticed, but not recorded
+        undo.end()
         raise
-    _thread.running = _Running(run, key, planned, before, (args, kwargs), sys.exc_info()[1])
+
+
+def _begin(trimmed: Trimming, frame: Any) -> None:
+    """Begins a call of a model in this thread. ``frame`` is the Python frame that makes it."""
+    undo.begin(frame)
+    Replaced([(vars(trimmed), "caller", threading.current_thread())]).__enter__()
 
 
 def _is_followed() -> bool:
@@ -219,11 +231,11 @@ def _planned(
     key: Any,
     has_changed: bool,
     hops: Hops,
+    frame: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Planned:
     """Returns the plan of a call. Makes it if there is none, and checks it if that is due."""
-    frame = _thread.frame
     planned = trimmed.plans.get(key)
     trial = Trial(model, hops, args, kwargs, lambda plan: Run(model, plan, hops, frame))
     row_wise = trimmed.norms == "needed rows"
@@ -302,7 +314,7 @@ def _after_forward(model: torch.nn.Module, args: Any, kwargs: Any, out: Any) -> 
     if sys.exc_info()[1] is not running.raised:  # the call has failed
         if known is not None and not any(each[: len(functions)] == functions for each in known):
             plans.pop(running.key, None)
-        _end(running)
+        undo.end()
         return None
     if planned.plan is None and running.key not in plans:
         plans[running.key] = planned
@@ -312,7 +324,7 @@ def _after_forward(model: torch.nn.Module, args: Any, kwargs: Any, out: Any) -> 
             stacklevel=2,
         )
     is_known = planned.plan is None or known is None or functions in known
-    _end(running)
+    undo.end()
     return None if is_known else _again(model, running, functions)
 
 
@@ -327,11 +339,12 @@ def _again(model: torch.nn.Module, running: _Running, functions: tuple[str, ...]
             "repeated with all rows; do not use salientpp.nn.trim on this model, or do not write to them"
         )
     args, kwargs = running.given
-    _thread.frame, trimmed.caller = sys._getframe(1), threading.current_thread()
+    frame = sys._getframe(1)
     try:
-        recorded = record(model, hops, trimmed.norms == "needed rows", _thread.frame, args, kwargs)
+        _begin(trimmed, frame)
+        recorded = record(model, hops, trimmed.norms == "needed rows", frame, args, kwargs)
     finally:
-        _thread.frame, trimmed.caller = None, None
+        undo.end()
     planned.join(recorded.plan, recorded.functions)
     if planned.plan is None:
         warnings.warn(
@@ -341,23 +354,6 @@ def _again(model: torch.nn.Module, running: _Running, functions: tuple[str, ...]
         )
     trimmed.plans[running.key] = planned
     return recorded.out
-
-
-def _end(running: _Running) -> None:
-    _thread.running = _thread.frame = None
-    getattr(running.run.model, _ATTRIBUTE).caller = None
-    running.run.__exit__(None, None, None)
-
-
-def _is_running() -> bool:
-    """Returns True if a trimmed model is being called in this thread. Ends a run that an interrupt left behind, because torch calls no hooks then."""
-    begun, running = getattr(_thread, "frame", None), getattr(_thread, "running", None)
-    frame: Any = sys._getframe() if begun is not None else None
-    while frame is not None and frame is not begun:
-        frame = frame.f_back
-    if frame is None and running is not None:
-        _end(running)
-    return frame is not None
 
 
 def trimming_of(model: torch.nn.Module) -> Trimming | None:

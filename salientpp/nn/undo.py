@@ -1,0 +1,104 @@
+"""List of what the running call of a trimmed model has changed, so that the changes can be undone after an interrupt at any moment.
+
+A handler of a signal may raise at any line: before a ``try`` begins, or within ``finally``. So each change is noted before it is made, and its note is removed
+after it was undone. The next call undoes what is still noted. Undoing a change twice, or one that was not made, has no effect.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _pop_mode as _pop_torch_dispatch_stack
+
+Undo = Callable[[], None]
+
+
+class _Calls(threading.local):
+    """The outermost call of a trimmed model in this thread: the Python frame that makes it, and its notes. Without a call, the frame is None."""
+
+    frame: Any = None
+
+    def __init__(self) -> None:
+        self.notes: list[Undo] = []
+
+
+_calls = _Calls()
+
+
+def begin(frame: Any) -> None:
+    """Begins a call, which ends with :func:`end` or when ``frame`` does."""
+    _calls.frame = frame
+    guard = torch._C.DisableTorchFunction()
+    with guard:  # it then holds whether torch functions are enabled, and its exit restores this
+        note(functools.partial(guard.__exit__, None, None, None))
+
+
+def end() -> None:
+    """Ends a call, and undoes all that is noted, from the last change to the first."""
+    notes = _calls.notes
+    while notes:
+        notes[-1]()
+        notes.pop()
+    _calls.frame = None
+
+
+def is_running() -> bool:
+    """Returns True if a trimmed model is being called in this thread. Ends a call that an interrupt left behind, because torch calls no hooks then."""
+    begun = _calls.frame
+    if begun is None:
+        return False
+    frame: Any = sys._getframe()
+    while frame is not None and frame is not begun:
+        frame = frame.f_back
+    if frame is None:
+        end()
+    return frame is not None
+
+
+def note(undo: Undo) -> None:
+    """Notes how to undo a change that will be made next. Without a call, nothing is noted."""
+    if _calls.frame is not None:
+        _calls.notes.append(undo)
+
+
+def forget(undo: Undo) -> None:
+    """Removes a note after the change was undone."""
+    notes = _calls.notes
+    if notes and notes[-1] == undo:
+        notes.pop()
+    elif undo in notes:
+        notes.remove(undo)
+
+
+class Noted:
+    """Base class of modes of torch that are removed after an interrupt. List it before torch's class."""
+
+    def __enter__(self) -> Any:
+        note(self._remove)
+        return super().__enter__()  # type: ignore[misc]
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[misc]
+        forget(self._remove)
+
+    def _remove(self) -> None:
+        """Removes the mode from torch's stack, wherever it is."""
+        if isinstance(self, TorchFunctionMode):
+            number, at = torch._C._len_torch_function_stack, torch._C._get_function_stack_at
+            pop, push = torch._C._pop_torch_function_stack, torch._C._push_on_torch_function_stack
+        else:
+            number, at = torch._C._len_torch_dispatch_stack, torch._C._get_dispatch_stack_at
+            pop, push = _pop_torch_dispatch_stack, torch._C._push_on_torch_dispatch_stack
+        above: list[Any] = []
+        while any(at(k) is self for k in range(number())):
+            mode = pop()
+            if mode is not self:
+                above.append(mode)
+        while above:
+            push(above.pop())
