@@ -26,7 +26,7 @@ from salientpp.fullgraph.row_check import RowCheck
 from salientpp.fullgraph.row_counts import without_counts
 from salientpp.fullgraph.watch import watch_backward
 from salientpp.graph.quantiles import corrected
-from salientpp.nn.layers import linear_form, name_of, pair_of, Replaced, source_names, with_helpers
+from salientpp.nn.layers import Replaced, linear_form, name_of, pair_of, source_names, with_helpers
 from salientpp.ranks.failure import RankFailure
 
 

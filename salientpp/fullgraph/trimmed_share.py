@@ -19,7 +19,7 @@ from salientpp.batch.edges import BatchEdges
 from salientpp.fullgraph.batch_graph import BatchGraph
 from salientpp.fullgraph.model import DistributedModel
 from salientpp.nn.layer_call import FUSED, SCORES, LayerCall, first_rows
-from salientpp.nn.layers import pair_of, Replaced, with_helpers
+from salientpp.nn.layers import Replaced, pair_of, with_helpers
 from salientpp.nn.planned import most
 from salientpp.nn.record import record
 from salientpp.nn.rehearsal import rehearsal

@@ -18,7 +18,7 @@ from torch_geometric.nn.conv import MessagePassing
 from salientpp.batch.contents import is_sparse_tensor
 from salientpp.batch.edges import BatchEdges, edges_of
 from salientpp.nn import forwards, products
-from salientpp.nn.layers import Layer, layer_of, linear_form, pair_of, reduction_of, Replaced, with_helpers
+from salientpp.nn.layers import Layer, Replaced, layer_of, linear_form, pair_of, reduction_of, with_helpers
 from salientpp.nn.rules import tensors_of
 from salientpp.nn.trace import ALL, Call
 from salientpp.nn.unchanged import change_inside, change_of, is_plain

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,8 +16,8 @@ import torch
 import torch_geometric.nn as pyg
 from torch_geometric.nn.conv import MessagePassing
 
-from salientpp.nn.undo import forget, note
 from salientpp.nn.unchanged import change_of
+from salientpp.nn.undo import forget, note
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.models import rev_gnn
 
 from salientpp.nn.layer_call import arguments_of, can_cut, edges_in
-from salientpp.nn.layers import layer_of, Replaced
+from salientpp.nn.layers import Replaced, layer_of
 from salientpp.nn.rules import tensors_of
 from salientpp.nn.sizes import NEW, counts_are_shapes, counts_in
 from salientpp.nn.trace import Plan, Recorder

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch._dynamo.config
 from torch import Tensor
 
 EDGES, ROWS, EDGE_WEIGHTS = "edge_index", "x", "weights"
@@ -125,10 +124,6 @@ class Marked(Tensor):
                     return cut
             _check(func, name, marked, args, kwargs)
             return _mark_all(func(*args, **kwargs), name, marked)
-
-
-# torch.compile cannot follow operations that the class refuses. It leaves what is computed with marked tensors to Python.
-torch._dynamo.config.nontraceable_tensor_subclasses.add(Marked)
 
 
 def mark(value: Tensor, delivered: Delivered, role: str, level: int = 0, given: bool = False) -> Marked:
