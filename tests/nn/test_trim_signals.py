@@ -1,4 +1,4 @@
-"""A handler of a signal may raise at any line of a trimmed call. The next call must work all the same, and give the plain model's results."""
+"""A handler of a signal may raise at any line of a trimmed call. The next call then works, and gives the plain model's results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import salientpp
 
 
 class Preempted(BaseException):
-    """What a handler raises."""
+    """Exception of a handler."""
 
 
 class Signal:
@@ -82,7 +82,7 @@ def interrupted(model, batch, at: int) -> str:
 
 
 def left(model, is_trimmed: bool) -> list[str]:
-    """What a call has left in a model and in this thread."""
+    """Names everything that a call has left in a model and in this thread."""
     names = [
         f"{name} {attribute}"
         for name, module in model.named_modules()
