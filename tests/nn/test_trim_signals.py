@@ -132,7 +132,7 @@ def test_a_signal_at_any_line_of_a_call_harms_no_later_call(training, data, batc
         known(batch.x, batch.edge_index)
     for number, at in enumerate(moments(signal.lines, 60)):
         if number % 3 == 0:
-            salientpp.nn.trim(known, check=False)  # it was untrimmed
+            salientpp.nn.trim(known)  # it was untrimmed
             known(batch.x, batch.edge_index)
             known.load_state_dict(plain.state_dict())
         place = interrupted(known, batch, at)
