@@ -277,6 +277,14 @@ class SameNumbers(Noted, TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.draws = 0
+        self._states: dict[
+            torch.Generator, Tensor
+        ] = {}  # of generators of the user's, which need not belong to the model
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        for generator, state in self._states.items():
+            generator.set_state(state)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():  # the functions that this method calls are none of the model's
@@ -286,6 +294,9 @@ class SameNumbers(Noted, TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         self.draws += 1
+        generator = kwargs.get("generator")
+        if generator is not None and generator not in self._states:
+            self._states[generator] = generator.get_state()
         torch.default_generator.manual_seed(self.draws)
         out = func(*args, **kwargs)
         if func._schema.name in _NORMAL and isinstance(out, Tensor):

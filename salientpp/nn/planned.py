@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import operator
 import random
 import weakref
@@ -10,14 +11,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from salientpp.nn.rules import tensors_of
+from salientpp.nn.rehearsal import State
 from salientpp.nn.trace import Call, Plan
 
 #: Number of different orders of operations that one plan may serve.
 MAX_ORDERS = 8
 
-#: Attributes of modules that are no part of their configuration.
-_PLAIN = (bool, int, float, str, type(None))
+#: Classes of attributes that are compared before each call, also in tuples.
+_PLAIN = (bool, int, float, str, type(None), enum.Enum, np.number, np.bool_)
+
+#: Attributes that every module has.
+_OF_MODULES = frozenset(vars(torch.nn.Module()))
+
+#: Numbers of elements above which a tensor is not copied before each call: of one that no call has written to so far, and of one that calls write to.
+_MAX_UNWRITTEN, _MAX_WRITTEN = 1 << 12, 1 << 20
+
+#: Number of objects in attributes and arguments whose contents are kept before each call.
+_MAX_OBJECTS = 256
 
 
 class Planned:
@@ -84,14 +94,33 @@ class Attributes:
         model = self._model()
         assert model is not None  # it is being called
         self.modules = list(model.modules())
-        self.parameters = list(model.parameters())
         self._own = [vars(module) for module in self.modules]
+        homes = ("torch.", "torch_geometric.", "salientpp.")
+        self._users = [vars(each) for each in self.modules if not type(each).__module__.startswith(homes)]
         self._names = [
-            [name for name, value in own.items() if isinstance(value, _PLAIN) and name != "training"]
-            for own in self._own
+            [name for name, value in own.items() if _is_plain(value) and name != "training"] for own in self._own
         ]
         self._getters = [operator.itemgetter(*names, "_forward_hooks", "_backward_hooks") for names in self._names]
         self._known = self._now()
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The present parameters of all modules."""
+        return [each for own in self._own for each in own["_parameters"].values() if each is not None]
+
+    @property
+    def buffers(self) -> list[torch.Tensor]:
+        """The present buffers of all modules."""
+        return [each for own in self._own for each in own["_buffers"].values() if each is not None]
+
+    @property
+    def others(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Attributes of modules of the user's classes, and copies of them without those that every module has."""
+        return [(own, {name: own[name] for name in own.keys() - _OF_MODULES}) for own in self._users]
+
+    def are_of(self, model: torch.nn.Module) -> bool:
+        """Returns True if these are a model's attributes."""
+        return self._model() is model
 
     @property
     def modes(self) -> tuple[bool, ...]:
@@ -120,7 +149,7 @@ class Attributes:
             now = []
         before = self._known
         names = list(self._names)
-        are_plain = all(isinstance(value, _PLAIN) for each, a in zip(names, now) for value in a[1][: len(each)])
+        are_plain = all(_is_plain(value) for each, a in zip(names, now) for value in a[1][: len(each)])
         if not are_plain or len(now) != len(before) or any(a[0] != b[0] or a[2:] != b[2:] for a, b in zip(now, before)):
             self._read()
             return True
@@ -143,35 +172,57 @@ class Attributes:
                 own[name] = before
 
 
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, _PLAIN) or (type(value) is tuple and all(map(_is_plain, value)))
+
+
 class Before:
-    """State of a model before a call, with which the call can be made again: random number generators, what the call writes to, and versions of arguments."""
+    """State of a model before a call, with which the call can be made again.
+
+    It has the random number generators, the buffers and the contents of attributes and arguments. Large tensors are not copied. Their versions tell whether
+    the call has written to them.
+    """
 
     def __init__(self, model: torch.nn.Module, planned: Planned, attributes: Attributes, given: Any) -> None:
         self._attributes = attributes
-        tensors = [*tensors_of(given), *attributes.parameters]
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._others = attributes.others
+        states = State([given], _MAX_OBJECTS), State([copied for _, copied in self._others], _MAX_OBJECTS)
+        self._states = states
+        self._buffers = [(own["_buffers"], dict(own["_buffers"])) for own in attributes._own if own["_buffers"]]
+        own = states[1].tensors | {id(value): value for value in attributes.buffers}
+        small = {key for key, value in own.items() if value.numel() <= _MAX_UNWRITTEN} - states[0].tensors.keys()
         if planned.written:
             named = [*model.named_buffers(), *model.named_parameters()]
-            self._copies = [(value, value.detach().clone()) for name, value in named if name in planned.written]
-            copied = {id(value) for value, _ in self._copies}
-            tensors = [tensor for tensor in tensors if id(tensor) not in copied]
-        self._versions = [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
-        self._buffers = [(own["_buffers"], dict(own["_buffers"])) for own in attributes._own if own["_buffers"]]
+            written = [value for name, value in named if name in planned.written]
+            small |= {id(value) for value in written if value.numel() <= _MAX_WRITTEN}
+        tensors = states[0].tensors | own | {id(value): value for value in attributes.parameters}
+        self._copies = [(value, value.detach().clone()) for key, value in tensors.items() if key in small]
+        self._versions = [
+            (value, value._version) for key, value in tensors.items() if key not in small and not value.is_inference()
+        ]
         self._torch = torch.get_rng_state()
-        self._others = (random.getstate(), np.random.get_state()) if planned.draws else None
+        self._generators = (random.getstate(), np.random.get_state()) if planned.draws else None
 
     @torch.no_grad()
     def restore(self) -> bool:
-        """Restores the state. Returns False if the call has written to its arguments or parameters, which cannot be undone."""
-        if any(tensor._version != version for tensor, version in self._versions):
+        """Restores the state. Returns False if the call has had effects that cannot be undone."""
+        if any(value._version != version for value, version in self._versions):
+            return False
+        if not all(state.can_restore for state in self._states):
             return False
         self._attributes.restore()
+        for state in self._states:
+            state.restore()
+        for own, before in self._others:
+            for name in own.keys() - _OF_MODULES - before.keys():
+                del own[name]
+            own.update(before)
         for buffers, before in self._buffers:
             buffers.update(before)
         for value, copy in self._copies:
             value.copy_(copy)
         torch.set_rng_state(self._torch)
-        if self._others is not None:
-            random.setstate(self._others[0])
-            np.random.set_state(self._others[1])
+        if self._generators is not None:
+            random.setstate(self._generators[0])
+            np.random.set_state(self._generators[1])
         return True

@@ -39,7 +39,7 @@ def rehearsal(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     Call the model with the ``args`` and ``kwargs`` of the result. Their tensors have the values of the caller's, but histories and hooks of their own.
     Batches, lists and dictionaries among them are the caller's, and get their own tensors back.
     """
-    state = _State(model, args, kwargs)
+    state = State([*model.modules(), args, kwargs])
     devices = {value.device for value in tensors_of([args, kwargs]) if value.device.type != "cpu"}
     forked = torch.random.fork_rng(devices, device_type=next(iter(devices)).type if devices else "cpu")
     others, undo = (random.getstate(), np.random.get_state()), _Undo()
@@ -78,18 +78,12 @@ class Rehearsal:
         self.args, self.kwargs = stand_ins.of(args), stand_ins.of(dict(kwargs))
         self.inputs = [given for given, _ in stand_ins.made.values()]
         self.leaves = [leaf for _, leaf in stand_ins.made.values()]
-        self._buffers = {name: (value, value.clone()) for name, value in model.named_buffers()}
 
     @property
     def written(self) -> tuple[str, ...]:
         """Names of the buffers and parameters that were written to."""
-        now = dict(self._model.named_buffers())
-        buffers = [
-            name
-            for name, (value, before) in self._buffers.items()
-            if now.get(name) is value and not torch.equal(value, before)
-        ]
-        return (*buffers, *(name for name, value in self._model.named_parameters() if self._undo.has_kept(value)))
+        named = [*self._model.named_buffers(), *self._model.named_parameters()]
+        return tuple(name for name, value in named if self._undo.has_kept(value))
 
     @property
     def draws(self) -> bool:
@@ -162,25 +156,36 @@ class _StandIns:
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
-class _State:
-    """Contents of a model's attributes and arguments: of dictionaries, lists, sets and generators, and which tensors they hold."""
+class State:
+    """Contents of attributes and arguments: of dictionaries, lists, sets and generators, and which tensors they hold.
 
-    def __init__(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    Args:
+        values: modules, objects and containers to begin with.
+        limit: number of objects, and of elements of a container, beyond which only the lengths of containers are known.
+
+    Attributes:
+        tensors: all tensors found, by their ids.
+    """
+
+    def __init__(self, values: list[Any], limit: int = sys.maxsize) -> None:
+        self._limit = limit
         self._kept: dict[int, tuple[Any, Any]] = {}  # by id: object and its contents
-        self._tensors: list[tuple[Tensor, bool, Any, dict[str, dict[Any, Any]]]] = []  # requires_grad, grad, hooks
-        for module in model.modules():
-            self._keep(module)
-        self._keep([args, kwargs])
-        # Some operations write to running statistics without declaring it.
-        self._buffers = [(value, value.clone()) for value in model.buffers()]
+        self._lengths: list[tuple[Any, int]] = []
+        self.tensors: dict[int, Tensor] = {}
+        self._leaves: list[tuple[Tensor, bool, Any, dict[str, dict[Any, Any]]]] = []  # requires_grad, grad, hooks
+        for value in values:
+            self._keep(value)
 
     def _keep(self, value: Any) -> None:
         if value is None or isinstance(value, (int, float, str)) or id(value) in self._kept:
             return
         if isinstance(value, Tensor):
-            if value.is_leaf:
+            if value.is_leaf and id(value) not in self.tensors:
                 hooks = {name: dict(getattr(value, name) or ()) for name in _HOOKS}
-                self._tensors.append((value, value.requires_grad, value.grad, hooks))
+                self._leaves.append((value, value.requires_grad, value.grad, hooks))
+            self.tensors[id(value)] = value
+        elif isinstance(value, (dict, list, set, deque)) and max(len(value), len(self._kept)) > self._limit:
+            self._lengths.append((value, len(value)))
         elif isinstance(value, dict):
             self._kept[id(value)] = value, dict(value)
             for each in list(value.values()):
@@ -198,6 +203,11 @@ class _State:
             self._kept[id(value)] = value, None
             self._keep(vars(value))
 
+    @property
+    def can_restore(self) -> bool:
+        """True unless a container whose contents are unknown has another length now."""
+        return all(len(value) == length for value, length in self._lengths)
+
     @torch.no_grad()
     def restore(self) -> None:
         for value, before in self._kept.values():
@@ -212,7 +222,7 @@ class _State:
                     value.update(before) if isinstance(value, set) else value.extend(before)
             elif before is not None:
                 _set_generator_state(value, before)
-        for tensor, requires_grad, grad, hooks in self._tensors:
+        for tensor, requires_grad, grad, hooks in self._leaves:
             for name, before in hooks.items():
                 now = getattr(tensor, name) or {}
                 for key in now.keys() - before.keys():
@@ -221,9 +231,6 @@ class _State:
                 tensor.requires_grad_(requires_grad)
             if tensor.is_leaf and tensor.grad is not grad:
                 tensor.grad = grad
-        for value, before in self._buffers:
-            if not torch.equal(value, before):
-                value.copy_(before)
 
 
 def _has_state(value: Any) -> bool:
@@ -304,10 +311,15 @@ class _Undo(Noted, TorchDispatchMode):
         self._before.clear()
 
 
+#: Arguments that normalisations write to, although their schemas do not say so.
+_STATISTICS = ("running_mean", "running_var")
+
+
 @functools.cache
 def _written(func: Any) -> tuple[list[int], list[str]]:
     """Returns the arguments that an operation writes to: positions, and names."""
-    found = [(k, each.name) for k, each in enumerate(func._schema.arguments) if is_written(each)]
+    arguments = enumerate(func._schema.arguments)
+    found = [(k, each.name) for k, each in arguments if is_written(each) or each.name in _STATISTICS]
     return [k for k, _ in found], [name for _, name in found]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import enum
 import functools
+import itertools
 import sys
 import threading
 import warnings
@@ -11,6 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -37,6 +40,9 @@ _ATTRIBUTE = "_salientpp_trimmed"
 
 #: Number of plans above which numbers among the arguments no longer get plans of their own.
 MAX_PLANS = 32
+
+#: Numbers in containers below this one, such as dimensions, get plans of their own.
+_MAX_CHOICE = 8
 
 #: Attribute by which ``torch.jit.script`` asks a module for the module to compile.
 _SCRIPTABLE = "__prepare_scriptable__"
@@ -190,6 +196,9 @@ def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
         return
     if all(counts[0] == counts[-1] for counts in hops.num_nodes.values()):  # all vertices are seeds
         return
+    if trimmed.attributes is not None and not trimmed.attributes.are_of(model):  # a shallow copy of a trimmed model
+        trimmed = Trimming(trimmed.norms, trimmed.check)
+        setattr(model, _ATTRIBUTE, trimmed)
     learns = torch.is_grad_enabled()
     try:
         attributes = trimmed.attributes = trimmed.attributes or Attributes(model)
@@ -388,9 +397,19 @@ def _choice(value: Any, has_numbers: bool = True) -> Any:
     if isinstance(value, Tensor):
         is_number = has_numbers and value.numel() == 1 and value.device.type == "cpu"
         return type(value), value.requires_grad, value.dtype, value.item() if is_number else value.dim()
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    is_known = value is None or isinstance(value, (bool, str)) or (is_number and has_numbers)
+    if has_numbers and isinstance(value, (list, tuple, dict)):
+        items = itertools.islice(value.items() if isinstance(value, dict) else enumerate(value), MAX_PLANS)
+        return (type(value), *[(name, _choice_inside(each)) for name, each in items])
+    is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    is_known = isinstance(value, (bool, str, type(None), enum.Enum, np.bool_)) or (is_number and has_numbers)
     return (type(value), value) if is_known else type(value)
+
+
+def _choice_inside(value: Any) -> Any:
+    """Returns what a model may branch on in a container. Large numbers there are often sizes of batches, which a plan does not depend on."""
+    is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    is_large = isinstance(value, Tensor) or (is_number and not abs(value) < _MAX_CHOICE)
+    return _choice(value, has_numbers=not is_large)
 
 
 def _hops_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hops | None:
