@@ -190,8 +190,9 @@ class Replaced:
 
     def __enter__(self) -> None:
         note(self.restore)
+        replacements, self._replacements = self._replacements, ()  # the values may hold this context
         try:
-            for owner, name, value in self._replacements:
+            for owner, name, value in replacements:
                 self._before.append((owner, name, owner.get(name, _ABSENT)))
                 owner[name] = value
         except BaseException:

@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _pop_mode as _pop_torch_dispatch_stack
 
-Undo = Callable[[], None]
+Undo = Callable[[], object]
 
 
 class _Calls(threading.local):
