@@ -367,19 +367,25 @@ def has_own_pages(number: int) -> bool:
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
-def test_freed_blocks_return_to_the_system_only_while_a_model_needs_it(monkeypatch):
-    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
-    part = local(graph())
-    gc.collect()
+def _have_own_pages(rank: int) -> list[bool]:
+    """Tells whether large blocks have pages of their own while a model lives, and after its end."""
+    os.environ.pop("MALLOC_MMAP_THRESHOLD_", None)
+    part, found = local(graph()), []
     for _ in range(2):
         model = distribute(Deep("sage"), part, recompute="layers")
         copied = copy.deepcopy(model)
         del model
         gc.collect()
-        assert has_own_pages(6 << 20)
+        found.append(has_own_pages(6 << 20))
         del copied
         gc.collect()
-        assert not has_own_pages(6 << 20)
+        found.append(has_own_pages(6 << 20))
+    return found
+
+
+def test_freed_blocks_return_to_the_system_only_while_a_model_needs_it():
+    # In a process of its own, because models of other tests may still live in this one.
+    assert distributed.run(_have_own_pages, 1) == [[True, False, True, False]]
 
 
 # --- errors -------------------------------------------------------------------------------------------------
