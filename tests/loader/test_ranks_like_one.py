@@ -648,8 +648,8 @@ def test_wide_rows_are_cached_only_if_needed_more_often_than_narrow_rows():
     for alpha, wide, narrow in [
         (0.0, [], []),
         (0.1, [], [2]),
-        (0.4, [2], [2]),
-        (0.5, [2], [2]),
+        (0.4, [2], [2, 3]),  # wide row 3 is needed more, but does not fit
+        (0.5, [2], [2, 3, 4]),
         (0.7, [2, 3], [2, 3]),
         (9, [2, 3, 5], [2, 3, 4]),
     ]:
