@@ -96,7 +96,7 @@ class RowCheck(TorchFunctionMode):
         self._number, self._edge_index = number, graph.edge_index
         self.follow(x)
         of_edges = {id(each) for each in graph.edge_tensors.values()}
-        for tensor in tensors_in([given, graph.edge_tensors]):
+        for tensor in tensors_given([given, graph.edge_tensors]):
             # If a rank has as many edges as vertices, nobody says which of them a tensor describes.
             if type(tensor) is not Tensor or tensor is graph.edge_index or not tensor.dim() or number == num_edges:
                 continue
@@ -342,15 +342,15 @@ class RowCheck(TorchFunctionMode):
         )
 
 
-def tensors_in(given: Any) -> Iterator[Tensor]:
+def tensors_given(given: Any) -> Iterator[Tensor]:
     """Yields the tensors in the arguments of a model: in containers, and in objects of PyG."""
     for value in given:
         if isinstance(value, BaseData):
             yield from tensors_of([[*store.values()] for store in value.stores])
         elif isinstance(value, (list, tuple)):
-            yield from tensors_in(value)
+            yield from tensors_given(value)
         elif isinstance(value, dict):
-            yield from tensors_in(value.values())
+            yield from tensors_given(value.values())
         else:
             yield from tensors_of(value)
 

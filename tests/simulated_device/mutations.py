@@ -35,10 +35,6 @@ _CALLS = {
 NO_GUARDS = {
     ("ways.planner.rates", "torch.accelerator.synchronize(device)"): "it measures time",
     ("launch.preemption", "self._work.wait()"): "it waits for another rank, on the host",
-    (
-        "fullgraph.row_check",
-        "yield from tensors_of([[*store.values()] for store in value.stores])",
-    ): "it reads arguments",
 }
 
 
