@@ -259,11 +259,6 @@ class Recorder(Noted, TorchDispatchMode):
         finally:
             self._suspended -= 1
 
-    @property
-    def has_unknown_readings(self) -> bool:
-        """True if the model has read a number of rows, and nobody knows what became of it."""
-        return any(not reading.is_used for reading in self._readings)
-
     def plan(self, out: Any, trusts_readings: bool = False) -> Plan:
         """Returns the plan of a model that returned ``out``. Unless it trusts them, unknown uses of numbers of rows need all rows."""
         self.see_gradients(out)
