@@ -62,13 +62,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError, NotImplementedError, LaunchError, PartitionerError) as error:
         terminal.complain(f"salientpp{command}: {_in_words(error)}")
         return 2
-    except SystemExit as end:  # code of the user's, such as a step to measure
-        if not command:
-            raise
-        terminal.complain(
-            f"salientpp{command}: the code that it runs called sys.exit({end.code!r}); let the code return or raise instead"
-        )
-        return 2
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise

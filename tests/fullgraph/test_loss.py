@@ -110,6 +110,6 @@ def mistaken(rank: int, root: str, call: str) -> Any:
 def test_a_mistake_of_one_rank_is_told_to_the_others(tmp_path: Path, call):
     salientpp.partition(random_data(num_vertices=20, num_edges=60), 2, tmp_path / "parts", [-1], 4)
     first, second = distributed.run(mistaken, 2, str(tmp_path / "parts"), call, may_fail=True)
-    assert first.kind == "ValueError" and second.kind == "RankFailure"
+    assert first.kind == "ValueError" and second.kind == "RanksDiffer"
     said = first.text.strip().splitlines()[-1].removeprefix("ValueError: ")
-    assert f"rank 0 failed in {call}: ValueError: {said}" in second.text
+    assert f"{call}, which failed (ValueError: {said}) on rank 0" in second.text
