@@ -16,10 +16,10 @@ from graphs import random_data
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader
+from salientpp.testing.way import BATCH, FANOUTS, directory
 from salientpp.ways.planner.choices import Choice
 from salientpp.ways.planner.machines import Link, Machines, Step
 from salientpp.ways.planner.result import COPIES, Plan
-from tests.laws.way import BATCH, FANOUTS, directory
 
 #: With a link that is free, only the work of the cores counts; with a slow one, only the bytes.
 FREE = Machines(between=Link(1e12, 0), row=1e-6, look_ahead=1e-5, sum=1e-5)
@@ -54,7 +54,7 @@ def _observe(rank: int, root: str, several: list[dict[str, Any]]) -> list[Found]
         wrong, number = [], 0
         for _ in range(2):
             for ours, want in zip(loader, plain, strict=True):
-                # With sums, the law of sums compares the outputs of a model (tests/laws/way.py).
+                # With sums, the law of sums compares the outputs of a model (salientpp/testing/way.py).
                 wrong += [] if "partial" in ours else differences(ours, want)
                 number += 1
         stats = loader.stats()

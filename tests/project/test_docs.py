@@ -125,6 +125,7 @@ def run_page(page: Path) -> int:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # a page may import files that it has shown
     print(run_page(page), "blocks")
 
 

@@ -22,7 +22,7 @@ import salientpp
 from salientpp import Graph, LinkNeighborLoader, NeighborLoader, PPRSampler, ops
 from salientpp.sampling.part_topology import PartTopology
 from salientpp.sampling.ppr import Top, degrees_held
-from tests.laws.topology import compare
+from salientpp.testing.comparison import compare
 
 
 def some_graph(seed: int, directed: bool = True) -> Graph:

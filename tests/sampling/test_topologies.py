@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.laws.topology import TopologyLaws, in_memory
+from salientpp.testing.topology import TopologyLaws, in_memory
 
 
 class TestInParts(TopologyLaws):

@@ -20,7 +20,7 @@ from salientpp.analysis.analyze import Ways, analyze
 from salientpp.analysis.batches import Batches
 from salientpp.cli import main
 from salientpp.store.narrow import Narrow
-from tests.laws.topology import compare
+from salientpp.testing.comparison import compare
 
 FANOUTS, BATCH = [4, 3], 8
 SENT = {"edge_attr": "int8", "many": "fp16"}

@@ -14,7 +14,7 @@ from torch import Tensor
 from salientpp.store.file_rows import FileRows
 from salientpp.store.row_buffer import BufferedRows, RowBuffer
 from salientpp.store.rows import JoinedRows, TensorRows
-from tests.laws.row_source import RowSourceLaws
+from salientpp.testing.row_source import RowSourceLaws
 
 NUM_ROWS, WIDTH = 4000, 12
 

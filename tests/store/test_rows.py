@@ -26,7 +26,7 @@ from salientpp.store import cache as caches
 from salientpp.store.cache import FeatureCache
 from salientpp.store.rows import TensorRows
 from salientpp.store.tiers import IdSet, Tier
-from tests.laws.row_source import RowSourceLaws
+from salientpp.testing.row_source import RowSourceLaws
 
 # --- sources ----------------------------------------------------------------------------------------------
 

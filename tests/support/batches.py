@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from graphs import identity_features, random_data
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 
 import salientpp
 from salientpp import NeighborLoader
 from salientpp.store.fetch import InPlace, Packed
+from salientpp.testing.comparison import differences
 
 N = 250  # bfloat16 and uint8 can still represent 250 different ids
 DTYPES = [
@@ -49,26 +50,6 @@ def known_data(**changes: Any) -> Data:
 def make(data: Data | salientpp.PartitionedGraph, **options: Any) -> NeighborLoader:
     arguments = {"num_neighbors": [4, 3], "batch_size": 32, "shuffle": True, "seed": 5, **options}
     return NeighborLoader(data, **arguments)
-
-
-def differences(a: Data | HeteroData, b: Data | HeteroData) -> list[Any]:
-    """Names of the attributes whose presence, type, dtype or value differs between two batches; in typed batches pairs (type, name)."""
-    ours, theirs = _attributes(a), _attributes(b)
-
-    def same(x: Any, y: Any) -> bool:
-        if isinstance(x, Tensor):
-            return isinstance(y, Tensor) and x.dtype == y.dtype and x.shape == y.shape and bool(torch.equal(x, y))
-        return type(x) is type(y) and x == y
-
-    names = sorted({*ours, *theirs}, key=str)
-    return [name for name in names if name not in ours or name not in theirs or not same(ours[name], theirs[name])]
-
-
-def _attributes(batch: Data | HeteroData) -> dict[Any, Any]:
-    """Returns the attributes by name, or by type and name. A typed batch takes the name of an attribute for a type."""
-    if isinstance(batch, HeteroData):
-        return {(store._key, name): value for store in batch.stores for name, value in store.items()}
-    return {name: batch[name] for name in batch.keys()}
 
 
 def assert_same_batches(a: list[Data], b: list[Data]) -> None:

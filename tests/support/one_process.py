@@ -5,11 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from graphs import random_data, random_hetero
+from graphs import random_data
 from torch_geometric.data import Data, HeteroData
 
 import salientpp
 from salientpp import NeighborSampler
+from salientpp.testing.graphs import TYPED_FANOUTS, typed_data
+
+__all__ = [
+    "BATCH",
+    "FANOUTS",
+    "TYPED_FANOUTS",
+    "by_type",
+    "check_batches",
+    "check_links",
+    "homogeneous",
+    "store_of",
+    "typed_data",
+    "whole",
+]
 
 FANOUTS, BATCH = [4, 3, 2], 8
 
@@ -104,24 +118,3 @@ def homogeneous() -> Data:
     data.weight = torch.rand(data.num_edges, generator=generator) ** 3
     data.weight[::7] = 0
     return data
-
-
-def typed_data(seed: int = 0) -> HeteroData:
-    """Graph in which authors have wide rows, venues have no rows and papers have labels; every type has seeds."""
-    data = random_hetero(seed=seed)
-    data["author"].x = torch.cat([data["author"].x, data["author"].x, data["author"].x], 1)
-    del data["venue"].x
-    data["paper"].y = torch.arange(data["paper"].num_nodes) % 5
-    data["venue"].num_nodes = data["venue"].time.numel()
-    generator = torch.Generator().manual_seed(seed)
-    for type_ in ("paper", "author", "venue"):
-        data[type_].train_mask = torch.rand(data[type_].num_nodes, generator=generator) < 0.5
-    return data
-
-
-TYPED_FANOUTS = {
-    ("paper", "by", "author"): [4, 3],
-    ("author", "writes", "paper"): [3, 2],
-    ("paper", "cites", "paper"): [5, 0],
-    ("venue", "prints", "paper"): [2, -1],
-}

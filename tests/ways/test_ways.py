@@ -17,7 +17,7 @@ from salientpp.engine.way import TiersByType, Way
 from salientpp.loader.values import EXCLUDED
 from salientpp.store.cache import FeatureCache
 from salientpp.store.tiers import IdSet, Tier
-from tests.laws.way import RANKS, WayLaws, compare, directory
+from salientpp.testing.way import RANKS, WayLaws, compare, directory
 
 
 class EveryThird(Way):

@@ -24,7 +24,7 @@ class RowSourceLaws:
         params=[((40,), torch.int64), ((41, 3), torch.float32), ((64, 2, 2), torch.bfloat16), ((40, 0), torch.int8)],
         ids=str,
     )
-    def expected(self, request) -> Tensor:
+    def expected(self, request: pytest.FixtureRequest) -> Tensor:
         shape, dtype = request.param
         return torch.randint(100, shape, generator=torch.Generator().manual_seed(1)).to(dtype)
 
@@ -32,14 +32,14 @@ class RowSourceLaws:
     def source(self, expected: Tensor) -> RowSource:
         raise NotImplementedError("give the rows of `expected`")
 
-    def test_shape_and_dtype_describe_the_rows(self, source, expected):
+    def test_shape_and_dtype_describe_the_rows(self, source: RowSource, expected: Tensor) -> None:
         assert list(source.shape) == list(expected.shape) and source.dtype == expected.dtype
         assert checked_rows(source, "rows['x']", len(expected)) is source
         empty = empty_rows(source, 7)
         assert empty.shape == (7, *expected.shape[1:]) and empty.dtype == expected.dtype
 
     @pytest.mark.parametrize("pick", ["all", "backwards", "repeats", "one", "none"])
-    def test_rows_come_in_the_order_of_their_numbers(self, source, expected, pick):
+    def test_rows_come_in_the_order_of_their_numbers(self, source: RowSource, expected: Tensor, pick: str) -> None:
         size = len(expected)
         index = {
             "all": torch.arange(size),
@@ -52,7 +52,7 @@ class RowSourceLaws:
         assert torch.equal(take_rows(source, index), expected[index])
         assert torch.equal(index, before), "the numbers stay as they are"
 
-    def test_only_the_given_places_are_written(self, source, expected):
+    def test_only_the_given_places_are_written(self, source: RowSource, expected: Tensor) -> None:
         generator = torch.Generator().manual_seed(3)
         index, places = (
             torch.randint(len(expected), (9,), generator=generator),
@@ -64,14 +64,14 @@ class RowSourceLaws:
         source.take(index, out, places)
         assert torch.equal(out, want)
 
-    def test_a_piece_of_a_larger_tensor_may_be_filled(self, source, expected):
+    def test_a_piece_of_a_larger_tensor_may_be_filled(self, source: RowSource, expected: Tensor) -> None:
         whole = torch.full((12, *expected.shape[1:]), 101).to(expected.dtype)
         want = whole.clone()
         want[3:8] = expected[:5]
         source.take(torch.arange(5), whole[3:8])
         assert torch.equal(whole, want)
 
-    def test_threads_may_take_rows_at_the_same_time(self, source, expected):
+    def test_threads_may_take_rows_at_the_same_time(self, source: RowSource, expected: Tensor) -> None:
         def take(key: int) -> bool:
             index = torch.randint(len(expected), (50,), generator=torch.Generator().manual_seed(key))
             return torch.equal(take_rows(source, index), expected[index])
@@ -81,7 +81,9 @@ class RowSourceLaws:
 
     @pytest.mark.parametrize("device_rows", [0, 0.4])
     @pytest.mark.parametrize("way", ["in place", "packed"])
-    def test_batches_have_rows_of_the_source(self, source, expected, way, device_rows):
+    def test_batches_have_rows_of_the_source(
+        self, source: RowSource, expected: Tensor, way: str, device_rows: float
+    ) -> None:
         size = len(expected)
         ring = torch.arange(size)
         data = Data(edge_index=torch.stack([ring, ring.roll(3)]), num_nodes=size)

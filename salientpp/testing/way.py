@@ -9,11 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import distributed
 import pytest
 import torch
-from batches import differences
-from graphs import random_data
 from torch import Tensor
 from torch_geometric.nn import SAGEConv
 
@@ -23,6 +20,9 @@ from salientpp.engine.way import Price, TiersByType
 from salientpp.loader.construction import ways_of
 from salientpp.loader.values import Options
 from salientpp.nn import merge_partial
+from salientpp.testing.comparison import differences
+from salientpp.testing.graphs import random_data
+from salientpp.testing.ranks import run_ranks
 from salientpp.ways.planner.trials import Trials
 from salientpp.ways.sums.way import SumsOfRows
 
@@ -65,7 +65,7 @@ def compare(rank: int, root: str, several: list[dict[str, Any]]) -> list[Found]:
 
 def _compare(root: str, options: dict[str, Any]) -> Found:
     part = salientpp.load(root)
-    same = {"batch_size": BATCH, "shuffle": True, "seed": 3}
+    same: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "seed": 3}
     plain = NeighborLoader(part, FANOUTS, "train", ranks_per_host=1, **same)
     loader = NeighborLoader(part, FANOUTS, "train", **{"ranks_per_host": 1, **options}, **same)
     price, wrong, number = loader.engine.price(), [], 0
@@ -116,7 +116,7 @@ def _members(tiers: TiersByType) -> list[Any]:
         (type_, tier.name, tier.memory, tier.members.ids.tolist())
         for type_, of_type in tiers.items()
         for tier in [*of_type.near, *of_type.copies]
-        if len(tier.members)
+        if tier.members is not None and len(tier.members)
     ]
 
 
@@ -153,23 +153,23 @@ class WayLaws:
 
     @pytest.fixture(scope="class", params=RANKS, ids=lambda number: f"{number} ranks")
     @classmethod
-    def found(cls, request, tmp_path_factory) -> list[Found]:
+    def found(cls, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
         root = directory(tmp_path_factory.mktemp("way") / "parts", request.param)
-        ranks = distributed.run(compare, request.param, root, [cls.options_on(request.param)])
+        ranks = run_ranks(compare, request.param, root, [cls.options_on(request.param)])
         return [found for (found,) in ranks]
 
-    def test_batches_equal_those_without_the_way(self, found):
+    def test_batches_equal_those_without_the_way(self, found: list[Found]) -> None:
         assert [each.wrong for each in found] == [[]] * len(found)
 
-    def test_the_price_equals_the_count(self, found):
+    def test_the_price_equals_the_count(self, found: list[Found]) -> None:
         for each in found:
             for expected, counted in (each.fetched, each.copied):
                 assert abs(expected - counted) <= max(self.band * counted, 4 * WIDTH * 4), (expected, counted)
             assert each.seconds > 0
 
-    def test_a_plan_expects_what_the_engine_expects(self, found):
+    def test_a_plan_expects_what_the_engine_expects(self, found: list[Found]) -> None:
         assert [each.unlike_plan for each in found] == [[]] * len(found)
 
-    def test_no_more_rows_are_fetched(self, found):
+    def test_no_more_rows_are_fetched(self, found: list[Found]) -> None:
         for each in found:
             assert each.remote_rows[0] <= each.remote_rows[1]

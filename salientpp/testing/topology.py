@@ -1,6 +1,6 @@
 """Laws of every form in which ranks hold a topology.
 
-The test of a form subclasses :class:`TopologyLaws` and provides ``stored``, the form of the directory, and ``sampler``. A loader over the form gives the
+The test of a form subclasses :class:`TopologyLaws` and sets ``stored``, the form of the directory, and ``sampler``. A loader over the form gives the
 batches of a loader over a directory whose topology every rank maps as a whole, element for element.
 """
 
@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import distributed
 import pytest
 import torch
-from graphs import random_data
-from one_process import TYPED_FANOUTS, typed_data
 from torch import Tensor
 from torch_geometric.data import Data
 
 import salientpp
 from salientpp import LinkNeighborLoader, NeighborLoader, NeighborSampler, PartitionedGraph
 from salientpp.sampling.topology import Mfg
+from salientpp.testing.comparison import compare, differences
+from salientpp.testing.graphs import TYPED_FANOUTS, random_data, typed_data
+from salientpp.testing.ranks import run_ranks
 
 FANOUTS, BATCH = [4, 3], 8
 
@@ -212,49 +212,6 @@ def _own(part: PartitionedGraph, name: str) -> Tensor:
     return torch.arange(begin, begin if part.part_id == 0 else min(end, begin + 30))
 
 
-# --- comparison -------------------------------------------------------------------------------------------
-
-
-def leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the tensors and plain values in a value, with their places."""
-    if hasattr(value, "to_dict"):
-        value = value.to_dict()
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from leaves(item, f"{at}/{key}")
-    elif isinstance(value, (list, tuple)):
-        for number, item in enumerate(value):
-            yield from leaves(item, f"{at}/{number}")
-    elif not isinstance(value, Tensor) and hasattr(value, "__dict__"):
-        yield from leaves(vars(value), f"{at}/{type(value).__name__}")
-    else:
-        yield at, value
-
-
-def unlike(ours: Any, want: Any) -> list[str]:
-    """Returns the places at which two batches differ."""
-    found, expected = dict(leaves(ours)), dict(leaves(want))
-    wrong = sorted(found.keys() ^ expected.keys())
-    for at in sorted(found.keys() & expected.keys()):
-        one, other = found[at], expected[at]
-        if isinstance(one, Tensor) and isinstance(other, Tensor):
-            same = one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
-        else:
-            same = type(one) is type(other) and one == other
-        wrong += [] if same else [at]
-    return wrong
-
-
-def compare(ours: Any, want: Any) -> list[str]:
-    """Returns the differences of two series of batches."""
-    wrong = []
-    for number, (one, other) in enumerate(itertools.zip_longest(ours, want)):
-        if one is None or other is None:
-            return [*wrong, f"{number} batches, then only {'ours' if other is None else 'theirs'}"]
-        wrong += [f"batch {number}: {at}" for at in unlike(one, other)]
-    return wrong
-
-
 # --- on ranks ---------------------------------------------------------------------------------------------
 
 
@@ -297,7 +254,7 @@ def _at_once(rank: int, both: Any) -> list[str]:
     (ours, want), (other, expected) = both(num_workers=1), both(input_nodes="val", num_neighbors=[3, 2, 2])
     wrong = []
     for ours_, want_ in zip(ours, want, strict=True):
-        wrong += unlike(ours_, want_) + compare(itertools.islice(other, 2), itertools.islice(expected, 2))
+        wrong += differences(ours_, want_) + compare(itertools.islice(other, 2), itertools.islice(expected, 2))
     return wrong
 
 
@@ -315,7 +272,7 @@ def _resumed(rank: int, both: Any) -> list[str]:
     resumed = both(depth=2)[0]
     resumed.load_state_dict(ours.state_dict())
     wrong += compare(resumed, expected[2:])
-    with pytest.raises(ValueError, match="it belongs to a loader with other data or arguments .dataset: expected"):
+    with pytest.raises(ValueError, match=r"it belongs to a loader with other data or arguments .dataset: expected"):
         resumed.load_state_dict(want.state_dict())
     return wrong
 
@@ -362,31 +319,35 @@ class TopologyLaws:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def layout(cls, request, tmp_path_factory) -> tuple[Path, int, int]:
+    def layout(cls, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, int]:
         num_parts, world = request.param
         return directories(tmp_path_factory.mktemp("topology"), num_parts, cls.stored), num_parts, world
 
-    def test_batches_equal_those_of_the_whole_topology(self, layout):
+    def test_batches_equal_those_of_the_whole_topology(self, layout: tuple[Path, int, int]) -> None:
         root, num_parts, world = layout
         names = [name for name in CASES if num_parts == world == 2 or name in SOME]
         if world == 3:  # a multiple of the ranks
             names = [name for name in names if "logical_ranks" not in CASES[name][2]]
-        found = distributed.run(check_cases, world, root, self.stored, type(self).sampler, names)
-        assert found == [dict.fromkeys(names, [])] * world
+        found = run_ranks(check_cases, world, root, self.stored, type(self).sampler, names)
+        assert found == [{name: [] for name in names}] * world
 
-    def test_loops_loaders_and_states_may_be_used_as_with_the_whole_topology(self, layout):
+    def test_loops_loaders_and_states_may_be_used_as_with_the_whole_topology(
+        self, layout: tuple[Path, int, int]
+    ) -> None:
         root, _, world = layout
-        found = distributed.run(check_uses, world, root, self.stored, type(self).sampler)
+        found = run_ranks(check_uses, world, root, self.stored, type(self).sampler)
         assert [list(filter(None, of_rank.values())) for of_rank in found] == [[]] * world, found
 
     @pytest.mark.parametrize("world", [1, 2, 3])
-    def test_a_run_continues_on_another_number_of_ranks(self, saved_states, world):
+    def test_a_run_continues_on_another_number_of_ranks(
+        self, saved_states: tuple[Path, tuple[Any, Any]], world: int
+    ) -> None:
         root, states = saved_states
-        found = distributed.run(check_resumed, world, root, self.stored, type(self).sampler, states)
+        found = run_ranks(check_resumed, world, root, self.stored, type(self).sampler, states)
         assert found == [[]] * world
 
     @pytest.fixture(scope="class")
     @classmethod
-    def saved_states(cls, tmp_path_factory) -> tuple[Path, tuple[Any, Any]]:
+    def saved_states(cls, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[Any, Any]]:
         root = directories(tmp_path_factory.mktemp("resumed"), 4, cls.stored)
-        return root, distributed.run(saved, 4, root, cls.stored, cls.sampler)[0]
+        return root, run_ranks(saved, 4, root, cls.stored, cls.sampler)[0]

@@ -1,0 +1,52 @@
+"""Comparisons of batches, element for element."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the tensors and plain values in a value, with their places, and the type and length of each container, which may be empty."""
+    if hasattr(value, "to_dict"):
+        value = value.to_dict()
+    if isinstance(value, (dict, list, tuple)):
+        yield f"{at}[]", (type(value).__name__, len(value))
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, f"{at}/{key}" if at else str(key))
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from _leaves(item, f"{at}/{number}" if at else str(number))
+    elif not isinstance(value, Tensor) and hasattr(value, "__dict__"):
+        yield from _leaves(vars(value), f"{at}/{type(value).__name__}")
+    else:
+        yield at, value
+
+
+def differences(ours: Any, want: Any) -> list[str]:
+    """Returns the places at which two batches differ in presence, type, dtype, shape or value, such as ``"x"`` or ``"paper/x"``."""
+    found, expected = dict(_leaves(ours)), dict(_leaves(want))
+    wrong = sorted(found.keys() ^ expected.keys())
+    for at in sorted(found.keys() & expected.keys()):
+        one, other = found[at], expected[at]
+        if isinstance(one, Tensor) and isinstance(other, Tensor):
+            same = one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+        else:
+            same = type(one) is type(other) and one == other
+        wrong += [] if same else [at]
+    return wrong
+
+
+def compare(ours: Iterable[Any], want: Iterable[Any]) -> list[str]:
+    """Returns the differences of two series of batches."""
+    wrong: list[str] = []
+    for number, (one, other) in enumerate(itertools.zip_longest(ours, want)):
+        if one is None or other is None:
+            return [*wrong, f"{number} batches, then only {'ours' if other is None else 'theirs'}"]
+        wrong += [f"batch {number}: {at}" for at in differences(one, other)]
+    return wrong
