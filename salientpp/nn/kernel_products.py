@@ -134,25 +134,34 @@ class WithFirstRows(torch.autograd.Function):
         return grad, None
 
 
-class ExtremeOfSources(torch.autograd.Function):
+class Extreme(torch.autograd.Function):
+    """Extremes of rows [S', ...] of sources, or of the values [E', ...] of edges if ``of_edges``."""
+
     @staticmethod
-    def forward(ctx: Any, lists: EdgeLists, x: Tensor, num_targets: int, largest: bool) -> Tensor:
+    def forward(ctx: Any, lists: EdgeLists, x: Tensor, num_targets: int, largest: bool, of_edges: bool) -> Tensor:
         x = x.contiguous()
-        out = ops.extreme_listed_rows(_indptr(lists, num_targets), lists.source, x, largest)
-        ctx.given = lists, num_targets
+        ctx.given = lists, num_targets, None if of_edges else lists.source
+        out = ops.extreme_listed_rows(_indptr(lists, num_targets), ctx.given[2], x, largest)
         ctx.save_for_backward(x, out)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        lists, num_targets = ctx.given
+        lists, num_targets, source = ctx.given
         x, out = ctx.saved_tensors
+        indptr = _indptr(lists, num_targets)
         if torch.is_grad_enabled():
-            passed = _passed(lists, TakeSources.apply(lists, x, num_targets), out, grad, num_targets)
-            return None, SumOfPlaces.apply(lists, passed, x.size(0)), None, None
-        share = ops.share_ties(_indptr(lists, num_targets), lists.source, x, out, grad.contiguous())
-        indptr, target, _ = _placed_by_source(lists, x.size(0))
-        return None, ops.pass_ties(indptr, target, x, out, share), None, None
+            values = x if source is None else TakeSources.apply(lists, x, num_targets)
+            passed = _passed(lists, values, out, grad, num_targets)
+            passed = passed if source is None else SumOfPlaces.apply(lists, passed, x.size(0))
+        else:
+            share = ops.share_ties(indptr, source, x, out, grad.contiguous())
+            if source is None:
+                passed = ops.pass_ties_to_entries(indptr, x, out, share)
+            else:
+                by_source, target, _ = _placed_by_source(lists, x.size(0))
+                passed = ops.pass_ties(by_source, target, x, out, share)
+        return None, passed, None, None, None
 
 
 def _passed(lists: EdgeLists, values: Tensor, out: Tensor, grad: Tensor, num_targets: int) -> Tensor:
@@ -220,26 +229,6 @@ class SumOfEdges(torch.autograd.Function):
         lists, num_targets, mean = ctx.given
         grad = _divided(grad, lists, num_targets) if mean else grad
         return None, _run(TakeTargets, lists, grad, num_targets), None, None
-
-
-class ExtremeOfEdges(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, lists: EdgeLists, values: Tensor, num_targets: int, largest: bool) -> Tensor:
-        values = values.contiguous()
-        out = ops.extreme_listed_rows(_indptr(lists, num_targets), None, values, largest)
-        ctx.given = lists, num_targets
-        ctx.save_for_backward(values, out)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        lists, num_targets = ctx.given
-        values, out = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return None, _passed(lists, values, out, grad, num_targets), None, None
-        indptr = _indptr(lists, num_targets)
-        share = ops.share_ties(indptr, None, values, out, grad.contiguous())
-        return None, ops.pass_ties_to_entries(indptr, values, out, share), None, None
 
 
 class Softmax(torch.autograd.Function):

@@ -47,7 +47,7 @@ def reduce_sources(
         if not _has_kernel(x):
             return composed.reduce_sources(lists, x, num_targets, reduction, None)
         if reduction in ("max", "min"):
-            return kernels.ExtremeOfSources.apply(lists, x, num_targets, reduction == "max")
+            return kernels.Extreme.apply(lists, x, num_targets, reduction == "max", False)
         return kernels.SumOfSources.apply(lists, x, None, num_targets, reduction == "mean")
     if reduction in ("max", "min"):
         raise ValueError(
@@ -90,7 +90,7 @@ def reduce_edges(lists: EdgeLists, values: Tensor, num_targets: int, reduction: 
     if not _has_kernel(values):
         return composed.reduce_edges(lists, values, num_targets, reduction)
     if reduction in ("max", "min"):
-        return kernels.ExtremeOfEdges.apply(lists, values, num_targets, reduction == "max")
+        return kernels.Extreme.apply(lists, values, num_targets, reduction == "max", True)
     return kernels.SumOfEdges.apply(lists, values, num_targets, reduction == "mean")
 
 
