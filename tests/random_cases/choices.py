@@ -401,7 +401,7 @@ ROWS: dict[str, dict[str, tuple[str, str]]] = {
     "rows": {name: ("", name) for name in (
         "h - h.mean(0)", "h / (1e-3 + h.std(0))", "h.softmax(0)", "F.normalize(h, dim=0)", "F.normalize(h, dim=1)", "h - h.max(0).values", "h.flip(0)", "h.roll(1, 0)",
         "h.cumsum(0) / 10", "h.sort(0).values", "h + h[:1]", "h + h[-1]", "h + h[h.abs().sum(1).argmax()]", "h @ (h.t() @ h).tanh()", "h + (h @ h.t()).tanh() @ h / 40",
-        "torch.cdist(h, h).neg().softmax(1) @ h", "h.t().softmax(0).t()", "h.t().cumsum(1).t() / 10", "h.reshape(-1, 2, 3).transpose(1, 2).reshape(-1, 6)",
+        "torch.cdist(h, h, 2, 'donot_use_mm_for_euclid_dist').neg().softmax(1) @ h", "h.t().softmax(0).t()", "h.t().cumsum(1).t() / 10", "h.reshape(-1, 2, 3).transpose(1, 2).reshape(-1, 6)",
         "h.view(-1, 3).view(-1, 6).tanh()", "h.reshape(-1).reshape(h.shape)", "h.reshape(2, -1).flip(0).reshape(h.shape)", "torch.einsum('nd,ne->nd', h, h) / 6",
         "torch.einsum('nd,md->nm', h, h).softmax(1) @ h", "h + pyg.global_mean_pool(h, None)", "h + pyg.global_max_pool(h, h.new_zeros(h.size(0), dtype=torch.long))",
         "h * torch.linalg.vector_norm(h, dim=1, keepdim=True).clamp(max=2)", "h / (1 + torch.linalg.vector_norm(h))", "h.where(h > h.median(), h * 0.1)",
@@ -723,16 +723,7 @@ REFUSED = {
 }
 #: Choices that are not generated, with what a trimmed model does wrong.
 LEFT_OUT = {
-    "x in place": "x keeps the autograd history of further passes",
-    "x in place by a module": "as x in place",
-    "x in place of rows": "as x in place",
-    "x in place through h": "as x in place",
-    "gradient hook": "further passes register it again if h is the caller's x",
-    "gradient hook of rows": "as gradient hook",
     "generator": "further passes advance it",
-    "parameter in place": "further passes write it if the model has a backward hook",
-    "parameter data": "as parameter in place",
-    "parametrised counter": "a parametrisation is called another number of times",
 }
 MIXING = """
     class Mixing(torch.autograd.Function):

@@ -83,6 +83,12 @@ def graph():
     return Data(edge_index=ends, **rows, **edges, **kinds)
 
 
+def copy_values(model, other):
+    """Copies parameters and buffers: some layers of PyG leave parameters without values. A state dictionary would also read parametrised weights."""
+    for value, copied in zip([*model.parameters(), *model.buffers()], [*other.parameters(), *other.buffers()]):
+        copied.data.copy_(value.data)
+
+
 def run_step(model, begin, batch, step, mode, given, penalty):
     """Returns the seeds' outputs, gradients, buffers and inputs of one call by name."""
     torch.manual_seed(step)
@@ -294,7 +300,7 @@ def failure_of(case: Case, convert: Callable[[Any], Any]) -> Failure | None:
         if not any(isinstance(module, MessagePassing) for module in plain.modules()):
             raise Invalid("the model has no layers")
         other = space["make"]()
-        other.load_state_dict(plain.state_dict(), strict=False)  # some layers of PyG leave parameters without values
+        copy_values(plain, other)
         converted = convert(other)
         words = [each.refuses for each in case.choices if each.refuses]
         for step, (batch, mode) in enumerate(zip(batches_of(case), case.modes)):
@@ -354,7 +360,7 @@ def _simpler(case: Case) -> Iterator[Case]:
 
 def script_of(case: Case, convert: str = "salientpp.nn.trim(model)") -> str:
     """Returns a script that shows the case without this file."""
-    code = "\n\n".join(inspect.getsource(each) for each in (graph, run_step, difference))
+    code = "\n\n".join(inspect.getsource(each) for each in (graph, copy_values, run_step, difference))
     return f'''"""Random model {case.seed}: {", ".join(case.kinds)}."""
 
 {IMPORTS}
@@ -365,7 +371,7 @@ def script_of(case: Case, convert: str = "salientpp.nn.trim(model)") -> str:
 
 plain = make()
 model = make()
-model.load_state_dict(plain.state_dict(), strict=False)
+copy_values(plain, model)
 {convert}
 data = graph()
 batches = {_loader_text(case)}
