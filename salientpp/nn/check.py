@@ -7,9 +7,10 @@ far. The model's own sensitivity to rounding errors is measured, as soon as ther
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -99,7 +100,7 @@ class Trial:
 
     def results(self, effects: Rehearsal, out: Any, draws: int) -> Results:
         """Returns the results of a call that returned ``out`` in a rehearsal."""
-        values = list(_values_of(out, self.hops))
+        values = [_real(value) for value in _values_of(out, self.hops)]
         loss: Any = 0
         for value in values:
             if value.requires_grad and value.is_floating_point():
@@ -110,7 +111,7 @@ class Trial:
             leaves = [each for each in (*self.model.parameters(), *effects.leaves) if each.requires_grad]
             with contextlib.suppress(RuntimeError):  # for example a checkpoint, which supports ``backward`` only
                 gradients = list(torch.autograd.grad(loss, leaves, allow_unused=True))
-        gradients = [None if each is None else each.detach() for each in gradients]
+        gradients = [None if each is None else _real(each.detach()) for each in gradients]
         return Results([value.detach() for value in values], gradients, draws)
 
     @torch.no_grad()
@@ -186,8 +187,7 @@ def differences_of(expected: Results, got: Results) -> list[float]:
         return [float("inf")]
     found = [_difference(a, b, 0.0) for a, b in zip(expected.values, got.values)]
     if len(expected.gradients) == len(got.gradients):
-        norms = [_norm(each) for each in expected.gradients if each is not None]
-        floor = max(norms, default=0.0)
+        floor = max((_norm(each) for each in expected.gradients if each is not None), default=0.0)
         found += [_difference(a, b, floor) for a, b in zip(expected.gradients, got.gradients)]
     return found
 
@@ -196,19 +196,30 @@ def _difference(a: Tensor | None, b: Tensor | None, floor: float) -> float:
     if a is None or b is None:
         other = b if a is None else a
         return 0.0 if other is None or not _norm(other) else float("inf")
-    if not a.is_floating_point() or a.layout != torch.strided:
-        return 0.0 if a.layout != torch.strided or torch.equal(a, b) else float("inf")
+    if a.layout != torch.strided:
+        return 0.0
+    if not a.is_floating_point():
+        return 0.0 if torch.equal(a, b) else float("inf")
     is_finite = a.isfinite()
     if not torch.equal(is_finite, b.isfinite()):
         return float("inf")
-    eps = _eps(a)
-    a, b = (torch.where(is_finite, each, 0).to(torch.float64) for each in (a, b))
-    difference, norm = _norm(a - b), _norm(a)
-    return 0.0 if difference <= _ROUNDING * eps * floor else difference / max(norm, 1e-300) / eps
+    difference = _norm(a.to(torch.float64) - b.to(torch.float64))
+    return 0.0 if difference <= _ROUNDING * _eps(a) * floor else difference / max(_norm(a), 1e-300) / _eps(a)
 
 
 def _norm(value: Tensor) -> float:
-    return float(torch.linalg.vector_norm(value.detach().to(torch.float64))) if value.layout == torch.strided else 0.0
+    """Returns the norm of the finite elements. They are divided by the largest one first, so that no square is too large or too small."""
+    if value.layout != torch.strided or not value.numel():
+        return 0.0
+    value = value.detach().to(torch.float64)
+    value = torch.where(value.isfinite(), value, 0)
+    largest = float(value.abs().max())
+    return largest * float(torch.linalg.vector_norm(value / largest)) if largest else 0.0
+
+
+def _real(value: Tensor) -> Tensor:
+    """Returns a complex tensor as pairs of real numbers, and any other tensor as it is."""
+    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
 
 
 def _eps(value: Tensor) -> float:
@@ -226,31 +237,35 @@ def _eps(value: Tensor) -> float:
 
 
 def _values_of(out: Any, hops: Hops) -> Iterator[Tensor]:
-    """Yields the rows of seeds of all tensors in an output."""
-    types = [type_ for type_, counts in hops.num_nodes.items() if counts[0]]
-    return _rows_of_seeds(out, types[0] if types else None, hops)
+    """Yields the rows of seeds of all tensors in an output: in lists, tuples, dictionaries, and attributes of objects."""
+    with_seeds = [type_ for type_, counts in hops.num_nodes.items() if counts[0]]
+    return _rows_of_seeds(out, with_seeds[0] if with_seeds else None, hops, {})
 
 
-def _rows_of_seeds(value: Any, type_: Any, hops: Hops) -> Iterator[Tensor]:
+def _rows_of_seeds(value: Any, type_: Any, hops: Hops, seen: dict[int, Any]) -> Iterator[Tensor]:
+    """``seen``: objects that were looked at, by their ids."""
     if isinstance(value, Tensor):
         counts = hops.num_nodes.get(type_, [0])
         others = {count for each, counts in hops.num_nodes.items() if each != type_ for count in counts}
         if value.dim() == 0:
             yield value
-        elif counts[0] and (value.size(0) in counts or value.size(0) not in others):
+        elif value.layout == torch.strided and counts[0] and (value.size(0) in counts or value.size(0) not in others):
             ends = [counts[0] if k == 0 or size in counts else size for k, size in enumerate(value.shape)]
             yield value[tuple([slice(end) for end in ends])]
         return
-    if hasattr(value, "to_dict"):
-        value = value.to_dict()
-    elif hasattr(value, "__dict__") and not isinstance(value, type):
-        value = vars(value)
+    if id(value) in seen or isinstance(value, (type, types.ModuleType, torch.nn.Module)):
+        return
+    seen[id(value)] = value
     if isinstance(value, dict):
         for key, each in value.items():
-            yield from _rows_of_seeds(each, key if key in hops.num_nodes else type_, hops)
+            yield from _rows_of_seeds(each, key if key in hops.num_nodes else type_, hops, seen)
     elif isinstance(value, (list, tuple)):
         for each in value:
-            yield from _rows_of_seeds(each, type_, hops)
+            yield from _rows_of_seeds(each, type_, hops, seen)
+    elif hasattr(value, "__dict__"):
+        yield from _rows_of_seeds(vars(value), type_, hops, seen)
+    elif is_dataclass(value):  # with slots
+        yield from _rows_of_seeds([getattr(value, each.name, None) for each in fields(value)], type_, hops, seen)
 
 
 # --- random numbers -----------------------------------------------------------------------------------------------

@@ -249,24 +249,32 @@ def _planned(
     trial = Trial(model, hops, args, kwargs, lambda plan: Run(model, plan, hops, frame))
     row_wise = trimmed.norms == "needed rows"
     checks = trimmed.check and not row_wise
-    if planned is None or (has_changed and planned.plan is not None):
-        try:
+    try:
+        if planned is None or (has_changed and planned.plan is not None):
             made, expected, safe = _record(trial, row_wise, frame)
-        except Exception as error:  # the model's own call may raise it too
-            planned = Planned(None)
-            planned.error = f"{type(error).__name__}: {error}"
-            return planned
-        if not checks:
-            made.plan, made.functions = made.plan if row_wise else safe, None
-        if planned is not None and made.plan == planned.plan and made.functions == planned.functions:
-            return planned
-        if checks:
-            made.plan = _right_plan(trial, made.plan or safe, safe, expected, 0)
-        made.calls = 0 if planned is None else planned.calls
-        trimmed.plans[key] = made
-        return made
-    if checks and planned.plan is not None and planned.is_due:
-        planned.plan = _right_plan(trial, planned.plan, planned.plan, None, planned.calls + 1)
+            if not checks:
+                made.plan, made.functions = made.plan if row_wise else safe, None
+            if planned is not None and made.plan == planned.plan and made.functions == planned.functions:
+                return planned
+            if checks:
+                made.plan = _right_plan(trial, made.plan or safe, safe, expected, 0)
+            made.calls = 0 if planned is None else planned.calls
+            planned = trimmed.plans[key] = made
+        elif checks and planned.plan is not None and planned.is_due:
+            try:
+                planned.plan = _right_plan(trial, planned.plan, planned.plan, None, planned.calls + 1)
+            except torch.OutOfMemoryError:
+                warnings.warn(
+                    f"call {planned.calls + 1} of trimmed {type(model).__name__} was not compared with the plain model, which needs more memory than there is",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+    except RuntimeWarning:  # the caller makes errors of warnings
+        raise
+    except Exception as error:  # the model's own call may raise it too; if it does not, the model warns
+        trimmed.plans.pop(key, None)
+        planned = Planned(None)
+        planned.error = f"{type(error).__name__}: {error}"
     return planned
 
 
@@ -281,14 +289,11 @@ def _record(trial: Trial, row_wise: bool, frame: Any) -> tuple[Planned, Results,
 
 
 def _right_plan(trial: Trial, plan: Plan, safe: Plan, expected: Results | None, calls: int) -> Plan:
-    """Returns a plan that gives the plain model's results on a batch."""
-    try:
-        expected = expected or trial.call()
-        fault = trial.fault_of(plan, expected)
-        if fault is not None and safe != plan:
-            plan, fault = safe, trial.fault_of(safe, expected)
-    except Exception:  # the call itself will raise it
-        return plan
+    """Returns a plan that gives the plain model's results on a batch. Raises what a call raises."""
+    expected = expected or trial.call()
+    fault = trial.fault_of(plan, expected)
+    if fault is not None and safe != plan:
+        plan, fault = safe, trial.fault_of(safe, expected)
     if fault is None:
         return plan
     plan, layer = trial.corrected(plan, fault)
@@ -325,15 +330,15 @@ def _after_forward(model: torch.nn.Module, args: Any, kwargs: Any, out: Any) -> 
             plans.pop(running.key, None)
         undo.end()
         return None
+    is_known = planned.plan is None or known is None or functions in known
+    undo.end()
     if planned.plan is None and running.key not in plans:
         plans[running.key] = planned
         warnings.warn(
-            f"{type(model).__name__} could not be recorded ({planned.error}); it runs untrimmed; results are right",
+            f"{type(model).__name__} could not be recorded and compared with the plain model ({planned.error}); it runs untrimmed; results are right",
             RuntimeWarning,
             stacklevel=2,
         )
-    is_known = planned.plan is None or known is None or functions in known
-    undo.end()
     return None if is_known else _again(model, running, functions)
 
 

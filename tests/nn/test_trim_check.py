@@ -5,7 +5,11 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+import re
 import warnings
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +17,8 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import nn
-from trimmed import WIDTH, assert_same, batch_of, graph, loader, network, step, within
+from torch_geometric.data import Data
+from trimmed import WIDTH, TwoLayers, assert_same, batch_of, by_chance, centred, graph, loader, network, step, within
 
 import salientpp
 from salientpp.nn import check
@@ -29,25 +34,6 @@ def batch(data):
     return batch_of(data)
 
 
-class Model(nn.Module):
-    """Two layers with a function of the rows between them, which may depend on anything."""
-
-    def __init__(self, between, **attributes) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.first, self.last = pyg.SAGEConv(WIDTH, WIDTH), pyg.GCNConv(WIDTH, WIDTH)
-        self.between = between
-        for name, value in attributes.items():
-            setattr(self, name, value)
-
-    def forward(self, x, edge_index, *given):
-        return self.last(self.between(self, self.first(x, edge_index), *given), edge_index)
-
-
-def centred(h):
-    return h - h.mean(0)
-
-
 def by_epoch(m, h):
     return centred(h) if m.epoch > 1 else h
 
@@ -59,10 +45,6 @@ def by_step(m, h):
 
 def by_argument(m, h, epoch):
     return centred(h) if epoch > 1 else h
-
-
-def by_chance(m, h):
-    return centred(h) if random.random() < 0.5 else h
 
 
 def by_numpy(m, h):
@@ -149,23 +131,23 @@ def through_mean(m, h):
 
 
 CHANGES = {
-    "an attribute": (lambda: Model(by_epoch, epoch=0), epochs, ()),
-    "a counter in the forward": (lambda: Model(by_step, epoch=0), nothing, ()),
-    "a counter beside others": (lambda: Model(through_average, average=0.0, count=0), nothing, ()),
-    "an argument": (lambda: Model(by_argument), nothing, (lambda k: k,)),
-    "a float argument": (lambda: Model(by_argument), nothing, (float,)),
-    "a tensor argument": (lambda: Model(by_argument), nothing, (torch.tensor,)),
-    "chance": (lambda: Model(by_chance), nothing, ()),
-    "chance of numpy": (lambda: Model(by_numpy), nothing, ()),
-    "chance of torch": (lambda: Model(by_torch), nothing, ()),
-    "a number that changes back": (lambda: Model(by_size, number=0), sizes, ()),
-    "a number that becomes a tensor": (lambda: Model(through_mean, mean=0), nothing, ()),
-    "a norm that is switched on": (lambda: Model(through_norm, norm=None), norm_on, ()),
-    "statistics set to None": (lambda: Model(through_norm, norm=plain_norm()).eval(), statistics_off, ()),
-    "a dimension": (lambda: Model(through_dim, dim=1), dims, ()),
-    "a dictionary": (lambda: Model(through_table, table={"on": False}), tables, ()),
-    "a function that is replaced": (lambda: Model(lambda m, h: h), replaces, ()),
-    "a hook on a layer": (lambda: Model(lambda m, h: h), hooks, ()),
+    "an attribute": (lambda: TwoLayers(by_epoch, epoch=0), epochs, ()),
+    "a counter in the forward": (lambda: TwoLayers(by_step, epoch=0), nothing, ()),
+    "a counter beside others": (lambda: TwoLayers(through_average, average=0.0, count=0), nothing, ()),
+    "an argument": (lambda: TwoLayers(by_argument), nothing, (lambda k: k,)),
+    "a float argument": (lambda: TwoLayers(by_argument), nothing, (float,)),
+    "a tensor argument": (lambda: TwoLayers(by_argument), nothing, (torch.tensor,)),
+    "chance": (lambda: TwoLayers(by_chance), nothing, ()),
+    "chance of numpy": (lambda: TwoLayers(by_numpy), nothing, ()),
+    "chance of torch": (lambda: TwoLayers(by_torch), nothing, ()),
+    "a number that changes back": (lambda: TwoLayers(by_size, number=0), sizes, ()),
+    "a number that becomes a tensor": (lambda: TwoLayers(through_mean, mean=0), nothing, ()),
+    "a norm that is switched on": (lambda: TwoLayers(through_norm, norm=None), norm_on, ()),
+    "statistics set to None": (lambda: TwoLayers(through_norm, norm=plain_norm()).eval(), statistics_off, ()),
+    "a dimension": (lambda: TwoLayers(through_dim, dim=1), dims, ()),
+    "a dictionary": (lambda: TwoLayers(through_table, table={"on": False}), tables, ()),
+    "a function that is replaced": (lambda: TwoLayers(lambda m, h: h), replaces, ()),
+    "a hook on a layer": (lambda: TwoLayers(lambda m, h: h), hooks, ()),
 }
 
 
@@ -189,7 +171,7 @@ def test_a_model_that_changes_is_exact_in_every_step(name, trained, data):
 
 
 def test_a_step_number_as_argument_makes_no_plan_for_each(batch):
-    plain = Model(by_argument).double()
+    plain = TwoLayers(by_argument).double()
     trimmed = salientpp.nn.trim(copy.deepcopy(plain))
     for k in range(-60, 4):
         call = lambda m, b, k=k: m(b.x, b.edge_index, k)  # noqa: E731
@@ -202,7 +184,7 @@ def test_many_orders_of_operations_end_untrimmed_with_a_warning(batch):
             h = h.sin()
         return h
 
-    plain = Model(varied).double()
+    plain = TwoLayers(varied).double()
     trimmed = salientpp.nn.trim(copy.deepcopy(plain))
     with pytest.warns(RuntimeWarning, match="calls other operations between its layers from batch to batch"):
         for k in range(40):
@@ -219,7 +201,7 @@ def test_a_call_that_wrote_to_its_input_is_not_repeated(batch):
     def forward(m, h):
         return centred(h) if later else h
 
-    class Writes(Model):
+    class Writes(TwoLayers):
         def forward(self, x, edge_index):
             return super().forward(x.mul_(1.5), edge_index)
 
@@ -240,7 +222,7 @@ def hidden(m, h):
 
 
 def test_a_difference_at_the_first_call_needs_no_warning_if_rules_explain_it(batch):
-    plain = Model(hidden, scale=[1.01]).double()
+    plain = TwoLayers(hidden, scale=[1.01]).double()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         got = step(salientpp.nn.trim(copy.deepcopy(plain)), batch)
@@ -248,12 +230,12 @@ def test_a_difference_at_the_first_call_needs_no_warning_if_rules_explain_it(bat
 
 
 def test_a_difference_that_begins_later_is_found_and_named(batch):
-    plain = Model(hidden, scale=[1.0]).double()
+    plain = TwoLayers(hidden, scale=[1.0]).double()
     trimmed = salientpp.nn.trim(copy.deepcopy(plain))
     step(trimmed, batch)
     plain.scale[0] = trimmed.scale[0] = 1.01
     with pytest.warns(
-        RuntimeWarning, match=r"trimmed Model differed.*in call 4 .*the cause is in layer 'first'.*check=False"
+        RuntimeWarning, match=r"trimmed TwoLayers differed.*in call 4 .*the cause is in layer 'first'.*check=False"
     ):
         steps = [step(trimmed, batch) for _ in range(3)]
     assert (steps[1].out - steps[2].out).abs().max() > 0.1, "between two comparisons nobody looks"
@@ -261,8 +243,100 @@ def test_a_difference_that_begins_later_is_found_and_named(batch):
         assert_same(step(plain, batch), step(trimmed, batch))
 
 
+@dataclass(slots=True)
+class Slots:
+    rows: Any
+
+
+class Cycle:
+    def __init__(self, rows) -> None:
+        self.rows, self.owner = rows, self
+
+
+OUTPUTS = {
+    "data class with slots": Slots,
+    "object that holds itself": Cycle,
+    "named tuple": namedtuple("Rows", "rows"),
+    "batch": lambda h: Data(x=h),
+    "complex": lambda h: h * (1 + 1j),
+    "tiny": lambda h: h * 1e-200,
+    "huge": lambda h: h * 1e200,
+}
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_a_difference_is_found_in_any_output(kind, batch):
+    class Returns(TwoLayers):
+        def forward(self, x, edge_index):
+            return OUTPUTS[kind](super().forward(x, edge_index))
+
+    trimmed = salientpp.nn.trim(Returns(hidden, scale=[1.0]).double())
+    x = batch.x.double().requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        for _ in range(3):
+            trimmed(x, batch.edge_index)
+    trimmed.scale[0] = 1.01
+    with pytest.warns(RuntimeWarning, match=r"trimmed Returns differed.*in call 4"):
+        trimmed(x, batch.edge_index)
+
+
+@pytest.mark.parametrize("call", [1, 4])
+def test_a_model_that_cannot_be_compared_runs_untrimmed_with_a_warning(call, batch, monkeypatch):
+    plain = TwoLayers(hidden, scale=[1.0]).double()
+    trimmed = salientpp.nn.trim(copy.deepcopy(plain))
+    for _ in range(call - 1):
+        step(trimmed, batch)
+
+    def fails(*_):
+        raise RuntimeError("no memory for a comparison")
+
+    monkeypatch.setattr(check, "differences_of", fails)
+    plain.scale[0] = trimmed.scale[0] = 1.01
+    with pytest.warns(RuntimeWarning) as warned:
+        for _ in range(5):
+            assert_same(step(plain, batch), step(trimmed, batch))
+    found = [str(each.message) for each in warned if each.category is RuntimeWarning]
+    assert len(found) == 1
+    assert re.search(
+        r"could not be .*compared .*\(RuntimeError: no memory for a comparison\).*untrimmed; results are right",
+        found[0],
+    )
+
+
+def test_a_plan_stays_if_the_plain_model_needs_too_much_memory(batch, monkeypatch):
+    trimmed = salientpp.nn.trim(TwoLayers(lambda m, h: h.sin()).double())
+    rows = step(trimmed, batch).rows
+    call = check.Trial.call
+
+    def fails(self, context=None, *given, **options):
+        if context is None:
+            raise torch.OutOfMemoryError("no memory")
+        return call(self, context, *given, **options)
+
+    monkeypatch.setattr(check.Trial, "call", fails)
+    with pytest.warns(RuntimeWarning, match="call 4 of trimmed TwoLayers was not compared with the plain model"):
+        for _ in range(4):
+            got = step(trimmed, batch)
+    assert got.rows == rows[-2:]
+
+
+def test_a_warning_that_is_an_error_leaves_a_model_that_can_be_called(batch):
+    plain = TwoLayers(hidden, scale=[1.0]).double()
+    trimmed = salientpp.nn.trim(copy.deepcopy(plain))
+    for _ in range(3):
+        step(trimmed, batch)
+    plain.scale[0] = trimmed.scale[0] = 1.01
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        with pytest.raises(RuntimeWarning, match="trimmed TwoLayers differed"):
+            step(trimmed, batch)
+    assert "forward" not in vars(trimmed.first)
+    assert_same(step(plain, batch), step(trimmed, batch))
+
+
 def test_without_checks_no_call_is_compared(batch):
-    plain = Model(lambda m, h: h.sin()).double()
+    plain = TwoLayers(lambda m, h: h.sin()).double()
     calls = []
     plain.register_forward_hook(lambda *_: calls.append(None))
     trimmed = salientpp.nn.trim(copy.deepcopy(plain), check=False)
@@ -273,7 +347,7 @@ def test_without_checks_no_call_is_compared(batch):
 
 
 def test_unknown_uses_of_numbers_need_all_rows_without_checks(batch):
-    plain = Model(hidden, scale=[1.01]).double()
+    plain = TwoLayers(hidden, scale=[1.01]).double()
     got = step(salientpp.nn.trim(copy.deepcopy(plain), check=False), batch)
     assert_same(step(plain, batch), got)
 
@@ -284,7 +358,7 @@ def test_random_numbers_are_no_difference(kind, batch):
     if kind == "attention":
         model = pyg.GAT(WIDTH, 8, 3, 4, heads=2, dropout=0.5)
     else:
-        model = Model(lambda m, h: F.dropout(h, 0.5, m.training) if kind == "dropout" else h + torch.randn_like(h))
+        model = TwoLayers(lambda m, h: F.dropout(h, 0.5, m.training) if kind == "dropout" else h + torch.randn_like(h))
     trimmed = salientpp.nn.trim(model.double())
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -13,9 +13,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import torch_geometric.nn as pyg
 from torch import nn
-from trimmed import WIDTH, assert_same, batch_of, graph, loader, step, within
+from trimmed import WIDTH, TwoLayers, assert_same, batch_of, by_chance, graph, loader, step, within
 
 import salientpp
 
@@ -25,23 +24,6 @@ def batches():
     data = graph(3)
     batch_of(data)
     return list(loader(data, batch_size=5))
-
-
-def by_chance(m, h):
-    return h - h.mean(0) if random.random() < 0.5 else h
-
-
-class Model(nn.Module):
-    def __init__(self, between=by_chance, **attributes) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.first, self.last = pyg.SAGEConv(WIDTH, WIDTH), pyg.GCNConv(WIDTH, WIDTH)
-        self.between = between
-        for name, value in attributes.items():
-            setattr(self, name, value)
-
-    def forward(self, x, edge_index, *given):
-        return self.last(self.between(self, self.first(x, edge_index), *given), edge_index)
 
 
 def assert_exact(plain, batches, change=None, call=None, **options):
@@ -106,23 +88,23 @@ def create(m):
     ids=["list", "dict", "object", "tensor", "other tensor", "new attribute"],
 )
 def test_attributes_change_once_in_a_repeated_call(state, effect, batches):
-    assert_exact(Model(lambda m, h: by_chance(m, h * int(effect(m))), state=state), batches)
+    assert_exact(TwoLayers(lambda m, h: by_chance(m, h * int(effect(m))), state=state), batches)
 
 
 @pytest.mark.parametrize("trained", [True, False])
 def test_statistics_of_a_norm_change_once_in_a_repeated_call(trained, batches):
-    model = Model(lambda m, h: m.norm(h) if random.random() < 0.5 else h, norm=nn.BatchNorm1d(WIDTH))
+    model = TwoLayers(lambda m, h: m.norm(h) if random.random() < 0.5 else h, norm=nn.BatchNorm1d(WIDTH))
     with torch.set_grad_enabled(trained):
         assert_exact(model, batches)
 
 
-class OfBatch(Model):
+class OfBatch(TwoLayers):
     def forward(self, batch):
         batch.x = batch.x * 2
         return super().forward(batch.x, batch.edge_index)
 
 
-class OfList(Model):
+class OfList(TwoLayers):
     def forward(self, x, edge_index, given):
         given.append(1)
         return super().forward(x * len(given), edge_index)
@@ -133,7 +115,7 @@ def test_arguments_change_once_in_a_repeated_call(kind, batches):
     def call(m, b, k):
         return m(copy.copy(b)) if kind is OfBatch else m(b.x, b.edge_index, [])
 
-    assert_exact(kind(), batches, call=call)
+    assert_exact(kind(by_chance), batches, call=call)
 
 
 def test_a_large_tensor_that_a_repeated_call_wrote_to_is_an_error(batches):
@@ -142,7 +124,7 @@ def test_a_large_tensor_that_a_repeated_call_wrote_to_is_an_error(batches):
         return by_chance(m, h)
 
     with pytest.raises(RuntimeError, match="and wrote to its arguments or parameters"):
-        assert_exact(Model(between, state=torch.zeros(1 << 13)), batches)
+        assert_exact(TwoLayers(between, state=torch.zeros(1 << 13)), batches)
 
 
 # --- plans ---------------------------------------------------------------------------------------------------------
@@ -171,7 +153,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_choices_among_the_arguments_get_their_own_plans(form, batches):
-    assert_exact(Model(soft), batches, call=lambda m, b, k: m(b.x, b.edge_index, FORMS[form](int(k < 2))))
+    assert_exact(TwoLayers(soft), batches, call=lambda m, b, k: m(b.x, b.edge_index, FORMS[form](int(k < 2))))
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form not in ("list", "dict")])
@@ -179,11 +161,11 @@ def test_choices_among_the_attributes_are_noticed(form, batches):
     def change(m, k):
         m.dim = FORMS[form](int(k < 2))
 
-    assert_exact(Model(lambda m, h: soft(m, h, m.dim)), batches, change)
+    assert_exact(TwoLayers(lambda m, h: soft(m, h, m.dim)), batches, change)
 
 
 def test_sizes_in_a_list_make_no_plans(batches):
-    model = salientpp.nn.trim(Model(lambda m, h, sizes: h.relu()).double())
+    model = salientpp.nn.trim(TwoLayers(lambda m, h, sizes: h.relu()).double())
     calls = []
     model.between = lambda m, h, sizes: (calls.append(None), h.relu())[1]
     for k in range(20, 40):
@@ -202,7 +184,7 @@ class Centred(torch.autograd.Function):
 
 
 def test_replaced_parameters_are_noticed_and_freed(batches):
-    class WithoutInput(Model):
+    class WithoutInput(TwoLayers):
         def forward(self, x, edge_index):
             return super().forward(x.detach(), edge_index)
 
@@ -221,7 +203,7 @@ def test_replaced_parameters_are_noticed_and_freed(batches):
 
 
 def test_a_shallow_copy_has_its_own_plans(batches):
-    plain = Model(lambda m, h: h.softmax(m.dim), dim=1).double()
+    plain = TwoLayers(lambda m, h: h.softmax(m.dim), dim=1).double()
     trimmed = salientpp.nn.trim(copy.deepcopy(plain))
     step(trimmed, batches[0])
     copied = copy.copy(trimmed)
@@ -241,7 +223,7 @@ def test_a_shallow_copy_has_its_own_plans(batches):
 
 @pytest.mark.parametrize("kind", ["sparse", "meta"])
 def test_any_buffer_can_be_recorded(kind, batches):
-    model = Model(lambda m, h: h.relu())
+    model = TwoLayers(lambda m, h: h.relu())
     buffer = torch.eye(3).to_sparse() if kind == "sparse" else torch.empty(3, device="meta")
     model.register_buffer("other", buffer)
     trimmed = salientpp.nn.trim(model.double())
@@ -258,7 +240,7 @@ def test_any_buffer_can_be_recorded(kind, batches):
 
 def test_a_generator_outside_the_model_is_as_after_one_call(batches):
     draw = torch.Generator()
-    plain = Model(lambda m, h: h + 0 * torch.rand(3, generator=draw).sum()).double()
+    plain = TwoLayers(lambda m, h: h + 0 * torch.rand(3, generator=draw).sum()).double()
     states = []
     for model in (plain, salientpp.nn.trim(copy.deepcopy(plain))):
         draw.manual_seed(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -170,6 +171,29 @@ class Between(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.function(self, x, edge_index)
+
+
+class TwoLayers(nn.Module):
+    """Two layers, and a function of the model, the rows between them and further arguments."""
+
+    def __init__(self, between: Callable[..., Tensor], **attributes: Any) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.last = pyg.SAGEConv(WIDTH, WIDTH), pyg.GCNConv(WIDTH, WIDTH)
+        self.between = between
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def forward(self, x: Tensor, edge_index: Tensor, *given: Any) -> Any:
+        return self.last(self.between(self, self.first(x, edge_index), *given), edge_index)
+
+
+def centred(h: Tensor) -> Tensor:
+    return h - h.mean(0)
+
+
+def by_chance(m: nn.Module, h: Tensor) -> Tensor:
+    return centred(h) if random.random() < 0.5 else h
 
 
 def network(norm: str | None = None) -> nn.Module:
