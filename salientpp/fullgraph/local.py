@@ -1,7 +1,8 @@
 """One rank's part of a graph in full-graph training.
 
 In the ``edge_index`` of a :class:`LocalGraph`, 0 to n - 1 are the rank's own vertices. Numbers from n on are vertices of other ranks that edges come from (the
-halo). A rank without vertices has one row of ones in every table of rows, because many layers cannot be called without rows. No edge and no mask refers to it.
+halo). A rank without vertices has one row of ones in every table of rows, because many layers cannot be called without rows. No edge and no mask refers to it:
+in tables of bools it is False.
 
 With a plan, the rank keeps some vertices of other ranks too. It caches the input rows of all of them. If it recomputes layers of a vertex, it also has the
 edges into this vertex. Kept vertices follow the rank's own in every table of rows, those with the most recomputed layers first. At some hops the rank may get
@@ -71,7 +72,10 @@ class LocalGraph(RankGraph):
         begin, end = self.offsets[self.ranks.rank : self.ranks.rank + 2]
         self.n_id = torch.arange(begin, end, device="cpu")
         if begin == end and self.base is None:
-            self.node_rows = {name: rows.new_ones((1, *rows.shape[1:])) for name, rows in self.node_rows.items()}
+            self.node_rows = {
+                name: rows.new_full((1, *rows.shape[1:]), rows.dtype != torch.bool)
+                for name, rows in self.node_rows.items()
+            }
         self.others = OtherLists(self.ranks, self.lists, self.offsets)
         self._edges = [self.lists.into(self.n_id)]
         if self.is_planned:  # on every rank
@@ -143,6 +147,8 @@ class LocalGraph(RankGraph):
         y = self.node_rows.get("y")
         if y is not None and y.shape[1:].numel() != 1:
             return y.size(-1)
+        if y is not None:
+            y = y[: self.n_id.numel()]  # without the row of a rank without vertices
         if y is not None and y.is_floating_point():
             values = y[~y.isnan()].unique().tolist()
             self.job.agree("num_classes")

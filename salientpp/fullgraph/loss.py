@@ -39,8 +39,12 @@ def loss_mean(losses: Tensor, of: LocalGraph | DistributedModel, weight: Tensor 
                 "Pass weight.expand_as(losses) or weight.view_as(losses)"
             )
         values = losses if weight is None else losses * weight
+        if not values.is_floating_point():
+            raise ValueError(
+                f"losses must be floating-point numbers, got {values.dtype}, to which their mean would be rounded; pass losses.float()"
+            )
         dtype = wide(values.dtype)  # bfloat16 would round a count of 257 to 256
-        count = torch.tensor(losses.numel(), device="cpu") if weight is None else weight.detach().sum(dtype=dtype)
+        count = torch.tensor(losses.numel(), device="cpu") if weight is None else weight.sum(dtype=dtype)
         total, count = values.sum(dtype=dtype), count.to(values.device, dtype)
     mean = _Mean.apply(total, count, ranks).to(values.dtype)
     watch_backward([mean], ranks)
@@ -50,14 +54,14 @@ def loss_mean(losses: Tensor, of: LocalGraph | DistributedModel, weight: Tensor 
 class _Mean(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, total: Tensor, count: Tensor, ranks: Ranks) -> Tensor:
-        both = ranks.sum_up(torch.stack([total.detach(), count]), "loss")
-        ctx.count = both[1]
+        ctx.both = both = ranks.sum_up(torch.stack([total, count]), "loss")
         return both[0] / both[1]
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return gradient / ctx.count, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        total, count = ctx.both
+        return gradient / count, -gradient * total / count.square(), None
 
 
 @torch.no_grad()
@@ -83,6 +87,7 @@ def _classes_of(prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     given = f"got prediction {list(prediction.shape)} and y {list(y.shape)}"
     if y.dim() == 2 and y.size(1) == 1:
         y = y.squeeze(1)
+        prediction = prediction.squeeze(1) if prediction.dim() == 3 else prediction
     if prediction.dim() == 2 and prediction.size(1) == 1:
         prediction = prediction.squeeze(1)
     if y.dim() and prediction.shape[:-1] == y.shape:

@@ -50,7 +50,7 @@ def batch_norm(norm: _BatchNorm, rows: Tensor, graph: RankGraph, is_again: bool 
             norm.running_var.lerp_((variance * number / (number - 1)).to(norm.running_var.dtype), part)
     rows = (rows - mean) * (variance + norm.eps).rsqrt()
     if norm.weight is not None:
-        rows = rows * norm.weight + norm.bias
+        rows = rows * norm.weight if norm.bias is None else rows * norm.weight + norm.bias
     return rows.to(given)
 
 

@@ -193,7 +193,7 @@ def _of_data(data: Data, comm: Comm, offsets: Sequence[int] | None) -> tuple[Any
         if not isinstance(value, Tensor) or not value.dim() or name in ("edge_index", "adj_t"):
             continue
         split = name.removesuffix("_mask")
-        if split in _SPLITS and name != split and value.dtype == torch.bool:
+        if split in _SPLITS and name != split and value.dtype == torch.bool and value.dim() == 1:
             splits[split] = value[begin:end].nonzero().flatten()
         elif data.is_node_attr(name):
             rows[name] = value[begin:end].detach().clone()

@@ -118,6 +118,9 @@ def preloaded(whole: LocalGraph, preload: Preload, sizes: Sequence[int]) -> Prel
         route = Route.asking(job, wanted, whole.offsets)
         rows, splits = _loaded(whole, host, bounds, route, ids[own])
         counted = int((~is_picked[own]).sum())
+        for name, each in rows.items():
+            if name.endswith("_mask") and each.dtype == torch.bool:
+                each[counted:] = False  # a picked vertex counts on its own host
         others = [count for rank, count in enumerate(route.recv_counts) if rank not in range(*bounds)]
         whole.node_rows = {}
         return PreloadedGraph(

@@ -78,7 +78,13 @@ class RowsFile:
 
         def pack(tensor: Tensor) -> Tensor | _Stored:
             is_rows = tensor.dim() > 0 and tensor.size(0) == num_rows and tensor.layout == torch.strided
-            if not is_rows or tensor.nbytes < SMALLEST or tensor.untyped_storage().data_ptr() == owned:
+            # The bytes of a conjugate view are those of its base.
+            if (
+                not is_rows
+                or tensor.is_conj()
+                or tensor.nbytes < SMALLEST
+                or tensor.untyped_storage().data_ptr() == owned
+            ):
                 return tensor
             return self._stored(tensor.detach())
 

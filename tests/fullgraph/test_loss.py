@@ -36,6 +36,7 @@ RIGHT: dict[str, tuple[Tensor, Tensor, float]] = {
     "scores, a column": (SCORES, CLASSES[:, None], 4 / 6),
     "a column of classes": (PREDICTED[:, None], CLASSES, 4 / 6),
     "a column of classes, a column": (PREDICTED[:, None], CLASSES[:, None], 4 / 6),
+    "scores in a column, a column": (SCORES[:, None], CLASSES[:, None], 4 / 6),
     "classes as floats": (PREDICTED.float(), CLASSES, 4 / 6),
     "a column of floats, of which all are classes": (PREDICTED[:, None].double(), CLASSES[:, None], 4 / 6),
     "labels as floats": (SCORES, CLASSES[:, None].float(), 4 / 6),
@@ -88,6 +89,20 @@ def test_weights_belong_to_the_losses_one_by_one(part):
     for shape in ([6], [6, 1], [2, 3]):
         found = loss_mean(LOSSES.view(shape), part, WEIGHTS.view(shape))
         assert float(found) == pytest.approx(expected, rel=1e-6)
+
+
+def test_weights_and_losses_get_the_gradients_of_the_mean(part):
+    losses, weights = (each.clone().requires_grad_() for each in (LOSSES, WEIGHTS))
+    found = torch.autograd.grad(loss_mean(losses, part, weights), [losses, weights])
+    expected = torch.autograd.grad((weights * losses).sum() / weights.sum(), [losses, weights])
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("losses", [PREDICTED != CLASSES, (PREDICTED != CLASSES).int()], ids=["bool", "int"])
+def test_losses_whose_mean_would_be_rounded_are_refused(part, losses):
+    with pytest.raises(ValueError, match=r"losses must be floating-point numbers, got torch\.(bool|int32)"):
+        loss_mean(losses, part)
 
 
 @pytest.mark.parametrize(

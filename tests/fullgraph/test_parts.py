@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from two_forms import in_both_forms, own_copy
 
 import salientpp
-from salientpp.fullgraph import Constants, distribute, local, plan_for
+from salientpp.fullgraph import Constants, Preload, distribute, local, plan_for
 from salientpp.fullgraph.local import LocalGraph
 
 PARTS = 4
@@ -111,3 +111,28 @@ def test_a_rank_may_own_all_vertices(tmp_path):
     data = graph()
     _, parts = in_both_forms(tmp_path, data, PARTS, method=torch.full((data.num_nodes,), 1))
     assert len(set(map(tuple, distributed.run(one_owner, PARTS, parts)))) == 1
+
+
+def masks(rank: int, offsets: list[int], preload: Preload | None) -> list[Any]:
+    data = masked()
+    part = local(data, offsets=offsets, preload=preload, ranks_per_host=None if preload is None else 1)
+    columns = [part.my_mask, *part.train_mask.t()]
+    return [part.num_classes, [part.n_id[mask.nonzero().flatten()].tolist() for mask in columns]]
+
+
+def masked() -> Data:
+    data = data_of(30)
+    data.my_mask = torch.arange(30) % 3 == 0
+    data.train_mask = torch.stack([torch.arange(30) % 4 == 0, torch.arange(30) % 5 == 0], 1)
+    data.y = torch.arange(30).double() % 2 * 3  # two classes, none of which is the 1 of a rank without vertices
+    return data
+
+
+@pytest.mark.parametrize("preload", [None, Preload(1)], ids=str)
+@pytest.mark.parametrize("offsets", [[0, 12, 30], [0, 30, 30]], ids=str)
+def test_each_vertex_of_any_mask_counts_on_one_rank(offsets, preload):
+    data = masked()
+    expected = [mask.nonzero().flatten().tolist() for mask in (data.my_mask, *data.train_mask.t())]
+    found = distributed.run(masks, 2, offsets, preload)
+    assert [classes for classes, _ in found] == [2, 2]
+    assert [sorted(sum(ids, [])) for ids in zip(*(ids for _, ids in found), strict=True)] == expected

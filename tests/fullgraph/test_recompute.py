@@ -265,6 +265,19 @@ def test_a_file_holds_the_rows_and_its_places_are_used_again(tmp_path, monkeypat
     )  # each table is written once: as the result of one layer and the input of the next
 
 
+def test_conjugates_of_stored_rows_are_kept_as_they_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(rows_file, "SMALLEST", 1)
+    x = torch.randn(10, 3, dtype=torch.complex64, requires_grad=True)
+
+    def gradient() -> Tensor:
+        rows = 2 * x
+        return torch.autograd.grad((rows.conj() * rows * rows).abs().sum(), x)[0]
+
+    expected = gradient()
+    with rows_file.RowsFile(tmp_path).storing(torch.empty(1), 10):
+        assert torch.equal(gradient(), expected)
+
+
 def test_a_tensor_that_dies_during_a_write_frees_no_place_in_use(tmp_path, monkeypatch):
     """Other threads and garbage collections run while the system writes."""
     file, write = rows_file.RowsFile(tmp_path), os.pwrite

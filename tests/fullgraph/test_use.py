@@ -442,6 +442,14 @@ def learned_rows(way: Way) -> Any:
     return [way.own(way.g.x.grad), *gradients(net)]
 
 
+def without_bias(way: Way) -> Any:
+    norm = torch.nn.BatchNorm1d(CLASSES)
+    norm.bias = None
+    net = Net(lambda net, h: net.norm(net.lin(h)))
+    net.norm = norm
+    return [*trained(way, net), norm.running_mean, norm.running_var]
+
+
 # --- outputs of models --------------------------------------------------------------------------------------
 
 
@@ -529,6 +537,7 @@ TABLE: dict[str, tuple[Row, bool, str | None]] = {
     "evaluation in inference mode, then training": (evaluated_first, False, None),
     "rows in place under a plan": (rows_in_place, True, None),
     "learned rows under a plan": (learned_rows, True, None),
+    "batch normalisation without a bias": (without_bias, False, None),
     "a tensor under a plan": (returned(lambda rows: rows, lambda out: [out]), True, None),
     "a dict under a plan": (returned(lambda rows: {"rows": rows}, lambda out: [out["rows"]]), True, None),
     "a defaultdict under a plan": (
