@@ -78,13 +78,8 @@ class RowsFile:
 
         def pack(tensor: Tensor) -> Tensor | _Stored:
             is_rows = tensor.dim() > 0 and tensor.size(0) == num_rows and tensor.layout == torch.strided
-            # The bytes of a conjugate view are those of its base.
-            if (
-                not is_rows
-                or tensor.is_conj()
-                or tensor.nbytes < SMALLEST
-                or tensor.untyped_storage().data_ptr() == owned
-            ):
+            is_rows = is_rows and not tensor.is_conj()  # its bytes do not tell that it is a conjugate
+            if not is_rows or tensor.nbytes < SMALLEST or tensor.untyped_storage().data_ptr() == owned:
                 return tensor
             return self._stored(tensor.detach())
 

@@ -159,12 +159,18 @@ def array_edges(arrays: Sequence[StoredArray]) -> Edges:
             raise ValueError(f"{array.name} must have shape [2, E] or [E, 2], got {list(array.shape)}")
         if array.dtype.kind not in "iu":
             raise ValueError(f"{array.name} must hold integers, got dtype {array.dtype}")
-    # An array [2, 2] is read as [2, E], PyG's form.
-    sizes = [array.shape[1] if array.shape[0] == 2 else array.shape[0] for array in arrays]
+    # An array [2, 2] has the form of the others. If it is alone, it is read as [2, E], PyG's form.
+    forms = {array.shape[0] == 2 for array in arrays if array.shape != (2, 2)}
+    for array in arrays if len(forms) == 2 else ():
+        if array.shape == (2, 2):
+            raise ValueError(
+                f"{array.name} [2, 2] may be [2, E] or [E, 2], because other files of the edges have either form; save all with one form"
+            )
+    are_wide = [array.shape[0] == 2 if array.shape != (2, 2) else forms != {False} for array in arrays]
+    sizes = [array.shape[is_wide] for array, is_wide in zip(arrays, are_wide)]
 
     def pieces(most: int) -> Iterator[EdgePiece]:
-        for array, size, before in zip(arrays, sizes, accumulate(sizes, initial=0)):
-            is_wide = array.shape[0] == 2
+        for array, size, is_wide, before in zip(arrays, sizes, are_wide, accumulate(sizes, initial=0)):
             name = f"{array.name}[:, " if is_wide else f"{array.name}["
             # An array [2, E] in column order is stored like an array [E, 2] in row order: pair by pair.
             in_pairs = is_wide == array.fortran

@@ -16,6 +16,9 @@ _ADDED = re.compile(r"(node|nodes|vertex|vertices|id|ids|idx|index)+")
 #: Letters of names that mean the ends of an edge, or of an interval.
 _INTERVAL = re.compile(r"(start|end)(idx|index)?")
 
+#: Letters of names that begin with u and v, but are as often those of users and videos as those of the ends of an edge.
+_AMBIGUOUS = re.compile(r"[uv](id|ids|idx|index)")
+
 #: Names of a column of vertex ids, without capitals and underscores.
 _IDS = ("id", "nodeid", "vertexid", "node", "vertex", "nid", "vid")
 
@@ -64,6 +67,8 @@ def ends_of(names: Sequence[str], where: str, known: Ends = UNKNOWN) -> tuple[st
 def end_of(name: str) -> int | None:
     """Returns 0 if a column of this name holds the sources of edges, 1 for the targets, or None if the name says neither."""
     word = re.sub(r"\d", "", _letters(name))
+    if _AMBIGUOUS.fullmatch(word):
+        return None
     return next((end for end, words in enumerate((_SOURCE, _TARGET)) if _says(word, words)), None)
 
 

@@ -24,7 +24,7 @@ from salientpp.datasets.converted.pieces import EdgePiece, Edges, Rows, Source, 
 from salientpp.datasets.converted.tables import parquet_table
 from salientpp.datasets.spec import did_you_mean, with_spec
 
-_FILE = re.compile(r"(.+?)(-\d+)?\.(npy|parquet)")
+_FILE = re.compile(r"(.+?)(?:-(\d+))?\.(npy|parquet)")
 _SPLIT = re.compile(rf"({'|'.join(SPLITS)})(_idx|_mask)?")
 _EDGES = "edge_index"
 _TABLE = "nodes"
@@ -142,12 +142,20 @@ def _by_name(relations: Mapping[tuple[str, str, str], Path]) -> set[str]:
 def _arrays_of(folder: Path) -> dict[str, list[Path]]:
     """Returns the files of each array. ``NAME-0.npy``, ``NAME-1.npy``, ... are pieces of one array, in the order of their numbers."""
     found: dict[str, list[Path]] = {}
+    numbers: dict[str, list[int]] = {}
     for path in sorted(folder.iterdir(), key=lambda each: by_numbers(each.name)) if folder.is_dir() else ():
         if match := _FILE.fullmatch(path.name):
             found.setdefault(match[1], []).append(path)
+            numbers.setdefault(match[1], []).append(int(match[2] or -2))
     for name, paths in found.items():
         if len({path.suffix for path in paths}) > 1:
             raise ValueError(f"{folder} has {name} as .npy and as .parquet; leave out one")
+        first = numbers[name][0]
+        if len(paths) > 1 and numbers[name] != [*range(first, first + len(paths))]:
+            raise ValueError(
+                f"{folder} must have the pieces of {name} as {name}-0.npy, {name}-1.npy and so on, got {', '.join(path.name for path in paths)}; add the "
+                "missing file, or move away files that are no piece"
+            )
     return found
 
 

@@ -120,15 +120,20 @@ def parquet_rows(paths: Sequence[Path], columns: Sequence[str] | None = None, id
     of vertex ids (:func:`id_column`) has the row numbers.
     """
     files = ParquetFiles(paths)
-    if columns is None and len(files.names) > 1:
+    is_table = columns is not None
+    if not is_table and len(files.names) > 1:
         ids = id_column(files.names, paths[0])
     names = [name for name in files.names if name != ids] if columns is None else columns
     wanted = [*names, *([ids] if ids else [])]
 
     def pieces(most_bytes: int) -> Iterator[RowPiece]:
         width = None
+        keys = {name: _Key() for name in names} if ids is None and len(files.names) > 1 else {}
         for path, first, done, batch in files.tables(wanted, most_bytes, files.row_bytes):
-            values = _joined(path, first, {name: _column(path, first, name, batch.column(name)) for name in names})
+            by_name = {name: _column(path, first, name, batch.column(name)) for name in names}
+            for name, key in keys.items():
+                key.add(by_name[name])
+            values = _joined(path, first, by_name)
             if width not in (None, values.shape[1:]):
                 raise ValueError(
                     f"{path}, row {first}: rows must have {list(width or ())} entries, got {list(values.shape[1:])}"
@@ -139,8 +144,53 @@ def parquet_rows(paths: Sequence[Path], columns: Sequence[str] | None = None, id
             yield RowPiece(rows, counted(f"{path}, row ", first), done, at)
         if width is None:
             yield RowPiece(torch.empty(0, device="cpu"), counted(f"{paths[-1]}, row ", 0), 0)
+        for name, key in keys.items():
+            # As an attribute of its own, a key does no harm if it is in the order of the rows.
+            if key.is_one and not (is_table and key.ascends):
+                raise ValueError(
+                    f"{paths[0]}: column {name!r} has another integer in each row, as a key has; name it id if it holds the vertices of the rows. If it does "
+                    "not, add a column id, leave this one out, or cast it to floating point"
+                )
 
     return Rows(pieces, sum(files.sizes), sum(files.sizes), held_bytes=files.held_bytes(len(wanted)))
+
+
+class _Key:
+    """Tells whether the numbers of a column are a key of the rows.
+
+    Attributes:
+        ascends: True if each is larger than the one before.
+    """
+
+    def __init__(self) -> None:
+        self._is_whole = self.ascends = True
+        self._number = self._sum = self._squares = 0
+        self._least = self._largest = self._last = 0
+
+    def add(self, values: np.ndarray) -> None:
+        """Takes the values of further rows."""
+        self._is_whole &= values.dtype.kind in "iu" and values.ndim == 1
+        self.ascends &= self._is_whole
+        if not self._is_whole or not len(values):
+            return
+        least, largest = int(values.min()), int(values.max())
+        if self._number:
+            self.ascends &= int(values[0]) > self._last
+            least, largest = min(least, self._least), max(largest, self._largest)
+        self.ascends &= bool((values[1:] > values[:-1]).all())
+        self._number, self._last = self._number + len(values), int(values[-1])
+        self._least, self._largest = least, largest
+        modular = values.astype(np.uint64)  # sums are modulo 2^64
+        self._sum, self._squares = self._sum + int(modular.sum()), self._squares + int((modular * modular).sum())
+
+    @property
+    def is_one(self) -> bool:
+        """True if the values ascend, or are consecutive integers in any order, to judge by their number, range, sum and sum of squares."""
+        n, a = self._number, self._least
+        total, squares = n * a + n * (n - 1) // 2, n * a * a + a * n * (n - 1) + (n - 1) * n * (2 * n - 1) // 6
+        if not self._is_whole or n < 2 or self._largest - a != n - 1:
+            return self.ascends and n > 1
+        return (self._sum - total) % 2**64 == (self._squares - squares) % 2**64 == 0
 
 
 def id_column(names: Sequence[str], path: Path) -> str | None:

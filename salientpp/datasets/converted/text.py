@@ -14,6 +14,7 @@ import re
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate, takewhile
 from pathlib import Path
 
@@ -103,7 +104,7 @@ def _parse(
             middle = (good + bad) // 2
             good, bad = (good, middle) if read(good, middle) is None else (middle, bad)
         wanted = f"{columns} {'integers' if dtype is int else 'numbers'}"
-        shown = lines[kept[good]].rstrip(b"\r")[:80].decode(errors="backslashreplace")
+        shown = _shown(lines[kept[good]])
         if re.search(r"\d{19}|\d[eE]\+?\d{3}", shown):
             wanted += " in [-2^63, 2^63)" if dtype is int else " that float64 can hold"
         raise ValueError(
@@ -162,19 +163,14 @@ def _without_mark(path: Path, block: bytes) -> bytes:
 
 def text_edges(paths: Sequence[Path], skip: int = 0, ends: Ends = UNKNOWN) -> Edges:
     """Returns the edges of text with two integers a line: source and target. A header with other names of the two columns is obeyed, or refused."""
-    sizes = _sizes_of(paths)
-    steps = [-1 if _is_reversed(path, skip, ends) else 1 for path in paths]
+    sizes, heads = _sizes_of(paths), _heads_of(paths, skip)
+    steps = [-1 if _is_reversed(path, head, skip, ends) else 1 for path, head in zip(paths, heads)]
 
     def pieces(most: int) -> Iterator[EdgePiece]:
-        is_empty = True
-        for path, step, before in zip(paths, steps, accumulate(sizes, initial=0)):
-            # A line has four bytes or more.
-            for table in tables(path, 4 * most * _BYTES_PER_BYTE, int, 2, skip):
-                is_empty = False
-                source, target = table.values.numpy().T[::step]
-                yield EdgePiece(source, target, table.where, before + table.done)
-        if is_empty:
-            raise _nothing_in(paths, skip)
+        # A line has four bytes or more.
+        for number, table in _tables_of(paths, sizes, 4 * most * _BYTES_PER_BYTE, int, 2, skip):
+            source, target = table.values.numpy().T[:: steps[number]]
+            yield EdgePiece(source, target, table.where, table.done)
 
     return Edges(pieces, sum(sizes), unit="bytes")
 
@@ -183,25 +179,34 @@ def text_rows(paths: Sequence[Path], dtype: type, num_rows: int | None = None, s
     """Returns rows of numbers, one row a line: int64, or float32 if ``dtype`` is float."""
     sizes = _sizes_of(paths)
     stored = torch.int64 if dtype is int else torch.float32
+    _heads_of(paths, skip)
 
     def pieces(most_bytes: int) -> Iterator[RowPiece]:
-        columns = None
-        for path, before in zip(paths, accumulate(sizes, initial=0)):
-            for table in tables(path, most_bytes, dtype, columns, skip):
-                columns = table.values.shape[1]
-                values = table.values.to(stored)
-                if stored.is_floating_point:
-                    lost = values.isinf() & table.values.isfinite()
-                    if bool(lost.any()):
-                        raise ValueError(
-                            f"{table.where(first_row(lost))}: {float(table.values[lost][0]):g} is too large for float32, as which text is stored; save the "
-                            "rows as float64 in an .npy file, or correct the number"
-                        )
-                yield RowPiece(values, table.where, before + table.done)
-        if columns is None:
-            raise _nothing_in(paths, skip)
+        for _, table in _tables_of(paths, sizes, most_bytes, dtype, None, skip):
+            values = table.values.to(stored)
+            if stored.is_floating_point:
+                lost = values.isinf() & table.values.isfinite()
+                if bool(lost.any()):
+                    raise ValueError(
+                        f"{table.where(first_row(lost))}: {float(table.values[lost][0]):g} is too large for float32, as which text is stored; save the "
+                        "rows as float64 in an .npy file, or correct the number"
+                    )
+            yield RowPiece(values, table.where, table.done)
 
     return Rows(pieces, sum(sizes), num_rows, "bytes")
+
+
+def _tables_of(
+    paths: Sequence[Path], sizes: Sequence[int], most_bytes: int, dtype: type, columns: int | None, skip: int
+) -> Iterator[tuple[int, RowPiece]]:
+    """Yields the pieces of all files, each with the number of its file. ``done`` counts bytes of all files. ValueError if there are no numbers."""
+    is_empty = True
+    for number, (path, before) in enumerate(zip(paths, accumulate(sizes, initial=0))):
+        for table in tables(path, most_bytes, dtype, columns, skip):
+            is_empty, columns = False, table.values.shape[1]
+            yield number, replace(table, done=before + table.done)
+    if is_empty:
+        raise _nothing_in(paths, skip)
 
 
 def _nothing_in(paths: Sequence[Path], skip: int) -> ValueError:
@@ -212,28 +217,69 @@ def _nothing_in(paths: Sequence[Path], skip: int) -> ValueError:
     )
 
 
-def _is_reversed(path: Path, skip: int, ends: Ends) -> bool:
+def _heads_of(paths: Sequence[Path], skip: int) -> list[list[bytes]]:
+    """Returns the first lines of each file.
+
+    Raises:
+        ValueError: two kinds of separators, as in decimal commas, or numbers among the skipped lines of a later file, whose first line is no header.
+    """
+    heads = [_head(path) for path in paths]
+    for path, head in zip(paths, heads):
+        first = next((at for at, line in enumerate(head) if at >= skip and _has_text(line)), None)
+        fields = [] if first is None else re.split(rb"[,;]", head[first])
+        is_mixed = first is not None and b"," in head[first] and b";" in head[first]
+        if first is not None and (is_mixed or (len(fields) > 1 and any(len(each.split()) > 1 for each in fields))):
+            raise ValueError(
+                f"{path}, line {first + 1}: expected one separator between numbers, got {_shown(head[first])!r} with several; if its commas are decimal "
+                "commas, write them as points"
+            )
+    are_numbers = [any(_is_numbers(line) for line in head[:skip]) for head in heads]
+    if any(are_numbers) and not are_numbers[0]:
+        raise ValueError(
+            f"{paths[are_numbers.index(True)]}: skip={skip} would leave out numbers in its first lines, but in {paths[0]} it leaves out no numbers; give the "
+            "header to all files or to none"
+        )
+    return heads
+
+
+def _head(path: Path) -> list[bytes]:
+    # Reading the file will meet an error again, and say where.
+    with (
+        contextlib.suppress(OSError, EOFError, zlib.error),
+        gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file,
+    ):
+        return file.read(_HEAD_BYTES).removeprefix(codecs.BOM_UTF8).split(b"\n")
+    return []
+
+
+def _has_text(line: bytes) -> bool:
+    return bool(line.strip()) and not line.lstrip().startswith(_COMMENTS)
+
+
+def _is_numbers(line: bytes) -> bool:
+    return _has_text(line) and _numbers(line.rstrip(b"\r"), float, None) is not None
+
+
+def _shown(line: bytes) -> str:
+    return line.rstrip(b"\r")[:80].decode(errors="backslashreplace")
+
+
+def _is_reversed(path: Path, lines: list[bytes], skip: int, ends: Ends) -> bool:
     """True if the header of a file of edges names the target first. ValueError if its two names do not say which end they are.
 
     The header is the last of the lines that are skipped. A skipped line or a comment before the edges also counts if it names a target, then a source.
     """
-    with contextlib.suppress(
-        OSError, EOFError, zlib.error
-    ):  # reading the edges will meet the error again, and say where
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            lines = file.read(_HEAD_BYTES).removeprefix(codecs.BOM_UTF8).split(b"\n")[:-1]
-        before = lines[:skip]
-        before += takewhile(lambda line: not line.strip() or line.lstrip().startswith(_COMMENTS), lines[skip:])
-        tables = [_names_in(line) for line in before]
-        if ends.named is not None:
-            chosen = [names for names in tables if sorted(names) == sorted(ends.named)] or tables[:1] or [[]]
-            return ends_of(chosen[0], str(path), ends)[0] != chosen[0][0]
-        if 0 < skip <= len(lines) and not lines[skip - 1].lstrip().startswith(_COMMENTS):
-            names = tables[skip - 1]
-            if len(names) == 2 and all(re.match(r"[^\W\d]|_|:", name) for name in names):
-                return ends_of(names, f"{path}, line {skip}", ends)[0] != names[0]
-        return any([end_of(name) for name in names] == [1, 0] for names in tables)
-    return False
+    before = lines[:skip]
+    before += takewhile(lambda line: not _has_text(line), lines[skip:])
+    tables = [_names_in(line) for line in before]
+    if ends.named is not None:
+        chosen = [names for names in tables if sorted(names) == sorted(ends.named)] or tables[:1] or [[]]
+        return ends_of(chosen[0], str(path), ends)[0] != chosen[0][0]
+    if 0 < skip <= len(lines) and not lines[skip - 1].lstrip().startswith(_COMMENTS):
+        names = tables[skip - 1]
+        if len(names) == 2 and all(re.match(r"[^\W\d]|_|:", name) for name in names):
+            return ends_of(names, f"{path}, line {skip}", ends)[0] != names[0]
+    return any([end_of(name) for name in names] == [1, 0] for names in tables)
 
 
 def _names_in(line: bytes) -> list[str]:

@@ -478,6 +478,73 @@ TABLE: dict[str, tuple[Callable[[Path], str], Any]] = {
         lambda folder: np.save(folder / "a.npy", np.empty((2, 0), int)) or f"edges:{folder}/a.npy",
         r"the graph has no vertices",
     ),
+    "labels beside a key in another order": (
+        rows("y", {"user": _ORDER, "label": INTS % 2}),
+        r"t-0\.parquet: column 'user' has another integer in each row, as a key has; name it id",
+    ),
+    "features beside a key with gaps": (
+        rows("x", {"user": 10 + 3 * INTS[:4], "f": X[:4, 0]}, {"user": [50, 90], "f": X[4:, 0]}),
+        r"column 'user' has another integer in each row",
+    ),
+    "features beside a key from 1": (rows("x", {"f": X[:, 0], "number": 1 + _ORDER}), r"column 'number' has another"),
+    "attributes beside a key in another order": (
+        rows("nodes", {"user": _ORDER, "f": X[:, 0]}),
+        r"column 'user' has another integer in each row",
+    ),
+    "attributes beside a key in the order of the rows": (
+        rows("nodes", {"user": 7 * INTS, "f": X[:, 0]}),
+        {"user": 7 * INTS, "f": X[:, 0]},
+    ),
+    "several labels": (
+        rows("y", {"a": INTS % 2, "b": INTS[::-1] // 2}),
+        {"y": np.stack([INTS % 2, INTS[::-1] // 2], 1)},
+    ),
+    "labels of one column": (rows("y", {"label": _ORDER}), {"y": _ORDER}),
+    "uid and vid": (edge_table(vid=TARGET, uid=SOURCE), r"\(vid, uid\) leave open"),
+    "a comment of vid and uid": (lambda folder: text(folder, "# vid uid\n" + lines()), {}),
+    "u and v": (edge_table(v=TARGET, u=SOURCE), {}),
+    "pairs of edges, two of them in the second file": (
+        lambda folder: (
+            [np.save(folder / f"a-{at}.npy", np.stack([SOURCE, TARGET], 1)[3 * at :][:3]) for at in (0, 1)]
+            and f"edges:{folder}/a-*.npy,num_vertices=6"
+        ),
+        {},
+    ),
+    "files of edges of both forms, and one that may have either": (
+        lambda folder: (
+            [np.save(folder / f"a-{at}.npy", np.zeros(shape, int)) for at, shape in enumerate([(2, 3), (3, 2), (2, 2)])]
+            and f"edges:{folder}/a-*.npy,num_vertices=6"
+        ),
+        r"a-2\.npy \[2, 2\] may be \[2, E\] or \[E, 2\]",
+    ),
+    "a header in the first of two files": (
+        lambda folder: (
+            text(folder, lines(), name="e-1.csv")
+            and text(folder, "source,target\n" + lines(), ",num_vertices=6,skip=1", "e-0.csv").replace("-0", "-*")
+        ),
+        r"e-1\.csv: skip=1 would leave out numbers in its first lines, but in .*e-0\.csv it leaves out no numbers",
+    ),
+    "counts in the first line of two files": (
+        lambda folder: (
+            text(folder, "6 2\n" + lines()[8:], name="e-1.csv")
+            and text(folder, "6 3\n" + lines()[:8], ",num_vertices=6,skip=1", "e-0.csv").replace("-0", "-*")
+        ),
+        {},
+    ),
+    "decimal commas between semicolons": (
+        numbers("x", "0,5;1,25\n" * N),
+        r"x\.txt, line 1: expected one separator between numbers, got '0,5;1,25' with several",
+    ),
+    "decimal commas between blanks": (numbers("x", "# a b\n0,5 1,25\n" * N), r"x\.txt, line 2: expected one separator"),
+    "commas and blanks": (numbers("x", "0, 1 ,2,\n" * N), {"x": np.tile(np.arange(3, dtype=np.float32), (N, 1))}),
+    "pieces with a gap": (
+        folder_of(**{_BUYS: np.stack([SOURCE, TARGET]), "user__in__x-0": X, "user__in__x-2": X}),
+        r"user must have the pieces of x as x-0\.npy, x-1\.npy and so on, got x-0\.npy, x-2\.npy",
+    ),
+    "pieces beside the whole": (
+        folder_of(**{_BUYS: np.stack([SOURCE, TARGET]), "user__in__x-0": X, "user__in__x": X}),
+        r"user must have the pieces of x",
+    ),
     "a table that is not Parquet": (array("nodes", X), r"nodes= must be Parquet tables, got .*a\.npy"),
 }
 
