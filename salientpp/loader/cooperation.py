@@ -76,7 +76,11 @@ def seeds_per_batch(
     """
     batch_size = loader.batch_size
     if batch_size is None:
-        batch_size = max(1, -(-num_seeds // max(1, len(loader.batch_sampler))))  # type: ignore[arg-type]
+        try:
+            number = len(loader.batch_sampler)  # type: ignore[arg-type]
+        except (TypeError, NotImplementedError):  # Python's ways to say that a length is unknown
+            number = num_seeds
+        batch_size = max(1, -(-num_seeds // max(1, number)))
     if options.cooperate is None:
         return batch_size
     if options.co_batches is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -112,7 +112,7 @@ def check_order(kwargs: Mapping[str, Any], partitioned: bool) -> bool:
     """Returns True if the loader orders its seeds itself, False if a user's ``sampler`` or ``batch_sampler`` does.
 
     Raises:
-        ValueError: one is given, but the data is a partitioned graph or the sampler has no length.
+        ValueError: one is given, but the data is a partitioned graph, or the sampler ends after one epoch.
     """
     name = next((name for name in ("sampler", "batch_sampler") if kwargs.get(name) is not None), None)
     if name is None:
@@ -123,8 +123,8 @@ def check_order(kwargs: Mapping[str, Any], partitioned: bool) -> bool:
             "every loader, unless Trainer(use_distributed_sampler=False) is set; trainer.predict does so even then. With Lightning, use "
             "salientpp.lightning.LightningNodeData"
         )
-    if not hasattr(kwargs[name], "__len__"):
+    if isinstance(kwargs[name], Iterator):
         raise ValueError(
-            f"{name} must have a length (number of items per epoch), got {type(kwargs[name]).__name__} without __len__"
+            f"{name} must give its items again in each epoch, got a {type(kwargs[name]).__name__}, which gives them once; pass a list or a sampler"
         )
     return False

@@ -23,11 +23,13 @@ class Sampler:
         read: number of batches that were read.
     """
 
-    def __init__(self, length: int = 5, number: int | None = 5, fails: bool = False) -> None:
+    def __init__(self, length: int | None = 5, number: int | None = 5, fails: bool = False) -> None:
         self._length, self._number, self._fails = length, number, fails
         self.now = self.read = 0
 
     def __len__(self) -> int:
+        if self._length is None:
+            raise TypeError("the length is unknown")
         return self._length
 
     def __iter__(self):
@@ -44,6 +46,7 @@ CASES = {
     "gives fewer than its length": (5, 3),
     "gives more than its length": (5, 7),
     "is empty": (0, 0),
+    "has no length": (None, 4),
     "fails": (5, 2, True),
 }
 
@@ -69,6 +72,22 @@ def test_a_loop_sees_the_same_seeds_as_with_pyg(kinds, case):
         loader = kind(DATA, [2], batch_sampler=sampler)
         found.append([seen(loader, sampler) for _ in range(2)])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kinds", [(NeighborLoader, PyGs), (LinkNeighborLoader, PyGsLinks)], ids=["vertices", "edges"])
+@pytest.mark.parametrize("name", ["sampler", "batch_sampler"])
+def test_a_sampler_needs_no_length(kinds, name):
+    class Seeds:
+        def __iter__(self):
+            return iter([3, 1] if name == "sampler" else [[3, 4], [1]])
+
+    ours, theirs = (kind(DATA, [2], **{name: Seeds()}) for kind in kinds)
+    for _ in range(2):
+        for one, other in zip(ours, theirs, strict=True):
+            assert torch.equal(one.input_id, other.input_id)
+    for loader in (ours, theirs):
+        with pytest.raises(TypeError, match="has no len"):
+            len(loader)
 
 
 @pytest.mark.parametrize("case", CASES)
