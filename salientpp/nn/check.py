@@ -150,15 +150,15 @@ class Trial:
                 return None
         return Fault(max(faults) * eps, evaluates, expected)
 
-    def corrected(self, plan: Plan, fault: Fault) -> tuple[Plan, str]:
-        """Returns a plan without the fault, and the path of the layer that needs all rows in it: the first layers get all rows."""
+    def corrected(self, plan: Plan, fault: Fault) -> tuple[Plan | None, str]:
+        """Returns a plan without the fault, in which the first layers get all rows, and the path of the last of them. Without such a plan, it is None."""
         for number, call in enumerate(plan, 1):
             if call.is_whole and number < len(plan):
                 continue
             better = whole_until(plan, number)
-            if number == len(plan) or self._fault(better, fault.expected, fault.evaluates) is None:
+            if self._fault(better, fault.expected, fault.evaluates) is None:
                 return better, call.layer
-        return plan, ""
+        return None, plan[-1].layer if plan else ""
 
 
 @dataclass(frozen=True)

@@ -93,9 +93,10 @@ def record(
             seen[module] = {"forward": functools.partial(_row_wise, recorder, module, module.forward, otherwise)}
     values = [(vars(module), name, value) for module, given in seen.items() for name, value in given.items()]
     functions = _Functions(recorder)
-    remove = functools.partial(_remove_hook, model, functions.end)
+    remove = functools.partial(_remove_hooks, model, functions)
     note(remove)
     try:
+        model.register_forward_pre_hook(functions.begin, prepend=True)
         model.register_forward_hook(functions.end)
         with Replaced(values), recorder, functions:
             out = model(*args, **kwargs)
@@ -106,9 +107,10 @@ def record(
     return Recorded(recorder.plan(out), trusting, tuple(functions.names), out)
 
 
-def _remove_hook(model: torch.nn.Module, hook: Callable[..., Any]) -> None:
-    for number in [number for number, each in model._forward_hooks.items() if each == hook]:
-        model._forward_hooks.pop(number, None)
+def _remove_hooks(model: torch.nn.Module, functions: _Functions) -> None:
+    for hooks in (model._forward_pre_hooks, model._forward_hooks):
+        for number in [number for number, each in hooks.items() if each in (functions.begin, functions.end)]:
+            hooks.pop(number, None)
 
 
 # --- modules that work on each row separately -------------------------------------------------------------------
@@ -163,18 +165,22 @@ class _Functions(Noted, TorchFunctionMode):
         super().__init__()
         self._recorder = recorder
         self.names: list[str] = []
-        self._has_ended = False
+        self._depth = 0
+
+    def begin(self, *_: Any) -> None:
+        """Begins the names, as a forward pre-hook. A model may call itself."""
+        self._depth += 1
 
     def end(self, *_: Any) -> None:
-        """Ends the names. Use it as a forward hook: torch calls functions after it for a model's backward hooks, which a trimmed call does not see."""
-        self._has_ended = True
+        """Ends the names, as a forward hook. For a model's backward hooks, torch calls functions after it, which a trimmed call does not see."""
+        self._depth -= 1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, recorder = kwargs or {}, self._recorder
         if recorder.is_suspended:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if recorder.is_between and not self._has_ended:
+        if recorder.is_between and self._depth:
             self.names.append(name_of_function(func))
         if name in _READS or name in _GRADIENTS:
             recorder.read([args, kwargs])

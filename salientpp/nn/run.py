@@ -83,11 +83,13 @@ class Run(Noted, TorchFunctionMode):
 
     def __enter__(self) -> Run:
         self._calls.__enter__()
-        super().__enter__()
+        if self._plan is not None:
+            super().__enter__()
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)
+        if self._plan is not None:
+            super().__exit__(*raised)
         self._calls.__exit__(None, None, None)
 
     @torch.compiler.disable  # compiled code of a trimmed model calls this method and does not contain it
@@ -132,8 +134,6 @@ class Run(Noted, TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._plan is None:
-            return func(*args, **kwargs)
         if not self._is_inside:
             self.functions.append(name_of_function(func))
         if func in _ALIGNED:

@@ -29,7 +29,7 @@ from salientpp.nn.record import record
 from salientpp.nn.rehearsal import rehearsal
 from salientpp.nn.run import Run
 from salientpp.nn.trace import Plan
-from salientpp.nn.unchanged import change_inside, change_of
+from salientpp.nn.unchanged import change_inside, change_of, has_global_hooks
 from salientpp.sampling.hops import Hops, demand
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -177,13 +177,21 @@ class _Running:
     before: Before
     given: tuple[tuple[Any, ...], dict[str, Any]]
     raised: BaseException | None  # that the caller is handling
+    depth: int = 0  # of the calls that the model makes of itself
 
 
 # --- hooks: module-level functions, so that copies of a model keep them ----------------------------------------
 
 
 def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if _is_followed() or undo.is_running():  # a running model may contain this one
+    if _is_followed():
+        return
+    if undo.is_running():  # a running model may contain this one, or be this one
+        running: _Running | None = getattr(_thread, "running", None)
+        if running is not None and running.run.model is model:
+            running.depth += 1
+        return
+    if not _is_first(model) or has_global_hooks():  # another hook may have changed the arguments
         return
     trimmed: Trimming = getattr(model, _ATTRIBUTE)
     if trimmed.caller is not None and trimmed.caller is not threading.current_thread() and trimmed.caller.is_alive():
@@ -213,8 +221,8 @@ def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
         planned.calls += 1
         before = Before(model, planned, attributes, [args, kwargs])
         run = Run(model, planned.plan, hops, frame)
-        running = _Running(run, key, planned, before, (args, kwargs), sys.exc_info()[1])
-        Replaced([(vars(_thread), "running", running)]).__enter__()
+        began = _Running(run, key, planned, before, (args, kwargs), sys.exc_info()[1])
+        Replaced([(vars(_thread), "running", began)]).__enter__()
         run.__enter__()
     except BaseException:
         torch._C._set_grad_enabled(learns)
@@ -288,8 +296,8 @@ def _record(trial: Trial, row_wise: bool, frame: Any) -> tuple[Planned, Results,
         return planned, trial.results(effects, recorded.out, numbers.draws), recorded.plan
 
 
-def _right_plan(trial: Trial, plan: Plan, safe: Plan, expected: Results | None, calls: int) -> Plan:
-    """Returns a plan that gives the plain model's results on a batch. Raises what a call raises."""
+def _right_plan(trial: Trial, plan: Plan, safe: Plan, expected: Results | None, calls: int) -> Plan | None:
+    """Returns a plan that gives the plain model's results on a batch; None if none does. Raises what a call raises."""
     expected = expected or trial.call()
     fault = trial.fault_of(plan, expected)
     if fault is not None and safe != plan:
@@ -297,16 +305,27 @@ def _right_plan(trial: Trial, plan: Plan, safe: Plan, expected: Results | None, 
     if fault is None:
         return plan
     plan, layer = trial.corrected(plan, fault)
+    rest = "this layer and those before it now compute all rows" if plan is not None else "the model now runs untrimmed"
     name = type(trial.model).__name__
     when = f"call {calls}" if calls else "its first call"
     warnings.warn(
         f"the results of trimmed {name} differed from those of the plain model in {when} (relative difference {fault.size:.1e}); the cause is in layer "
-        f"{layer!r} or in an operation after it; this layer and those before it now compute all rows, so that results are right; earlier calls may have "
-        "differed too; if the difference is meant, pass check=False to salientpp.nn.trim",
+        f"{layer!r} or in an operation after it; {rest}, so that results are right; earlier calls may have differed too; if the difference is meant, pass "
+        "check=False to salientpp.nn.trim",
         RuntimeWarning,
         stacklevel=2,
     )
     return plan
+
+
+def _is_first(model: torch.nn.Module) -> bool:
+    """Returns True if :func:`_before_forward` is the first hook, so that the model's own hooks are part of its forward pass. Makes it the first one."""
+    hooks = cast("OrderedDict[int, Any]", model._forward_pre_hooks)
+    if next(iter(hooks.values())) is _before_forward:
+        return True
+    for number in [number for number, hook in hooks.items() if hook is _before_forward]:
+        hooks.move_to_end(number, last=False)
+    return False
 
 
 def _make_last(model: torch.nn.Module) -> None:
@@ -321,6 +340,9 @@ def _make_last(model: torch.nn.Module) -> None:
 def _after_forward(model: torch.nn.Module, args: Any, kwargs: Any, out: Any) -> Any:
     running: _Running | None = getattr(_thread, "running", None)
     if running is None or running.run.model is not model:
+        return None
+    if running.depth:
+        running.depth -= 1
         return None
     run, planned = running.run, running.planned
     plans = getattr(model, _ATTRIBUTE).plans

@@ -304,6 +304,18 @@ def test_a_model_that_cannot_be_compared_runs_untrimmed_with_a_warning(call, bat
     )
 
 
+def test_a_model_that_differs_with_all_rows_too_runs_untrimmed(batch, monkeypatch):
+    monkeypatch.setattr(
+        check.Trial, "_fault", lambda _, plan, expected, evaluates: check.Fault(1.0, evaluates, expected)
+    )
+    trimmed = salientpp.nn.trim(TwoLayers(lambda m, h: h.sin()).double())
+    with pytest.warns(
+        RuntimeWarning, match="in its first call .*the model now runs untrimmed, so that results are right"
+    ):
+        got = step(trimmed, batch)
+    assert got.num_out == batch.num_nodes
+
+
 def test_a_plan_stays_if_the_plain_model_needs_too_much_memory(batch, monkeypatch):
     trimmed = salientpp.nn.trim(TwoLayers(lambda m, h: h.sin()).double())
     rows = step(trimmed, batch).rows

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook
-from trimmed import WIDTH, Between, assert_same, batch_of, compare, graph, leaves, step
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from trimmed import WIDTH, Between, TwoLayers, assert_same, batch_of, compare, graph, leaves, step
 
 import salientpp
 
@@ -241,6 +241,48 @@ def test_hooks_of_all_modules_are_part_of_the_model(batch):
         assert_same(step(model, batch), step(trimmed, batch))
     finally:
         hook.remove()
+
+
+@pytest.mark.parametrize("kind", ["of the model", "before other hooks", "of all modules"])
+def test_a_hook_that_changes_arguments_runs_once_in_each_call(kind, batch):
+    """A model that calls other operations repeats its call."""
+    odd = []
+    plain = TwoLayers(lambda m, h: centred(m, (), h) if len(odd) % 2 else h).double()
+    trimmed = salientpp.nn.trim(copy.deepcopy(plain))
+
+    def hook(m, args):
+        return (args[0] * 2, *args[1:]) if isinstance(m, TwoLayers) else None
+
+    if kind == "of all modules":
+        hooks = [register_module_forward_pre_hook(hook)]
+    else:
+        hooks = [each.register_forward_pre_hook(hook, prepend=kind != "of the model") for each in (plain, trimmed)]
+    try:
+        for _ in range(4):
+            assert_same(step(plain, batch), step(trimmed, batch))
+            odd.append(None)
+    finally:
+        for each in hooks:
+            each.remove()
+
+
+class CallsItself(TwoLayers):
+    def forward(self, x, edge_index, depth=2):
+        h = self(x, edge_index, depth - 1).relu() if depth else x
+        return (self.first if depth else self.last)(self.between(self, h), edge_index)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_model_may_call_itself(trained, batch):
+    odd = []
+    plain = CallsItself(lambda m, h: centred(m, (), h) if len(odd) % 2 else h.sin()).double()
+    trimmed = salientpp.nn.trim(copy.deepcopy(plain))
+    with torch.set_grad_enabled(trained):
+        for _ in range(4):
+            expected, got = step(plain, batch), step(trimmed, batch)
+            assert_same(expected, got)
+            assert got.num_out < expected.num_out or odd
+            odd.append(None)
 
 
 # --- effects of a call -----------------------------------------------------------------------------------------------
