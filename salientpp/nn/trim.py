@@ -260,6 +260,13 @@ def _planned(
     try:
         if planned is None or (has_changed and planned.plan is not None):
             made, expected, safe = _record(trial, row_wise, frame)
+            if row_wise and made.plan != safe:
+                warnings.warn(
+                    f"{type(model).__name__} reads a number of rows whose use is unknown, and norms='needed rows' allows no comparison with the plain model; "
+                    "if the number becomes a value, as in h / len(h), results are wrong; if it is only logged or gives a shape, ignore this warning",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
             if not checks:
                 made.plan, made.functions = made.plan if row_wise else safe, None
             if planned is not None and made.plan == planned.plan and made.functions == planned.functions:

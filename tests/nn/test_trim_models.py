@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -93,6 +94,26 @@ def test_only_needed_rows_are_normalised_on_request(name, norm, batch):
     assert got.rows[-3:] == [within(batch, 2), within(batch, 1), within(batch, 0)]
     assert got.out.isfinite().all()
     assert all(value.isfinite().all() for value in got.tensors.values() if value is not None)
+
+
+@pytest.mark.parametrize("value", [lambda h: 1.01 ** len(h), lambda h: 1.01], ids=["number of rows", "constant"])
+def test_needed_rows_warn_of_numbers_of_rows_whose_use_is_unknown(value, batch):
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convs = torch.nn.ModuleList(pyg.SAGEConv(batch.num_features, batch.num_features) for _ in range(2))
+
+        def forward(self, x, edge_index):
+            h = self.convs[0](x, edge_index)
+            return self.convs[1](h * value(h), edge_index)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = salientpp.nn.trim(Model().to(batch.x.dtype), norms="needed rows")
+        for _ in range(2):
+            model(batch.x, batch.edge_index)
+    said = [str(each.message) for each in caught if "whose use is unknown" in str(each.message)]
+    assert len(said) == (value(batch.x) != 1.01)
 
 
 class Centred(torch.nn.Module):
