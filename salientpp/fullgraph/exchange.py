@@ -114,12 +114,12 @@ class Ranks:
 
     @contextlib.contextmanager
     def reporting(self, task: str) -> Iterator[None]:
-        """Wraps a ``task``. An error of this rank in it is reported to the other ranks, so that none waits for this rank."""
+        """Wraps a ``task``. An error of this rank in it, also Ctrl-C, is reported to the other ranks, so that none waits for this rank."""
         try:
             yield
         except (RankFailure, RanksDiffer):  # the other ranks have been told
             raise
-        except Exception as error:
+        except BaseException as error:
             self.report_failure(f"failed in {task}: {type(error).__name__}: {error}")
             raise
 

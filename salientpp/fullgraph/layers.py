@@ -67,6 +67,9 @@ def refusals(model: torch.nn.Module) -> Iterator[str]:
 
 def _reason(module: torch.nn.Module, kind: str, is_inside: bool) -> str | None:
     is_pyg = type(module).__module__.startswith("torch_geometric.")
+    is_compiled = kind == "OptimizedModule" or module._compiled_call_impl is not None
+    if is_compiled and any(isinstance(each, MessagePassing) for each in module.modules()):
+        return "is compiled, and compiled layers cannot exchange rows; distribute the model without torch.compile"
     if kind in REFUSED and type(module).__module__.startswith("torch_geometric.nn.conv"):
         return REFUSED[kind]
     if kind in _REFUSED_MODULES and is_pyg:

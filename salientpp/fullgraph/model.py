@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric.nn.conv import APPNP, MessagePassing
 
-from salientpp.fullgraph.agreement import RanksDiffer, facts_of
+from salientpp.fullgraph.agreement import facts_of
 from salientpp.fullgraph.exchange import Flight, Ranks, width_of
 from salientpp.fullgraph.layers import refusals
 from salientpp.fullgraph.layouts import DistAdjacency, Layout, check_plan
@@ -27,7 +27,6 @@ from salientpp.fullgraph.row_counts import without_counts
 from salientpp.fullgraph.watch import watch_backward
 from salientpp.graph.quantiles import corrected
 from salientpp.nn.layers import Replaced, linear_form, name_of, pair_of, source_names, with_helpers
-from salientpp.ranks.failure import RankFailure
 
 
 class DistributedModel(torch.nn.Module):
@@ -95,7 +94,7 @@ class DistributedModel(torch.nn.Module):
             args, kwargs: the model's other arguments. Tensors with a row for each edge have them in the order of ``graph.edge_index``. Under a plan, the edges
                 of the part without the plan, and their attributes, stand for those of the part with the plan.
         """
-        try:
+        with self.job.reporting("the model's forward"):
             refuse_checkpoint_of_model()
             for refusal in refusals(self.module):  # some refusals depend on the mode
                 raise ValueError(f"this model cannot be trained over ranks: {refusal}")
@@ -118,11 +117,6 @@ class DistributedModel(torch.nn.Module):
             out = self._returned(out)
             watch_backward(tensors_of(out), self.job)
             return out
-        except (RankFailure, RanksDiffer):  # the other ranks have been told
-            raise
-        except Exception as error:
-            self.job.report_failure(f"failed in the model's forward: {type(error).__name__}: {error}")
-            raise
 
     def _placed(
         self, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

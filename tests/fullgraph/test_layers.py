@@ -127,3 +127,14 @@ def test_modules_that_read_further_vertices_are_refused_by_name(make, words):
 def test_norms_of_single_rows_and_of_batches_are_not_refused():
     model = Sequential(pyg.LayerNorm(F, mode="node"), pyg.BatchNorm(F), torch.nn.LayerNorm(F))
     assert list(refusals(model)) == []
+
+
+def test_compiled_layers_are_refused_and_other_compiled_modules_are_not():
+    model = torch.nn.ModuleList([pyg.GCN(4, 4, 2), torch.nn.Linear(4, 4)])
+    assert [*refusals(torch.nn.ModuleList(torch.compile(each, backend="eager") for each in model))] == [
+        "OptimizedModule (0) is compiled, and compiled layers cannot exchange rows; distribute the model without torch.compile"
+    ]
+    for each in model:
+        each.compile(backend="eager")
+    (refusal,) = refusals(model)
+    assert refusal.startswith("GCN (0) is compiled")

@@ -92,6 +92,20 @@ def score(part: PartitionedGraph, here: bool) -> None:
     accuracy("no tensor" if here else torch.ones(3, 5), torch.ones(3), whole(part))  # type: ignore[arg-type]
 
 
+def interrupted(part: PartitionedGraph, here: bool) -> None:
+    class Interrupted(Net):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            if here:
+                raise KeyboardInterrupt
+            return super().forward(x, edge_index)
+
+    graph = whole(part)
+    try:
+        distribute(Interrupted(), graph)(graph.x, graph.edge_index)
+    except KeyboardInterrupt:
+        raise InterruptedError("Ctrl-C") from None
+
+
 #: Name -> (function of the part, and whether this rank makes the mistake; words of the error of the other rank).
 MISTAKES: dict[str, tuple[Callable[[PartitionedGraph, bool], Any], str]] = {
     "files are gone": (epoch_without_files, "could not begin an epoch: OSError: [Errno 116] Stale file handle"),
@@ -104,6 +118,7 @@ MISTAKES: dict[str, tuple[Callable[[PartitionedGraph, bool], Any], str]] = {
     "no model": (lambda part, here: distribute(3 if here else Net(), whole(part)), "model must be"),  # type: ignore[arg-type]
     "recompute": (lambda part, here: distribute(Net(), whole(part), recompute="x" if here else None), "recompute must"),
     "another plan": (another_plan, "layout is a plan for another part"),
+    "Ctrl-C": (interrupted, "rank 1 failed in the model's forward: KeyboardInterrupt"),
     "kind": (lambda part, here: plan_for(Net(), whole(part), kind="x" if here else "cut"), "kind must be one of"),
     "memory": (
         lambda part, here: plan_for(Net(), whole(part), kind="cut", memory=f"{'9' * 400} GiB" if here else None),

@@ -48,6 +48,7 @@ def _loader() -> NeighborLoader:
 ATTRIBUTES: dict[str, Callable[[], Any]] = {
     "_Options": lambda: torch.distributed.ProcessGroupGloo,
     "_cdata": lambda: torch.empty(0),
+    "_compiled_call_impl": lambda: CONV,
     "_copy_from": lambda: torch.ops.aten,
     "_edge_user_args": lambda: torch_geometric.nn.EdgeConv(torch.nn.Identity()),
     "_forward_cls": lambda: type(_identity().grad_fn),
@@ -92,6 +93,7 @@ OTHERS = {
 USED = {
     "._Options",
     "._cdata",
+    "._compiled_call_impl",
     "._copy_from",
     "._edge_user_args",
     "._forward_cls",
