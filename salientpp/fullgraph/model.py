@@ -110,7 +110,7 @@ class DistributedModel(torch.nn.Module):
                     tuple(map(self.graph.in_plan, args)),
                     {key: self.graph.in_plan(each) for key, each in kwargs.items()},
                 )
-                with self.rows.calling(given, [args, kwargs], self.graph):
+                with self.rows.calling(given, (args, kwargs), self.graph):
                     with self._substituting(stand_ins):
                         out = self._run(given, args, kwargs)
                     self.rows.check_functions(check_gradients(out, self.module, stand_ins))

@@ -24,11 +24,15 @@ _LAYERS = f"{_PYG}nn/conv/", f"{_PYG}nn/dense/linear.py"
 _ENTRIES = (
     __file__,
     f"{OURS}fullgraph/row_check.py",
+    f"{OURS}fullgraph/row_counts.py",
     parameters.__file__,
     record.__file__,
     torch.overrides.__file__,
     f"{_TORCH}_tensor.py",
 )
+
+#: Files whose functions call a part of a model, which the backward calls again.
+_REPEATING = f"{OURS}fullgraph/recompute.py", f"{_TORCH}utils/checkpoint.py"
 
 
 def is_exempt() -> bool:
@@ -57,6 +61,16 @@ def is_ours() -> bool:
     """Returns True if code of this package called the function: attributes of a graph are of its vertices."""
     frame = _calling_frame()
     return frame is not None and frame.f_code.co_filename.startswith(OURS)
+
+
+def is_repeated() -> bool:
+    """Returns True if the backward will call the running code again, where ranks cannot ask each other."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename in _REPEATING:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def running_module() -> tuple[torch.nn.Module | None, str]:

@@ -5,6 +5,8 @@ vertices. So while a distributed model runs, this mode follows rows of vertices 
 on a few of the rows, among other rows and in another order. If the results for a row differ, the function depends on other rows, on a row's position or
 on the number of rows, and is refused. The findings are kept, so later steps pay for a look-up only.
 
+Questions about integers and booleans of all vertices, such as ``mask.any()``, get the answer of all ranks. So a branch is the same everywhere.
+
 Functions inside ``propagate`` and in PyG's own layers are not tried. The first see rows of edges. ``tests/fullgraph/test_layers.py`` compares the second.
 """
 
@@ -13,9 +15,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import inspect
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any, NoReturn
 
 import torch
@@ -25,19 +29,20 @@ from torch_geometric.data.data import BaseData
 
 from salientpp.fullgraph.outputs import tensors_of
 from salientpp.fullgraph.rank_graph import RankGraph
-from salientpp.fullgraph.row_callers import is_exempt, is_of_user, is_ours, running_module
+from salientpp.fullgraph.row_callers import is_exempt, is_of_user, is_ours, is_repeated, running_module
 from salientpp.fullgraph.row_counts import Count, shape_of, without_counts
-from salientpp.fullgraph.row_findings import found_rows
-from salientpp.fullgraph.row_trials import SIZES, Call, Family, Rows, results_of
+from salientpp.fullgraph.row_findings import found_rows, over_ranks
+from salientpp.fullgraph.row_trials import SIZES, Call, Family, Rows, is_discrete, results_of
 from salientpp.nn.layers import name_of
+from salientpp.nn.trim import trimming_of
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: Numbers of rows whose trials are remembered.
-_MOST_FAMILIES = 64
+#: Numbers of rows whose trials are remembered, and of findings. A model may give other numbers to its functions in each step.
+_MOST_FAMILIES, _MOST_VERDICTS = 64, 4096
 
 
 class RowsMixed(ValueError):
@@ -74,7 +79,9 @@ class RowCheck(TorchFunctionMode):
         self._families: dict[tuple[str, int], Family] = {}
         self._verdicts: dict[Any, list[Rows | None] | None] = {}  # None: depends on other rows
         self._edge_index: Tensor | None = None
+        self._graph: RankGraph | None = None  # whose ranks answer questions about all vertices; None: nobody does
         self._number = 0  # of vertices; 0 between calls
+        self._numbers: tuple[int, ...] = ()  # of rows in tables of vertices
         self._off = self._assumes = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RowCheck:
@@ -83,38 +90,35 @@ class RowCheck(TorchFunctionMode):
     # --- calls ----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def calling(self, x: Tensor, given: Any, graph: RankGraph) -> Iterator[None]:
+    def calling(self, x: Tensor, given: tuple[Sequence[Any], dict[str, Any]], graph: RankGraph) -> Iterator[None]:
         """Context of a call of the model on a rank's graph. Followed are ``x``, tensors in ``given`` with a row for each vertex, and attributes of edges.
 
-        A rank that exchanges rows with no other has all rows, so nothing is checked there.
+        If a graph's vertices are all on one rank, nothing is checked there.
         """
-        if graph.ranks.size == 1:
+        if graph.averaging.size == 1:
             yield
             return
-        before = self._number, self._edge_index
-        number, num_edges = graph.num_inner, graph.edge_index.size(1)
-        self._number, self._edge_index = number, graph.edge_index
-        self.follow(x)
-        of_edges = {id(each) for each in graph.edge_tensors.values()}
-        for tensor in tensors_given([given, graph.edge_tensors]):
-            # If a rank has as many edges as vertices, nobody says which of them a tensor describes.
-            if type(tensor) is not Tensor or tensor is graph.edge_index or not tensor.dim() or number == num_edges:
-                continue
-            if tensor.size(0) == number and id(tensor) not in of_edges:
+        before = self._number, self._numbers, self._edge_index, self._graph
+        self._number, self._numbers = graph.num_inner, (graph.num_inner, graph.num_own)
+        # A trimmed model computes other rows in later calls, which are not checked.
+        self._edge_index, self._graph = graph.edge_index, None if trimming_of(self._module) else graph
+        self.follow([x, getattr(graph, "node_rows", {})])
+        for tensor, what in tensors_given(self._module.forward, given, graph):
+            if what == "vertices":
                 self.follow(tensor)
-            elif tensor.size(0) == num_edges and tensor.is_floating_point():
-                self._mark(tensor, Rows(self._family("edges", num_edges)))
+            elif tensor.is_floating_point():
+                self._mark(tensor, Rows(self._family("edges", tensor.size(0))))
         try:
             with self:
                 yield
         finally:
-            self._number, self._edge_index = before
+            self._number, self._numbers, self._edge_index, self._graph = before
 
     def follow(self, out: Any, dim: int = 0) -> None:
         """Follows tensors with a row for each vertex along ``dim``."""
         for tensor in tensors_of(out):
-            if self._number and tensor.dim() > dim >= -tensor.dim() and tensor.size(dim) == self._number:
-                self._mark(tensor, Rows(self._family("vertices", self._number), dim % tensor.dim()))
+            if self._number and tensor.dim() > dim >= -tensor.dim() and tensor.size(dim) in self._numbers:
+                self._mark(tensor, Rows(self._family("vertices", tensor.size(dim)), dim % tensor.dim()))
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -146,8 +150,11 @@ class RowCheck(TorchFunctionMode):
     def _note_made(self, out: Any) -> None:
         """Notes that tensors were made in this call of the model. If they have a row for each vertex, nobody else says which."""
         for tensor in [out] if isinstance(out, Tensor) else out if isinstance(out, (list, tuple)) else ():
-            if isinstance(tensor, Tensor) and tensor.dim() and tensor.size(0) == self._number and not is_ours():
-                self._mark(tensor, None)
+            if isinstance(tensor, Tensor) and tensor.dim() and tensor.size(0) in self._numbers:
+                if not is_ours():
+                    self._mark(tensor, None)
+                elif tensor.dtype == torch.bool:  # a mask, which the graph makes when it is read
+                    self.follow(tensor)
 
     def _is_older(self, tensor: Tensor) -> bool:
         """Returns True for a tensor with as many rows as vertices that was not made in this call. The user may have made it for the rank's vertices."""
@@ -194,9 +201,12 @@ class RowCheck(TorchFunctionMode):
             return iter(self.__torch_function__(Tensor.unbind, types, args))
         if name == "register_hook":
             return func(args[0], self._checked_hook(*args[1:], **kwargs))
-        if name in _READS and call.rows:
+        if name in _READS and call.rows and not is_ours():
             self.refuse(f"{name}, which reads values of rows,")
         verdict = self._verdict(call, tuple(call.key) if is_known else None)
+        if isinstance(verdict, Tensor):
+            self._note_made(verdict)
+            return verdict
         args, kwargs = without_counts(args), without_counts(kwargs)
         out = func(*args, **kwargs)
         results = [*results_of(name, out, args, kwargs)]
@@ -211,8 +221,10 @@ class RowCheck(TorchFunctionMode):
                 self._mark(tensor, rows if rows.family is family else replace(rows, family=family))
         return out
 
-    def _verdict(self, call: Call, key: Any) -> list[Rows | None] | None:
+    def _verdict(self, call: Call, key: Any) -> list[Rows | None] | Tensor | None:
         """Returns the rows of each tensor of a function's result, and of each that it writes; None if a layer of PyG calls a function that depends on more.
+
+        If the result can be computed over the ranks, returns it.
 
         Args:
             key: what the verdict depends on; None: on values of tensors.
@@ -226,18 +238,24 @@ class RowCheck(TorchFunctionMode):
             assert self._edge_index is not None
             found = found_rows(call, self._number, self._edge_index, self._older_rows)
             if key is None or call.selects:
-                if found is None:
-                    self._refuse_unless_exempt(call.name)
-                return found
+                return self._joined(call) if found is None else found
+            if len(self._verdicts) >= _MOST_VERDICTS:
+                self._verdicts.clear()
             self._verdicts[key] = found
         found = self._verdicts[key]
-        if found is None:
-            self._refuse_unless_exempt(call.name)
-        return found
+        return self._joined(call) if found is None else found
 
-    def _refuse_unless_exempt(self, name: str) -> None:
-        if not is_exempt():
-            self.refuse(name)
+    def _joined(self, call: Call) -> list[Rows | None] | Tensor | None:
+        """Returns the result over all ranks of a function that depends on other rows; None for a layer of PyG. Refuses functions without such a result."""
+        if is_exempt():
+            return None
+        if self._graph is not None and not is_repeated():
+            joined = over_ranks(call, self._graph, running_module()[1])
+            if joined is not None:
+                return joined
+        if call.name in ("any", "all") and call.rows and call.rows[0].marks:
+            return []  # there the model may ask about this rank's rows
+        self.refuse(call.name)
 
     def _describe(self, value: Any, call: Call) -> bool:
         """Adds what a verdict depends on to a call. Returns False if it depends on values of tensors."""
@@ -247,7 +265,7 @@ class RowCheck(TorchFunctionMode):
             if rows is not None:
                 call.rows.append(rows)
                 sizes = value.shape[: rows.lead], value.shape[rows.lead + 1 :]
-                key += [rows.family.what, min(rows.family.number, 4), rows.factor, rows.marks, sizes, value.dtype]
+                key += [*rows.key, sizes, value.dtype]
                 return True
             key += [value.shape, value.dtype]
             if self._is_older(value):
@@ -278,7 +296,9 @@ class RowCheck(TorchFunctionMode):
         if name == "__len__":
             if rows.lead:
                 return out
-            self.refuse("len(), a number of rows that is used as a number (use size(0) for sizes),")
+            self.refuse(
+                "len() of rows (pass size(0) itself where a size is needed, ask whether a mask selects rows by mask.any())"
+            )
         count = Count.rows(rows.family, rows.factor, self.refuse)
         if name in ("numel", "nelement"):
             return count * (out // max(1, count.value))
@@ -312,18 +332,18 @@ class RowCheck(TorchFunctionMode):
 
     def _checked(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function of gradients that runs under the check. All tensors in it with as many rows as this rank has vertices have rows of vertices."""
-        state = self._number, self._edge_index, True
+        state = self._number, self._numbers, self._edge_index, None, True
 
         def run(*gradients: Any) -> Any:
-            before = self._number, self._edge_index, self._assumes
-            self._number, self._edge_index, self._assumes = state
+            before = self._number, self._numbers, self._edge_index, self._graph, self._assumes
+            self._number, self._numbers, self._edge_index, self._graph, self._assumes = state
             try:
                 with self:
                     return function(*gradients)
             except RowsMixed as error:
                 raise RowsMixed(f"{error}. It was called in {what}") from None
             finally:
-                self._number, self._edge_index, self._assumes = before
+                self._number, self._numbers, self._edge_index, self._graph, self._assumes = before
 
         return run
 
@@ -338,21 +358,41 @@ class RowCheck(TorchFunctionMode):
         raise RowsMixed(
             f"this model cannot be trained over ranks: {what} in {name}{place} depends on the rows of several vertices, or on their number or order. A rank "
             "has only the rows of its own vertices. Between layers, compute each row separately, or use torch.nn.BatchNorm1d or torch.nn.LayerNorm; steps over "
-            "all vertices belong outside the model's forward"
+            "all vertices, and numbers for logs, belong outside the model's forward. Return the rows that they need; salientpp.fullgraph.loss_mean gives the "
+            "mean over all ranks"
         )
 
 
-def tensors_given(given: Any) -> Iterator[Tensor]:
-    """Yields the tensors in the arguments of a model: in containers, and in objects of PyG."""
-    for value in given:
+def tensors_given(
+    forward: Callable[..., Any], given: tuple[Sequence[Any], dict[str, Any]], graph: RankGraph
+) -> Iterator[tuple[Tensor, str]]:
+    """Yields the tensors in the arguments of a model's ``forward``, after the first one, that describe "vertices" or "edges", and which of them."""
+    args, num_edges, known = given[0], graph.edge_index.size(1), {id(each) for each in graph.edge_tensors.values()}
+    numbers = graph.num_inner, graph.num_own
+    names = [*inspect.signature(forward).parameters][1 : 1 + len(args)] if num_edges in numbers else []
+    named = [*zip_longest(names, args, fillvalue=""), *given[1].items(), *graph.edge_tensors.items()]
+    for name, tensor in _named_tensors(named):
+        if type(tensor) is not Tensor or tensor is graph.edge_index or not tensor.dim():
+            continue
+        is_of_edges, is_of_vertices = tensor.size(0) == num_edges, tensor.size(0) in numbers
+        if id(tensor) in known or (is_of_edges and (not is_of_vertices or "edge" in name)):
+            yield tensor, "edges"
+        # If this rank has as many edges as vertices, it must still answer what other ranks ask about types, labels and masks.
+        elif is_of_vertices and (not is_of_edges or is_discrete(tensor)):
+            yield tensor, "vertices"
+
+
+def _named_tensors(named: Iterable[tuple[Any, Any]]) -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors in named values, in containers and in objects of PyG, with the last name of each."""
+    for name, value in named:
         if isinstance(value, BaseData):
-            yield from tensors_of([[*store.values()] for store in value.stores])
+            yield from _named_tensors(item for store in value.stores for item in store.items())
         elif isinstance(value, (list, tuple)):
-            yield from tensors_given(value)
+            yield from _named_tensors((name, each) for each in value)
         elif isinstance(value, dict):
-            yield from tensors_given(value.values())
+            yield from _named_tensors(value.items())
         else:
-            yield from tensors_of(value)
+            yield from ((str(name), tensor) for tensor in tensors_of(value))
 
 
 def _forget(

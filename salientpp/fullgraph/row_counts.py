@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from salientpp.fullgraph.row_callers import is_of_user
+
 
 class Count(torch.SymInt):
     """An integer that was computed from a number of rows. Torch's functions take it, because they take symbolic integers.
@@ -41,7 +43,10 @@ class Count(torch.SymInt):
     def __index__(self) -> int:
         return self.value
 
-    __int__ = __index__
+    def __int__(self) -> int:
+        if is_of_user():
+            self.refuse("int() of a number of rows (pass size(0) itself where a size is needed)")
+        return self.value
 
     def __float__(self) -> float:
         self.refuse("a number of rows (size(0)) that is used as a number")
@@ -56,25 +61,7 @@ class Count(torch.SymInt):
         return format(self.value, spec)
 
     def __bool__(self) -> bool:
-        return bool(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return self.value == _plain(other)
-
-    def __ne__(self, other: object) -> bool:
-        return self.value != _plain(other)
-
-    def __lt__(self, other: Any) -> bool:
-        return bool(self.value < _plain(other))
-
-    def __le__(self, other: Any) -> bool:
-        return bool(self.value <= _plain(other))
-
-    def __gt__(self, other: Any) -> bool:
-        return bool(self.value > _plain(other))
-
-    def __ge__(self, other: Any) -> bool:
-        return bool(self.value >= _plain(other))
+        return bool(self != 0)
 
     def __neg__(self) -> Count:
         return self._with(operator.mul, -1)
@@ -117,8 +104,23 @@ def _arithmetic(name: str) -> None:
     setattr(Count, f"__r{name}__", lambda self, other: self._with(function, other, True))
 
 
+def _comparison(name: str) -> None:
+    function = getattr(operator, name)
+
+    def compare(self: Count, other: Any) -> bool:
+        families = {each.family.what: each.family for each in (self, other) if isinstance(each, Count)}
+        is_alike = isinstance(other, Count) and len(families) == 1
+        if not is_alike and any(family.is_selected for family in families.values()) and is_of_user():
+            self.refuse("the number of rows that a mask selects, which is compared (use mask.any() or mask.sum()),")
+        return bool(function(self.value, _plain(other)))
+
+    setattr(Count, f"__{name}__", compare)
+
+
 for _name in ("add", "sub", "mul", "floordiv", "mod"):
     _arithmetic(_name)
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    _comparison(_name)
 
 
 class Shape(tuple[Any, ...]):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from salientpp.fullgraph.outputs import tensors_of
-from salientpp.fullgraph.row_trials import Call, Family, Mixes, Rows, compared
+from salientpp.fullgraph.rank_graph import RankGraph
+from salientpp.fullgraph.row_counts import Count
+from salientpp.fullgraph.row_trials import Call, Family, Mixes, Rows, compared, is_discrete
 
 #: Functions that sum rows of edges by their targets, or write them there.
 _SCATTERS = frozenset(
@@ -16,6 +20,26 @@ _SCATTERS = frozenset(
     for name in ("scatter", "scatter_add", "scatter_reduce", "index_add", "index_reduce")
     for end in ("", "_")
 )
+
+#: Functions that read or write rows at given places.
+_BY_PLACE = frozenset(
+    f"{name}{end}" for name in ("index_select", "index_add", "index_copy", "index_fill") for end in ("", "_")
+) | {"__getitem__", "__setitem__"}
+
+#: Functions that give the numbers of selected rows another form.
+_FORMS = frozenset(["view", "reshape", "flatten", "ravel", "squeeze", "unsqueeze", "contiguous", "clone", "detach"])
+_FORMS |= {"to", "long", "cpu", "cuda", "t", "T", "__getitem__", "unbind", "select"}
+
+#: Functions whose result for all vertices follows from those for the vertices of each rank, and how.
+_JOINS: dict[str, Callable[[Tensor], Tensor]] = {
+    "any": lambda results: results.any(0),
+    "all": lambda results: results.all(0),
+    "sum": lambda results: results.sum(0),
+    "count_nonzero": lambda results: results.sum(0),
+}
+
+#: Functions whose result follows from the values that occur.
+_OF_VALUES: dict[str, Callable[[Tensor], Tensor]] = {"max": torch.max, "min": torch.min, "unique": torch.unique}
 
 
 def found_rows(
@@ -29,11 +53,13 @@ def found_rows(
         older: returns the rows of a tensor that may have rows of vertices.
     """
     name, rows = call.name, call.rows
-    if name in ("any", "all") and rows and rows[0].marks:
-        return []
+    if name == "unique" and rows and rows[0].family.what == "vertices":  # its trials depend on the values
+        return None
     found = _known(call, edge_index, older)
     if found is not None:
         return found
+    if any(each.places for each in rows):
+        return _moved_places(call, number, older)
     try:
         return compared(call, number, older)
     except Mixes as error:
@@ -45,14 +71,72 @@ def found_rows(
         return None
 
 
+def _moved_places(call: Call, number: int, older: Callable[[Tensor], Rows | None]) -> list[Rows | None] | None:
+    """Returns where the numbers of selected rows are in the result of a function; None if it does more than to give them another form."""
+    if call.name not in _FORMS or len(call.rows) > 1:
+        return None
+    try:
+        found = compared(call, number, older)
+    except Mixes:
+        return None
+    return [None if rows is None else replace(rows, places=True) for rows in found]
+
+
+def over_ranks(call: Call, graph: RankGraph, place: str) -> Tensor | None:
+    """Computes a function of integers or booleans, such as types, labels and masks, of all vertices. Collective. Returns None for other functions and values.
+
+    Their results have no gradient, so the backward needs no other ranks. Whether the result is None does not depend on the rank.
+
+    Args:
+        place: where the user calls the function. All ranks must be at the same place.
+    """
+    name = call.name
+    given: Any = call.args[0] if call.args else None
+    rows = call.rows_of(given)
+    if rows is None or len(call.rows) != 1 or call.counts or "out" in call.kwargs or not is_discrete(given):
+        return None
+    if rows.family.what != "vertices" or rows.lead or rows.factor != 1:
+        return None
+    own, ranks, operation = given[: graph.num_counted], graph.averaging, f"{name} over all vertices{place}"
+    if name in _JOINS:
+        mine = call.func(own, *call.args[1:], **call.kwargs)
+        if not is_discrete(mine):
+            return None
+        told = torch.tensor(ranks.gather_numbers(operation, mine.flatten().tolist()), device=mine.device)
+        return _JOINS[name](told.view(len(told), *mine.shape)).to(mine.dtype)
+    options = [*call.args[1:], *(value for key, value in call.kwargs.items() if key != "sorted")]
+    if name not in _OF_VALUES or any(value is not None and value is not False for value in options):
+        return None
+    values = own.unique().tolist()
+    most = max(number for (number,) in ranks.gather_numbers(f"{operation}: numbers of values", [len(values)]))
+    numbers = ranks.gather_numbers(operation, [len(values), *values, *[0] * (most - len(values))])
+    every = [value for number, *theirs in numbers for value in theirs[:number]]
+    return _OF_VALUES[name](torch.tensor(every, dtype=own.dtype, device=own.device))
+
+
 def _known(call: Call, edge_index: Tensor, older: Callable[[Tensor], Rows | None]) -> list[Rows | None] | None:
     """Returns the rows of results of functions that refer to edges or select rows; None for other functions."""
     name, args = call.name, call.args
     tensors = [*tensors_of([args, call.kwargs])]
+    if name in ("nonzero", "argwhere") or (name == "where" and len(args) == 1):
+        return _places(call, tensors[0], older)
+    if name == "bincount" and args and _is_of_targets(args[0], edge_index) and len(tensors) == 1:
+        lengths = [*args[1:], *call.kwargs.values()]
+        counts = [each for each in lengths if isinstance(each, Count) and each.form == (1, 0)]
+        return [Rows(each.family) for each in counts if each.family.what == "vertices"] or None
     index = [each for each in tensors if each.dtype in (torch.int64, torch.int32) and call.rows_of(each) is None]
     rows = call.rows_of(args[0]) if args else None
     if rows is None or rows.lead or rows.family.what == "edges":
         return None
+    if name in _BY_PLACE and rows.family.what == "vertices" and rows.factor == 1:
+        places = args[1] if name.startswith("__") else _places_given(*args[1:], **call.kwargs)
+        selected = _selected_at(places, rows.family, call)
+        if selected is not None and name in ("__getitem__", "index_select"):
+            call.selects = True
+            return [Rows(selected)]
+        if selected is not None and all(_fits(each, selected, call) for each in tensors[1:] if each is not places):
+            call.selects = True
+            return [rows]
     if name in _SCATTERS and index:
         is_pooling = any(
             (other := call.rows_of(each)) is not None and other.family.what != "edges" for each in tensors[1:]
@@ -73,6 +157,50 @@ def _known(call: Call, edge_index: Tensor, older: Callable[[Tensor], Rows | None
             if given is not None and given.family.what == selected.what and not given.lead and given.factor == 1:
                 return [rows]
     return None
+
+
+def _places(call: Call, mask: Tensor, older: Callable[[Tensor], Rows | None]) -> list[Rows | None] | None:
+    """Returns the rows of the numbers of rows that ``mask`` selects; None if it is no mask of vertices."""
+    rows = call.rows_of(mask) or older(mask)
+    if (
+        mask.dtype != torch.bool
+        or mask.dim() != 1
+        or rows is None
+        or rows.family.what != "vertices"
+        or rows.factor != 1
+    ):
+        return None
+    call.selects = True
+    return [Rows(_selected(rows.family, mask), places=True)]
+
+
+def _places_given(dim: Any = None, index: Any = None, *_: Any, **__: Any) -> Any:
+    """Returns the places that a function gets for the first dimension; None for another dimension."""
+    return index if type(dim) is int and dim == 0 else None
+
+
+def _selected_at(places: Any, family: Family, call: Call) -> Family | None:
+    """Returns the family of the rows at ``places``, if these are all that a mask of rows selects, in order; otherwise None."""
+    if not isinstance(places, Tensor) or places.dim() != 1 or places.dtype != torch.int64:
+        return None
+    rows = call.rows_of(places)
+    if places.numel() and (rows is None or not rows.places):
+        return None
+    mask = torch.zeros(family.number, dtype=torch.bool, device=places.device)
+    mask[places] = True
+    selected = _selected(family, mask)
+    is_other = rows is not None and rows.family.what != selected.what
+    return None if is_other or not torch.equal(mask.nonzero().view(-1), places) else selected
+
+
+def _fits(values: Tensor, selected: Family, call: Call) -> bool:
+    """Returns True if ``values`` to write are rows of the selected ones, or are equal for all of them."""
+    rows = call.rows_of(values)
+    if rows is not None:
+        return rows.family.what == selected.what and not rows.lead and rows.factor == 1 and not rows.places
+    if values.dim() < call.args[0].dim():
+        return True
+    return bool((values == values[:1]).all())
 
 
 def _is_of_targets(index: Tensor, edge_index: Tensor) -> bool:

@@ -55,18 +55,34 @@ class Family:
             rows[place] = row
         return cls(number, what, ((real, [*range(sizes[0])]), (rows, places)))
 
+    @property
+    def is_selected(self) -> bool:
+        """True for a selection."""
+        return self.what not in ("vertices", "edges")
+
     def size(self, trial: int) -> int:
         return len(self.tables[trial][0])
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Place of a family's rows in a tensor: ``factor`` consecutive ones for each along dimension ``lead``. ``marks`` is True for marks of unusual values."""
+    """Place of a family's rows in a tensor: ``factor`` consecutive ones for each along dimension ``lead``.
+
+    Attributes:
+        marks: True for marks of unusual values.
+        places: True for the numbers of rows that a mask selects. On a rank they are other numbers than in one process.
+    """
 
     family: Family
     lead: int = 0
     factor: int = 1
     marks: bool = False
+    places: bool = False
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Returns the facts that a verdict depends on."""
+        return (self.family.what, min(self.family.number, 4), self.factor, self.marks, self.places)
 
     def of_trial(self, tensor: Tensor, trial: int, perturbs: bool) -> Tensor:
         """Returns the rows of a trial. Rows that are not compared have other values than anywhere in the tensor."""
@@ -254,6 +270,11 @@ def results_of(name: str, out: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
         yield args[0]
     if kwargs.get("inplace") is True and args and isinstance(args[0], Tensor):
         yield args[0]
+
+
+def is_discrete(tensor: Tensor) -> bool:
+    """Returns True for integers and booleans, such as types, labels and masks."""
+    return not tensor.is_floating_point() and not tensor.is_complex()
 
 
 def _is_close(one: Tensor, other: Tensor) -> bool:

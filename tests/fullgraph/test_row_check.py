@@ -16,15 +16,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
+from host_batches import batch_of, filled, loader_of, share_batch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.utils import add_self_loops, degree, scatter
 
-from salientpp.fullgraph import distribute, local, loss_mean
+from salientpp.fullgraph import Preload, distribute, local, loss_mean
+from salientpp.nn import trim
 
 N, WIDTH = 40, 4
 
-#: The second list has a rank with one vertex, the third one without vertices.
+#: Label 2 occurs on the last rank only. The second list has a rank with one vertex, the third one without vertices.
 OFFSETS = [[0, 15, N], [0, 1, N], [0, 0, N]]
 
 
@@ -35,7 +37,7 @@ def graph() -> Data:
         edge_index=edge_index,
         x=torch.randn(N, WIDTH, generator=draw).double(),
         edge_weight=torch.rand(160, generator=draw).double(),
-        label=torch.randint(3, (N,), generator=draw),
+        label=torch.randint(3, (N,), generator=draw).minimum(torch.arange(N).div(30, rounding_mode="floor") + 1),
         train_mask=torch.rand(N, generator=draw) < 0.5,
     )
 
@@ -65,6 +67,7 @@ class Net(nn.Module):
             nn.GRU(WIDTH, WIDTH),
             nn.InstanceNorm1d(WIDTH),
         )
+        self.register_buffer("table", torch.randn(N, WIDTH))
         self.own = Own(lambda h: h - h.mean(0))
         self.gin = pyg.GINConv(nn.Softmax(dim=0))
         self.change = change
@@ -193,7 +196,38 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "item": (lambda: Net(lambda net, h, g: h * float(h.abs().max())), "max"),
     "numpy": (lambda: Net(lambda net, h, g: h + h.detach().numpy().mean()), "numpy"),
     "list": (lambda: Net(lambda net, h, g: h + sum(h.tolist()[0])), "tolist"),
-    "branch": (lambda: Net(lambda net, h, g: h * 2 if bool((h > 0).any()) else h), "any"),
+    "integer": (lambda: Net(lambda net, h, g: h / int(h.size(0))), r"int\(\)"),
+    "mean of a mask": (lambda: Net(lambda net, h, g: h * g.train_mask.double().mean()), "mean"),
+    "positions in a mask": (lambda: Net(lambda net, h, g: h * g.train_mask.cumsum(0)[:, None]), "cumsum"),
+    "answer in a given tensor": (lambda: Net(answered_in_place), "any"),
+    "branch on numbers": (lambda: Net(lambda net, h, g: h * 2 if (h.sum() > 0) else h), "sum"),
+    "branch on selected rows": (
+        lambda: Net(lambda net, h, g: 2 * h if h[g.label == 2].size(0) > 0 else h),
+        r"use mask.any\(\)",
+    ),
+    "branch on places": (lambda: Net(lambda net, h, g: 2 * h if places(g, 2).numel() else h), r"use mask.any\(\)"),
+    "places as numbers": (
+        lambda: Net(lambda net, h, g: h.index_add(0, places(g), h[places(g)] * places(g)[:, None])),
+        "mul",
+    ),
+    "number of places": (lambda: Net(lambda net, h, g: h * places(g).numel()), "mul"),
+    "some places": (lambda: Net(lambda net, h, g: h.index_fill(0, places(g)[:1], 0.0)), "__getitem__"),
+    "places of a table": (
+        lambda: Net(lambda net, h, g: h.index_copy(0, places(g), net.table[places(g)])),
+        "index_copy",
+    ),
+    "places that are read": (lambda: Net(lambda net, h, g: h * sum(places(g).tolist())), "tolist"),
+    "mean over places": (lambda: Net(lambda net, h, g: h - h[places(g)].mean(0)), "mean"),
+    "given row": (lambda: Net(lambda net, h, g: h.index_fill(0, torch.tensor([0]), 0.0)), "index_fill"),
+    "labels by their number": (
+        lambda: Net(lambda net, h, g: h * torch.bincount(g.label, minlength=4)[:3].sum()),
+        "bincount",
+    ),
+    "log": (lambda: Net(lambda net, h, g: h if float(h.norm()) else 0), "norm"),
+    "hook that asks": (
+        lambda: Net(hooked(lambda gradient: 2 * gradient if (gradient > 0.01).any() else gradient)),
+        "any",
+    ),
     "hook": (lambda: Net(hooked(lambda gradient: gradient / gradient.abs().mean())), "mean"),
     "function of autograd": (lambda: Net(lambda net, h, g: Centred.apply(h)), "mean"),
     "hook of a layer": (lambda: with_first(with_hook), "mean"),
@@ -208,6 +242,16 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "output": (lambda: Last(lambda h: h - h.mean(0)), "mean"),
     "result that is a sum": (lambda: Last(lambda h: h.square().sum()), "sum"),
 }
+
+
+def places(g: Any, label: int = 1) -> Tensor:
+    return (g.label == label).nonzero().view(-1)
+
+
+def answered_in_place(net: Net, h: Tensor, g: Any) -> Tensor:
+    answer = torch.tensor(False)
+    torch.any(g.label == 2, out=answer)
+    return 2 * h if answer else h
 
 
 class Last(nn.Module):
@@ -242,6 +286,37 @@ def chosen(net: Net, h: Tensor, g: Any) -> Tensor:
     h = h.clone()
     h[g.train_mask] = net.lin(h[g.train_mask]).relu() + h[g.train_mask]
     return h
+
+
+def guarded(net: Net, h: Tensor, g: Any) -> Tensor:
+    """Changes the rows of each label that occurs, and all rows if some label does."""
+    out = torch.zeros_like(h)
+    for label in g.label.unique():
+        mask = g.label == label
+        if mask.any() and mask.sum() > 2 and not mask.all():
+            out[mask] = net.lin(h[mask]) * label
+            out = out + float(label)
+    return out * int(g.label.max()) if (g.label == 2).any() and g.train_mask.any() else out
+
+
+def guarded_by_values(net: Net, h: Tensor, g: Any) -> Tensor:
+    """Asks for values that the model has computed."""
+    if (h > 0.5).any() and not torch.isnan(h).any() and (h.argmax(1) == 1).sum() > 3:
+        h = 2 * h * (h > 0).count_nonzero()
+    bad = torch.where((g.label == 2)[:, None], math.inf, h)
+    return h + (h > 0.3).any(0) * (h > 0).sum(0, keepdim=True) if torch.isinf(bad).any() else h
+
+
+def at_places(net: Net, h: Tensor, g: Any) -> Tensor:
+    """Changes the rows at the places of a mask."""
+    out = torch.zeros_like(h)
+    for label in range(4):
+        rows = places(g, label)
+        out[rows] = net.lin(h[rows]) * label
+        chosen = torch.where(h[:, label] > 0)[0]
+        out = out.index_add(0, chosen, h.index_select(0, chosen))
+        out[chosen] += net.lin.bias
+    return out.index_fill(0, (g.label == 2).nonzero(as_tuple=True)[0], 0.5)
 
 
 def with_degrees(net: Net, h: Tensor, g: Any) -> Tensor:
@@ -305,6 +380,10 @@ KEPT: dict[str, Callable[[], nn.Module]] = {
     "convolution": lambda: Net(lambda net, h, g: F.conv1d(h[:, None], torch.ones(1, 1, 3).double(), padding=1)[:, 0]),
     "embedding": lambda: Net(lambda net, h, g: h + F.embedding(g.label, net.lin.weight) + F.one_hot(g.label, WIDTH)),
     "selected": lambda: Net(chosen),
+    "guarded": lambda: Net(guarded),
+    "guarded by values": lambda: Net(guarded_by_values),
+    "at places": lambda: Net(at_places),
+    "counted": lambda: Net(lambda net, h, g: h / (torch.bincount(g.edge_index[1], minlength=h.size(0)) + 1)[:, None]),
     "masked": lambda: Net(lambda net, h, g: torch.where(g.train_mask[:, None], h, h.masked_fill(h > 0, 0.5))),
     "degrees": lambda: Net(with_degrees),
     "in place": lambda: Net(in_place),
@@ -361,7 +440,8 @@ def test_what_depends_on_several_vertices_is_refused_by_name_on_every_rank(offse
 def is_named(name: str, text: str) -> bool:
     return (
         re.search(
-            f"cannot be trained over ranks: .*({REFUSED[name][1]}).* depends on the rows of several vertices", text
+            f"cannot be trained over ranks: .*({REFUSED[name][1]}).* depends on the rows of several vertices.*loss_mean",
+            text,
         )
         is not None
     )
@@ -408,3 +488,114 @@ def kept(rank: int, offsets: list[int]) -> list[str]:
 @pytest.mark.parametrize("offsets", OFFSETS, ids=str)
 def test_what_computes_each_row_separately_equals_one_process(offsets):
     assert distributed.run(kept, 2, offsets) == [[], []]
+
+
+# --- questions about all vertices -----------------------------------------------------------------------------
+
+
+class Asking(nn.Module):
+    """Model that asks about all vertices. ``log`` has the answers."""
+
+    def __init__(self, layer: Any = pyg.SAGEConv) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = pyg.SAGEConv(WIDTH, WIDTH).double(), layer(WIDTH, WIDTH).double()
+
+    def forward(self, x: Tensor, edge_index: Tensor, types: Tensor) -> Tensor:
+        h = self.first(x, edge_index)
+        for each in types.unique():
+            h = h + float(each) * int((types == each).sum()) * (types == each)[:, None]
+        if (types == 2).any() and (h.argmax(1) == 1).any():
+            h = int(types.max()) * h
+        return self.second(h, edge_index)
+
+
+class AskingLayer(pyg.MessagePassing):
+    def __init__(self, *widths: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=2 * x if (x > 0.1).any() else x)
+
+
+def equals(model: Any, args: tuple[Any, ...], data: Data, rows: Tensor) -> bool:
+    """Returns True if a distributed model returns rows of the output in one process."""
+    out, expected = model(*args), Asking()(data.x, data.edge_index, data.label)[rows]
+    return torch.allclose(out[: len(rows)], expected, rtol=0, atol=1e-9)
+
+
+def asked_in_batches(rank: int) -> list[bool]:
+    """Divides batches in several ways. Ranks have no vertices, one without edges, or as many vertices as edges."""
+    data, model, found = graph(), distribute(Asking(), loader_of(2)), []
+    for key, owner in enumerate((lambda n: n % 2, lambda n: 0 * n, lambda n: 0 * n + 1, lambda n: n == n[-1])):
+        mfg = batch_of(data, torch.arange(3 * key, 3 * key + 3), [2, 2], key)
+        mine = share_batch(data, mfg, owner(mfg.node).long(), 2, rank)
+        rows = (owner(mfg.node) == rank).nonzero().view(-1)
+        found.append(equals(model, (mine.x, mine.edge_index, mine.label), filled(data, mfg), rows))
+    return found
+
+
+def asked_in_parts(rank: int) -> list[bool]:
+    """Asks with as many edges as vertices on a rank, under a plan that keeps vertices on one rank, and on hosts of one rank."""
+    data, found = graph(), []
+    first = (data.edge_index[1] < 15).nonzero().view(-1)
+    kept = torch.ones(160, dtype=torch.bool).index_fill(0, first[15:], False)
+    few = Data(edge_index=data.edge_index[:, kept], x=data.x, label=data.label)
+    part = local(few, offsets=OFFSETS[0], timeout=distributed.NEVER)
+    found.append(equals(distribute(Asking(), part), (part.x, part.edge_index, part.label.clone()), few, part.n_id))
+    part = local(data, offsets=OFFSETS[0], timeout=distributed.NEVER)
+    planned = part.planned(part.outer[: rank * 9], torch.ones(min(rank * 9, part.outer.numel()), dtype=torch.int64))
+    under_plan = distribute(Guarded(), planned)
+    out = under_plan(planned.x, part.edge_index, planned)
+    found.append(torch.allclose(out, Guarded()(data.x, data.edge_index, data)[part.n_id], rtol=0, atol=1e-9))
+    return [*found, asked_on_hosts(rank, OFFSETS[0], 1)]
+
+
+def asked_on_hosts(rank: int, offsets: list[int], per_host: Any) -> bool:
+    data = graph()
+    part = local(data, offsets=offsets, preload=Preload(2), ranks_per_host=per_host, timeout=distributed.NEVER)
+    rows = part.n_id[: part.num_counted]
+    return equals(distribute(Asking(), part), (part.x, part.edge_index, part.label), data, rows)
+
+
+class Guarded(Asking):
+    """Asks about attributes of a part, and about rows of kept vertices too."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, g: Any) -> Tensor:
+        h = self.first(x, edge_index)
+        if g.train_mask.any() and (g.label == 2).any():
+            h = (h > 0.5).sum() * h
+        return self.second(h, edge_index)
+
+
+def test_answers_equal_one_process_in_batches_parts_plans_and_hosts():
+    assert distributed.run(asked_in_batches, 2) == [[True] * 4] * 2
+    assert distributed.run(asked_in_parts, 2) == [[True] * 3] * 2
+    assert distributed.run(asked_on_hosts, 3, [0, 15, 25, N], [2, 1]) == [True] * 3
+
+
+def asked_again(rank: int) -> list[str]:
+    """Returns the errors where no rank could answer: in what the backward computes again, in a trimmed model, and at different places."""
+    data, texts = graph(), []
+    part = local(data, offsets=OFFSETS[0], timeout=distributed.NEVER)
+    mfg = batch_of(data, torch.arange(3), [2, 2])
+    mine = share_batch(data, mfg, mfg.node % 2, 2, rank)
+    recomputed = distribute(Asking(AskingLayer), part, recompute="layers")
+    trimmed = distribute(trim(Asking()), loader_of(2))
+    apart = distribute(Net(lambda net, h, g: h * (h > 0).any() if rank else h * (h > 0).all()), part)
+    for model, args in (
+        (apart, (part.x, part)),
+        (recomputed, (part.x, part.edge_index, part.label)),
+        (trimmed, (mine.x, mine.edge_index, mine.label)),
+    ):
+        with pytest.raises(ValueError) as raised:
+            model(*args)
+        texts.append(str(raised.value))
+    return texts
+
+
+def test_questions_that_ranks_cannot_answer_together_are_refused():
+    for apart, recomputed, trimmed in distributed.run(asked_again, 2):
+        assert re.search("the next step is all over all vertices .* on rank 0 and any over all vertices", apart)
+        assert re.search(r"any in AskingLayer \(second\) .* depends on the rows of several vertices", recomputed)
+        assert re.search("unique in Asking .* depends on the rows of several vertices", trimmed)
