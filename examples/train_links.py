@@ -124,7 +124,7 @@ def train(data: Any, epochs: int, seed: int, alpha: float = 0.1, batch_size: int
     torch.manual_seed(seed)
     in_group = dist.is_initialized() and dist.get_world_size() > 1
     by_split = loaders(data, seed, alpha, batch_size)
-    model: nn.Module = Predictor(hidden)
+    model: nn.Module = salientpp.nn.trim(Predictor(hidden))
     if in_group:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)

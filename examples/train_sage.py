@@ -124,9 +124,8 @@ def train(args: argparse.Namespace) -> tuple[dict[str, NeighborLoader], float]:
     torch.manual_seed(args.seed)
     device = detect().device
     loaders, num_features, num_classes = make_loaders(args, device)
-    model: torch.nn.Module = GraphSAGE(num_features, args.hidden, len(args.num_neighbors), num_classes, dropout=0.3).to(
-        device
-    )
+    model: torch.nn.Module = GraphSAGE(num_features, args.hidden, len(args.num_neighbors), num_classes, dropout=0.3)
+    model = salientpp.nn.trim(model.to(device))  # computes only the rows that the seeds need
     if dist.is_initialized():
         model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)

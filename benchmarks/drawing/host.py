@@ -325,14 +325,13 @@ def draw_cuda(result: Row) -> str:
 
 
 #: Results that the short table of README.md needs.
-SUMMARY = ["sampler", "loader", "small", "train", "gather", "vip", "paper_evaluation"]
+SUMMARY = ["sampler", "loader", "small", "gather", "vip", "paper_evaluation"]
 
 
 def draw_summary(results: dict[str, Row | None]) -> str:
     """Draws the short table: our figure, the closest peer's, and their ratio."""
     machine = next(result for result in results.values() if result is not None)["machine"]
     largest = max((row["vertices"] for row in (results["sampler"] or {"rows": []})["rows"]), default=0)
-    sage = {"graph": "generated", "model": "GraphSAGE", "layers": 3}
     small = {"features": 16, "workers": 0, "batch_size": 32, "fanouts": [10, 10]}
     exact = {"graph": "generated", "way": ("salientpp.inference", "PyG model.inference")}
     # what, result, name of a contender, figure, rows to take (a tuple lists the allowed values), unit, digits, whether more is better
@@ -359,27 +358,6 @@ def draw_summary(results: dict[str, Row | None]) -> str:
             True,
         ),
         ("time per small batch", "small", "loader", "us_per_batch", small, "µs", 0, False),
-        (
-            "GraphSAGE epoch",
-            "train",
-            "contender",
-            "seconds_per_epoch",
-            sage | {"by_hand": False, "contender": ("salientpp", "PyG")},
-            "s",
-            1,
-            False,
-        ),
-        (
-            "GraphSAGE epoch, [trimmed](docs/how-to/training-step.md)",
-            "train",
-            "contender",
-            "seconds_per_epoch",
-            sage | {"by_hand": False},
-            "s",
-            1,
-            False,
-        ),
-        ("GraphSAGE epoch, both trimmed", "train", "contender", "seconds_per_epoch", sage, "s", 1, False),
         (
             "epoch with [exact evaluation](docs/results/paper.md#evaluation-included), 4 hosts",
             "paper_evaluation",

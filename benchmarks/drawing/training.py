@@ -120,7 +120,39 @@ def draw_fixed_shapes(result: Row) -> str:
     return joined(title, table(header, lines, left=2), source(result))
 
 
+def draw_first_epoch(result: Row) -> str:
+    """Draws README's first table: an epoch with each change of a user's script, on every graph."""
+    rows = [row for row in result["rows"] if (row["model"], row["layers"]) == ("GraphSAGE", 3)]
+    graphs = list(dict.fromkeys(row["graph"] for row in rows))
+    seconds = {(row["contender"], row["graph"]): row["seconds_per_epoch"] for row in rows}
+
+    def line(what: str, of: Callable[[str], float]) -> list[str]:
+        return [what, *(f"{of(graph):.1f} s" for graph in graphs)]
+
+    def by_hand(graph: str) -> float:
+        best = best_by_hand([row for row in rows if row["graph"] == graph], lambda row: row["seconds_per_epoch"])
+        assert best is not None
+        return best["seconds_per_epoch"]
+
+    lines = [
+        line("PyG", lambda graph: seconds["PyG", graph]),
+        line("PyG, model rewritten with `trim_to_layer`", lambda graph: seconds["PyG, trim_to_layer", graph]),
+        line("PyG, fastest model rewritten by hand", by_hand),
+        line("salientpp, import changed", lambda graph: seconds["salientpp", graph]),
+        line("salientpp, import changed and `nn.trim`", lambda graph: seconds[TRIMMED, graph]),
+    ]
+    sizes = {row["graph"]: row["vertices"] for row in rows}
+    header = [f"{graph.replace('_', ' ')}, {sizes[graph]:,} vertices" for graph in graphs]
+    machine = result["machine"]
+    caption = (
+        f"*An epoch of three GraphSAGE layers, fanouts [15, 10, 5]; {machine['cores']} cores of {machine['cpu']}, no GPU; {result['date']}; "
+        "[all models](docs/results/training.md).*"
+    )
+    return joined(table(["", *header], lines), caption)
+
+
 DRAWN: Drawn = {
+    "epoch": ("train", draw_first_epoch),
     "fixed_shapes": ("fixed_shapes", draw_fixed_shapes),
     "train_steps": ("train", draw_steps),
     "train_epochs": ("train", draw_epochs),

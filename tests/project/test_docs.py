@@ -208,8 +208,8 @@ def test_a_missing_test_is_found():
 
 
 def test_readme_can_be_read_in_a_minute():
-    words = len((ROOT / "README.md").read_text().split())
-    assert words <= 700, words
+    words = [word for word in (ROOT / "README.md").read_text().split() if re.search(r"\w", word)]
+    assert len(words) <= 700, len(words)
 
 
 def test_no_row_of_figures_stands_on_two_pages():
