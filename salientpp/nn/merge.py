@@ -6,6 +6,7 @@ layers of a model add them when they aggregate. Outputs and gradients equal thos
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, SumAggregat
 
 from salientpp.nn.layers import LINEAR_MESSAGES
 from salientpp.nn.unchanged import HOOKS, change_of, is_plain
-from salientpp.ways.sums.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, Marked, mark, marked_in
+from salientpp.ways.sums.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, Marked, leave_to_python, mark, marked_in
 
 #: Reductions of the loader that an aggregation can continue.
 _REDUCTIONS: dict[type, tuple[str, ...]] = {
@@ -40,6 +41,8 @@ _CALL = "_salientpp_call"
 _OPENED = "_salientpp_opened"
 #: Attribute of a layer: True if its running forward() was given x as the loader gave it.
 _HAS_X = "_salientpp_has_x"
+#: Method of a layer that runs outside compiled code while the layer has marked arguments.
+_PROPAGATE = "propagate"
 
 #: Layers whose forward() works on each edge separately. It may add and remove loops, and gets plain tensors.
 _BY_EDGE = (GATConv, GATv2Conv)
@@ -92,6 +95,7 @@ def merge_partial(model: Model) -> Model:
     reasons = [_why_not(layer) for layer in layers]
     if all(reasons):
         raise ValueError(f"merge_partial: {reasons[0]}")
+    leave_to_python()
     for layer in layers:
         if _before_propagate in layer._propagate_forward_pre_hooks.values():
             continue
@@ -107,10 +111,21 @@ def merge_partial(model: Model) -> Model:
 
 
 def _before_forward(conv: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    given = list(marked_in([args, kwargs]))
     for name in (_CALL, _OPENED):
         setattr(conv, name, None)
+    setattr(conv, _HAS_X, False)
+    given = list(marked_in([args, kwargs]))
+    return _open(conv, args, kwargs, given) if given else None
+
+
+@torch.compiler.disable(
+    reason="a batch with sums is computed outside compiled code; leave fullgraph=True or partial_aggregation out"
+)
+def _open(conv: MessagePassing, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Marked]) -> Any:
+    """Prepares a layer for marked arguments, and returns the arguments that its forward() gets instead; None: the same."""
     setattr(conv, _HAS_X, any(each.role == ROWS and each.level == 0 and each.is_given for each in given))
+    if _PROPAGATE not in vars(conv):
+        setattr(conv, _PROPAGATE, functools.partial(_run_eagerly, conv.propagate))
     edges = next((each for each in given if each.role == EDGES), None)
     if edges is None or type(conv).forward not in [known.forward for known in _BY_EDGE]:
         return None
@@ -123,8 +138,16 @@ def _after_forward(conv: MessagePassing, args: Any, out: Any) -> Any:
     opened: _Call | None = getattr(conv, _OPENED, None)
     for name in (_CALL, _OPENED, _HAS_X):
         setattr(conv, name, None)
+    if getattr(vars(conv).get(_PROPAGATE), "func", None) is _run_eagerly:
+        delattr(conv, _PROPAGATE)
     # The output is None if the layer raised.
     return None if opened is None or out is None else _marked(conv, out, opened)
+
+
+@torch.compiler.disable
+def _run_eagerly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls a function, whose code torch.compile leaves to Python. PyG calls no hooks in compiled code."""
+    return function(*args, **kwargs)
 
 
 def _before_propagate(conv: MessagePassing, inputs: _Inputs) -> _Inputs | None:

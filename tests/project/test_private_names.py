@@ -137,6 +137,7 @@ USED = {
     "torch._C._push_on_torch_dispatch_stack",
     "torch._C._push_on_torch_function_stack",
     "torch._C._set_grad_enabled",
+    "torch._dynamo.config.nontraceable_tensor_subclasses.add",
     "torch._dynamo.config.patch",
     "torch._dynamo.eval_frame",
     "torch._dynamo.mark_static_address",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._dynamo.config
 from torch import Tensor
 
 EDGES, ROWS, EDGE_WEIGHTS = "edge_index", "x", "weights"
@@ -106,6 +107,7 @@ class Marked(Tensor):
         return mark, (self.plain().detach(), self.delivered, self.role, self.level, self.is_given)
 
     @classmethod
+    @torch.compiler.disable
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = _name_of(func)
@@ -126,8 +128,15 @@ class Marked(Tensor):
             return _mark_all(func(*args, **kwargs), name, marked)
 
 
+def leave_to_python() -> None:
+    """Makes ``torch.compile`` leave operations on marked tensors to Python, where they are checked. torch keeps this setting for each thread."""
+    torch._dynamo.config.nontraceable_tensor_subclasses.add(Marked)
+
+
 def mark(value: Tensor, delivered: Delivered, role: str, level: int = 0, given: bool = False) -> Marked:
     """Returns the tensor with the mark. ``given``: True if its values are the ones that the loader gave."""
+    if given:
+        leave_to_python()
     with torch._C.DisableTorchFunctionSubclass():
         marked = value if isinstance(value, Marked) else value.as_subclass(Marked)
         marked.delivered, marked.role, marked.level = delivered, role, level

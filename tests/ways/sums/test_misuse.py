@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import copy
 import itertools
 import pickle
@@ -195,6 +196,36 @@ def trimmed(model: torch.nn.Module, batch: Any) -> Tensor:
     return out[: batch.batch_size]
 
 
+def compiled(*parts: str, later: bool = False, **options: Any) -> Forward:
+    """Makes a forward of a model that torch.compile has compiled: all of it, or parts of it. ``later``: it is compiled before it is merged."""
+
+    def forward(model: torch.nn.Module, batch: Any) -> Tensor:
+        torch.compiler.reset()
+        if not later:
+            merge_partial(model)
+        for part in parts:
+            model.get_submodule(part).compile(backend="eager", **options)
+        called = model if parts else torch.compile(model, backend="eager", **options)
+        return merged(called, batch) if later else plainly(called, batch)
+
+    return forward
+
+
+def compiled_step(model: torch.nn.Module, batch: Any) -> Tensor:
+    torch.compiler.reset()
+    return torch.compile(merged, backend="eager")(merge_partial(model), batch)
+
+
+def compiled_unmerged(model: torch.nn.Module, batch: Any) -> Tensor:
+    torch.compiler.reset()
+    return plainly(torch.compile(model, backend="eager"), batch)
+
+
+def compiled_elsewhere(model: torch.nn.Module, batch: Any) -> Tensor:
+    with concurrent.futures.ThreadPoolExecutor(1) as other_thread:
+        return other_thread.submit(compiled(), model, batch).result()
+
+
 def of_other_rows(model: torch.nn.Module, batch: Any) -> Tensor:
     x = torch.ones(batch.num_nodes, WIDTH, dtype=torch.float64)
     return merge_partial(model)(x, batch.edge_index)[: batch.batch_size]
@@ -276,6 +307,23 @@ ROWS: list[tuple[str, Callable[[], torch.nn.Module], Forward, str | None]] = [
     ("layer norm by row", lambda: GraphSAGE(WIDTH, HIDDEN, 2, OUT, norm="layer_norm", norm_kwargs={"mode": "node"}), merged, None),
     ("GCN of PyG's", lambda: GCN(WIDTH, HIDDEN, 2, OUT, normalize=False), merged, None),
     ("trimmed", lambda: GraphSAGE(WIDTH, HIDDEN, 2, OUT), trimmed, None),
+    ("compiled", two, compiled(), None),
+    ("compiled, PyG's model", lambda: GraphSAGE(WIDTH, HIDDEN, 2, OUT, jk="cat"), compiled(), None),
+    ("compiled for all sizes", Dense, compiled(dynamic=True), None),
+    ("compiled, GAT second", lambda: Layers(Conv(WIDTH, HIDDEN), GATConv(HIDDEN, OUT)), compiled(), None),
+    ("compiled, GCN", lambda: Layers(GCNConv(WIDTH, HIDDEN, normalize=False), Conv(HIDDEN, OUT)), compiled(), None),
+    ("compiled, a mean of all vertices", Whole, compiled(), NOT_BY_ROW),
+    ("compiled, a second layer by degree", lambda: Layers(Conv(WIDTH, OUT), ByDegree()), compiled(), EDGES_USED),
+    ("compiled, then merged", two, compiled(later=True), None),
+    ("compiled in place", two, compiled(""), None),
+    ("compiled in place, then merged", two, compiled("", later=True), None),
+    ("compiled layers", two, compiled("layers.0", "layers.1"), None),
+    ("compiled layers, then merged", two, compiled("layers.0", "layers.1", later=True), None),
+    ("compiled between layers", two, compiled("between"), None),
+    ("compiled step", two, compiled_step, None),
+    ("compiled in another thread", two, compiled_elsewhere, None),
+    ("compiled, never merged", two, compiled_unmerged, NEVER_MERGED),
+    ("compiled as one graph", two, compiled(fullgraph=True), "a batch with sums is computed outside compiled code; leave fullgraph"),
     ("a pair", two, as_pair, None),
     ("checkpointed", two, checkpointed, None),
     ("moved", two, on(lambda batch: batch.to("cpu")), None),
@@ -359,3 +407,11 @@ def test_a_use_of_sums_is_right_or_raises_a_clear_error(outcomes, row):
             assert isinstance(found[row], float) and found[row] < 1e-6, found[row]
         else:
             assert isinstance(found[row], str) and re.search(expected, found[row]), found[row]
+
+
+def test_a_merged_model_is_compiled_as_one_graph_for_other_batches():
+    torch.compiler.reset()
+    x, edges = torch.randn(20, WIDTH), torch.randint(20, (2, 60))
+    model = two()
+    want = model(x, edges)
+    assert torch.equal(torch.compile(merge_partial(model), backend="eager", fullgraph=True)(x, edges), want)
