@@ -114,7 +114,6 @@ class Circle:
     """Record of the Comms that the same ranks have made, as this process knows them.
 
     Attributes:
-        calls: number of Comms that they have made or begun to make.
         told: for each rank, the number of its mistakes in making other Comms that this process has been told of.
         has_compared: True if these ranks have compared their greetings; see :mod:`salientpp.ranks.greeting`.
     """
@@ -125,7 +124,6 @@ class Circle:
     )
 
     def __init__(self) -> None:
-        self.calls = 0
         self.groups: dict[int, Groups] = {}
         self.told: Counter[int] = Counter()
         self.has_compared = False

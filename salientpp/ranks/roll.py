@@ -50,10 +50,12 @@ class Roll:
         self.ranks, self.rank = ranks, ranks.index(dist.get_rank())
         self.circle = Circle.of(ranks)
         self._store = job_store()
-        self.circle.calls += 1
-        self.number = self.circle.calls
         are_all = ranks == tuple(range(dist.get_world_size()))
-        self.prefix = f"salientpp/{'all' if are_all else '-'.join(map(str, ranks))}/{self.number}"
+        prefix = f"salientpp/{'all' if are_all else '-'.join(map(str, ranks))}"
+        # Counted in the store: under torchrun it outlives the default group, and then has keys of the Comms of an earlier one.
+        with _store_needed():
+            self.number = self._store.add(f"{prefix}/calls/{self.rank}", 1)
+        self.prefix = f"{prefix}/{self.number}"
         self.of = "" if are_all else f" of the process_group of ranks {list(ranks)}"
 
     @property

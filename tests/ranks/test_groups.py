@@ -21,6 +21,8 @@ import salientpp
 from salientpp import NeighborLoader
 from salientpp.ranks import roll
 from salientpp.ranks.comm import Comm
+from salientpp.ranks.groups import Circle
+from salientpp.ranks.waiting import SLICE_SECONDS
 
 FANOUTS, BATCH = [3, 2], 8
 
@@ -43,6 +45,29 @@ def _batches(loader: NeighborLoader) -> list:
         given.append((batch.n_id.tolist(), batch.edge_index.tolist()))
     assert len(given) == len(loader) > 0
     return given
+
+
+# --- a store that outlives the default group ----------------------------------------------------------------
+
+
+def _met_again(rank: int) -> list[list[list[int]]]:
+    found = []
+    for turn in range(2):
+        comm = Comm.create(timeout=timedelta(seconds=distributed.NEVER))
+        if turn and rank == 1:
+            time.sleep(2 * SLICE_SECONDS)  # rank 0 looks for failure notes meanwhile
+        found.append(comm.gather_numbers([turn, rank]))
+        if rank == 1:
+            comm.report_failure("this turn is over")
+        dist.barrier()
+        Circle.known.clear()  # as after destroy_process_group
+    return found
+
+
+def test_keys_of_an_earlier_default_group_do_not_disturb_the_next():
+    """torchrun's agents host one store for all default groups of a process."""
+    for found in distributed.run(_met_again, 2):
+        assert found == [[[turn, 0], [turn, 1]] for turn in range(2)]
 
 
 # --- loaders that are made and dropped --------------------------------------------------------------------
