@@ -51,6 +51,12 @@ struct Scratch {
   std::vector<int64_t> num_nodes, num_edges;
 };
 
+// Draws with and without edges share it, so that a thread that does both has one map.
+Scratch& scratch_of_thread() {
+  static thread_local Scratch scratch;
+  return scratch;
+}
+
 struct Topology {
   const int64_t* indptr;
   int64_t num_vertices;
@@ -188,8 +194,7 @@ Scratch& draw_batch(const Tensor& indptr, const Tensor& indices, const std::opti
     check(fanouts[hop] <= std::numeric_limits<int32_t>::max(), "fanouts[", hop, "] must be < 2^31, got ", fanouts[hop]);
   }
 
-  static thread_local Scratch scratch;
-  Scratch& s = scratch;
+  Scratch& s = scratch_of_thread();
   const int64_t num_seeds = seeds.numel();
   const int64_t* seed = int64_data(seeds);
   s.n_id.clear();

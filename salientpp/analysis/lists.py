@@ -38,7 +38,7 @@ from salientpp.sampling.in_rounds import answer_joined
 from salientpp.sampling.part_topology import Packets, PartTopology, topology_of_part
 from salientpp.sampling.schedule import Turn
 from salientpp.sampling.seeds import list_sums_of
-from salientpp.store.exchange import FILL_CHUNK_BYTES
+from salientpp.store.exchange import fill_chunk_bytes
 
 
 @dataclass(eq=False)
@@ -206,7 +206,7 @@ def _start(basis: Basis) -> Any:
 
 
 def _filled(copies: Copies, parts: Sequence[PartTopology], formats: Sequence[CopyFormat]) -> Any:
-    for type_, first, last in copies.chunks(FILL_CHUNK_BYTES):
+    for type_, first, last in copies.chunks(fill_chunk_bytes(copies.nbytes)):
         for part, row in copies.wanted(type_, first, last):
             copies.put(type_, first, first + row.numel(), pack_lists(parts[part], type_, row, formats))
             first += row.numel()

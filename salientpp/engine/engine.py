@@ -181,7 +181,7 @@ class Engine:
             way.reset_counts()
 
     def memory(self, bytes_of_batch: int = 0) -> dict[str, int]:
-        """Returns bytes held by each tier and way, by the topology (``graph``), and by ``batches`` in flight.
+        """Returns bytes held by each tier and way, by the topology (``graph``), by ``batches`` in flight, and by rows that travel (``exchange``).
 
         Args:
             bytes_of_batch: bytes that a batch and its inputs take, if known in advance.
@@ -197,7 +197,8 @@ class Engine:
         graph = getattr(self.basis.source.sampler, "nbytes", 0)
         waiting = self.producer.waits * self.producer.stages.bytes_of_waiting
         batches = max(fetch.own.bytes_under_way(held), held * bytes_of_batch) + waiting
-        return {**memory, "graph": graph, "batches": batches}
+        exchange = fetch.served.bytes_under_way(held) + self.basis.source.exchange.buffers.bytes_allocated
+        return {**memory, "graph": graph, "batches": batches, "exchange": exchange}
 
     def trace_to(self, path: str | Path) -> Callable[[], None]:
         """Records spans of the epochs that begin from now on. Calling the result stops recording and writes a Chrome trace to ``path``."""

@@ -121,9 +121,15 @@ class Graph:
     def transpose(self) -> Graph:
         """Returns the graph with every edge reversed, without edge ids.
 
-        It is computed once and kept. If the graph is undirected and its lists ascend, both graphs share the same arrays.
+        It is computed once and kept until :meth:`forget_transpose`. If the graph is undirected and its lists ascend, both graphs share the same arrays.
         """
         return self._transposed
+
+    def forget_transpose(self) -> None:
+        """Frees the arrays that :meth:`transpose` has made. It computes them again if they are needed again."""
+        transposed = vars(self).get("_transposed")
+        if transposed is not None and transposed.indices is not self.indices:
+            vars(self).pop("_transposed", None)
 
     @classmethod
     def from_edge_index(

@@ -14,6 +14,7 @@ from salientpp.engine.engine import Engine
 from salientpp.engine.source import BatchSource
 from salientpp.engine.way import Way
 from salientpp.loader.values import Options
+from salientpp.ops import return_freed_memory
 from salientpp.ranks.comm import DEFAULT_TIMEOUT, Comm
 from salientpp.ranks.roll import go_astray
 from salientpp.sampling.neighbor_sampler import NeighborSampler
@@ -91,6 +92,14 @@ def reported(comm: Comm, function: Callable[[], Out], action: str) -> Out:
     """Returns ``function()``, which every rank calls; an error on this rank is reported to the others."""
     with comm.reporting(action):
         return function()
+
+
+def free_working_memory(data: Any) -> None:
+    """Frees what ways have computed in order to choose their copies, after a loader of ``data`` has been made."""
+    if isinstance(data, PartitionedGraph):
+        if data.topology == "whole" and not data.is_hetero:
+            data.graph.forget_transpose()  # as large as the topology
+        return_freed_memory()
 
 
 def ways_of(options: Options, everyone: Sequence[Facts]) -> list[Way]:

@@ -232,9 +232,10 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         return FeatureCache.empty() if way is None else way.cache
 
     def memory_used(self) -> dict[str, int]:
-        """Returns the bytes held by each tier, by the topology (``graph``; memory-mapped arrays count in full) and by the ``batches`` in the pipeline.
+        """Returns the bytes held by each tier, by the topology (``graph``; memory-mapped arrays count in full), by the ``batches`` in the pipeline, and by
+        rows that travel (``exchange``).
 
-        With ``lookahead``, the index of the cache and the ids of the planned batches are added.
+        With ``lookahead``, the index of the cache, the ids of the planned batches and the probabilities in memory are added.
 
         On the CPU, ``batches`` is the memory that the pool of buffers holds. On another device it is an upper bound: the size of the largest batch
         so far, times the number of batches that are on the device at once. With ``pad='fixed'``, ``batches`` is an upper bound that is known before the

@@ -10,7 +10,7 @@ from salientpp.engine.agreement import Facts
 from salientpp.engine.basis import Basis
 from salientpp.engine.engine import Engine
 from salientpp.engine.run import Run
-from salientpp.loader.construction import engine_together, reported, ways_of
+from salientpp.loader.construction import engine_together, free_working_memory, reported, ways_of
 from salientpp.loader.padded_loader import PaddedLoader
 from salientpp.loader.planning import Planning
 from salientpp.loader.values import Options
@@ -29,6 +29,7 @@ class PlannedLoader(PaddedLoader):
         self._planning = None
         if not options.is_planned:
             self.engine = engine_together(basis, ways_of(options, everyone), "make its loader")
+            free_working_memory(self.data)
             return
 
         def plan_and_make() -> tuple[Planning, Engine]:
@@ -37,6 +38,7 @@ class PlannedLoader(PaddedLoader):
                 return planning, Engine(basis, planning.ways)
 
         self._planning, self.engine = reported(basis.comm, plan_and_make, "plan its memory")
+        free_working_memory(self.data)
 
     def plan(self) -> Plan:
         """Returns the plan by which this loader uses its memory budget. ``print(loader.plan())`` prints a table.
@@ -64,6 +66,7 @@ class PlannedLoader(PaddedLoader):
                 del self.engine  # its copies are freed before others are fetched
                 followed = outside_inference(planning.followed)
                 self.engine = reported(basis.comm, lambda: followed(basis), "follow the plan of its state")
+                free_working_memory(self.data)
         return super()._begin_epoch()
 
     def state_dict(self) -> dict[str, Any]:

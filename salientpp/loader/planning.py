@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from salientpp.engine.agreement import Facts
 from salientpp.engine.basis import Basis
 from salientpp.engine.engine import Engine
@@ -15,7 +17,8 @@ from salientpp.loader.construction import ways_of
 from salientpp.loader.values import EXCLUDED, Options, is_given
 from salientpp.ranks.comm import Comm
 from salientpp.vip.policies import PROBABILITIES
-from salientpp.ways.cache import GivenCache
+from salientpp.ways.cache import Cache, GivenCache
+from salientpp.ways.lookahead.planner import prior_bytes
 from salientpp.ways.planner.choices import Budget, Choice, index_bytes
 from salientpp.ways.planner.few import measure_few
 from salientpp.ways.planner.plan import lines_together, plan_together
@@ -140,13 +143,19 @@ def budget_together(data: Any, basis: Basis, options: Options) -> Budget:
     all_lists = bytes_of_all_lists(basis) if has_lists else 0
     own = {"all_rows": all_rows, "all_lists": all_lists, "looks_ahead": looks_ahead, "sums": sums}
     told = comm.gather_facts(own, task="plan its memory")
+    looks_ahead, prior = all(facts["looks_ahead"] for facts in told), 0
+    if looks_ahead and options.memory and given.get("cache", 1):
+        scores = Cache(1.0, options.policy).scores(basis)  # the plan asks for them too
+        prior = basis.ranks_on_host * sum(prior_bytes(scores[type_].to(torch.float32)) for type_ in books)
+        prior = max(of_rank for (of_rank,) in comm.gather_numbers([prior]))
     return Budget(
         memory=options.memory or 0,
         device_memory=options.device_memory or 0,
         all_rows=max(facts["all_rows"] for facts in told),
         index=index_bytes(books.values()),
         all_lists=max(facts["all_lists"] for facts in told),
-        looks_ahead=all(facts["looks_ahead"] for facts in told),
+        looks_ahead=looks_ahead,
+        prior=prior,
         sums="mean" if all(facts["sums"] for facts in told) else None,
         given=given,
     )

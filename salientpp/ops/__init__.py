@@ -9,7 +9,7 @@ Letters in shapes: N vertices, E edges, K parts. n is the number of ids in one c
 
 # ruff: noqa: F401 (every function can be imported from here)
 from salientpp.ops.graph import check_csc, csc_from_coo, is_symmetric, transpose_csc
-from salientpp.ops.memory import bytes_of, use_huge_pages
+from salientpp.ops.memory import bytes_of, return_freed_memory, use_huge_pages
 from salientpp.ops.nn import (
     add_self_loops,
     additive_scores,

@@ -1,6 +1,8 @@
-"""Functions that act on the memory of a tensor."""
+"""Functions that act on the memory of a tensor or of the process."""
 
 from __future__ import annotations
+
+import ctypes
 
 import torch
 from torch import Tensor
@@ -24,3 +26,13 @@ def bytes_of(tensor: Tensor) -> Tensor:
     """
     tensor = tensor.detach().contiguous()
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def return_freed_memory() -> None:
+    """Returns memory that this process has freed, and that the GNU C library keeps, to the system. Without that library it does nothing.
+
+    The library keeps the pages of freed blocks below a block in use, and blocks of up to 32 MiB count as small once a larger one has been freed.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -219,6 +219,11 @@ class Copies:
             for begins, format in zip(self._begins, formats)
         ]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the lists, without their index."""
+        return sum(int(begins[-1]) * format.edge_bytes for begins, format in zip(self._begins, self._formats))
+
     def chunks(self, num_bytes: int) -> Iterator[tuple[int, int, int]]:
         """Yields (type, first, last): ranges of members whose lists have about ``num_bytes`` bytes together, and at least one member."""
         for type_, (ids, _) in enumerate(self._index):

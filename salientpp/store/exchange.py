@@ -38,11 +38,13 @@ from salientpp.store.narrow import Column
 from salientpp.store.rows import RowSource, empty_rows, take_rows
 from salientpp.store.tiers import NO_IDS, IdSet
 
-#: Most bytes of rows per request while a cache is filled, approximately.
-FILL_CHUNK_BYTES = 64 * 2**20
+#: Most and least bytes per request while a cache is filled, and the number of requests for which bytes between them are chosen.
+_MOST_FILL_BYTES, _LEAST_FILL_BYTES, _FILL_CHUNKS = 64 * 2**20, 2**20, 16
 
-#: A cache is filled in at least this many requests, so that filling needs little memory beside it, unless they would be smaller than the least ones.
-_FILL_CHUNKS, _LEAST_FILL_CHUNK_BYTES = 16, 4 * 2**20
+
+def fill_chunk_bytes(num_bytes: int) -> int:
+    """Returns the approximate bytes per request while a cache of ``num_bytes`` is filled. Few, so that filling needs little memory beside the cache."""
+    return min(_MOST_FILL_BYTES, max(_LEAST_FILL_BYTES, num_bytes // _FILL_CHUNKS))
 
 
 @dataclass(frozen=True)
@@ -289,22 +291,29 @@ class Exchange:
         Collective: all ranks call it for the same type. Each passes its own members, and the rows of its own part by attribute.
         """
         of_all = sum(empty_rows(source, 1).nbytes for source in home.values())
-        most = min(FILL_CHUNK_BYTES, max(_LEAST_FILL_CHUNK_BYTES, len(members) * of_all // _FILL_CHUNKS))
-        chunk = max(1, most // max(1, of_all))
-        book = self._books[self.types.index(type_)]
+        chunk = max(1, fill_chunk_bytes(len(members) * of_all) // max(1, of_all))
         pool = BufferPool()  # no later message is as large as a chunk, so its memory must not stay
-        first = 0
-        while True:
-            ids = members[first : first + chunk]  # ascending, so grouped by owner
-            wanted = {type_: torch.bincount(book.owner(ids), minlength=book.num_parts)}
-            counts = self.read_counts(self.send_counts(wanted, leaving=first + chunk >= len(members)))
-            asked = self.read_ids(counts, self.send_ids(counts, {type_: ids}))[type_]
-            served = {(type_, name): take_rows(source, asked).to(self.comm.device) for name, source in home.items()}
-            for (_, name), arrived in self.send_rows(counts, served, pool).wait().items():
-                rows[name][first : first + chunk] = arrived
+        first, all_left = 0, False
+        while not all_left:  # until the rank with the most members has finished too
+            leaving = first + chunk >= len(members)
+            some = {name: of_name[first : first + chunk] for name, of_name in rows.items()}
+            all_left = self._fetch_chunk(type_, home, members[first : first + chunk], some, leaving, pool)
             first += chunk
-            if counts.all_left:  # the rank with the most members has finished too
-                return
+
+    def _fetch_chunk(
+        self, type_: str | None, home: Mapping[str, RowSource], ids: Tensor, rows: Mapping[str, Tensor], leaving: bool, pool: BufferPool
+    ) -> bool:  # fmt: skip
+        """Fetches a chunk of :meth:`fetch_rows`. Returns True if it was the last one of every rank. Its messages are freed when it returns."""
+        book = self._books[self.types.index(type_)]
+        wanted = {
+            type_: torch.bincount(book.owner(ids), minlength=book.num_parts)
+        }  # ids ascend, so they are grouped by owner
+        counts = self.read_counts(self.send_counts(wanted, leaving=leaving))
+        asked = self.read_ids(counts, self.send_ids(counts, {type_: ids}))[type_]
+        served = {(type_, name): take_rows(source, asked).to(self.comm.device) for name, source in home.items()}
+        for (_, name), arrived in self.send_rows(counts, served, pool).wait().items():
+            rows[name].copy_(arrived)
+        return counts.all_left
 
 
 def row_bytes(rows: Tensor) -> int:

@@ -26,7 +26,7 @@ from salientpp.ranks.comm import Comm
 from salientpp.vip.list_sums import ListSums, Piece, Weigh, sum_lists, transpose
 
 #: Number of edges whose ids are translated at once.
-_CHUNK = 2**24
+_CHUNK = 2**20
 
 #: What a rank is about to do, for errors.
 _TASK = "sum over its lists"

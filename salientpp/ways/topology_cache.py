@@ -32,7 +32,7 @@ from salientpp.sampling.packets import NO_BYTES, pack, unpack
 from salientpp.sampling.part_topology import CopiedLists, PartTopology
 from salientpp.sampling.seeds import list_sums_of
 from salientpp.sampling.topology import ids_by_type
-from salientpp.store.exchange import FILL_CHUNK_BYTES
+from salientpp.store.exchange import fill_chunk_bytes
 from salientpp.ways.cache import pooled
 
 
@@ -177,7 +177,8 @@ def _needs(basis: Basis, topology: PartTopology) -> _Needs:
 def _fill(basis: Basis, topology: PartTopology, copies: Copies, formats: list[CopyFormat], shares: bool) -> None:
     """Fetches the lists from their owners in bounded chunks. Collective. With ``shares``, each rank of a host fetches some of the chunks."""
     exchange, comm = basis.source.exchange, basis.comm
-    chunks = list(copies.chunks(max(1, FILL_CHUNK_BYTES // comm.size)))
+    # A rank answers up to this many requests at once.
+    chunks = list(copies.chunks(max(1, fill_chunk_bytes(copies.nbytes) // comm.size)))
     if shares:
         chunks = chunks[basis.host.rank :: basis.host.size]
     remaining, goes_on = iter(chunks), True

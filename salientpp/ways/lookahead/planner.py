@@ -18,8 +18,14 @@ import torch
 from torch import Tensor
 
 from salientpp import ops
+from salientpp.graph.mapped import mapped_from
 from salientpp.processes import outside_inference
 from salientpp.ways.lookahead.shape import Shape, group_of
+
+
+def prior_bytes(prior: Tensor) -> int:
+    """Returns the bytes of this process that the probabilities of a planner take: none if they are mapped from a file."""
+    return prior.nbytes if mapped_from(prior) is None else 0
 
 
 class Moves(NamedTuple):
@@ -59,6 +65,11 @@ class Planner:
         self._group = group_of(shape.window)
         self.batch = self.known = 0
         self._fill(members)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of everything except the rows. ``prior`` counts unless it is mapped from a file."""
+        return self.shape.state_bytes + prior_bytes(self.prior)
 
     def _fill(self, members: Tensor) -> None:
         ops.fill_slots(members, self.prior, self.slot_id, self._slot_key, self._table)

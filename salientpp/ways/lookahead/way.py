@@ -293,11 +293,11 @@ class Lookahead(Cache):
         return spread.rows(planner.shape.num_slots, planner.shape.window) / max(spread.rows(0, 0), 1e-300)
 
     def memory(self) -> Mapping[str, int]:
-        """Bytes of the rows, as ``cache``, and of the index and the window's ids, as ``lookahead``."""
+        """Bytes of the rows, as ``cache``, and of the index, the probabilities and the window's ids, as ``lookahead``."""
         if not self.planners:
             return {}
         rows = [rows.nbytes for type_ in self.planners for rows in self.cache.by_type[type_].rows.values()]
-        return {"cache": sum(rows), "lookahead": sum(each.shape.state_bytes for each in self.planners.values())}
+        return {"cache": sum(rows), "lookahead": sum(each.state_bytes for each in self.planners.values())}
 
 
 def _with_kept(places: Places, moves: Moves, book: PartitionBook) -> Places:

@@ -122,6 +122,7 @@ class Budget:
         index: bytes of the index of cached rows, which every cache needs beside its rows.
         all_lists: bytes of all neighbour lists of other parts; 0 if every host has the topology.
         looks_ahead: True if a lookahead cache is possible.
+        prior: bytes of the probabilities that a lookahead cache needs beside its share of the budget.
         sums: reduction that sums may use; None: no sums.
         given: option values that the user gave, by the names of :class:`Choice`. They are not chosen.
     """
@@ -132,6 +133,7 @@ class Budget:
     index: int = 0
     all_lists: int = 0
     looks_ahead: bool = True
+    prior: int = 0
     sums: str | None = None
     given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -143,13 +145,15 @@ class Budget:
         for lists in dict.fromkeys(self._lists()):
             for own, cached in self._on_device():
                 # Copies on the device have an index of their own, which the host holds too.
-                cache = max(0, min(self.memory - lists - (2 if cached else 1) * self.index, self.all_rows))
+                left = self.memory - lists - (2 if cached else 1) * self.index
+                cache, ahead = (max(0, min(left - beside, self.all_rows)) for beside in (0, self.prior))
+                cache = ahead if self.given.get("lookahead") else cache
                 on_device: dict[str, Any] = {"device_rows": own, "device_cache": cached}
                 yield Choice(cache, lists=lists, **on_device)
                 if self.sums is not None:
                     yield Choice(cache, sums=self.sums, lists=lists, **on_device)
-                if self.looks_ahead and cache and not cached:
-                    yield Choice(cache, lookahead="auto", lists=lists, **on_device)
+                if self.looks_ahead and ahead and not cached:
+                    yield Choice(ahead, lookahead="auto", lists=lists, **on_device)
 
     def _lists(self) -> Iterable[int]:
         """Returns amounts of memory for lists, beginning with none."""

@@ -12,6 +12,9 @@ from salientpp.ways.planner.rates import measure_copies, measure_cores, measure_
 #: Seconds in which cores are measured, and approximate seconds of each measurement of a link.
 _CORES, _LINK = 0.1, 0.05
 
+#: Largest number of bytes that a rank sends in one exchange, so that a loader can be made with little memory beside its copies.
+_LINK_BYTES = 4 * 2**20
+
 #: Constants that are not measured, for a link of 10 Gbit/s.
 _DEFAULT = Machines(between=Link(1.25e9, 5e-5))
 
@@ -26,5 +29,5 @@ def measure_few(basis: Basis) -> Machines:
     if comm.size > 1:
         found["cores"] = measure_cores(comm, _CORES)
         found["to_device"] = measure_copies(comm, basis.device)
-        found |= {name: measured.link for name, measured in measure_links(comm, placement, _LINK).items()}
+        found |= {name: measured.link for name, measured in measure_links(comm, placement, _LINK, _LINK_BYTES).items()}
     return dataclasses.replace(_DEFAULT, **found)

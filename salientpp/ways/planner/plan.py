@@ -119,7 +119,7 @@ def _memory(basis: Basis, ways: Sequence[Way], tiers: TiersByType) -> dict[str, 
         for type_, planner in way.planners.items() if isinstance(way, Lookahead) else ():
             sharing = basis.ranks_on_host
             found["cache"] += planner.shape.num_slots * row_bytes[type_] * sharing
-            found["lookahead"] += planner.shape.state_bytes * sharing
+            found["lookahead"] += planner.state_bytes * sharing
     return {name: number for name, number in found.items() if number}
 
 

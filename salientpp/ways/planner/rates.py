@@ -90,7 +90,9 @@ class Measured:
     cpu_per_byte: float
 
 
-def measure_link(comm: Comm, peers: Container[int], seconds: float = _RATE_SECONDS) -> Measured:
+def measure_link(
+    comm: Comm, peers: Container[int], seconds: float = _RATE_SECONDS, most_bytes: int = _MOST_BYTES
+) -> Measured:
     """Measures the link to the ranks ``peers`` by exchanges of all ranks. Collective.
 
     Exchanges grow until the rate of the link dominates their time. The first exchange of each size is not timed, because some links let a burst pass. The rate
@@ -99,6 +101,7 @@ def measure_link(comm: Comm, peers: Container[int], seconds: float = _RATE_SECON
     Args:
         peers: numbers of ranks other than this one. If rank a is a peer of rank b, then b is a peer of a.
         seconds: approximate time of each of the measurements whose median counts.
+        most_bytes: largest number of bytes that a rank sends in one exchange. A rank needs three times these bytes.
     """
     others = [rank for rank in range(comm.size) if rank in peers]
     delays = [_exchange(comm, others, 1, 1, under_way=1) for _ in range(_EMPTY)]
@@ -109,7 +112,7 @@ def measure_link(comm: Comm, peers: Container[int], seconds: float = _RATE_SECON
     while True:
         longest = largest(comm, _exchange(comm, others, num_bytes, 1)[0])
         growth = 4 if longest < long / 4 else 2
-        if longest - delay >= long or num_bytes * growth * most_peers > _MOST_BYTES:
+        if longest - delay >= long or num_bytes * growth * most_peers > most_bytes:
             break
         num_bytes *= growth
     number = min(_MOST, max(_FEWEST, math.ceil(seconds / longest)))
@@ -121,13 +124,15 @@ def measure_link(comm: Comm, peers: Container[int], seconds: float = _RATE_SECON
     return Measured(Link(smallest(comm, rate), delay), mean(comm, per_byte))
 
 
-def measure_links(comm: Comm, placement: Placement, seconds: float = _RATE_SECONDS) -> dict[str, Measured]:
+def measure_links(
+    comm: Comm, placement: Placement, seconds: float = _RATE_SECONDS, most_bytes: int = _MOST_BYTES
+) -> dict[str, Measured]:
     """Measures the links that exist: ``between`` hosts, and ``within`` a host with several ranks. Collective. See :func:`measure_link`."""
     here, hosts, found = placement.ranks_of_host, placement.ranks_by_host, {}
     for name, exists in (("between", len(hosts) > 1), ("within", max(hosts) > 1)):
         if exists:
             peers = [rank for rank in range(comm.size) if (rank in here) == (name == "within") and rank != comm.rank]
-            found[name] = measure_link(comm, peers, seconds)
+            found[name] = measure_link(comm, peers, seconds, most_bytes)
     return found
 
 

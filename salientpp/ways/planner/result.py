@@ -21,7 +21,7 @@ _WIDTH = 80
 COPIES = {"cache": "cached rows", "lookahead": "lookahead", "topology_cache": "copies of lists"}
 
 #: Names of other memory, which the budget does not contain.
-OTHERS = {"host": "own rows", "graph": "topology", "batches": "batches in flight"}
+OTHERS = {"host": "own rows", "graph": "topology", "batches": "batches in flight", "exchange": "rows that travel"}
 
 
 @dataclass(frozen=True)

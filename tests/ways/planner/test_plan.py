@@ -113,7 +113,10 @@ def test_a_table_shows_the_chosen_line_even_if_it_is_not_among_the_fastest():
 
 def test_a_table_names_what_the_budget_does_not_contain():
     text = table(held={"host": 2**21, "graph": 3 * 2**10, "batches": 7}, device_saves=0.25)
-    assert "besides the budget, this rank holds 2 MiB own rows, 3 KiB topology, 7 B batches in flight." in text
+    assert (
+        "besides the budget, this rank holds 2 MiB own rows, 3 KiB topology, 7 B batches in flight, 0 B rows that travel."
+        in text
+    )
     assert "one more GiB of device memory would save 0.25 s" in text
     assert "no training step was measured" in table(machines=Machines(Link(1e9)))
 
