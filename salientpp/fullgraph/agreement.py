@@ -124,7 +124,7 @@ class Agreement:
         else:
             words = self._by_rank("the next step", [theirs["operation"] for theirs in everyone])
         text = f"all ranks{self.comm.of} must do the same, but {words}; call the model, its loss and backward() in the same way on every rank"
-        if self.within is not None:
+        if self.within is not None and self.within.size > self.comm.size:
             self.within.report_failure(text)  # the other ranks do not take part in these collectives
         return RanksDiffer(text)
 

@@ -189,6 +189,9 @@ class Comm:
 
         Returns:
             Pending [sum(recv_counts), ...], ordered by source rank.
+
+        Raises:
+            RankFailure: a rank has failed before, also if the user has caught the error.
         """
         on_host = send.device.type == "cpu"
         self.check_process()
@@ -201,6 +204,7 @@ class Comm:
         if groups is None:
             recv.copy_(send)
             return Pending(self, recv, None)
+        self.notes.check()
         # As bytes, because a backend supports fewer dtypes than torch.
         row_bytes = math.prod(recv.shape[1:]) * recv.element_size()
         received, sent = bytes_of(recv), bytes_of(send)

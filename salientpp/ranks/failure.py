@@ -37,6 +37,9 @@ class FailureNotes:
     """Notes of failures and long waits among the ranks of a Comm, in ``store`` (None for a single rank).
 
     Notes belong to the Comm and not to its groups, so that the next Comm which leases the groups does not find them.
+
+    Attributes:
+        known: text of the first failure that this rank has reported or read; None: none so far.
     """
 
     living: ClassVar[weakref.WeakSet[FailureNotes]] = weakref.WeakSet()
@@ -48,6 +51,7 @@ class FailureNotes:
         self.store = None if groups is None else PatientStore()
         self._note, self._waiting = f"{prefix}/failure", f"{prefix}/waiting"
         self._stays = False
+        self.known: str | None = None
         if groups is not None:
             self.living.add(self)
 
@@ -55,6 +59,7 @@ class FailureNotes:
         """Leaves a failure note for the other ranks. They read only the first note that any rank left. Never raises."""
         if self._groups is not None:
             self._groups.abandon()
+        self.known = self.known or text
         self._leave(text)
         self._stay(time.monotonic() + _STAY_SECONDS)
 
@@ -63,8 +68,17 @@ class FailureNotes:
         note = None if self.store is None else self.store.ask(self._read)
         if note is None or note["rank"] == self.rank:
             return None
+        self.known = self.known or note["text"]
         self._stay(time.monotonic() + _STAY_SECONDS)
         return RankFailure(note["text"])
+
+    def check(self) -> None:
+        """Raises RankFailure if this rank knows of a failure. Call it before a collective.
+
+        Ranks that caught the error of a failed call may have begun different collectives. gloo would match them, and end the process if their sizes differ.
+        """
+        if self.known is not None:
+            raise RankFailure(self.known)
 
     def check_script(self) -> None:
         """Raises if this rank's script has ended with an error while a thread still serves the other ranks. It tells them first.

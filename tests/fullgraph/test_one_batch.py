@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import distributed
@@ -18,6 +19,7 @@ import salientpp
 from salientpp import NeighborLoader
 from salientpp.fullgraph import Preload, distribute, local, loss_mean
 from salientpp.nn import trim
+from salientpp.ranks.waiting import SLICE_SECONDS
 
 NUMBER, WIDTH, CLASSES = 120, 6, 5
 
@@ -88,6 +90,8 @@ def pairs(rank: int, root: str) -> dict[str, list[str]]:
             batch = batches[mine[rank]]
             with pytest.raises(ValueError) as raised:
                 model(batch.x, batch.edge_index)
+            if not found:
+                time.sleep(3 * SLICE_SECONDS * rank)  # also if the ranks wait for each other afterwards
             found.setdefault(name, []).append(str(raised.value))
             batch = batches["val", 1, 0]
             model(batch.x, batch.edge_index).sum().backward()
@@ -197,3 +201,36 @@ def steps_after_a_difference(rank: int, root: str) -> list[float]:
 def test_ranks_that_differ_in_a_backward_can_continue(root):
     first, second = distributed.run(steps_after_a_difference, 2, root)
     assert first == second and first[1] == -1 and first[2] == first[0] > 0, (first, second)
+
+
+def calls_after_a_failure(rank: int, root: str, form: str) -> list[str]:
+    of = parts_of(form, root)
+    module = Net()
+    model = distribute(module, of)
+    batches = iter(of) if form == "batches" else iter([of] * 2)
+    found = []
+    for step in range(2):
+        batch = next(batches)
+        module.between = Fails.apply if rank == step == 1 else lambda rows: rows
+        try:
+            model(batch.x, batch.edge_index).sum().backward()
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}")
+    module.between = lambda rows: rows
+    torch.distributed.barrier()  # rank 0 has given the collective up in which it waited for rank 1
+    for _ in range(3):
+        try:
+            model(batch.x, batch.edge_index).sum().backward()
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}")
+    model = distribute(module, parts_of(form, root))
+    model(batch.x, batch.edge_index).sum().backward()
+    return found
+
+
+@pytest.mark.parametrize("form", ["batches", "whole", "preloaded"])
+def test_calls_after_a_failure_raise_it_again_and_new_connections_work(root, form):
+    first, second = distributed.run(calls_after_a_failure, 2, root, form)
+    text = "RankFailure: rank 1 failed in the backward of its model; look at the error of that rank"
+    assert first == [text] * 4
+    assert second == ["LookupError: no gradient here", *[text] * 3]
