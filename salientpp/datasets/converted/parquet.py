@@ -26,6 +26,9 @@ _BUFFER = 2**18
 #: Writers end a page, and a dictionary, at about this many bytes. A reader holds one of each for every column.
 _PAGE = 2**20
 
+#: Number of rows that are looked at first for a key.
+_FEW = 1024
+
 #: Name of a column in which pandas stores an index that has no name.
 _INDEX = re.compile(r"__index_level_\d+__")
 
@@ -128,7 +131,7 @@ def parquet_rows(paths: Sequence[Path], columns: Sequence[str] | None = None, id
 
     def pieces(most_bytes: int) -> Iterator[RowPiece]:
         width = None
-        keys = {name: _Key() for name in names} if ids is None and len(files.names) > 1 else {}
+        keys = {name: _Key(sum(files.sizes)) for name in names} if ids is None and len(files.names) > 1 else {}
         for path, first, done, batch in files.tables(wanted, most_bytes, files.row_bytes):
             by_name = {name: _column(path, first, name, batch.column(name)) for name in names}
             for name, key in keys.items():
@@ -156,23 +159,26 @@ def parquet_rows(paths: Sequence[Path], columns: Sequence[str] | None = None, id
 
 
 class _Key:
-    """Tells whether the numbers of a column are a key of the rows.
+    """Tells whether the numbers of a column with ``num_rows`` rows are a key: they ascend, or are consecutive integers in any order.
 
     Attributes:
         ascends: True if each is larger than the one before.
+        is_one: True if they are a key so far, to judge by their number, range, sum and sum of squares.
     """
 
-    def __init__(self) -> None:
-        self._is_whole = self.ascends = True
+    def __init__(self, num_rows: int) -> None:
+        self._num_rows, self.is_one, self.ascends = num_rows, num_rows > 1, True
         self._number = self._sum = self._squares = 0
         self._least = self._largest = self._last = 0
 
     def add(self, values: np.ndarray) -> None:
         """Takes the values of further rows."""
-        self._is_whole &= values.dtype.kind in "iu" and values.ndim == 1
-        self.ascends &= self._is_whole
-        if not self._is_whole or not len(values):
-            return
+        self.is_one &= values.dtype.kind in "iu" and values.ndim == 1
+        for part in values[:_FEW], values[_FEW:]:  # a few rows tell it of most columns
+            if self.is_one and len(part):
+                self._add(part)
+
+    def _add(self, values: np.ndarray) -> None:
         least, largest = int(values.min()), int(values.max())
         if self._number:
             self.ascends &= int(values[0]) > self._last
@@ -180,17 +186,16 @@ class _Key:
         self.ascends &= bool((values[1:] > values[:-1]).all())
         self._number, self._last = self._number + len(values), int(values[-1])
         self._least, self._largest = least, largest
+        # Values that do not ascend are no consecutive integers if some come twice, or if there are more integers between them than rows.
+        if not self.ascends and not self._number <= largest - least + 1 <= self._num_rows:
+            self.is_one = False
+            return
         modular = values.astype(np.uint64)  # sums are modulo 2^64
         self._sum, self._squares = self._sum + int(modular.sum()), self._squares + int((modular * modular).sum())
-
-    @property
-    def is_one(self) -> bool:
-        """True if the values ascend, or are consecutive integers in any order, to judge by their number, range, sum and sum of squares."""
-        n, a = self._number, self._least
-        total, squares = n * a + n * (n - 1) // 2, n * a * a + a * n * (n - 1) + (n - 1) * n * (2 * n - 1) // 6
-        if not self._is_whole or n < 2 or self._largest - a != n - 1:
-            return self.ascends and n > 1
-        return (self._sum - total) % 2**64 == (self._squares - squares) % 2**64 == 0
+        if not self.ascends and self._number == self._num_rows:
+            n, a = self._number, least
+            total, squares = n * a + n * (n - 1) // 2, n * a * a + a * n * (n - 1) + (n - 1) * n * (2 * n - 1) // 6
+            self.is_one = (self._sum - total) % 2**64 == (self._squares - squares) % 2**64 == 0
 
 
 def id_column(names: Sequence[str], path: Path) -> str | None:
