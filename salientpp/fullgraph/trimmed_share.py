@@ -126,7 +126,7 @@ class ShareCall(LayerCall):
     def run(self, forward: Callable[..., Any]) -> Any:
         conv, graph, model = self.conv, self.graph, self._model
         is_paired = any(isinstance(value, tuple) for value in self.arguments.values())
-        graph.targets = self.num_out if is_paired else None
+        graph.targets = self.num_targets if is_paired else None
         graph.edge_weight = self._whole.get("edge_weight")
         helpers = graph.helpers.by_name()
         inside = [module for module in conv.modules() if isinstance(module, MessagePassing)]

@@ -147,6 +147,8 @@ class LayerCall:
         hops, call = self.hops, self.call
         self.num_out = hops.nodes_within(target, call.out_hops)
         self.num_in = hops.nodes_within(source, call.in_hops)
+        # A layer that mixes rows of targets computes more of them than it returns.
+        self.num_targets = hops.nodes_within(target, max(call.out_hops, call.in_hops - 1))
         num_edges = hops.edges_into(self.relation, call.in_hops - 1)
         total = hops.num_edges[self.relation][-1]
         facts = layer_of(self.conv)
@@ -165,10 +167,8 @@ class LayerCall:
             elif isinstance(value, BatchEdges):
                 value = self._edges(value, num_edges)
             elif isinstance(value, (tuple, list)) and len(value) == 2:
-                value = tuple(
-                    each if each is None else first_rows(each, hops.nodes_within(type_, within))
-                    for each, type_, within in zip(value, self._types, (call.in_hops, call.out_hops))
-                )
+                numbers = self.num_in, self.num_targets
+                value = tuple(each if each is None else first_rows(each, n) for each, n in zip(value, numbers))
             elif isinstance(value, Tensor) and value.dim():
                 if name.startswith("edge") or (value.size(0) == total and name not in _OF_VERTICES):
                     value = first_rows(value, num_edges)
@@ -322,7 +322,7 @@ class LayerCall:
         """Returns the number of targets that can be computed from ``rows``: all targets of a pair, or the targets whose sources all have rows."""
         source, target = pair_of(rows)
         if source is not target and self._is_paired:
-            return target.size(self.conv.node_dim) if isinstance(target, Tensor) else self.num_out
+            return target.size(self.conv.node_dim) if isinstance(target, Tensor) else self.num_targets
         counts, number = self.hops.num_nodes[self._types[0]], source.size(self.conv.node_dim)
         if self.call.in_hops >= len(counts) and number == counts[-1]:
             return self.hops.num_nodes[self._types[1]][-1]

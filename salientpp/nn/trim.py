@@ -311,8 +311,8 @@ def _right_plan(trial: Trial, plan: Plan, safe: Plan, expected: Results | None, 
         plan, fault = safe, trial.fault_of(safe, expected)
     if fault is None:
         return plan
-    plan, layer = trial.corrected(plan, fault)
-    rest = "this layer and those before it now compute all rows" if plan is not None else "the model now runs untrimmed"
+    better, layer = trial.corrected(plan, fault)
+    rest = "the model now runs untrimmed" if better is None else "this layer and those before it now compute all rows"
     name = type(trial.model).__name__
     when = f"call {calls}" if calls else "its first call"
     warnings.warn(
@@ -322,7 +322,7 @@ def _right_plan(trial: Trial, plan: Plan, safe: Plan, expected: Results | None, 
         RuntimeWarning,
         stacklevel=2,
     )
-    return plan
+    return better
 
 
 def _is_first(model: torch.nn.Module) -> bool:

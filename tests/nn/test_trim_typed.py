@@ -269,6 +269,34 @@ def test_a_plan_holds_for_batches_without_some_types(data):
     assert 0 in sizes and len(sizes) > 1
 
 
+def normed():
+    return pyg.GINConv(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh()))
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_norms_inside_layers_see_all_targets(number, data, batch):
+    """The layers get pairs of rows, of sources and of targets."""
+    _, got = compare(initialised(Hetero(data, normed, "sum", number), batch), batch, call, seeds=SEEDS)
+    assert cut_rows(got.rows[-len(data.edge_types) :], batch, 0), "a comparison found a difference"
+
+
+@pytest.mark.parametrize("has_targets", [True, False])
+def test_a_norm_inside_a_layer_sees_all_targets_of_a_pair(has_targets):
+    class Pairs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.first, self.last = normed(), normed()
+
+        def forward(self, x, edge_index):
+            h = self.first((x, x), edge_index)
+            return self.last((h, h if has_targets else None), edge_index)
+
+    batch = batch_of(graph())
+    _, got = compare(Pairs().double(), batch)
+    assert got.rows[-1] == within(batch, 0), "a comparison found a difference"
+
+
 # --- self-loops between two types ------------------------------------------------------------------------------
 
 
