@@ -92,6 +92,9 @@ def _silent(notes: FailureNotes, timeout: timedelta) -> RankFailure:
     elif silent:
         text = f"no answer from {in_words(silent)}{notes.of} {seconds}"
     else:
-        text = f"no answer {seconds}, although every rank waits; check the network between them"
+        text = (
+            f"no answer {seconds}, although every rank waits; perhaps a rank has skipped batches, or has caught an error and gone on, and waits in another "
+            "call than the others; otherwise check the network between them"
+        )
     notes.report(text)
     return RankFailure(text)
