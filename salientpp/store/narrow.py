@@ -314,7 +314,8 @@ class Loss:
         Returns:
             Number of the first row that is damaged, or None. A row is damaged if a value has changed that is not finite, either before or after encoding.
         """
-        wide, read = rows.reshape(len(rows), -1).to(torch.float64), decoded.reshape(len(rows), -1).to(torch.float64)
+        # Not [n, -1]: a type may have no vertices.
+        wide, read = (each.reshape(len(rows), math.prod(rows.shape[1:])).to(torch.float64) for each in (rows, decoded))
         finite = wide.isfinite() & read.isfinite()
         same = finite | (wide == read) | (wide.isnan() & read.isnan())
         difference = torch.where(finite, wide - read, 0.0)

@@ -227,6 +227,15 @@ def test_each_vertex_type_has_its_own_format(tmp_path):
     assert sum(live) == sum(volume.remote_bytes_per_epoch for volume in counted.results) > 0
 
 
+def test_a_type_without_vertices_is_stored_narrower_with_the_others(tmp_path):
+    data = widened(typed_data())
+    data["reader"].x = torch.zeros(0, 8)
+    data["paper", "of", "reader"].edge_index = torch.zeros(2, 0, dtype=torch.int64)
+    part = salientpp.partition(data, 2, tmp_path / "d", [2, 2], 8, seeds=("paper", "train"), store_as={"x": "int8"})
+    loader = NeighborLoader(part, [2, 2], ("paper", "train"), batch_size=8)
+    assert all(batch["reader"].x.shape == (0, 8) for batch in loader)
+
+
 # --- other readers of rows --------------------------------------------------------------------------------
 
 
