@@ -71,6 +71,7 @@ class SamplingOptions:
                     f"the topology of neighbor_sampler has {own.topology.num_vertices} vertices, but {part.root} has {sizes}; pass a sampler of the same graph"
                 )
             return own.over(part) if isinstance(own, PPRSampler) else _for_loader(own)
+        self._check_names()
         subgraph_type = self.subgraph_type if self.directed else SubgraphType.induced
         return sampler_of_part(
             part, self.num_neighbors, self.time_attr, self.weight_attr, subgraph_type=subgraph_type, **draws_of(self)
@@ -85,7 +86,14 @@ class SamplingOptions:
             )
         if own is not None:
             return own
+        self._check_names()
         return NeighborSampler(data, **{name: of for name, of in vars(self).items() if name != "neighbor_sampler"})
+
+    def _check_names(self) -> None:
+        for name in ("time_attr", "weight_attr"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise TypeError(f"{name} must be the name of an attribute or None, got {value!r}")
 
 
 def _for_loader(sampler: NeighborSampler) -> NeighborSampler:

@@ -65,6 +65,10 @@ class Options(Values):
             if is_given(value) and is_given(getattr(found, other)):
                 given = f"={value!r}" if isinstance(value, (int, float, str)) else "="
                 raise ValueError(f"{one}{given} excludes {other}=: {EXCLUDED[one, other]}; leave one of them out")
+        for name in ("transform", "transform_sampler_output"):
+            value = getattr(found, name)
+            if value is not None and not callable(value):
+                raise TypeError(f"{name} must be a function or None, got {value!r}")
         if found.zero_copy and device.type != "cpu" and not has_kernel(device):
             raise ValueError(
                 f"zero_copy on {device} needs a Triton that compiles for this device; install it (on CUDA `pip install triton`), or leave zero_copy out"

@@ -1,4 +1,4 @@
-"""Values of options: devices of any accelerator that torch finds."""
+"""Values of options: devices of any accelerator that torch finds, functions, and names of attributes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import re
 
 import pytest
 import torch
+from graphs import random_data
 
+import salientpp
+from salientpp import NeighborLoader
 from salientpp.loader.values import Options
 
 
@@ -44,3 +47,17 @@ def test_zero_copy_is_refused_on_a_device_for_which_triton_does_not_compile():
     Options(zero_copy=True).checked(torch.device("cpu"))
     with pytest.raises(ValueError, match="zero_copy on xpu:0 needs a Triton that compiles for this device; install it"):
         Options(zero_copy=True).checked(torch.device("xpu", 0))
+
+
+@pytest.mark.parametrize("name", ["transform", "transform_sampler_output"])
+def test_a_transform_that_cannot_be_called_is_refused_when_the_loader_is_made(name):
+    with pytest.raises(TypeError, match=f"^{name} must be a function or None, got True$"):
+        NeighborLoader(random_data(20, 40), [2], **{name: True})
+
+
+@pytest.mark.parametrize("name", ["time_attr", "weight_attr"])
+def test_the_name_of_an_attribute_is_a_text(tmp_path, name):
+    part = salientpp.partition(random_data(20, 40), 1, tmp_path / "d", [2], 4)
+    for data in (random_data(20, 40), part):
+        with pytest.raises(TypeError, match=rf"^{name} must be the name of an attribute or None, got \[None\]$"):
+            NeighborLoader(data, [2], **{name: [None]})
