@@ -46,11 +46,13 @@ test-faults: build peers
 test-slurm: build
 	$(BIN)/python -m pytest -m slurm tests/slurm
 
-# Random models, trimmed. `make test` runs 150 of them. A failing one is printed as a script that runs by itself. make test-random CASES=10000 FIRST=150
+# Random jobs of loaders, and random models, trimmed. `make test` runs the first hundreds. A failing case is printed as a script that runs by itself.
+# make test-random CASES=10000 FIRST=300 KIND=jobs
 CASES ?= 1000
 FIRST ?= 0
+KIND ?=
 test-random: build
-	cd tests && ../$(BIN)/python -W ignore -m random_cases.run --cases $(CASES) --first $(FIRST)
+	cd tests && ../$(BIN)/python -W ignore -m random_cases.run --cases $(CASES) --first $(FIRST) $(addprefix --kind ,$(KIND))
 
 # Tests on a simulated accelerator that executes operations late and in unfavourable orders. It cannot be removed from a process, so they run alone.
 test-simulated: build peers

@@ -12,7 +12,6 @@ import tempfile
 import warnings
 from pathlib import Path
 
-import distributed
 import numpy as np
 import pytest
 import reference
@@ -579,58 +578,6 @@ def test_any_graph_can_be_read_back_from_its_directory(tmp_path, data):
     assert_nothing_is_lost(whole, part, mask_splits(whole))
     for p in range(num_parts):
         assert bool(((part.vip(p) >= 0) & (part.vip(p) <= 1)).all())
-
-
-def _who_they_are(rank: int, root: str, cases: list[dict]) -> list[list]:
-    """Checks law 1 on this rank for every case; returns the batches."""
-    batches = []
-    for options in cases:
-        part = salientpp.load(root)
-        loader = NeighborLoader(part, input_nodes="train", uneven="exact", columns=("x", "who"), **options)
-        batches.append([])
-        for _ in range(2):
-            for batch in loader:
-                original = part.original_id(batch.n_id)
-                assert torch.equal(batch.who, original)
-                assert torch.equal(batch.x[:, 0].double(), (original % 128).double())
-                assert torch.equal(part.original_id(batch.input_id), original[: batch.batch_size])
-                assert torch.equal(batch.which[: batch.batch_size], original[: batch.batch_size])
-                batches[-1].append((batch.n_id.tolist(), batch.edge_index.tolist(), batch.e_id.tolist()))
-    return batches
-
-
-@few(3)
-@given(st.data())
-def test_rows_belong_to_their_vertices_on_any_number_of_ranks(tmp_path, data):
-    edge_index, num_vertices = data.draw(edge_lists(least=4, most=40))
-    num_parts = data.draw(st.integers(1, 4))
-    whole = Data(
-        edge_index=edge_index, num_nodes=num_vertices, who=torch.arange(num_vertices), which=torch.arange(num_vertices)
-    )
-    dtype = data.draw(st.sampled_from([torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int64]))
-    whole.x = (torch.arange(num_vertices) % 128).view(-1, 1).repeat(1, data.draw(st.integers(1, 5))).to(dtype)
-    whole.train_mask = torch.from_numpy(data.draw(arrays(np.bool_, num_vertices)))
-    fanouts, batch_size = data.draw(few_fanouts), data.draw(st.integers(1, 9))
-    root = Path(tempfile.mkdtemp(dir=tmp_path)) / "d"
-    salientpp.partition(
-        whole, num_parts, root, fanouts, batch_size, method=data.draw(st.sampled_from(["metis", "random"]))
-    )
-    cases = [
-        {
-            "num_neighbors": fanouts,
-            "batch_size": batch_size,
-            "shuffle": True,
-            "seed": 3,
-            "replication_factor": alpha,
-            "device_rows": data.draw(st.sampled_from([0.0, 0.4, 1.0])),
-            "depth": data.draw(st.sampled_from([1, 3, 10])),
-            "policy": data.draw(st.sampled_from(["vip", "degree", "random", "halo"])),
-            "num_workers": data.draw(st.integers(0, 2)),
-        }
-        for alpha in (0.0, data.draw(st.floats(0, 5)))
-    ]
-    for bare, cached in distributed.run(_who_they_are, num_parts, str(root), cases):
-        assert bare == cached
 
 
 # --- the analysis -----------------------------------------------------------------------------------------

@@ -210,7 +210,10 @@ def _serve(pipe: multiprocessing.connection.Connection, rank: int, size: int, po
             answer = pickle.dumps(function(Place(rank, world_size, groups[world_size]), *args))
         except Exception as error:
             answer = pickle.dumps(Failed(type(error).__name__, f"{error}\n{traceback.format_exc()}"))
-        pipe.send_bytes(answer)
+        try:
+            pipe.send_bytes(answer)
+        except OSError:
+            os._exit(0)
 
 
 def _connect(rank: int, size: int, port: int) -> dict[int, Any]:

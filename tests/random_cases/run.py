@@ -1,64 +1,113 @@
-"""Runs random models: ``python -m random_cases.run --cases 1000``, in the folder ``tests``. Prints scripts of failing models, which run by themselves."""
+"""Runs random cases: ``python -m random_cases.run --cases 1000``, in the folder ``tests``. Prints scripts of failing cases, which run by themselves."""
 
 from __future__ import annotations
 
 import argparse
 import collections
+import shutil
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from random_cases.models import Case, Failure, Invalid, case_of, failure_of, script_of, shrunk
+from random_cases import jobs, models
+from random_cases.pool import shared_pool
 
 import salientpp
 
+KINDS = ("jobs", "models")
 
-def failure(case: Case) -> Failure | None:
-    return failure_of(case, salientpp.nn.trim)
+#: Directories of partitioned graphs that are kept. Consecutive jobs share one.
+_MOST_DIRECTORIES = 100
 
 
-def fails(case: Case) -> bool:
+def model_failure(case: models.Case) -> models.Failure | None:
+    return models.failure_of(case, salientpp.nn.trim)
+
+
+def model_fails(case: models.Case) -> bool:
     try:
-        return failure(case) is not None
-    except Invalid:
+        return model_failure(case) is not None
+    except models.Invalid:
         return False
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=1000)
-    parser.add_argument("--first", type=int, default=0, help="seed of the first case")
-    parser.add_argument("--scripts", type=Path, help="folder for scripts of shrunk cases")
-    given = parser.parse_args(arguments)
-    torch.set_num_threads(1)
+def run_models(seeds: range, show: Callable[[int, str], None]) -> int:
+    """Runs random models. Returns the number that failed."""
     invalid: collections.Counter[str] = collections.Counter()
     found: dict[tuple[str, ...], list[int]] = {}
-    begun = time.process_time()
-    for seed in range(given.first, given.first + given.cases):
-        case = case_of(seed)
+    for seed in seeds:
+        case = models.case_of(seed)
         try:
-            wrong = failure(case)
-        except Invalid as error:
+            wrong = model_failure(case)
+        except models.Invalid as error:
             invalid[str(error)[:150]] += 1
             continue
         if wrong is None:
             continue
-        small = shrunk(case, fails)
+        small = models.shrunk(case, model_fails)
         is_new = small.kinds not in found
         found.setdefault(small.kinds, []).append(seed)
         if is_new:
-            print(f"seed {seed}: {wrong}\n    {' | '.join(small.kinds)}: {failure(small)}", flush=True)
-            if given.scripts is None:
-                print(script_of(small), flush=True)
-            else:
-                given.scripts.mkdir(parents=True, exist_ok=True)
-                (given.scripts / f"{seed}.py").write_text(script_of(small))
-    seconds = time.process_time() - begun
-    failed = sum(map(len, found.values()))
-    print(f"{given.cases} models, {failed} failed, {sum(invalid.values())} invalid, {seconds:.0f} s")
+            print(f"seed {seed}: {wrong}\n    {' | '.join(small.kinds)}: {model_failure(small)}", flush=True)
+            show(seed, models.script_of(small))
+    print(f"{sum(invalid.values())} models were invalid")
     for text, count in invalid.most_common(25):
         print(f"  invalid {count}: {text}")
+    return sum(map(len, found.values()))
+
+
+def run_jobs(seeds: range, show: Callable[[int, str], None]) -> int:
+    """Runs random jobs. Returns the number that failed."""
+    refused: collections.Counter[str] = collections.Counter()
+    pool, failed, checked = shared_pool(), 0, 0
+    folder = Path(tempfile.mkdtemp(prefix="jobs"))
+    for seed in seeds:
+        job = jobs.job_of(seed)
+        why, reports = jobs.outcome_of(job, pool, folder)
+        if why is not None:
+            failed += 1
+            print(f"seed {seed}: {why}", flush=True)
+            small = jobs.shrunk(job, pool, folder)
+            show(seed, jobs.script_of(small, why))
+        elif reports[0].refused is not None:
+            refused[reports[0].refused[:150]] += 1
+        else:
+            checked += sum(report.checked for report in reports)
+        if seed % _MOST_DIRECTORIES == 0:
+            shutil.rmtree(folder)
+            folder.mkdir()
+    shutil.rmtree(folder)
+    print(f"{checked} batches were compared, {sum(refused.values())} jobs were refused")
+    for text, count in refused.most_common(25):
+        print(f"  refused {count}: {text}")
+    return failed
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kind", choices=KINDS, help="only cases of this kind")
+    parser.add_argument("--cases", type=int, default=1000, help="number of cases of each kind")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first case")
+    parser.add_argument("--scripts", type=Path, help="folder for scripts of shrunk cases")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    seeds, failed = range(given.first, given.first + given.cases), 0
+    for kind in [given.kind] if given.kind else KINDS:
+
+        def show(seed: int, script: str) -> None:
+            if given.scripts is None:
+                print(script, flush=True)
+            else:
+                given.scripts.mkdir(parents=True, exist_ok=True)
+                (given.scripts / f"{kind}-{seed}.py").write_text(script)
+
+        begun = time.monotonic()
+        wrong = run_models(seeds, show) if kind == "models" else run_jobs(seeds, show)
+        failed += wrong
+        print(f"{given.cases} {kind}, {wrong} failed, {time.monotonic() - begun:.0f} s", flush=True)
     return int(bool(failed))
 
 

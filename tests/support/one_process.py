@@ -38,7 +38,7 @@ def whole(part: salientpp.PartitionedGraph) -> Data | HeteroData:
         replicated = part.row_books[type_].num_parts < part.num_parts
         for name in rows[0][type_]:
             pieces = [of_part[type_][name] for of_part in rows]
-            store[name] = pieces[0] if replicated else torch.cat(pieces)
+            store[name] = pieces[0] if replicated else _joined(pieces)
     graph = part.typed_graph()
     for type_, relation in zip(part.edge_types, graph.relations):
         store = data if type_ is None else data[type_]
@@ -47,6 +47,14 @@ def whole(part: salientpp.PartitionedGraph) -> Data | HeteroData:
         for name, values in part.edge_rows_by_type()[type_].items():
             store[name] = values
     return data
+
+
+def _joined(pieces: list[Any]) -> Any:
+    if isinstance(pieces[0], torch.Tensor):
+        return torch.cat(pieces)
+    from torch_frame import cat
+
+    return cat(pieces, dim=0)
 
 
 def by_type(value: Any) -> dict[Any, Any]:

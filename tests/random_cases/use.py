@@ -1,0 +1,483 @@
+"""Uses the loader of a random job step by step on one rank, and compares everything that it gives with what it must give."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import json
+import os
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from random_cases.compare import (
+    Changes,
+    expected_form,
+    share_of,
+    sizes_of,
+    unlike,
+    unlike_shares,
+    unlike_sums,
+    without_padding,
+)
+from random_cases.plain import Plain
+from random_cases.scene import Scene
+
+from salientpp import LinkNeighborLoader, PPRSampler
+from salientpp.engine.state import Disagreement
+
+
+@dataclass
+class Report:
+    """Observations of a rank.
+
+    Attributes:
+        refused: text of the error with which the loader was refused.
+        kind: type of this error.
+        faults: descriptions of everything that is wrong.
+        checked: number of batches that were compared.
+    """
+
+    refused: str | None = None
+    kind: str = ""
+    faults: list[str] = field(default_factory=list)
+    checked: int = 0
+
+
+class Use:
+    """Uses a loader step by step, and compares its batches with the expected ones."""
+
+    def __init__(self, scene: Scene, loader: Any, plain: Plain, report: Report) -> None:
+        self.scene, self.loader, self.plain, self.report, self.job = scene, loader, plain, report, scene.job
+        self.epoch = 0
+        self.changes = Changes.of(scene.job, scene.seed_type, scene.data if scene.job.graph.is_directory else None)
+        self.whole_epochs: list[int] = []
+
+    def run(self) -> None:
+        orders_itself = not {"sampler", "batch_sampler"} & self.job.arguments.keys()
+        if orders_itself and len(self.loader) != len(self.plain.turns(0)):
+            self.report.faults.append(f"len(loader) is {len(self.loader)}, expected {len(self.plain.turns(0))}")
+            return
+        only_epochs = True
+        for step in self.job.steps:
+            words, _, number = step.rpartition(" ") if step[-1].isdigit() else (step, "", "0")
+            only_epochs &= words == "epoch"
+            getattr(self, f"_{words.replace(' ', '_')}")(int(number))
+            if self.report.faults:
+                self.report.faults[-1] = f"step {step!r}: {self.report.faults[-1]}"
+                return
+        self._check_memory()
+        if only_epochs:
+            self._check_counts()
+
+    # --- comparison ---------------------------------------------------------------------------------------
+
+    def _expected(self, epoch: int) -> list[Any]:
+        return self.plain.batches(epoch)
+
+    def _compare(self, got: list[Any], expected: list[Any], whole: bool = True, first: int = 0) -> None:
+        if self.job.value("cooperate") == "host":
+            self._compare_shares(got, expected, whole)
+            return
+        if whole and len(got) != len(expected):
+            self.report.faults.append(f"{len(got)} batches, expected {len(expected)}")
+            return
+        for number, (batch, want) in enumerate(zip(got, expected)):
+            wrong = self._unlike(batch, want)
+            self.report.checked += 1
+            if wrong:
+                self.report.faults.append(f"batch {first + number} of rank {self.scene.rank}: {'; '.join(wrong[:4])}")
+                return
+
+    def _compare_shares(self, got: list[Any], expected: list[Any], whole: bool) -> None:
+        """Compares the shares of a host together with the batch of one rank."""
+        everyone: list[Any] = [[share_of(batch) for batch in got]]
+        if self.job.ranks > 1:
+            (mine,) = everyone
+            everyone = [None] * self.job.ranks
+            dist.all_gather_object(everyone, mine, self.scene.place.group)
+        host_of = self.scene.layout.host_of
+        of_host = [shares for host, shares in zip(host_of, everyone) if host == host_of[self.scene.rank]]
+        if whole and {len(shares) for shares in of_host} != {len(expected)}:
+            self.report.faults.append(f"{[len(shares) for shares in of_host]} shares, expected {len(expected)}")
+        for number, (shares, want) in enumerate(zip(zip(*of_host), expected)):
+            wrong = unlike_shares(shares, expected_form(want, self.changes))
+            self.report.checked += 1
+            if wrong:
+                self.report.faults.append(f"shares of batch {number}: {'; '.join(wrong[:4])}")
+                return
+
+    def _unlike(self, batch: Any, want: Any) -> list[str]:
+        job = self.job
+        want = expected_form(want, self.changes)
+        if "partial" in batch and batch.partial is not None:
+            return unlike_sums(batch, want)
+        if job.value("pad") is not None:
+            if job.graph.is_directory and (wrong := self._unlike_original(batch)):
+                return wrong
+            batch, wrong = without_padding(batch)
+            if wrong:
+                return wrong
+        if job.arguments.get("transform") == "marked":
+            if "mark" not in batch:
+                return ["transform was not applied"]
+            del batch.mark
+        return unlike(batch, want)
+
+    def _unlike_original(self, batch: Any) -> list[str]:
+        """Compares the original ids of padding with -1."""
+        for type_ in self.job.graph.types:
+            store = batch if type_ is None else batch[type_]
+            if "n_id" in store and "node_mask" in store:
+                ids = self.scene.data.original_id(store.n_id, type_)
+                if bool(((ids == -1) == store.node_mask).any()):
+                    return [f"original_id of padding of type {type_} is {ids[~store.node_mask].tolist()}"]
+        return []
+
+    def _taken(self, batches: Iterator[Any], number: int | None = None) -> list[Any]:
+        """Takes batches. Static buffers are copied."""
+        found = []
+        while number is None or len(found) < number:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                break
+            found.append(batch.clone() if self.job.value("static_buffers") is True else batch)
+        return found
+
+    # --- steps --------------------------------------------------------------------------------------------
+
+    def _epoch(self, _: int) -> None:
+        self._compare(self._taken(iter(self.loader)), self._expected(self.epoch))
+        self.whole_epochs.append(self.epoch)
+        self.epoch += 1
+
+    def _leave(self, number: int) -> None:
+        batches = iter(self.loader)
+        self._compare(self._taken(batches, number + self.scene.rank % 2), self._expected(self.epoch), whole=False)
+        self.epoch += 1
+
+    def _again(self, number: int) -> None:
+        self._leave(number)
+        self._epoch(0)
+
+    def _set(self, number: int) -> None:
+        self.loader.set_epoch(number)
+        self.epoch = number
+        self._epoch(0)
+
+    def _rounds(self, _: int) -> None:
+        if self.job.value("static_buffers") is True:
+            return
+        rounds = [list(batches) for batches in self.loader.rounds()]
+        self._compare([batch for batches in rounds for batch in batches], self._expected(self.epoch))
+        self.epoch += 1
+
+    def _reset(self, _: int) -> None:
+        self.loader.reset_stats()
+        if self.loader.stats().rows or self.loader.stats().batches:
+            self.report.faults.append("reset_stats() leaves counts")
+        self._epoch(0)
+
+    def _memory(self, _: int) -> None:
+        self._check_memory()
+        self._epoch(0)
+
+    def _call(self, number: int) -> None:
+        if (
+            self.job.ranks > 1
+            or not len(self.scene.seeds(self.scene.layout.parts_of(self.scene.rank)).T)
+            or self.job.value("static_buffers") is True
+        ):
+            return
+        seeds = self.scene.seeds(self.scene.layout.parts_of(self.scene.rank))
+        batch = self.loader(torch.tensor([0]))
+        store = batch if self.scene.seed_type is None else batch[self.scene.seed_type]
+        if not self.job.link and int(store.n_id[0]) != int(seeds[0]):
+            self.report.faults.append(f"loader([0]) begins with {int(store.n_id[0])}, expected {int(seeds[0])}")
+        self._epoch(0)
+
+    def _has_state(self) -> bool:
+        return self.loader.has_state and "neighbor_sampler" not in self.job.arguments
+
+    def _resume(self, number: int) -> None:
+        expected = self._expected(self.epoch)
+        batches = iter(self.loader)
+        first = self._taken(batches, number)
+        self._compare(first, expected, whole=False)
+        if not self._has_state():
+            self.epoch += 1
+            return
+        state = json.loads(json.dumps(self.loader.state_dict()))
+        del batches
+        ended = len(first) < number  # then the state is the start of the next epoch
+        self.loader = self.scene.loader()
+        if number % 2:
+            self._taken(iter(self.loader), 1)
+        self.loader.load_state_dict(state)
+        if ended and state["epoch"] == self.epoch + 1:
+            self.epoch += 1
+            expected, first = self._expected(self.epoch), []
+        if self.job.ranks > 1:
+            epochs: list[Any] = [None] * self.job.ranks
+            dist.all_gather_object(epochs, state["epoch"], self.scene.place.group)
+            if (
+                len(set(epochs)) > 1
+            ):  # a rank that had finished answers the others first, so that every rank must iterate again
+                return self._resume_apart(state["epoch"], expected, len(first), max(epochs))
+        rest = self._taken(iter(self.loader))
+        self._compare(rest, expected[len(first) :], first=len(first))
+        self.epoch = state["epoch"] + 1
+        if self.job.value("pad") is not None:
+            fresh = self.scene.loader(seed=state["seed"])
+            fresh.set_epoch(state["epoch"])
+            wanted = [sizes_of(batch) for batch in self._taken(iter(fresh))][len(first) :]
+            if [sizes_of(batch) for batch in rest] != wanted:
+                self.report.faults.append(
+                    f"padded sizes of a resumed epoch are {[sizes_of(batch) for batch in rest]}, expected {wanted}"
+                )
+
+    def _resume_apart(self, epoch: int, expected: list[Any], done: int, last: int) -> None:
+        """Resumes if some ranks had finished the epoch. These first answer the others, and then begin the next epoch, so that the others iterate again."""
+        if epoch < last:
+            rest = self._taken(iter(self.loader))
+            if self.job.value("cooperate") is None:  # shares are compared on all ranks together
+                self._compare(rest, expected[done:], first=done)
+        self.epoch = last
+        self._epoch(0)
+
+    def _share_state(self, number: int) -> None:
+        """All ranks load the state of rank 0."""
+        if not self._has_state() or not self.job.graph.is_directory:
+            return
+        batches = iter(self.loader)
+        first = self._taken(batches, number)
+        self._compare(first, self._expected(self.epoch), whole=False)
+        states = [self.loader.state_dict()]
+        del batches
+        if self.job.ranks > 1:
+            dist.broadcast_object_list(states, 0, self.scene.place.group)
+        (state,) = states
+        self.loader = self.scene.loader()
+        self.loader.load_state_dict(state)
+        epoch, round_ = state["epoch"], state["round"]
+        turns = self.plain.turns(epoch)
+        expected = [batch for batch, pieces in zip(self._expected(epoch), turns) if pieces[0][1] >= round_]
+        if self.job.ranks == 1:  # its own state counts batches
+            expected = self._expected(epoch)[state["batches"] :]
+        self._compare(self._taken(iter(self.loader)), expected)
+        self.epoch = epoch + 1
+
+    def _copy(self, _: int) -> None:
+        self._copied(copy.copy(self.loader))
+
+    def _pickle(self, _: int) -> None:
+        self._copied(
+            copy.deepcopy(self.loader)
+            if self.job.arguments.keys() & _NOT_PICKLED
+            else pickle.loads(pickle.dumps(self.loader))
+        )
+
+    def _copied(self, other: Any) -> None:
+        before = self.loader.stats().batches
+        self._compare(self._taken(iter(other)), self._expected(self.epoch))
+        if self.loader.stats().batches != before:
+            self.report.faults.append("a copy counts in the statistics of the loader")
+        other.set_epoch(self.epoch + 5)
+        if "batch_sampler" not in self.job.arguments and hasattr(other.sampler, "set_epoch"):  # Lightning calls it
+            other.sampler.set_epoch(self.epoch + 6)
+        del other
+        gc.collect()
+        self._epoch(0)
+        if "Endless" not in self.job.arguments.get("batch_sampler", ""):
+            list(self.loader.batch_sampler)
+
+    def _fork(self, _: int) -> None:
+        expected = [expected_form(want, self.changes) for want in self._expected(self.epoch)]  # not in the child
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                self._compare(self._taken(iter(self.loader)), self._expected(self.epoch))
+                os.write(writing, json.dumps(self.report.faults).encode()[:4000])
+                code = 0
+            except BaseException as error:
+                os.write(writing, json.dumps([f"in a fork: {type(error).__name__}: {error}"]).encode()[:4000])
+            finally:
+                os._exit(code)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as pipe:
+            text = pipe.read()
+        os.waitpid(child, 0)
+        del expected
+        self.report.faults += [f"in a fork: {words}" for words in json.loads(text or b'["no answer"]')]
+        if not self.report.faults:
+            self._epoch(0)
+
+    def _lend(self, _: int) -> None:
+        """Another loader draws with the sampler of this one."""
+        sampler = self.loader.engine.basis.source.sampler
+        other = self.scene.loader(neighbor_sampler=sampler, seed=4)
+        self._compare(self._taken(iter(other)), self.scene.plain(4).batches(0))
+        if (
+            not self.job.link
+            and not self.job.graph.is_stores
+            and "time_attr" not in self.job.arguments
+            and not isinstance(sampler, PPRSampler)
+        ):
+            edges = ("a", "to", "b") if self.job.graph.is_typed else None
+            group = {"process_group": self.scene.place.group} if self.job.graph.is_directory else {}
+            for _ in LinkNeighborLoader(
+                self.scene.data, [], edges, neighbor_sampler=sampler, batch_size=50, uneven="exact", **group
+            ):
+                pass
+        self._epoch(0)
+
+    def _disagree(self, _: int) -> None:
+        """Ranks begin different epochs, and agree afterwards."""
+        if self.job.ranks > 1:
+            self.loader.set_epoch(self.scene.rank)
+            try:
+                for _ in self.loader:
+                    pass
+                if not len(self.loader):  # a rank without batches is told when it begins the next epoch
+                    self._told()
+                else:
+                    self.report.faults.append("ranks with different epochs go on")
+                    return
+            except Disagreement:
+                pass
+        self._set(7)
+
+    def _told(self) -> None:
+        """Waits for the error that this rank's thread has found."""
+        with contextlib.suppress(Disagreement):
+            self.loader.reset_stats()
+
+    def _two(self, _: int) -> None:
+        """Two loaders in turn."""
+        changes = {"seed": 11} if "seed" not in self.job.arguments else {}
+        other = self.scene.loader(**changes)
+        plain = self.scene.plain(other.seed)
+        mine, theirs, first, second = iter(self.loader), iter(other), [], []
+        more = True
+        while more:
+            got, found = self._taken(mine, 1), self._taken(theirs, 1)
+            first += got
+            second += found
+            more = bool(got or found)
+        self._compare(first, self._expected(self.epoch))
+        self._compare(second, plain.batches(0))
+        self.epoch += 1
+
+    # --- counts and memory ----------------------------------------------------------------------------------
+
+    def _check_memory(self) -> None:
+        used = self.loader.memory_used()
+        if any(value < 0 for value in used.values()):
+            self.report.faults.append(f"memory_used() is negative: {used}")
+        for name, tiers in (
+            ("topology_cache", ("topology_cache",)),
+            ("read_ahead", ("read_ahead",)),
+            ("memory", ("cache", "topology_cache", "lookahead")),
+        ):
+            budget = self.job.value(name)
+            if (
+                name not in self.job.arguments
+                or isinstance(budget, bool)
+                or budget is None
+                or (name == "memory" and self._gives_ways)
+            ):
+                continue
+            budget = _bytes(budget)
+            taken = sum(used.get(tier, 0) for tier in tiers)
+            if budget is not None and taken > budget:
+                self.report.faults.append(f"memory_used() is {used}, more than {name}={budget}")
+
+    @property
+    def _gives_ways(self) -> bool:
+        return bool({"replication_factor", "topology_cache", "lookahead", "cache"} & self.job.arguments.keys())
+
+    def _check_counts(self) -> None:
+        """Compares the counted rows of whole epochs with the distinct rows that the batches need."""
+        job, scene = self.job, self.scene
+        changing = {
+            "lookahead",
+            "partial_aggregation",
+            "memory",
+            "cooperate",
+            "allow",
+            "ways",
+            "static_buffers",
+            "columns",
+            "join_logical_ranks",
+            "cache",
+        }
+        if changing & job.arguments.keys() or job.is_odd or not job.graph.is_directory or job.graph.rows == "none":
+            return
+        stats = self.loader.stats()
+        batches = [batch for epoch in self.whole_epochs for batch in self._expected(epoch)]
+        host = scene.layout.parts_of_host(scene.rank)
+        members = self.loader.cache
+        for type_ in job.graph.types:
+            if type_ == "c":
+                continue
+            begin, end = scene._range(host, type_)
+            replicated = scene.data.row_books[type_].num_parts == 1
+            cached = set(_members(members, type_))
+            remote = known = 0
+            for batch in batches:
+                store = batch if type_ is None else batch[type_]
+                ids = set(store.n_id.tolist()) if "n_id" in store else set()
+                ids = set() if replicated or job.graph.parts == 1 else {i for i in ids if not begin <= i < end}
+                known += len(ids & cached)
+                remote += len(ids - cached)
+            of_type = stats.by_type[type_]
+            if of_type["remote"] != remote or of_type["cache"] < known:
+                self.report.faults.append(
+                    f"rows of type {type_}: counted {of_type}, expected remote {remote}, cache {known}"
+                )
+            row = _row_bytes(scene, type_)
+            if row is not None and of_type["bytes_received"] != remote * row:
+                self.report.faults.append(
+                    f"bytes of type {type_}: counted {of_type['bytes_received']}, expected {remote} rows of {row}"
+                )
+        if stats.batches != len(batches):
+            self.report.faults.append(f"stats() counts {stats.batches} batches, expected {len(batches)}")
+
+
+_NOT_PICKLED = {"collate_fn", "policy", "generator"}
+
+
+def _members(cache: Any, type_: Any) -> list[int]:
+    if hasattr(cache, "by_type"):
+        return cache.by_type[type_].members.ids.tolist() if type_ in cache.by_type else []
+    return cache.members.ids.tolist()
+
+
+def _row_bytes(scene: Scene, type_: Any) -> int | None:
+    if scene.job.graph.store_as or "send_as" in scene.job.arguments:
+        return None
+    store = scene.whole if type_ is None else scene.whole[type_]
+    if "tf" in store:
+        return None
+    return store.x[:1].nbytes if len(store.x) else 0
+
+
+def _bytes(given: Any) -> int | None:
+    if type(given) is int:
+        return given
+    units = {"kB": 10**3, "MB": 10**6, "MiB": 2**20, "B": 1}
+    return next(
+        (
+            int(given.removesuffix(unit)) * factor
+            for unit, factor in units.items()
+            if given.endswith(unit) and given.removesuffix(unit).isdigit()
+        ),
+        None,
+    )
