@@ -17,6 +17,7 @@ from salientpp.graph.mapped import mapped_from
 from salientpp.ranks.placement import Placement
 from salientpp.store.buffers import BufferPool
 from salientpp.store.exchange import Exchange
+from salientpp.vip.inclusion import inclusion_probability
 from salientpp.ways import topology_cache
 from salientpp.ways.planner import rates
 from salientpp.ways.planner.few import measure_few
@@ -190,3 +191,12 @@ def test_memory_used_counts_every_pool_of_buffers(tmp_path):
     for found in distributed.run(_after, 2, str(tmp_path / "parts"), {}):
         assert found["used"]["exchange"] >= 2 * MIB
         assert found["used"]["batches"] + found["used"]["exchange"] == found["pooled"]
+
+
+def test_the_probabilities_of_joined_parts_are_mapped_from_a_file(tmp_path):
+    data = random_data(2000, 8000)
+    salientpp.partition(data, 4, tmp_path / "parts", [4], 16, method=torch.arange(2000) % 4)
+    whole = salientpp.load(tmp_path / "parts").joined((0, 2, 4), 0)
+    computed = inclusion_probability(whole.graph, whole.split("train"), [4], 16)
+    for part in (whole, salientpp.load(tmp_path / "parts").joined((0, 2, 4), 0)):
+        assert torch.equal(part.vip(0), computed) and mapped_from(part.vip(0)) is not None

@@ -93,15 +93,19 @@ class StoredVip:
         return self._joined[stored]
 
     def keep(self, stored: range, vip: Mapping[str | None, Tensor]) -> None:
-        """Keeps the probabilities of joined parts, by type float32 [N]."""
-        self._joined[stored] = dict(vip)
+        """Keeps the probabilities of joined parts, by type float32 [N]: in files, or in memory if the disk is full or read-only."""
+        self._joined.pop(stored, None)
         for type_, of_type in vip.items():
             try:
                 self._folder.mkdir(exist_ok=True)
-                path = self._folder / f"{self._stem(stored, type_)}.{_digits(of_type.numpy())}.npy"
-                replace_file(path, partial(np.save, arr=of_type.numpy()))
+                stem = self._stem(stored, type_)
+                if _read(self._folder, stem, of_type.numel()) is None:  # otherwise another rank may have mapped it
+                    path = self._folder / f"{stem}.{_digits(of_type.numpy())}.npy"
+                    replace_file(path, partial(np.save, arr=of_type.numpy()))
             except OSError:
-                pass  # a read-only or a full disk: the next run computes it again
+                pass  # the next run computes it again
+        if self.find(stored) is None:
+            self._joined[stored] = dict(vip)
 
     @property
     def _folder(self) -> Path:
@@ -128,7 +132,8 @@ class StoredVip:
 def _read(folder: Path, stem: str, size: int) -> Tensor | None:
     for path in sorted(folder.glob(f"{stem}.*.npy")):
         try:
-            array = np.load(path, allow_pickle=False)
+            # Mapped, so that it takes no memory of this process. Nobody writes to it; mode 'r' would make torch warn.
+            array = np.load(path, mmap_mode="c", allow_pickle=False)
         except (OSError, ValueError, EOFError, MemoryError):
             continue
         if array.dtype == np.float32 and array.shape == (size,) and path.name == f"{stem}.{_digits(array)}.npy":
