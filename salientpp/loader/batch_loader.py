@@ -102,6 +102,9 @@ class BatchLoader(PlannedLoader):
                 divide(basis, prepared.options.split_by)
             self._make_engine(basis, prepared.options, everyone)
             self._pad_together()
+        if comm.size > 1:
+            # A rank without batches never waits for the others, so it learns here that one of them could not make its loader.
+            comm.gather_numbers([0])
 
     # --- construction -------------------------------------------------------------------------------------
 

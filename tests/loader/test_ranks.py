@@ -25,6 +25,8 @@ from torch_geometric.nn import GraphSAGE
 import salientpp
 from salientpp import NeighborLoader
 from salientpp.datasets import synthetic
+from salientpp.engine.way import Way
+from salientpp.ranks.failure import RankFailure
 from salientpp.sampling.schedule import Schedule, batch_key
 from salientpp.ways.planner.machines import Link, Machines
 
@@ -203,6 +205,30 @@ def test_a_rank_without_seeds_serves_under_exact_and_is_named_otherwise(tmp_path
     for uneven in ("wrap", "drop"):
         for failed in distributed.run(_count, 2, root, {"uneven": uneven}, may_fail=True):
             assert failed.kind == "ValueError" and f"rank 1 has no seeds, so uneven='{uneven}'" in failed.text
+
+
+class _BrokenOn(Way):
+    name = "broken"
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def attach(self, basis, fetch, workers) -> None:
+        if basis.comm.rank == self._rank:
+            raise ValueError("this way is broken")
+
+
+def _with_a_broken_way(rank: int, root: str) -> str:
+    with pytest.raises((ValueError, RankFailure)) as raised:
+        _loader(root, uneven="exact", ways=[_BrokenOn(1)])
+    return str(raised.value)
+
+
+def test_a_rank_without_batches_learns_that_another_could_not_make_its_loader(tmp_path):
+    """It has no batches that wait for the other rank."""
+    first, second = distributed.run(_with_a_broken_way, 2, _skewed(tmp_path / "parts", [0, 9]))
+    assert first == "rank 1 could not make its loader: ValueError: this way is broken"
+    assert second == "this way is broken"
 
 
 def test_error_refuses_unequal_ranks(tmp_path):
