@@ -139,7 +139,9 @@ class ReadAhead(Way):
         left = float(self._num_bytes - tables)
         ahead = max(2, min(_MOST_AHEAD, int(2 * left / max(1.0, of_batch + 2 * self._bytes_of_waiting))))
         left -= ahead * self._bytes_of_waiting
-        slots_of_batch = of_batch * (1 + RowBuffer.SLOT_BYTES / min(width.values()))
+        # At least one slot of each type, also on a rank without batches.
+        one_each = sum(width.values()) + RowBuffer.SLOT_BYTES * len(width)
+        slots_of_batch = max(of_batch * (1 + RowBuffer.SLOT_BYTES / min(width.values())), one_each)
         if left < slots_of_batch:
             least = int(tables + 4 * (slots_of_batch + self._bytes_of_waiting))
             raise ValueError(
@@ -149,13 +151,14 @@ class ReadAhead(Way):
             self.ahead = ahead
         else:
             self.waits = ahead
+        left -= one_each
         shares: dict[str | None, int] = {}
         # A type whose rows all fit takes no more than these. So types come in the order of the time after which batches have read their rows once.
         for type_ in sorted(files, key=lambda type_: size[type_] * width[type_] / max(1.0, needed[type_])):
             share = left * needed[type_] / max(1e-9, sum(needed[other] for other in files if other not in shares))
             taken = width[type_] + RowBuffer.SLOT_BYTES
-            shares[type_] = max(1, min(size[type_], int(share / taken)))
-            left -= shares[type_] * taken
+            shares[type_] = max(1, min(size[type_], 1 + int(share / taken)))
+            left -= (shares[type_] - 1) * taken
         return shares
 
     def attach(self, basis: Basis, fetch: Fetch, workers: SamplingWorkers) -> None:

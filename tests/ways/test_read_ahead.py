@@ -107,6 +107,15 @@ def test_memory_stays_within_the_bytes(part):
         assert loader.memory_used()["host"] >= NUM_VERTICES * WIDTH * 4
 
 
+def test_memory_stays_within_the_bytes_without_batches(part):
+    """The buffer has a slot on each rank. A slot has a row and 29 bytes of tables; the table of all rows has 4 bytes for each."""
+    nodes, table, slot = torch.zeros(0, dtype=torch.int64), 4 * NUM_VERTICES, 4 * WIDTH + 29
+    loader = NeighborLoader(part, FANOUTS, nodes, read_ahead=table + slot, **SAME)
+    assert loader.memory_used()["read_ahead"] == table + slot
+    with pytest.raises(ValueError, match="read_ahead must hold the rows of several batches"):
+        NeighborLoader(part, FANOUTS, nodes, read_ahead=table + slot - 1, **SAME)
+
+
 def test_an_epoch_that_ends_early_and_one_that_is_resumed(part):
     options = {**SAME, "num_workers": 2}
     plain = NeighborLoader(part, FANOUTS, "train", **options)
