@@ -154,6 +154,8 @@ class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader)
             )
         if None in sizes and is_remote(data) and (given is None or isinstance(given, Tensor)):
             given = (None, torch.stack(data[1].coo()[:2]) if given is None else given)  # PyG's function requires a pair
+        if None in sizes and is_remote(data) and not (isinstance(given, (tuple, list)) and len(given) == 2):
+            raise ValueError(f"edge_label_index must be int64 [2, M] or None, got {given!r}")
         if isinstance(data, HeteroData):
             # PyG's function would add an unknown type to the user's data.
             named = given if isinstance(given[0], str) else given[0]

@@ -7,9 +7,10 @@ import re
 import pytest
 import torch
 from graphs import random_data
+from torch_geometric.testing import MyFeatureStore, MyGraphStore
 
 import salientpp
-from salientpp import NeighborLoader
+from salientpp import LinkNeighborLoader, NeighborLoader
 from salientpp.loader.values import Options
 
 
@@ -61,3 +62,11 @@ def test_the_name_of_an_attribute_is_a_text(tmp_path, name):
     for data in (random_data(20, 40), part):
         with pytest.raises(TypeError, match=rf"^{name} must be the name of an attribute or None, got \[None\]$"):
             NeighborLoader(data, [2], **{name: [None]})
+
+
+def test_edges_of_stores_are_a_tensor():
+    features, edges = MyFeatureStore(), MyGraphStore()
+    features.put_tensor(torch.zeros(3, 1), group_name=None, attr_name="x", index=None)
+    edges.put_edge_index(torch.tensor([[0, 1], [1, 2]]), edge_type=None, layout="coo", size=(3, 3))
+    with pytest.raises(ValueError, match=r"^edge_label_index must be int64 \[2, M\] or None, got 0$"):
+        LinkNeighborLoader((features, edges), [2], 0)
