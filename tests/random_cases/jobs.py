@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from random_cases.data import Graph, directory, graph_of, simpler
 from random_cases.leftovers import Leftovers
-from random_cases.options import arguments_of
+from random_cases.options import apart, arguments_of
 from random_cases.pool import HANG, Failed, Place, Pool
 from random_cases.scene import CONSTANTS, OF_SEEDS, Scene
 from random_cases.use import Report, Use
@@ -51,6 +51,7 @@ class Job:
         odd: names of arguments with an odd value.
         steps: ways of using the loader, one after another.
         mode: context of torch in which the loader is made and used.
+        apart: name of an argument that differs between the ranks.
     """
 
     seed: int = 0
@@ -61,6 +62,7 @@ class Job:
     odd: tuple[str, ...] = ()
     steps: tuple[str, ...] = ("epoch",)
     mode: str = "enable_grad"
+    apart: str | None = None
 
     @property
     def is_odd(self) -> bool:
@@ -91,7 +93,10 @@ def job_of(seed: int) -> Job:
     if "Endless" in arguments.get("batch_sampler", ""):
         fitting = ("leave 2", "leave 0")
     mode = r.choices(("enable_grad", "no_grad", "inference_mode"), (20, 1, 2))[0]
-    return Job(seed, graph, ranks, link, arguments, odd, fitting or ("epoch",), mode)
+    different = apart(r, graph, ranks, link, arguments) if ranks > 1 and r.random() < 0.04 else None
+    if different is not None:
+        odd = (*odd, different)
+    return Job(seed, graph, ranks, link, arguments, odd, fitting or ("epoch",), mode, different)
 
 
 # --- on the ranks --------------------------------------------------------------------------------------------------
@@ -127,6 +132,10 @@ def _use(place: Place, job: Job, folder: Path, report: Report) -> None:
         loader = scene.loader(arguments)
     except (ValueError, TypeError, NotImplementedError, RankFailure) as error:
         report.refused, report.kind = str(error), type(error).__name__
+        return
+    if job.apart in job.arguments:  # ranks need not agree on it
+        for _ in loader:
+            pass
         return
     if set(job.odd) & OF_SEEDS & job.arguments.keys():
         return  # seeds that are not modelled

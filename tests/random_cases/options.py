@@ -355,7 +355,7 @@ STRATEGIES: dict[str, Strategy] = {
     "sampler": Strategy(0.1, sampler),
     "batch_sampler": Strategy(0.1, batch_sampler),
     "batch_size": Strategy(1, unless(("batch_sampler",), "1", "3", "4", "8", "8", "8", "100")),
-    "num_workers": Strategy(0.35, of("0", "1", "1", "2", "3")),
+    "num_workers": Strategy(0.35, of("0", "1", "1", "2", "3", "rank % 3")),
     "prefetch_factor": Strategy(0.3, lambda d: d.pick(1, 2, 5) if d.chosen.get("num_workers", "0") != "0" else None),
     "persistent_workers": Strategy(0.2, lambda d: "True" if d.chosen.get("num_workers", "0") != "0" else None),
     "worker_init_fn": Strategy(0.1, of("noted")),
@@ -374,7 +374,7 @@ STRATEGIES: dict[str, Strategy] = {
     "policy": Strategy(0.25, policy),
     "cache": Strategy(0.06, on_parts("cache_of(0.4)", but=("lookahead", "columns", "send_as"))),
     "topology_cache": Strategy(0.4, topology_cache),
-    "device_rows": Strategy(0.12, of("0.3", "1.0", "100", "'1kB'")),
+    "device_rows": Strategy(0.12, of("0.3", "1.0", "100", "'1kB'", "0.5 * (rank % 2)")),
     "device_cache": Strategy(0.08, of("0.5", "1.0", "64")),
     "zero_copy": Strategy(0.04, of("True", "False")),
     "read_ahead": Strategy(0.15, read_ahead),
@@ -416,6 +416,17 @@ WAYS = {
     "Lookahead": "lookahead", "SumsOfRows": "partial_aggregation",
     "CacheOfUses": "of layer-wise inference, which makes no loader of the user",
 }  # fmt: skip
+
+
+def apart(r: random.Random, graph: Graph, ranks: int, link: bool, arguments: dict[str, str]) -> str | None:
+    """Gives ranks different values of a random argument. Returns its name."""
+    name = r.choice([name for name in arguments if name not in ("input_nodes", "edge_label_index")])
+    draft = Draft(r, graph, ranks, link, {other: text for other, text in arguments.items() if other != name})
+    other = STRATEGIES[name].draw(draft)
+    if other is None or other == arguments[name]:
+        return None
+    arguments[name] = f"({arguments[name]}, {other})[rank % 2]"
+    return name
 
 
 def arguments_of(r: random.Random, graph: Graph, ranks: int, link: bool) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -246,9 +246,9 @@ class Scene:
         """Returns the values of the arguments."""
         own = self.layout.parts_of(self.rank)
         seeds = self.seeds(own)
-        part_rows = self._own_rows
         names = {
-            **self._names(own), "data": self.data, "seeds": seeds, "num_seeds": len(arange(seeds)), "own_rows": part_rows, "cache_of": self._cache_of,
+            **self._names(own), "data": self.data, "seeds": seeds, "num_seeds": len(arange(seeds)), "rank": self.place.rank, "own_rows": self._own_rows,
+            "cache_of": self._cache_of,
         }  # fmt: skip
         found = {name: eval(text, names) for name, text in self.job.arguments.items()}
         if self.job.graph.is_directory:
@@ -296,9 +296,17 @@ class Scene:
         data = self._changed(copy.copy(self.whole))
         given = job.value("num_neighbors")
         source = stores(data) if job.graph.is_stores else data
-        names = {**self._names(own), "data": source, "seeds": seeds, "num_seeds": len(arange(seeds))}
+        names = {
+            **self._names(own),
+            "data": source,
+            "seeds": seeds,
+            "num_seeds": len(arange(seeds)),
+            "rank": self.place.rank,
+        }
         texts = {name: eval(job.arguments[name], names) for name in _OF_SAMPLES if name in job.arguments}
         draws = {name: texts[name] for name in _OF_DRAWS if name in texts}
+        if job.graph.is_directory:
+            draws.pop("is_sorted", None)  # a directory sorts its lists itself
         sampler = texts.get("neighbor_sampler") or NeighborSampler(source, given, **draws)
         sizes = [self.seeds(parts) for parts in layout.units]
         sizes = [len(arange(of_unit)) for of_unit in sizes]
