@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric.nn.conv import APPNP, MessagePassing
 
 from salientpp.fullgraph.agreement import facts_of
+from salientpp.fullgraph.edge_trials import EdgeTrials
 from salientpp.fullgraph.exchange import Flight, Ranks, width_of
 from salientpp.fullgraph.layers import refusals
 from salientpp.fullgraph.layouts import DistAdjacency, Layout, check_plan
@@ -22,7 +23,7 @@ from salientpp.fullgraph.outputs import mapped, tensors_of
 from salientpp.fullgraph.parameters import Substituted, check_gradients
 from salientpp.fullgraph.rank_graph import Hop, RankGraph
 from salientpp.fullgraph.recompute import Recompute, refuse_checkpoint_of_model
-from salientpp.fullgraph.row_check import RowCheck
+from salientpp.fullgraph.row_check import RowCheck, checked_hooks
 from salientpp.fullgraph.row_counts import without_counts
 from salientpp.fullgraph.watch import watch_backward
 from salientpp.graph.quantiles import corrected
@@ -71,6 +72,7 @@ class DistributedModel(torch.nn.Module):
         self.graph: Any = graph  # a LocalGraph; graphs of other types support layers, but neither plans nor layouts
         self._helpers = Helpers(graph)
         self.rows = RowCheck(module)
+        self._edge_trials = EdgeTrials()
         self._hop = 0
         self.seen: list[tuple[int, bool, bool]] = []
 
@@ -151,15 +153,17 @@ class DistributedModel(torch.nn.Module):
             for name, value in module._parameters.items():
                 if id(value) in stand_ins:
                     yield module._parameters, name, stand_ins[id(value)]
+            yield from checked_hooks(self.rows, own)
             if isinstance(module, MessagePassing):
                 yield own, "propagate", functools.partial(self._call, module, module.propagate, False)
                 yield own, "edge_updater", functools.partial(self._call, module, module.edge_updater, True)
                 methods = with_helpers(module, helpers)
                 for name, method in methods.items():
                     yield own, name, method
+                forward = methods.get("forward", module.forward)
                 if self._recompute.kind is not None:
-                    forward = methods.get("forward", module.forward)
-                    yield own, "forward", functools.partial(self._call_layer, module, forward, stand_ins)
+                    forward = functools.partial(self._call_layer, module, forward, stand_ins)
+                yield own, "forward", functools.partial(_call_followed, self.rows, forward)
                 yield from _uncached(own)
             elif isinstance(module, _BatchNorm):
                 yield own, "forward", functools.partial(self._batch_norm, module)
@@ -218,6 +222,8 @@ class DistributedModel(torch.nn.Module):
             if out is None:
                 given = self._extended(conv, is_edge_level, given)
                 size = (graph.num_rows, graph.num_targets)
+                if graph.averaging.size > 1 and not self._recompute.is_again:
+                    self._edge_trials.check(self.module, conv, original, is_edge_level, edge_index, size, given)
                 out = self._recompute.over_edges(conv, original, is_edge_level, edge_index, size, given)
         if not is_edge_level:
             self.rows.follow(out, conv.node_dim)
@@ -257,7 +263,8 @@ class DistributedModel(torch.nn.Module):
         for table in tables:
             if table.size(0) != self.graph.num_inner:
                 raise ValueError(
-                    f"a layer must pass on one row for each of the {self.graph.num_inner} vertices here, got shape {list(table.shape)}"
+                    f"{self.graph.ranks.agreement.place} must pass on one row for each of the {self.graph.num_inner} vertices here (under a plan, only x has a "
+                    f"row for each of them), got shape {list(table.shape)}"
                 )
         before, back, product = self.seen.pop() if len(self.seen) > self._hop else (0, False, True)
         back |= any(table.requires_grad for table in tables)
@@ -322,6 +329,13 @@ class DistributedModel(torch.nn.Module):
         memo[id(self._helpers)] = Helpers(self.graph)
         copied.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
         return copied
+
+
+def _call_followed(rows: RowCheck, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls a layer, and follows the rows of its result. The check of rows may lose them in the layer's own code."""
+    out = forward(*args, **kwargs)
+    rows.follow(out)
+    return out
 
 
 def _agree(

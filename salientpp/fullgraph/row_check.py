@@ -17,6 +17,7 @@ import copy
 import functools
 import inspect
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -82,6 +83,7 @@ class RowCheck(TorchFunctionMode):
         self._graph: RankGraph | None = None  # whose ranks answer questions about all vertices; None: nobody does
         self._number = 0  # of vertices; 0 between calls
         self._numbers: tuple[int, ...] = ()  # of rows in tables of vertices
+        self._called: tuple[int, tuple[int, ...], Tensor | None] = 0, (), None  # as above, in the last call
         self._off = self._assumes = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RowCheck:
@@ -96,12 +98,14 @@ class RowCheck(TorchFunctionMode):
         If a graph's vertices are all on one rank, nothing is checked there.
         """
         if graph.averaging.size == 1:
+            self._called = 0, (), None
             yield
             return
         before = self._number, self._numbers, self._edge_index, self._graph
         self._number, self._numbers = graph.num_inner, (graph.num_inner, graph.num_own)
         # A trimmed model computes other rows in later calls, which are not checked.
         self._edge_index, self._graph = graph.edge_index, None if trimming_of(self._module) else graph
+        self._called = self._number, self._numbers, self._edge_index
         self.follow([x, getattr(graph, "node_rows", {})])
         for tensor, what in tensors_given(self._module.forward, given, graph):
             if what == "vertices":
@@ -200,7 +204,7 @@ class RowCheck(TorchFunctionMode):
         if name == "__iter__":
             return iter(self.__torch_function__(Tensor.unbind, types, args))
         if name == "register_hook":
-            return func(args[0], self._checked_hook(*args[1:], **kwargs))
+            return func(args[0], self.checked_hook(*args[1:], **kwargs))
         if name in _READS and call.rows and not is_ours():
             self.refuse(f"{name}, which reads values of rows,")
         verdict = self._verdict(call, tuple(call.key) if is_known else None)
@@ -309,15 +313,15 @@ class RowCheck(TorchFunctionMode):
 
     # --- gradients ------------------------------------------------------------------------------------------
 
-    def _checked_hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a hook that runs under the check. A hook that returns nothing changes no gradient, and may compute anything."""
+    def checked_hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a hook of gradients, of a tensor or of a module, that runs under the check. One that returns nothing may compute anything."""
         checked = self._checked(f"a hook of gradients ({getattr(hook, '__name__', hook)})", hook)
 
-        def run(gradient: Tensor) -> Any:
+        def run(*given: Any) -> Any:
             try:
-                return checked(gradient)
+                return checked(*given)
             except RowsMixed:
-                if hook(gradient) is None:
+                if hook(*given) is None:
                     return None
                 raise
 
@@ -332,7 +336,7 @@ class RowCheck(TorchFunctionMode):
 
     def _checked(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function of gradients that runs under the check. All tensors in it with as many rows as this rank has vertices have rows of vertices."""
-        state = self._number, self._numbers, self._edge_index, None, True
+        state = *self._called, None, True
 
         def run(*gradients: Any) -> Any:
             before = self._number, self._numbers, self._edge_index, self._graph, self._assumes
@@ -361,6 +365,13 @@ class RowCheck(TorchFunctionMode):
             "all vertices, and numbers for logs, belong outside the model's forward. Return the rows that they need; salientpp.fullgraph.loss_mean gives the "
             "mean over all ranks"
         )
+
+
+def checked_hooks(rows: RowCheck, own: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Yields (attributes of a module, name, value) for a module's backward hooks, which then run under the check."""
+    for name in ("_backward_hooks", "_backward_pre_hooks"):
+        if own[name]:
+            yield own, name, OrderedDict((key, rows.checked_hook(hook)) for key, hook in own[name].items())
 
 
 def tensors_given(

@@ -159,7 +159,7 @@ def compared(call: Call, number: int, older: Callable[[Tensor], Rows | None]) ->
         if not perturbs and found is not None:  # equal values would hide what the first attempt has found
             continue
         try:
-            with torch.no_grad(), _disable_current_modes(), _NoChance():
+            with torch.no_grad(), _disable_current_modes(), NoChance():
                 results = [_trial(call, trial, perturbs, number, cut, older) for trial in (0, 1)]
             if len(results[0]) == len(results[1]):
                 return [_alike(call.name, one, other, families) for one, other in zip(*results, strict=True)]
@@ -224,19 +224,19 @@ def _alike(name: str, one: Tensor, other: Tensor, families: list[Family]) -> Row
                 continue
             has_rows = True
             rows = Rows(family, dim, a // sizes[0], name in _MARKS)
-            if name in _EMPTY or _is_close(rows.compared(one, 0), rows.compared(other, 1)):
+            if name in _EMPTY or is_close(rows.compared(one, 0), rows.compared(other, 1)):
                 return rows
     if has_rows:
         raise Mixes("differs")
     if one.shape == other.shape:
         keeps_values = name.startswith("new_") or name.endswith("_like") or _writes(name)
-        if keeps_values and (name in _EMPTY or _is_close(one, other)):
+        if keeps_values and (name in _EMPTY or is_close(one, other)):
             return None
         raise Mixes("reduced")
     raise Mixes
 
 
-class _NoChance(TorchDispatchMode):
+class NoChance(TorchDispatchMode):
     """Makes random functions give the same for every row."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -277,7 +277,8 @@ def is_discrete(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() and not tensor.is_complex()
 
 
-def _is_close(one: Tensor, other: Tensor) -> bool:
+def is_close(one: Tensor, other: Tensor) -> bool:
+    """Returns True if two tensors are equal up to rounding."""
     if not one.is_floating_point() and not one.is_complex():
         return torch.equal(one, other)
     precision = torch.finfo(one.dtype).eps ** 0.5

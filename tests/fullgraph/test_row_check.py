@@ -56,6 +56,31 @@ class Own(pyg.MessagePassing):
         return self.propagate(edge_index, x=self.change(x))
 
 
+class Updated(pyg.SAGEConv):
+    """Layer of the user's, which changes the sums of all vertices."""
+
+    def update(self, inputs: Tensor) -> Tensor:
+        return inputs - inputs.mean(0)
+
+
+class Aggregated(pyg.SAGEConv):
+    """Layer of the user's, which scales the sums of all vertices."""
+
+    def aggregate(self, inputs: Tensor, index: Tensor, ptr: Any = None, dim_size: Any = None) -> Tensor:
+        out = super().aggregate(inputs, index, ptr=ptr, dim_size=dim_size)
+        return out / out.abs().max()
+
+
+class Doubled(pyg.SAGEConv):
+    """Layer of the user's, which changes each sum by itself, and drops messages."""
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return F.dropout(x_j, 0.0, self.training)
+
+    def update(self, inputs: Tensor) -> Tensor:
+        return 2 * inputs.tanh()
+
+
 class Net(nn.Module):
     def __init__(self, change: Change | nn.Module, conv: Any = pyg.SAGEConv) -> None:
         super().__init__()
@@ -116,6 +141,16 @@ def with_hook(module: nn.Module) -> nn.Module:
     return module
 
 
+def with_gradients(change: Callable[[Tensor], Tensor], pre: bool) -> Net:
+    """Returns a model with a hook for the gradients of its second layer's outputs, or of a linear map's inputs."""
+    net = Net(lambda net, h, g: net.lin(h))
+    if pre:
+        net.second.register_full_backward_pre_hook(lambda _, outs: tuple(map(change, outs)))
+    else:
+        net.lin.register_full_backward_hook(lambda _, given, outs: tuple(map(change, given)))
+    return net
+
+
 def later(net: Net, h: Tensor, g: Any) -> Tensor:
     net.step += 1
     return h - h.mean(0) if net.step > 2 else h
@@ -138,6 +173,14 @@ def over_sources(net: Net, h: Tensor, g: Any) -> Tensor:
 
 #: Name -> (model, the operation that an error names).
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "update of a layer": (lambda: Net(lambda net, h, g: h, Updated), r"Updated \(first\)"),
+    "aggregate of a layer": (lambda: Net(lambda net, h, g: h, Aggregated), r"Aggregated \(first\)"),
+    "module on edges": (
+        lambda: Net(lambda net, h, g: h, lambda a, b: pyg.EdgeConv(nn.Sequential(nn.Linear(2 * a, b), nn.Softmax(0)))),
+        r"EdgeConv \(first\)",
+    ),
+    "backward hook": (lambda: with_gradients(lambda gradient: gradient / gradient.abs().sum(), False), "sum"),
+    "backward pre-hook": (lambda: with_gradients(lambda gradient: gradient - gradient.mean(0), True), "mean"),
     "mean": (lambda: Net(lambda net, h, g: h - h.mean(0)), "mean"),
     "mean of all": (lambda: Net(lambda net, h, g: h - h.mean()), "mean"),
     "std": (lambda: Net(lambda net, h, g: h / (h.std(0) + 1)), "std"),
@@ -363,6 +406,9 @@ def jumped(mode: str) -> Change:
 
 
 KEPT: dict[str, Callable[[], nn.Module]] = {
+    "update of a layer": lambda: Net(lambda net, h, g: h, Doubled),
+    "backward hook": lambda: with_gradients(lambda gradient: 2 * gradient, False),
+    "backward pre-hook": lambda: with_gradients(lambda gradient: gradient.clamp(-1, 1), True),
     "activation": lambda: Net(lambda net, h, g: F.elu(h).sigmoid() * h.clamp(min=-1)),
     "norms": lambda: Net(nn.Sequential(nn.BatchNorm1d(WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))),
     "dropout": lambda: Net(nn.Sequential(nn.Dropout(0.0), nn.AlphaDropout(0.0))),
@@ -406,6 +452,8 @@ KEPT: dict[str, Callable[[], nn.Module]] = {
 }
 
 WAYS: list[dict[str, Any]] = [{}, {"recompute": "layers"}, {"layout": "1d"}]
+#: Each rank is a host, which keeps vertices of the other one.
+PRELOADED = {"preload": Preload(2), "ranks_per_host": 1}
 
 
 def steps(model: Any, g: Any, mean: Callable[[Tensor], Tensor]) -> Tensor:
@@ -416,11 +464,13 @@ def steps(model: Any, g: Any, mean: Callable[[Tensor], Tensor]) -> Tensor:
     return out
 
 
-def refused(rank: int, offsets: list[int], names: list[str], options: dict[str, Any]) -> list[str]:
+def refused(
+    rank: int, offsets: list[int], names: list[str], options: dict[str, Any], of_part: dict[str, Any] | None = None
+) -> list[str]:
     """Returns the texts of errors."""
     found = []
     for name in names:
-        part = local(graph(), offsets=offsets, timeout=distributed.NEVER)
+        part = local(graph(), offsets=offsets, timeout=distributed.NEVER, **(of_part or {}))
         model = distribute(REFUSED[name][0](), part, **options)
         try:
             steps(model, part, lambda losses: loss_mean(losses, part))
@@ -440,7 +490,7 @@ def test_what_depends_on_several_vertices_is_refused_by_name_on_every_rank(offse
 def is_named(name: str, text: str) -> bool:
     return (
         re.search(
-            f"cannot be trained over ranks: .*({REFUSED[name][1]}).* depends on the rows of several vertices.*loss_mean",
+            f"cannot be trained over ranks: .*({REFUSED[name][1]}).* depends on the rows of several vertices.*(loss_mean|each target)",
             text,
         )
         is not None
@@ -462,10 +512,10 @@ def test_a_single_rank_has_all_rows():
     assert distributed.run(alone, 1) == [[True, True]]
 
 
-@pytest.mark.parametrize("options", WAYS[1:], ids=str)
-def test_every_way_of_training_refuses(options):
+@pytest.mark.parametrize(("options", "of_part"), [*((each, {}) for each in WAYS[1:]), ({}, PRELOADED)], ids=str)
+def test_every_way_of_training_refuses(options, of_part):
     names = ["mean", "module", "number", "hook", "a later step"]
-    for found in distributed.run(refused, 2, OFFSETS[0], names, options):
+    for found in distributed.run(refused, 2, OFFSETS[0], names, options, of_part):
         assert [text for name, text in zip(names, found, strict=True) if not is_named(name, text)] == []
 
 

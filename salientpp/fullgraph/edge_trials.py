@@ -1,0 +1,100 @@
+"""Tries out whether a layer computes each target from the edges into it only.
+
+PyG's layers do, but a subclass, a module inside a layer or a hook may look at all targets. For example, ``update`` of a subclass may subtract a mean. A rank
+has only the edges into its own vertices. So the first call of a layer is made three times more, without its effects: with all edges, and with the edges into
+every other target. If the rows of these targets differ, the layer is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.conv import MessagePassing
+
+from salientpp.fullgraph.outputs import tensors_of
+from salientpp.fullgraph.pieces import EdgeRows
+from salientpp.fullgraph.row_check import RowsMixed
+from salientpp.fullgraph.row_trials import NoChance, is_close
+from salientpp.nn.layers import name_of
+from salientpp.nn.rehearsal import rehearsal
+from salientpp.nn.unchanged import change_of
+
+
+class EdgeTrials:
+    """Trials of the layers of one model. Each layer is tried once in training and once in evaluation, and again after a change that is known."""
+
+    def __init__(self) -> None:
+        self._tried: weakref.WeakKeyDictionary[MessagePassing, set[Any]] = weakref.WeakKeyDictionary()
+
+    def __deepcopy__(self, memo: Any) -> EdgeTrials:
+        return EdgeTrials()
+
+    def check(self, model: torch.nn.Module, conv: MessagePassing, *call: Any) -> None:
+        """Raises RowsMixed if :meth:`mixes` is True for a layer of ``model``."""
+        if self.mixes(conv, *call):
+            path = next(path for path, each in model.named_modules() if each is conv)
+            raise RowsMixed(
+                f"this model cannot be trained over ranks: {name_of(conv, path)} depends on the rows of several vertices in a method, a hook or a "
+                "module inside it. A rank has only the edges into its own vertices; compute each target separately"
+            )
+
+    @torch.no_grad()
+    def mixes(
+        self,
+        conv: MessagePassing,
+        original: Callable[..., Any],
+        is_edge_level: bool,
+        edge_index: Any,
+        size: tuple[int, int],
+        given: dict[str, Any],
+    ) -> bool:
+        """Returns True if rows of a target, or of an edge, depend on edges into other targets. False also if this cannot be tried.
+
+        Args:
+            original: ``propagate`` of the layer, or its ``edge_updater`` (``is_edge_level``).
+            edge_index: int64 [2, e], the edges.
+            size: numbers of sources and of targets.
+            given: the method's other arguments.
+        """
+        key = is_edge_level, conv.training, change_of(conv)
+        tried = self._tried.setdefault(conv, set())
+        if key in tried or type(edge_index) is not Tensor or any(isinstance(each, EdgeRows) for each in given.values()):
+            return False
+        tried.add(key)
+        halves = [edge_index[1] % 2 == rest for rest in (0, 1)]
+        if not all(bool(half.any()) for half in halves):
+            tried.remove(key)
+            return False
+        asked = conv._edge_user_args if is_edge_level else conv._user_args
+        with contextlib.suppress(Exception):  # the call itself, which follows, raises what the user has to see
+            whole = self._called(conv, original, edge_index, size, given)
+            for rest, half in enumerate(halves):
+                cut = {name: self._cut(value, half) if name in asked else value for name, value in given.items()}
+                found = self._called(conv, original, edge_index[:, half], size, cut)
+                if is_edge_level:
+                    expected = [self._cut(each, half) for each in whole]
+                else:
+                    targets = torch.arange(rest, size[1], 2, device=edge_index.device)
+                    expected, found = (
+                        [each.index_select(conv.node_dim, targets) for each in out] for out in (whole, found)
+                    )
+                if not all(is_close(*pair) for pair in zip(expected, found, strict=True)):
+                    return True
+        return False
+
+    @staticmethod
+    def _cut(value: Any, edges: Tensor) -> Any:
+        """Returns those rows of a tensor with a row for each edge that a mask [e] selects."""
+        return value[edges] if isinstance(value, Tensor) and value.dim() and value.size(0) == edges.numel() else value
+
+    @staticmethod
+    def _called(
+        conv: MessagePassing, original: Callable[..., Any], edge_index: Tensor, size: tuple[int, int], given: Any
+    ) -> list[Tensor]:
+        with rehearsal(conv, (edge_index,), dict(given)) as effects, NoChance():
+            return [*tensors_of(original(*effects.args, size=size, **effects.kwargs))]
