@@ -137,7 +137,14 @@ class Call:
         layer = self.network.layers[self.number]
         edges = Edges(batch.edge_index, batch.n_id, batch.batch_size, batch.get("edge_weight"), batch.get("edge_attr"))
         first = int(batch.n_id[0]) - self.begin
-        self.store(first, first + batch.batch_size, layer(batch.x, edges, self.normalisation))
+        try:
+            rows = layer(batch.x, edges, self.normalisation)
+        except Exception as error:  # for example, some layers of PyG need at least one edge
+            raise ValueError(
+                f"layer {self.number} ({layer}) failed for {batch.batch_size} vertices and {batch.edge_index.size(1)} edges into them: "
+                f"{type(error).__name__}: {error}; another batch_size gives other batches"
+            ) from error
+        self.store(first, first + batch.batch_size, rows)
 
     def store(self, first: int, last: int, rows: Tensor) -> None:
         """Stores the next rows of the part's vertices [first, last)."""
