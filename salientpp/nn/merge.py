@@ -17,6 +17,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, MessagePassing
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, SumAggregation
 
 from salientpp.nn.layers import LINEAR_MESSAGES
+from salientpp.nn.merge_check import check_model
 from salientpp.nn.unchanged import HOOKS, change_of, is_plain
 from salientpp.ways.sums.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, Marked, leave_to_python, mark, marked_in
 
@@ -68,7 +69,7 @@ class _Call:
     merged: bool = False
 
 
-def merge_partial(model: Model) -> Model:
+def merge_partial(model: Model, *, check: bool = True) -> Model:
     """Lets a model train on batches with sums: its first layers add ``batch.partial`` to their aggregation.
 
     Call it on the whole model. It may be called again, and the model may be copied and pickled. The model takes batches of a
@@ -76,12 +77,14 @@ def merge_partial(model: Model) -> Model:
     model can have several. With the loader's ``partial_weight="w"``, first layers must be given ``batch.w`` as ``edge_weight``. ``batch.w`` gets no gradient.
 
     The outputs of the seeds, ``out[:batch.batch_size]``, and their gradients equal those of the whole batch. A model that would give other results raises at
-    its first forward. ``x``, ``edge_index`` and the weights of such a batch refuse operations that would give wrong results.
+    its first forward, or when it is checked. A check computes a smaller batch twice (:mod:`salientpp.nn.merge_check`). It runs at calls 1, 4, 16, 64, ..., and
+    after a module or a plain attribute has changed. ``x``, ``edge_index`` and the weights of a batch refuse operations that would give wrong results.
 
     Args:
         model: a model with at most as many consecutive layers as ``num_neighbors`` has hops. First layers can be
             :class:`~torch_geometric.nn.SAGEConv` (mean, sum, max), :class:`~torch_geometric.nn.GINConv`, :class:`~torch_geometric.nn.GraphConv`,
             :class:`~torch_geometric.nn.GCNConv` with ``normalize=False``, or your own ``MessagePassing`` whose messages are the rows of ``x``.
+        check: False turns the check off.
 
     Returns:
         The model.
@@ -104,6 +107,13 @@ def merge_partial(model: Model) -> Model:
         layer.register_propagate_forward_pre_hook(_before_propagate)
         layer.register_aggregate_forward_hook(_merge)
         layer.register_propagate_forward_hook(_after_propagate)
+        for name in (_CALL, _OPENED, _HAS_X):
+            setattr(layer, name, None)
+    for key in [key for key, hook in model._forward_pre_hooks.items() if hook is check_model]:
+        del model._forward_pre_hooks[key]
+        model._forward_pre_hooks_with_kwargs.pop(key, None)
+    if check:
+        model.register_forward_pre_hook(check_model, with_kwargs=True)
     return model
 
 

@@ -285,7 +285,8 @@ OWN = {
 }
 
 
-def _own(r: random.Random, number: int) -> Choice:
+def own_of(r: random.Random, number: int) -> Choice:
+    """Returns a layer of the user's."""
     name = r.choice(sorted(OWN))
     args = {"Own": "", "OwnAggregate": "nn.Linear(6, 6)"}.get(name, "6, 6")
     return Choice(
@@ -303,7 +304,8 @@ MODELS = {
 }  # fmt: skip
 
 
-def _model(r: random.Random, number: int) -> Choice:
+def model_of(r: random.Random, number: int) -> Choice:
+    """Returns one of PyG's basic models, as a layer."""
     name = r.choice(sorted(MODELS))
     norm = r.choice(
         [
@@ -464,7 +466,11 @@ ROWS: dict[str, dict[str, tuple[str, str]]] = {
 
 
 def _rows(kind: str, r: random.Random, number: int) -> Choice:
-    name = r.choice(sorted(ROWS[kind]))
+    return rows_of(kind, r.choice(sorted(ROWS[kind])), number)
+
+
+def rows_of(kind: str, name: str, number: int) -> Choice:
+    """Returns an operation over rows of :data:`ROWS`."""
     made, text = ROWS[kind][name]
     init = f"self.l{number} = {made}" if made else ""
     once = "Transformer" in made or "need_weights" in text or "scaled_dot" in text
@@ -473,7 +479,8 @@ def _rows(kind: str, r: random.Random, number: int) -> Choice:
     )  # fmt: skip
 
 
-def _activation(r: random.Random, number: int) -> Choice:
+def activation_of(r: random.Random, number: int) -> Choice:
+    """Returns an operation on single elements."""
     text = r.choice(
         [
             "h.relu()",
@@ -492,7 +499,8 @@ def _activation(r: random.Random, number: int) -> Choice:
     return Choice(number, f"act {text}", forward=f"h = {text}" if text != "h.relu_()" else "h = (h + 0).relu_()")
 
 
-def _keep(r: random.Random, number: int) -> Choice:
+def kept(r: random.Random, number: int) -> Choice:
+    """Returns a choice that keeps the rows for later ones."""
     return Choice(number, "keep", forward="hs.append(h)")
 
 
@@ -737,7 +745,8 @@ MIXING = """
 """
 
 
-def _moment(r: random.Random, number: int) -> Choice:
+def moment_of(r: random.Random, number: int) -> Choice:
+    """Returns code that changes between calls, or that writes."""
     kind = r.choice(sorted(MOMENTS.keys() - LEFT_OUT.keys()))
     init, forward, before, mode = (text.format(k=number) if text else "" for text in MOMENTS[kind])
     return Choice(
@@ -774,7 +783,7 @@ def _conv(r: random.Random, number: int) -> Choice:
 
 #: Strategies with their weights.
 STRATEGIES: list[tuple[Callable[[random.Random, int], Choice], int]] = [
-    (_conv, 34), (_own, 3), (_model, 4), (_block, 4), (_activation, 6), (_keep, 5), (_moment, 14), (_whole, 2),
+    (_conv, 34), (own_of, 3), (model_of, 4), (_block, 4), (activation_of, 6), (kept, 5), (moment_of, 14), (_whole, 2),
     (lambda r, k: _rows("norm", r, k), 6), (lambda r, k: _rows("rows", r, k), 7), (lambda r, k: _rows("number of rows", r, k), 5), (lambda r, k: _rows("edges", r, k), 2),
     (lambda r, k: _rows("module", r, k), 8), (lambda r, k: _rows("jump", r, k), 6),
 ]  # fmt: skip

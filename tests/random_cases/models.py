@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import random
 import re
 import sys
 import textwrap
+import traceback
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -90,15 +93,14 @@ def copy_values(model, other):
 
 
 def run_step(model, begin, batch, step, mode, given, penalty):
-    """Returns the seeds' outputs, gradients, buffers and inputs of one call by name."""
+    """Returns the seeds' outputs, gradients, buffers and inputs of one call by name. Gradients are of a fixed sum over seeds."""
     torch.manual_seed(step)
     model.train(mode == "train")
     begin(model, step)
     names = ("x", "edge_weight", "edge_attr", "edge_type", "node_type", "pos", "normal")
-    tensors = {name: batch[name].clone() for name in names}
-    learnt = {
-        name: tensors[name].requires_grad_() for name in ("x", "edge_weight", "edge_attr", "pos") if given != "constant"
-    }
+    tensors = {name: batch[name] if given == "stored" else batch[name].clone() for name in names}
+    floating = ("x", "edge_weight", "edge_attr", "pos") if given in ("leaf", "computed") else ()
+    learnt = {name: tensors[name].requires_grad_() for name in floating}
     if given == "computed":
         tensors.update({name: value * 1 for name, value in learnt.items()})
     modes = {"no_grad": torch.no_grad, "inference": torch.inference_mode}
@@ -114,10 +116,13 @@ def run_step(model, begin, batch, step, mode, given, penalty):
     is_rows = [out.dim() == 2 for out in outputs]
     outputs = [out[: batch.batch_size] if rows else out for out, rows in zip(outputs, is_rows)]
     found = {f"output {k}": out.detach().clone() for k, out in enumerate(outputs)}
-    loss = sum(
-        (out * torch.arange(1.0, out.numel() + 1).double().view(out.shape).cos()).sum() + out.square().sum()
-        for out in outputs
-    )
+    ids = batch.n_id[: batch.batch_size]
+    loss = 0
+    for out, rows in zip(outputs, is_rows):
+        number = torch.arange(out.numel()).view(out.shape)
+        if rows:
+            number = ids[: len(out), None] * out.size(1) + number[:1]
+        loss = loss + (out * (number + 1.0).double().cos()).sum() + out.square().sum()
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     wanted = {**parameters, **learnt}
     if mode not in modes and loss.requires_grad and penalty == "hessian" and wanted:
@@ -162,7 +167,12 @@ def difference(expected, got):
 
 @dataclass(frozen=True)
 class Case:
-    """Random model, and the steps in which it is called."""
+    """Random model, and the steps in which it is called.
+
+    Attributes:
+        target: conversion that is compared with the plain model.
+        options: options of the conversion, by name.
+    """
 
     seed: int
     choices: tuple[Choice, ...]
@@ -171,6 +181,8 @@ class Case:
     given: str = "leaf"
     penalty: str = "none"
     output: str = "h"
+    target: str = "trim"
+    options: tuple[tuple[str, Any], ...] = ()
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -178,6 +190,7 @@ class Case:
             *([] if self.output == "h" else [f"returns {self.output}"]),
             *([] if self.penalty == "none" else [self.penalty]),
             *([] if set(self.modes) == {"train"} else ["/".join(self.modes)]),
+            *(f"{name}={value}" for name, value in self.options if value not in (None, False)),
         ]
         return tuple([each.kind for each in self.choices] + rest)
 
@@ -261,10 +274,15 @@ exec(IMPORTS, _IMPORTED)
 _GRAPH = None
 
 
-def batches_of(case: Case) -> list[Any]:
+def graph_of_cases() -> Any:
+    """Returns the graph of all cases."""
     global _GRAPH
     _GRAPH = graph() if _GRAPH is None else _GRAPH
-    return eval(_loader_text(case), {**_IMPORTED, "data": _GRAPH})
+    return _GRAPH
+
+
+def batches_of(case: Case) -> list[Any]:
+    return eval(_loader_text(case), {**_IMPORTED, "data": graph_of_cases()})
 
 
 def _loader_text(case: Case) -> str:
@@ -287,41 +305,110 @@ class Failure:
         return f"call {self.step}: {self.what}: {self.off}"
 
 
-def failure_of(case: Case, convert: Callable[[Any], Any]) -> Failure | None:
-    """Runs a case. Returns None if the converted model equals the plain one in every step, or refuses in the words that a choice allows."""
-    handles: list[Any] = []
+@dataclass(frozen=True)
+class Refused:
+    """Error of a conversion that says why it refuses a case."""
+
+    text: str
+
+
+#: None: the converted model is right.
+Outcome = Failure | Refused | None
+
+
+def made_of(case: Case) -> tuple[dict[str, Any], Any, Any]:
+    """Returns the names of a case's source, its plain model, and an equal one to convert. Raises Invalid."""
+    space = namespace_of(case)
     try:
-        space = namespace_of(case)
-        try:
-            plain = space["make"]()
-        except Exception as error:
-            raise Invalid(f"{type(error).__name__}: {error}") from error
-        handles = space["handles"]
-        if not any(isinstance(module, MessagePassing) for module in plain.modules()):
-            raise Invalid("the model has no layers")
+        plain = space["make"]()
         other = space["make"]()
-        copy_values(plain, other)
-        converted = convert(other)
+    except Exception as error:
+        raise Invalid(f"{type(error).__name__}: {error}") from error
+    if not any(isinstance(module, MessagePassing) for module in plain.modules()):
+        raise Invalid("the model has no layers")
+    if any(type(module).__name__ == "RGATConv" for module in plain.modules()):  # leaves parameters without values
+        torch.manual_seed(1)
+        for value in plain.parameters():
+            value.data.normal_()
+    copy_values(plain, other)
+    return space, plain, other
+
+
+def failure_of(case: Case, convert: Callable[[Any], Any]) -> Failure | None:
+    """Runs a case over batches. Returns None if the converted model equals the plain one in every step, or refuses in the words that a choice allows."""
+    found = compared(case, convert)
+    return None if isinstance(found, Refused) else found
+
+
+def compared(
+    case: Case,
+    convert: Callable[[Any], Any],
+    given: Callable[[Any, Any, int], Any] = lambda batch, data, step: batch,
+    skips: str = "nothing",
+    arguments: tuple[str, ...] | None = None,
+) -> Outcome:
+    """Compares a converted model with the plain one over the batches of a case.
+
+    Args:
+        given: returns what the converted model gets instead of a batch, from the batch, the data and the number of the step.
+        skips: first word of the results that are not compared.
+        arguments: names of arguments that a refusal may name. None: only models whose choices name the words may be refused.
+    """
+    with cleared():
+        space, plain, other = made_of(case)
         words = [each.refuses for each in case.choices if each.refuses]
+
+        def answer(step: int, error: Exception) -> Outcome:
+            if any(re.search(each, str(error)) for each in words) or (
+                arguments is not None and is_in_words(error, plain, arguments)
+            ):
+                return Refused(str(error))
+            return Failure(step, type(error).__name__, str(error)[:300])
+
+        try:
+            converted = convert(other)
+        except Exception as error:
+            return answer(-1, error)
         for step, (batch, mode) in enumerate(zip(batches_of(case), case.modes)):
-            arguments = batch, step, mode, case.given, case.penalty
+            rest = step, mode, case.given, case.penalty
             try:
-                expected = run_step(plain, space["begin"], *arguments)
+                expected = run_step(plain, space["begin"], batch, *rest)
             except Exception as error:
                 raise Invalid(f"{type(error).__name__}: {error}") from error
             try:
-                got = run_step(converted, space["begin"], *arguments)
+                got = run_step(converted, space["begin"], given(batch, graph_of_cases(), step), *rest)
             except Exception as error:
-                if any(re.search(each, str(error)) for each in words):
-                    return None
-                return Failure(step, type(error).__name__, str(error)[:300])
-            found = difference(expected, got)
+                return answer(step, error)
+            found = difference(
+                *(
+                    {name: value for name, value in each.items() if not name.startswith(skips)}
+                    for each in (expected, got)
+                )
+            )
             if found is not None:
                 return Failure(step, *found)
-    finally:
-        for handle in handles:
-            handle.remove()
     return None
+
+
+@contextlib.contextmanager
+def cleared() -> Iterator[None]:
+    """Context after which no hooks for all modules are left."""
+    try:
+        yield
+    finally:
+        for handle in vars(_MODULE).get("handles", ()):
+            handle.remove()
+
+
+def is_in_words(error: BaseException, model: torch.nn.Module, arguments: tuple[str, ...] = ()) -> bool:
+    """Returns True if the package raised an error on purpose, and the text names the model, one of its modules or an argument."""
+    if not isinstance(error, (ValueError, TypeError, RuntimeError)):
+        return False
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    if "salientpp" not in Path(last.filename).parts or not (last.line or "").startswith("raise"):
+        return False
+    names = {type(each).__name__ for each in model.modules()} - {"Model"}
+    return any(re.search(rf"\b{re.escape(name)}\b", str(error)) for name in {*names, "model", *arguments})
 
 
 def shrunk(case: Case, fails: Callable[[Case], bool]) -> Case:
@@ -343,6 +430,8 @@ def _simpler(case: Case) -> Iterator[Case]:
         left = tuple(each for each in case.choices if each.number not in gone)
         if left:
             yield dataclasses.replace(case, choices=left)
+    for k in range(len(case.options)):
+        yield dataclasses.replace(case, options=case.options[:k] + case.options[k + 1 :])
     plainest = Case(case.seed, case.choices)
     for name in ("modes", "penalty", "output", "loader", "given"):
         simple = getattr(plainest, name)
@@ -358,8 +447,20 @@ def _simpler(case: Case) -> Iterator[Case]:
         yield dataclasses.replace(case, modes=case.modes[:-1])
 
 
-def script_of(case: Case, convert: str = "salientpp.nn.trim(model)") -> str:
-    """Returns a script that shows the case without this file."""
+def script_of(case: Case) -> str:
+    """Returns a script that shows the case without this file. Cases of other conversions than ``trim`` need the folder of the tests."""
+    if case.target != "trim":
+        return f'''"""Random model {case.seed}: {", ".join(case.kinds)}. Run it in the folder tests, with PYTHONPATH=..:.:support."""
+
+from random_cases.choices import Choice
+from random_cases.models import Case, source_of
+from random_cases.targets import TARGETS
+
+case = {case!r}
+
+if __name__ == "__main__":
+    print(source_of(case), TARGETS[case.target].outcome_of(case))
+'''
     code = "\n\n".join(inspect.getsource(each) for each in (graph, copy_values, run_step, difference))
     return f'''"""Random model {case.seed}: {", ".join(case.kinds)}."""
 
@@ -372,7 +473,7 @@ def script_of(case: Case, convert: str = "salientpp.nn.trim(model)") -> str:
 plain = make()
 model = make()
 copy_values(plain, model)
-{convert}
+salientpp.nn.trim(model)
 data = graph()
 batches = {_loader_text(case)}
 for step, (batch, mode) in enumerate(zip(batches, {case.modes!r})):

@@ -12,10 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from random_cases import jobs, models
+from random_cases import jobs, targets
 from random_cases.pool import shared_pool
-
-import salientpp
 
 KINDS = ("jobs", "models")
 
@@ -23,40 +21,10 @@ KINDS = ("jobs", "models")
 _MOST_DIRECTORIES = 100
 
 
-def model_failure(case: models.Case) -> models.Failure | None:
-    return models.failure_of(case, salientpp.nn.trim)
-
-
-def model_fails(case: models.Case) -> bool:
-    try:
-        return model_failure(case) is not None
-    except models.Invalid:
-        return False
-
-
-def run_models(seeds: range, show: Callable[[int, str], None]) -> int:
-    """Runs random models. Returns the number that failed."""
-    invalid: collections.Counter[str] = collections.Counter()
-    found: dict[tuple[str, ...], list[int]] = {}
-    for seed in seeds:
-        case = models.case_of(seed)
-        try:
-            wrong = model_failure(case)
-        except models.Invalid as error:
-            invalid[str(error)[:150]] += 1
-            continue
-        if wrong is None:
-            continue
-        small = models.shrunk(case, model_fails)
-        is_new = small.kinds not in found
-        found.setdefault(small.kinds, []).append(seed)
-        if is_new:
-            print(f"seed {seed}: {wrong}\n    {' | '.join(small.kinds)}: {model_failure(small)}", flush=True)
-            show(seed, models.script_of(small))
-    print(f"{sum(invalid.values())} models were invalid")
-    for text, count in invalid.most_common(25):
-        print(f"  invalid {count}: {text}")
-    return sum(map(len, found.values()))
+def run_models(seeds: range, show: Callable[[int, str], None], target: str) -> int:
+    """Runs random models through one conversion, or through all. Returns the number of models that failed."""
+    names = [*targets.TARGETS] if target == "all" else [target]
+    return sum(targets.run(name, seeds, show) for name in names)
 
 
 def run_jobs(seeds: range, show: Callable[[int, str], None]) -> int:
@@ -89,6 +57,7 @@ def run_jobs(seeds: range, show: Callable[[int, str], None]) -> int:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kind", choices=KINDS, help="only cases of this kind")
+    parser.add_argument("--target", choices=["all", *targets.TARGETS], default="all", help="conversion of the models")
     parser.add_argument("--cases", type=int, default=1000, help="number of cases of each kind")
     parser.add_argument("--first", type=int, default=0, help="seed of the first case")
     parser.add_argument("--scripts", type=Path, help="folder for scripts of shrunk cases")
@@ -105,7 +74,7 @@ def main(arguments: list[str]) -> int:
                 (given.scripts / f"{kind}-{seed}.py").write_text(script)
 
         begun = time.monotonic()
-        wrong = run_models(seeds, show) if kind == "models" else run_jobs(seeds, show)
+        wrong = run_models(seeds, show, given.target) if kind == "models" else run_jobs(seeds, show)
         failed += wrong
         print(f"{given.cases} {kind}, {wrong} failed, {time.monotonic() - begun:.0f} s", flush=True)
     return int(bool(failed))

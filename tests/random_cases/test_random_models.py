@@ -1,45 +1,55 @@
-"""Law of random models: trimmed, they give the seeds' outputs, all gradients and all effects of the plain model, or refuse in the words that are documented."""
+"""Laws of random models: converted, they give the outputs, all gradients and all effects of the plain model, or say why not."""
 
 from __future__ import annotations
 
 import pytest
 import torch_geometric.nn.conv
 from random_cases.choices import CONVS, WITHOUT
-from random_cases.models import Invalid, case_of, failure_of, script_of, shrunk
+from random_cases.models import Failure, Invalid, Refused, script_of, shrunk
+from random_cases.targets import TARGETS, fails
 
-import salientpp
-
-#: Models in each test. `make test-random CASES=...` runs more.
+#: Trimmed models in each test. `make test-random CASES=...` runs more.
 CASES = 25
 
 
-def failure(case):
-    return failure_of(case, salientpp.nn.trim)
-
-
-def fails(case):
-    try:
-        return failure(case) is not None
-    except Invalid:
-        return False
-
-
-@pytest.mark.parametrize("first", range(0, 150, CASES))
+@pytest.mark.parametrize("first", range(0, 100, CASES))
 def test_trimmed_models_compute_what_plain_models_compute(first):
-    invalid = 0
-    for seed in range(first, first + CASES):
-        case = case_of(seed)
+    check("trim", first, first + CASES)
+
+
+@pytest.mark.parametrize("first", [0, 25])
+def test_models_over_sums_compute_what_plain_models_compute(first):
+    check("merged", first, first + 25)
+
+
+@pytest.mark.parametrize("first", [0, 30])
+def test_inference_computes_what_plain_models_compute(first):
+    check("inferred", first, first + 30)
+
+
+@pytest.mark.parametrize("first", [0, 20, 40])
+def test_models_over_ranks_compute_what_plain_models_compute(first):
+    check("distributed", first, first + 20)
+
+
+def check(name, first, last):
+    """Runs the cases of some integers. At most four fifths of the valid models may be refused, and at most a fifth of all may be invalid."""
+    target, invalid, refused = TARGETS[name], 0, 0
+    for seed in range(first, last):
+        case = target.case_of(seed)
         try:
-            wrong = failure(case)
+            outcome = target.outcome_of(case)
         except Invalid:
             invalid += 1
             continue
-        if wrong is not None:
+        refused += isinstance(outcome, Refused)
+        if isinstance(outcome, Failure):
             small = shrunk(case, fails)
             pytest.fail(
-                f"model {seed} differs: {wrong}\nThe script below shows it.\n\n{script_of(small)}", pytrace=False
+                f"model {seed} differs: {outcome}\nThe script below shows it.\n\n{script_of(small)}", pytrace=False
             )
-    assert invalid <= CASES // 5
+    assert invalid <= (last - first) // 5
+    assert refused <= (last - first) * 2 // 3
 
 
 def test_every_layer_of_pyg_has_a_strategy():

@@ -20,6 +20,7 @@ EDGES, ROWS, EDGE_WEIGHTS = "edge_index", "x", "weights"
 #: Attributes and methods that describe a tensor; a model computes nothing from their results.
 _DESCRIBES = frozenset([
     "shape", "dtype", "device", "layout", "requires_grad", "is_leaf", "grad_fn", "grad", "ndim", "names", "output_nr", "_version", "_backward_hooks",
+    "_post_accumulate_grad_hooks",
     "itemsize", "nbytes", "is_cuda", "is_cpu", "is_xpu", "is_mps", "is_meta", "is_mkldnn", "is_sparse", "is_sparse_csr", "is_quantized", "is_nested",
     "retains_grad", "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "is_contiguous", "is_pinned", "is_shared",
     "element_size", "data_ptr", "untyped_storage", "__len__", "__repr__", "__format__", "__hash__", "is_floating_point", "is_complex", "is_same_size",

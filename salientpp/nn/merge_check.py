@@ -1,0 +1,216 @@
+"""Checks that a model over a batch with sums computes what the plain model computes.
+
+The rows that sums have replaced are on other ranks. But the rows that the batch does have are a smaller batch, whose plain result can be computed here. So
+half of the vertices that were found last are replaced by sums too, and both batches go through the model: once with plain tensors, once merged. The seeds'
+outputs and all gradients must agree. No rank needs another for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import types
+import warnings
+import weakref
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from salientpp.nn.check import Fault, Results, Trial
+from salientpp.nn.planned import Attributes
+from salientpp.ways.sums.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, Marked, mark, marked_in
+
+#: Number of combinations of modes and plain arguments that are counted apart.
+_MAX_KINDS = 8
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+@dataclass
+class _State:
+    """Calls of a model so far, by modes and plain arguments, and its attributes at the last call."""
+
+    attributes: Attributes
+    calls: Counter[Any] = field(default_factory=Counter)
+    warned: bool = False
+
+
+_states: weakref.WeakKeyDictionary[torch.nn.Module, _State] = weakref.WeakKeyDictionary()
+_running = threading.local()
+
+
+def check_model(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Compares a merged model with the plain one before a call on a batch with sums, if the call is due: it is a hook of the model.
+
+    Due are the calls 1, 4, 16, 64, ... of each combination of modes and plain arguments, and the call after an attribute, a hook or a module has changed.
+
+    Raises:
+        RuntimeError: the seeds' outputs or the gradients differ beyond rounding.
+    """
+    if torch.compiler.is_compiling():
+        return
+    given = list(marked_in([args, kwargs]))
+    x = next((each for each in given if each.role == ROWS and each.level == 0 and each.is_given), None)
+    edges = next((each for each in given if each.role == EDGES and each.is_given), None)
+    if x is None or edges is None or getattr(_running, "checks", False):
+        return
+    state = _states.get(model)
+    is_new = state is None
+    if state is None:
+        state = _states[model] = _State(Attributes(model))
+    if not is_new and state.attributes.is_changed(sum(state.calls.values())):
+        state.calls.clear()
+    values = tuple((type(each), each) for each in (*args, *kwargs.values()) if isinstance(each, _PLAIN))
+    kind = state.attributes.modes, torch.is_grad_enabled(), values if len(state.calls) < _MAX_KINDS else None
+    number = state.calls[kind] + 1
+    if number & (number - 1) or number.bit_length() % 2 == 0:
+        state.calls[kind] = number
+        return
+    weight = next((each.plain() for each in given if each.role == EDGE_WEIGHTS), None)
+    halves = _Halves.of(edges, x.plain(), weight)
+    if halves is None:  # this batch has no rows that can be summed
+        return
+    state.calls[kind] = number
+    _running.checks = True
+    try:
+        fault = _fault(model, halves, args, kwargs)
+    except RuntimeWarning:  # the caller makes errors of warnings
+        raise
+    except Exception as error:  # the call that follows may raise it too
+        if not state.warned:
+            state.warned = True
+            warnings.warn(
+                f"merge_partial could not compare {type(model).__name__} with the plain model: {type(error).__name__}: "
+                f"{error}",
+                stacklevel=2,
+            )
+        return
+    finally:
+        _running.checks = False
+    if fault is not None:
+        where = " in evaluation mode" if fault.evaluates else ""
+        raise RuntimeError(
+            f"{type(model).__name__} over a batch with sums would differ from the plain model{where}, by {fault.size:.2g} of an output or a gradient. A "
+            "layer, a hook or code between layers depends on several rows, on their number or on all messages of a vertex. The batch lacks the rows that sums "
+            "replace. Compute each row separately, or leave the loader's partial_aggregation out. merge_partial(model, check=False) turns this check off"
+        )
+
+
+def _fault(model: torch.nn.Module, halves: _Halves, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fault | None:
+    hops: Any = types.SimpleNamespace(num_nodes={None: [halves.delivered.seeds, halves.number]})
+    plain, merged = (
+        (tuple(map(change, args)), {name: change(each) for name, each in kwargs.items()})
+        for change in (halves.plain, halves.merged)
+    )
+    run: Any = lambda plan: contextlib.nullcontext()  # noqa: E731
+    return _Trial(model, hops, *plain, run, _OfSeeds(model, hops, *merged, run)).fault_of([])
+
+
+@dataclass
+class _OfSeeds(Trial):
+    """Calls a model whose outputs are marked."""
+
+    def results(self, effects: Any, out: Any, draws: int) -> Results:
+        (seeds, _) = self.hops.num_nodes[None]
+        return super().results(effects, _unmarked(out, seeds), draws)
+
+
+@dataclass
+class _Trial(Trial):
+    """Calls a model as the plain one, and in place of a trimmed call, as a merged one."""
+
+    other: Trial
+
+    def call(self, context: Any = None, *more: Any, **named: Any) -> Results:
+        return super().call(None, *more, **named) if context is None else self.other.call(None, *more, **named)
+
+
+def _unmarked(value: Any, seeds: int) -> Any:
+    if isinstance(value, Marked):
+        return value.plain()[:seeds]
+    if isinstance(value, dict):
+        return {name: _unmarked(each, seeds) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_unmarked(each, seeds) for each in value]
+    if hasattr(value, "__dict__") and not isinstance(value, (type, Tensor)):
+        return {name: _unmarked(each, seeds) for name, each in vars(value).items()}
+    return value
+
+
+# --- the smaller batch --------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Halves:
+    """A batch without its sums, and the same batch with sums for some of its rows.
+
+    Attributes:
+        delivered, marked: facts of the batch, and of the one with further sums.
+        keeps_vertex, keeps_edge: masks [number], [e] of what these sums do not replace.
+    """
+
+    delivered: Delivered
+    marked: Delivered
+    keeps_vertex: Tensor
+    keeps_edge: Tensor
+
+    @property
+    def number(self) -> int:
+        """Number of vertices of the batch."""
+        return self.keeps_vertex.numel()
+
+    @classmethod
+    def of(cls, edges: Marked, x: Tensor, weight: Tensor | None) -> _Halves | None:
+        """Returns the halves of a batch with rows ``x`` [number, ...] and weights [e] of edges; None if it has no rows that can be summed."""
+        delivered, plain = edges.delivered, edges.plain()
+        earlier = ([0, *delivered.edges_to])[len(delivered.edges_to) - 1]
+        known = [plain[1].new_tensor([delivered.seeds]), plain[1] + 1, plain[0, :earlier] + 1]
+        keeps = torch.ones(delivered.num_nodes, dtype=torch.bool, device=plain.device)
+        keeps[int(torch.cat(known).max()) :: 2] = False  # of the vertices that were found last
+        keeps_edge = keeps[plain[0]]
+        if bool(keeps_edge.all()):
+            return None
+        partial, reduction = delivered.partial, delivered.partial.reduction
+        source, target = plain[:, ~keeps_edge]
+        rows = x[source]
+        if weight is not None:
+            rows = rows * weight[~keeps_edge].view(-1, *[1] * (x.dim() - 1)).to(rows.dtype)
+        targets, group, count = target.unique(return_inverse=True, return_counts=True)
+        index = group.view(-1, *[1] * (rows.dim() - 1)).expand_as(rows)
+        value = rows.new_zeros((targets.numel(), *rows.shape[1:]))
+        value = value.scatter_reduce(0, index, rows, "amax" if reduction == "max" else reduction, include_self=False)
+        sums = type(partial)(targets, value, count, reduction, partial.weight)
+        ends = tuple([int(keeps_edge[:end].sum()) for end in delivered.edges_to])
+        marked = replace(delivered, partial=sums, num_nodes=int(keeps.sum()), edges_to=ends)
+        return cls(delivered, marked, keeps, keeps_edge)
+
+    def plain(self, value: Any) -> Any:
+        """Returns an argument of the plain model."""
+        return value.plain() if isinstance(value, Marked) else _mapped(self.plain, value)
+
+    def merged(self, value: Any) -> Any:
+        """Returns an argument of the merged model."""
+        if isinstance(value, Marked):
+            rows = self._cut(value.plain(), value.role)
+            return mark(rows, self.marked, value.role, value.level, given=value.is_given)
+        if isinstance(value, Tensor):
+            role = {self.number: ROWS, self.keeps_edge.numel(): EDGE_WEIGHTS}.get(value.size(0) if value.dim() else -1)
+            return value if role is None else self._cut(value, role)
+        return _mapped(self.merged, value)
+
+    def _cut(self, value: Tensor, role: str) -> Tensor:
+        if role == ROWS:
+            return value[self.keeps_vertex]
+        if role == EDGE_WEIGHTS:
+            return value[self.keeps_edge]
+        places = self.keeps_vertex.cumsum(0) - 1
+        return places[value[:, self.keeps_edge]]
+
+
+def _mapped(function: Any, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: function(each) for name, each in value.items()}
+    return type(value)(map(function, value)) if type(value) in (list, tuple) else value

@@ -1,0 +1,313 @@
+"""Law of random models over ranks: outputs and all gradients equal those of one process, or all ranks raise an error that says why.
+
+Each case draws a layout or a plan, the number of ranks, ``recompute`` and preloading; or batches that the ranks of a host compute together.
+"""
+
+# ruff: noqa: E501 (tables)
+
+from __future__ import annotations
+
+import random
+import re
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from host_batches import batch_of, filled, loader_of, share_batch
+from random_cases.choices import Choice
+from random_cases.drawn import BY_ROW, Taste, drawn, one_of
+from random_cases.models import (
+    Case,
+    Failure,
+    Invalid,
+    Outcome,
+    Refused,
+    cleared,
+    difference,
+    graph_of_cases,
+    is_in_words,
+    made_of,
+    run_step,
+)
+from random_cases.pool import Failed, Place, shared_pool
+
+import salientpp
+from salientpp.fullgraph import Constants, Preload, distribute, local, plan_for
+from salientpp.ranks.comm import Comm
+
+_PRODUCTS = one_of(("SAGEConv", "GINConv", "GraphConv", "GCNConv", "LGConv", "SGConv", "TAGConv", "APPNP", "LEConv", "SimpleConv", "ClusterGCNConv", "GatedGraphConv"), aggr=())  # fmt: skip
+_ANY = one_of(("SAGEConv", "GINConv", "GraphConv", "GCNConv", "GATConv", "GATv2Conv", "TransformerConv", "RGCNConv", "FiLMConv", "CGConv", "EdgeConv", "GENConv", "PNAConv", "NNConv", "GMMConv", "ResGatedGraphConv", "GeneralConv", "GINEConv", "AGNNConv", "FAConv", "GCN2Conv", "DNAConv", "PointNetConv", "PPFConv", "PointTransformerConv", "MFConv", "EGConv", "FeaStConv", "MixHopConv", "ARMAConv", "APPNP", "SGConv", "TAGConv", "RGATConv", "HEATConv", "PDNConv"))  # fmt: skip
+#: First vertices of the ranks. Some ranks have no vertices, or few.
+_OFFSETS = {1: [[0, 120]], 2: [[0, 60, 120], [0, 1, 120], [0, 0, 120]], 3: [[0, 0, 70, 120], [0, 40, 80, 120]], 4: [[0, 3, 3, 70, 120], [0, 30, 60, 90, 120]]}  # fmt: skip
+_LAYOUTS = ("cover", "1d", "1.5d", "2d", "grid:1x{}", "grid:{}x1")
+_PLANS = ("fetch", "cache", "recompute", "sum", "cut")
+ARGUMENTS = ("layout", "recompute", "preload", "plan", "kind", "model.module")
+
+
+def case_of(seed: int) -> Case:
+    """Returns the random case of an integer."""
+    r = random.Random(f"distributed {seed}")
+    ranks = r.choice((1, 1, 2, 2, 2, 3, 4))
+    way = r.choice(("halo", "halo", "layout", "layout", "plan", "plan", "preload", "batches", "batches"))
+    options: dict[str, Any] = {"ranks": ranks, "recompute": None}
+    layers = _ANY
+    if way == "layout":
+        options["layout"] = r.choice(_LAYOUTS).format(ranks)
+        layers = _PRODUCTS if r.random() < 0.9 else _ANY
+    elif way == "plan":
+        options["plan"] = r.choice(_PLANS)
+        layers = _PRODUCTS if options["plan"] == "sum" else _ANY
+    elif way == "preload":
+        options["preload"] = 8  # more hops than any model has
+        options["per_host"] = r.choice([each for each in (1, 2) if ranks % each == 0])
+    elif way == "batches":
+        options["batches"] = True
+        options["per_host"] = r.choice([each for each in (1, 2, 4) if ranks % each == 0])
+        options["trim"] = r.random() < 0.5
+    if not options.get("trim") and r.random() < 0.3:
+        options["recompute"] = "layers"
+    if way not in ("preload", "batches"):
+        options["offsets"] = r.choice(_OFFSETS[ranks])
+    depths = (1, 2) if way == "preload" else (1, 2, 2, 3)
+    chosen = drawn(
+        r, Taste(layers, layers, [each for each in BY_ROW if not (each[1].startswith("nn.Transformer"))], depths=depths)
+    )
+    if options.get("batches") and any("atch" in each.init for each in chosen):
+        options["per_host"] = ranks  # norms use the vertices of all hosts, which no process has
+    gone = [each.number for each in chosen if _is_left_out(each, options)]
+    chosen = tuple(each for each in chosen if each.number not in gone and each.needs not in gone) or (layers(r, 0),)
+    modes = r.choice((("train", "train"), ("train", "eval"), ("eval", "train"), ("no_grad", "train")))
+    if any(each.mode == "evaluation" for each in chosen):
+        modes = ("eval", "eval")
+    penalty = r.choice(("none",) * 9 + ("hessian",))
+    return Case(
+        seed, chosen, modes=modes, given="stored" if way in ("layout", "plan") else r.choice(("leaf", "constant", "stored")), penalty=penalty, output=r.choice(("h", "h", "self.head(h)", "h.log_softmax(1)", "h, hs[-1]")),
+        target="distributed", options=tuple(options.items()),
+    )  # fmt: skip
+
+
+def _is_left_out(choice: Choice, options: dict[str, Any]) -> bool:
+    """Returns True for choices about which the documentation promises nothing."""
+    if "edges of the batch" in choice.kind:  # a rank has other numbers of edges
+        return True
+    if (
+        "gradient hook" in choice.kind and "parameter" in choice.change + choice.before
+    ):  # a hook of an unused parameter gets None
+        return True
+    calls_again = options["recompute"] is not None or options.get("plan") is not None
+    return (
+        calls_again
+        and re.search(
+            "count|Counted|spectral_norm|moment (call|mean|list|dictionary|object|buffer|generator)|Alternating",
+            choice.kind,
+        )
+        is not None
+    )
+
+
+class Rows:
+    """Graph of a rank in place of a batch of :func:`~random_cases.models.run_step`.
+
+    Attributes:
+        batch_size: number of rows that count.
+        n_id: ids of their vertices in the whole graph.
+    """
+
+    def __init__(self, part: Any, n_id: torch.Tensor, batch_size: int) -> None:
+        self.part, self.n_id, self.batch_size, self.edge_index = part, n_id, batch_size, part.edge_index
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return getattr(self.part, name)
+
+
+def options_of(case: Case) -> dict[str, Any]:
+    """Returns the options of a case, with the plainest values for those that are missing."""
+    found = {
+        "ranks": 1,
+        "recompute": None,
+        "layout": "halo",
+        "plan": None,
+        "preload": None,
+        "per_host": 1,
+        "batches": False,
+        "trim": False,
+        "offsets": None,
+        **dict(case.options),
+    }
+    found["per_host"] = found["per_host"] if found["ranks"] % found["per_host"] == 0 else 1
+    if found["offsets"] is not None and len(found["offsets"]) != found["ranks"] + 1:
+        found["offsets"] = None
+    return found
+
+
+# --- batches of hosts ----------------------------------------------------------------------------------------------
+
+_FANOUTS = [3, 2, 2]
+
+
+def _sampled(host: int, step: int) -> Any:
+    """Returns a host's batch as sampled. Hosts have different numbers of seeds."""
+    return batch_of(graph_of_cases(), torch.arange(3 + host) * 17 + 5 * host + step, _FANOUTS, step)
+
+
+def _owners(mfg: Any, ranks: int) -> torch.Tensor:
+    """Returns the places of a batch's vertices. The last of four ranks has none."""
+    return (mfg.node * 7 + 1) % max(1, ranks - (ranks == 4))
+
+
+# --- on a rank -----------------------------------------------------------------------------------------------------
+
+#: For each step, the results of a rank, and the ids of its vertices and edges; or the text of an error that says why.
+Answer = list[tuple[dict[str, torch.Tensor], torch.Tensor, Any]] | str
+
+
+def steps_on_rank(place: Place, case: Case) -> Answer:
+    """Runs the steps of a case on one rank. Raises errors without such words."""
+    plain: Any = torch.nn.Module()
+    try:
+        with cleared():
+            space, plain, model = made_of(case)
+            return [*_steps(place, case, space["begin"], model)]
+    except Exception as error:
+        if type(error).__name__ in ("RankFailure", "RanksDiffer") or is_in_words(error, plain, ARGUMENTS):
+            return str(error)
+        raise
+
+
+def _steps(
+    place: Place, case: Case, begin: Any, model: Any
+) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor, Any]]:
+    options, data = options_of(case), graph_of_cases().clone()
+    given, layout = [], options["layout"]
+    if options["batches"]:
+        part: Any = loader_of(options["per_host"], Comm.create(place.group))
+        trims, ranks = options["trim"], options["per_host"]
+        for step in range(len(case.modes)):
+            mfg = _sampled(place.rank // ranks, step)
+            mine = share_batch(data, mfg, _owners(mfg, ranks), ranks, part.cooperation.place)
+            given.append(Rows(mine, mine.n_id, int(mine.batch_size) if trims else mine.n_id.numel()))
+    else:
+        preload = None if options["preload"] is None else Preload(options["preload"])
+        part = local(
+            data,
+            offsets=options["offsets"],
+            process_group=place.group,
+            preload=preload,
+            ranks_per_host=preload and options["per_host"],
+        )
+        given = [Rows(part, part.n_id, part.num_counted)] * len(case.modes)
+        if options["plan"] is not None:
+            begin(model, 0)
+            model.train(case.modes[0] == "train")
+            names = ("edge_weight", "edge_attr", "edge_type", "node_type", "pos", "normal")
+            arguments = [part.x, part.edge_index, *(getattr(part, name) for name in names), 0]
+            layout = plan_for(
+                model, part, *arguments, kind=options["plan"], constants=Constants(1e-9, 1e-9, 1e-9, 1e-6)
+            )
+    converted = distribute(
+        salientpp.nn.trim(model) if options["trim"] else model, part, layout, recompute=options["recompute"]
+    )
+    for step, (rows, mode) in enumerate(zip(given, case.modes, strict=True)):
+        found = run_step(converted, lambda _, step: begin(model, step), rows, step, mode, case.given, case.penalty)
+        named = {name.replace(" module.", " "): value for name, value in found.items() if not name.startswith("input")}
+        yield named, rows.n_id, getattr(part, "e_id", None)
+
+
+# --- the law -------------------------------------------------------------------------------------------------------
+
+
+def outcome_of(case: Case) -> Outcome:
+    """Runs a case."""
+    options = options_of(case)
+    expected = [
+        _plain_steps(case, host) for host in range(options["ranks"] // options["per_host"] if options["batches"] else 1)
+    ]
+    answers = _answers(case, options["ranks"])
+    for rank, answer in enumerate(answers):
+        if isinstance(answer, Failed):
+            return Failure(0, f"rank {rank}: {answer.kind}", answer.text[:300])
+    words = [answer for answer in answers if isinstance(answer, str)]
+    if words:
+        alone = f"only {len(words)} of {len(answers)} ranks refuse: {words[0]}"
+        return Refused(words[0]) if len(words) == len(answers) else Failure(0, "refusal", alone)
+    for step in range(len(case.modes)):
+        hosts = (
+            [0] * len(answers) if len(expected) == 1 else [rank // options["per_host"] for rank in range(len(answers))]
+        )
+        got = [(host, *answer[step]) for host, answer in zip(hosts, answers)]
+        plain = [(host, *steps[step]) for host, steps in enumerate(expected)]
+        whole = _joined(plain, 1)
+        found = difference(
+            {**whole, **_of_parameters(plain, len(answers), True)}, {**_joined(got, 1), **_of_parameters(got, 1, False)}
+        )
+        if found is not None:
+            return Failure(step, *found)
+    return None
+
+
+def _answers(case: Case, ranks: int) -> list[Any]:
+    if ranks > 1:
+        return shared_pool().run(steps_on_rank, ranks, case)
+    try:
+        return [steps_on_rank(Place(0, 1), case)]
+    except Exception as error:
+        return [Failed(type(error).__name__, f"{error}\n{traceback.format_exc()[-1500:]}")]
+
+
+def _plain_steps(case: Case, host: int) -> list[tuple[dict[str, torch.Tensor], torch.Tensor, Any]]:
+    """Returns the results of the plain model on the whole graph, or on the batches of a host."""
+    options, data, found = options_of(case), graph_of_cases().clone(), []
+    with cleared():
+        space, plain, _ = made_of(case)
+        for step, mode in enumerate(case.modes):
+            rows, e_id = Rows(data, torch.arange(120), 120), torch.arange(300)
+            if options["batches"]:
+                mfg = _sampled(host, step)
+                batch = filled(data, mfg)
+                rows, e_id = Rows(batch, mfg.node, batch.batch_size if options["trim"] else mfg.node.numel()), None
+            try:
+                if options["plan"] is not None and step == 0:
+                    space["begin"](plain, 0)
+                results = run_step(plain, space["begin"], rows, step, mode, case.given, case.penalty)
+            except Exception as error:
+                raise Invalid(f"{type(error).__name__}: {error}") from error
+            found.append((results, rows.n_id, e_id))
+    return found
+
+
+def _joined(answers: Any, _: int) -> dict[str, torch.Tensor]:
+    """Returns the outputs and the gradients of inputs of all vertices and edges, by host. Gradients of copies of a row add up."""
+    found: dict[str, torch.Tensor] = {}
+    for host, results, n_id, e_id in answers:
+        for name, value in results.items():
+            is_edges = name.startswith("gradient of edge")
+            if name.startswith("output"):
+                ids, size = n_id[: len(value)], 120
+            elif name in ("gradient of x", "gradient of pos"):
+                ids, size = n_id, 120
+            elif is_edges and e_id is not None:
+                ids, size = e_id, 300
+            else:
+                continue
+            key = f"{name} of host {host}"
+            found.setdefault(key, value.new_zeros((size, *value.shape[1:]))).index_add_(0, ids, value[: len(ids)])
+    return found
+
+
+def _of_parameters(answers: Any, copies: int, adds: bool) -> dict[str, torch.Tensor]:
+    """Returns the gradients of parameters, and with one host buffers, by rank. The plain models' are summed (``adds``) and expected on each of ``copies`` ranks."""
+    found: dict[str, torch.Tensor] = {}
+    hosts = {host for host, *_ in answers}
+    for number, (_, results, _, _) in enumerate(answers):
+        for name, value in results.items():
+            if (name.startswith("gradient of ") and name[12:] not in _INPUTS) or (
+                name.startswith("buffer") and len(hosts) == 1
+            ):
+                for rank in range(copies) if adds else [number]:
+                    key = f"{name} on rank {rank}"
+                    found[key] = found[key] + value if key in found and name.startswith("gradient") else value
+    return found
+
+
+_INPUTS = ("x", "pos", "edge_weight", "edge_attr")

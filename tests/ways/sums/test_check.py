@@ -1,0 +1,127 @@
+"""Laws of the check of merged models: it refuses a model that would differ from the plain one, and it has no effect of its own."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from random_cases.merged import summed
+from random_cases.models import graph
+from torch import Tensor, nn
+from torch_geometric.nn import EdgeConv, GATConv, GraphConv, MessagePassing, SAGEConv
+
+from salientpp import NeighborLoader
+from salientpp.nn import merge_check, merge_partial
+
+
+class Centred(GraphConv):
+    """Layer of the user's, which changes the sums of all vertices."""
+
+    def update(self, inputs: Tensor) -> Tensor:
+        return inputs - inputs.mean(0)
+
+
+class Net(nn.Module):
+    def __init__(self, first: MessagePassing, second: MessagePassing, change: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.change, self.epoch = first, second, change, 0
+        self.double()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(self.change(self, self.first(x, edge_index)), edge_index)
+
+
+def net(
+    second: MessagePassing | None = None,
+    change: Callable[[Any, Tensor], Tensor] = lambda model, h: h.relu(),
+    first: Callable[[int, int], MessagePassing] = SAGEConv,
+) -> Net:
+    torch.manual_seed(0)
+    return Net(first(6, 6), second or SAGEConv(6, 4), change)
+
+
+def hooked(conv: MessagePassing, register: Callable[[Any], Any]) -> MessagePassing:
+    register(conv)
+    return conv
+
+
+def with_gradients(hook: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+    def change(model: Any, h: Tensor) -> Tensor:
+        h = h * 1
+        h.register_hook(hook)
+        return h
+
+    return change
+
+
+REFUSED: dict[str, Callable[[], Net]] = {
+    "number of rows": lambda: net(change=lambda model, h: h / h.size(0) ** 0.5),
+    "positions": lambda: net(change=lambda model, h: h + torch.linspace(0, 1, h.size(0))[:, None]),
+    "update of the first layer": lambda: net(first=Centred),
+    "update of the second layer": lambda: net(Centred(6, 4)),
+    "module on edges": lambda: net(EdgeConv(nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4)))),
+    "hook over attention": lambda: net(hooked(GATConv(6, 4), lambda conv: conv.lin.register_forward_hook(lambda _, args, out: out - out.mean(0)))),
+    "gradients": lambda: net(change=with_gradients(lambda gradient: gradient - gradient.mean(0))),
+}  # fmt: skip
+
+KEPT: dict[str, Callable[[], Net]] = {
+    "layers": net,
+    "maximum": lambda: net(SAGEConv(6, 4, aggr="max")),
+    "attention": lambda: net(GATConv(6, 2, heads=2)),
+    "dropout": lambda: net(change=lambda model, h: nn.functional.dropout(h, 0.5, model.training)),
+    "gradients by row": lambda: net(change=with_gradients(lambda gradient: 2 * gradient)),
+}  # fmt: skip
+
+
+def batches(number: int = 1) -> list[Any]:
+    data = graph()
+    loader = NeighborLoader(data, [3, 5], input_nodes=torch.arange(60), batch_size=6, seed=0)
+    return [summed(batch, data, k, "mean", None) for k, batch in enumerate(itertools.islice(loader, number))]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_that_would_differ_over_sums_is_refused(name):
+    model, (batch,) = merge_partial(REFUSED[name]()), batches()
+    with pytest.raises(RuntimeError, match="Net over a batch with sums would differ from the plain model, by "):
+        model(batch.x, batch.edge_index)
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_the_check_has_no_effect_of_its_own(name):
+    checked, (batch,) = merge_partial(KEPT[name]()), batches()
+    alone = merge_partial(copy.deepcopy(checked), check=False)
+    outs = []
+    for model in (checked, alone):
+        torch.manual_seed(1)
+        out = model(batch.x, batch.edge_index)[: batch.batch_size]
+        out.sum().backward()
+        outs.append([out, torch.rand(1), *(each.grad for each in model.parameters())])
+    assert all(map(torch.equal, *outs))
+
+
+def test_a_change_between_calls_is_checked():
+    model = merge_partial(net(change=lambda model, h: h - h.size(0) / 10 if model.epoch > 4 else h))
+    *first, last = batches(4)
+    for batch in first:
+        model(batch.x, batch.edge_index)
+    model.epoch = 5
+    with pytest.raises(RuntimeError, match="would differ from the plain model"):
+        model(last.x, last.edge_index)
+
+
+def test_calls_are_checked_at_powers_of_four(monkeypatch):
+    model, found, original = merge_partial(net()), [], merge_check._fault
+    monkeypatch.setattr(merge_check, "_fault", lambda *args: found.append(calls[0]) or original(*args))
+    calls = [0]
+    for batch in batches(3) * 6:
+        calls[0] += 1
+        model(batch.x, batch.edge_index)
+    assert found == [1, 4, 16]
+    found.clear()
+    merge_partial(model, check=False)(batch.x, batch.edge_index)
+    model.eval()(batch.x, batch.edge_index)
+    assert found == []
