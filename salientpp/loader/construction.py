@@ -160,6 +160,8 @@ def facts_of(
             **options.facts(of_host=bool(ranks_by_host) or source.rounds_topology is not None or options.is_planned),
             # The ranks plan together, so options that each rank may choose otherwise are compared.
             "device_rows and device_cache": [options.device_rows, options.device_cache] if options.is_planned else None,
+            # The ranks compute together which rows are needed most, if other ranks hold some of the lists.
+            "device_rows": None if source.rounds_topology is None else bool(options.device_rows),
             "columns": [
                 [
                     *(word for word in column if word is not None),

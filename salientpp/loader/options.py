@@ -151,7 +151,8 @@ class Memory(TypedDict, total=False):
             default=0.0,
             check=amount("the part's rows"),
             help="Amount of the part's rows of which `device` keeps a copy, the most needed ones first: a fraction β in [0, 1] of each vertex type, or "
-            "[bytes](#amounts-of-memory). No effect on stores. Refused with a `neighbor_sampler` other than `NeighborSampler`",
+            "[bytes](#amounts-of-memory). No effect on stores. Refused with a `neighbor_sampler` other than `NeighborSampler`. Over a topology in parts, "
+            "all ranks give it or none does",
         ),
     ]
 

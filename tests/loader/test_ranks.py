@@ -231,6 +231,22 @@ def test_a_rank_without_batches_learns_that_another_could_not_make_its_loader(tm
     assert second == "this way is broken"
 
 
+def _with_device_rows_on(rank: int, root: str, which: int) -> str:
+    with pytest.raises(ValueError) as raised:
+        _loader(root, device_rows=0.5 * (rank == which))
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_over_a_topology_in_parts_all_ranks_give_device_rows_or_none_does(tmp_path, which):
+    """Ranks with device_rows would wait for the others in a collective that these do not begin."""
+    salientpp.partition(random_data(), 2, tmp_path / "parts", FANOUTS, BATCH, topology="parts")
+    for text in distributed.run(_with_device_rows_on, 2, str(tmp_path / "parts"), which):
+        assert text.startswith(
+            f"all ranks must have the same device_rows, got {which == 0} on rank 0 and {which == 1} on rank 1"
+        )
+
+
 def test_error_refuses_unequal_ranks(tmp_path):
     root = _skewed(tmp_path / "parts", [40, 10])
     for failed in distributed.run(_count, 2, root, {"uneven": "error"}, may_fail=True):
