@@ -46,7 +46,7 @@ test-faults: build peers
 test-slurm: build
 	$(BIN)/python -m pytest -m slurm tests/slurm
 
-# Random jobs of loaders, and random models, trimmed. `make test` runs the first hundreds. A failing case is printed as a script that runs by itself.
+# Random jobs of loaders, and random models through each conversion. `make test` runs the first hundreds. A failing case is printed as a script that runs by itself.
 # make test-random CASES=10000 FIRST=300 KIND=jobs
 CASES ?= 1000
 FIRST ?= 0
