@@ -6,7 +6,7 @@ import collections
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from random_cases import distributed_models, inferred, merged, models
+from random_cases import distributed_models, inferred, merged, models, typed
 from random_cases.models import Case, Failure, Invalid, Outcome, Refused, script_of, shrunk
 
 import salientpp
@@ -29,6 +29,7 @@ TARGETS = {
     "trim": Target(models.case_of, lambda case: models.failure_of(case, salientpp.nn.trim)),
     "distributed": Target(distributed_models.case_of, distributed_models.outcome_of),
     "inferred": Target(inferred.case_of, inferred.outcome_of),
+    "typed": Target(typed.case_of, typed.outcome_of),
     "merged": Target(merged.case_of, merged.outcome_of),
 }
 

@@ -17,6 +17,10 @@ def test_trimmed_models_compute_what_plain_models_compute(first):
     check("trim", first, first + CASES)
 
 
+def test_trimmed_typed_models_compute_what_plain_models_compute():
+    check("typed", 0, 30)
+
+
 @pytest.mark.parametrize("first", [0, 25])
 def test_models_over_sums_compute_what_plain_models_compute(first):
     check("merged", first, first + 25)
