@@ -191,13 +191,13 @@ def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
         if running is not None and running.run.model is model:
             running.depth += 1
         return
-    if not _is_first(model) or has_global_hooks():  # another hook may have changed the arguments
-        return
     trimmed: Trimming = getattr(model, _ATTRIBUTE)
     if trimmed.caller is not None and trimmed.caller is not threading.current_thread() and trimmed.caller.is_alive():
         raise RuntimeError(
             f"{type(model).__name__} was called while another thread runs it; a trimmed model takes one call at a time; give each thread its own copy"
         )
+    if not _is_first(model) or has_global_hooks():  # another hook may have changed the arguments
+        return
     demand.hops = True  # trim() may have run in another process, which saved the model
     hops = _hops_of(args, kwargs)
     if hops is None or hops.share is not None:  # a distributed model trims the share of a batch itself
