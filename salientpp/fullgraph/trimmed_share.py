@@ -7,7 +7,9 @@ So a layer is called on the graph of its hops, which exchanges rows as the whole
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -25,7 +27,7 @@ from salientpp.nn.record import record
 from salientpp.nn.rehearsal import rehearsal
 from salientpp.nn.run import Run
 from salientpp.nn.trace import Call, Plan
-from salientpp.nn.trim import key_of, trimming_of
+from salientpp.nn.trim import MAX_PLANS, keys_of, trimming_of
 from salientpp.sampling.edge_lists import EdgeLists
 from salientpp.sampling.hops import Hops, Relation
 
@@ -39,7 +41,8 @@ def trimmed(
 ) -> Iterator[None]:
     """Context for a call of a distributed model for a share. Within it the layers compute only the needed rows, if the module is a trimmed model.
 
-    Collective among the ranks of the host. The first call of each mode is computed twice. ``plans`` keeps the plan that it finds.
+    Collective among the ranks of the host. The first call of each mode is computed twice, and the first with other numbers among the arguments. ``plans``
+    keeps the plans that they find.
 
     Raises:
         ValueError: the model was trimmed with norms="needed rows", or its layers differ between the ranks.
@@ -53,12 +56,31 @@ def trimmed(
             f"over the ranks of a host, salientpp.nn.trim supports norms='all rows', got {trimming.norms!r}; pass norms='all rows'"
         )
     hops = cast(BatchEdges, graph.edge_index).hops
-    key = key_of(model.module, (x, *args), kwargs)
+    key = _key(model, (x, *args), kwargs)
+    if key not in plans and len(plans) >= MAX_PLANS:
+        warnings.warn(
+            f"{type(model.module).__name__} was called with more than {MAX_PLANS} combinations of modes and of numbers among its arguments; with others it "
+            "runs untrimmed; results are right; to keep it trimmed, pass no numbers that differ from batch to batch",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        yield
+        return
     if key not in plans:
         plans[key] = _agreed_plan(model, hops, (x, *args), kwargs)
     # Layers compute different numbers of rows here, so rows are followed in the call that finds the plan only.
     with model.rows.paused(), ShareRun(model, plans[key], hops):
         yield
+
+
+def _key(model: DistributedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Returns the key of a call's plan, which is equal on all ranks of the host. If the arguments hold numbers, it has those of every rank."""
+    key, numbers = keys_of(model.module, args, kwargs)
+    if not numbers:
+        return key
+    digest = hashlib.blake2b(numbers.encode(), digest_size=8).digest()
+    told = model.ranks.gather_numbers("to trim a model: its numbers", [int.from_bytes(digest, "little", signed=True)])
+    return key, tuple(number for (number,) in told)
 
 
 def _agreed_plan(model: DistributedModel, hops: Hops, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:

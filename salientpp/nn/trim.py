@@ -404,21 +404,38 @@ def trimming_of(model: torch.nn.Module) -> Trimming | None:
     return getattr(model, _ATTRIBUTE, None)
 
 
-def key_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Returns the key of a call's plan."""
-    return _key_of_call(Attributes(model), args, kwargs, {})
+def keys_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, str]:
+    """Returns what the plan depends on of a call that several ranks make together, each with rows of its own.
+
+    Returns:
+        A key that is equal on all ranks, and the numbers among this rank's arguments as text. The text is empty on all ranks or on none. A tensor with
+        dimensions is no number, even if it has one element, because it may have more on other ranks.
+    """
+    given = [*args, *kwargs.values()]
+    numbers = [_choice(each) for each in given if _may_hold_numbers(each)]
+    return _key(Attributes(model), args, kwargs, has_numbers=False), repr(numbers) if numbers else ""
+
+
+def _may_hold_numbers(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.dim() == 0
+    return isinstance(value, (int, float, np.number, list, tuple, dict)) and not isinstance(value, bool)
 
 
 def _key_of_call(attributes: Attributes, args: tuple[Any, ...], kwargs: dict[str, Any], plans: dict[Any, Any]) -> Any:
     """Returns the key of a call's plan in ``plans``. It has the values of numbers among the arguments, unless there are too many values."""
+    key = _key(attributes, args, kwargs, has_numbers=True)
+    if key in plans or len(plans) < MAX_PLANS:
+        return key
+    return _key(attributes, args, kwargs, has_numbers=False)
+
+
+def _key(attributes: Attributes, args: tuple[Any, ...], kwargs: dict[str, Any], has_numbers: bool) -> Any:
     learns = torch.is_grad_enabled() and tuple([value.requires_grad for value in attributes.parameters])
     unchanged = tuple([_is_unchanged(module) for module in attributes.modules])
     modes = attributes.modes, unchanged, learns, torch.is_inference_mode_enabled()
     given = [(None, each) for each in args] + list(kwargs.items())
-    key = (*modes, *[(name, _choice(each)) for name, each in given])
-    if key in plans or len(plans) < MAX_PLANS:
-        return key
-    return (*modes, *[(name, _choice(each, has_numbers=False)) for name, each in given])
+    return (*modes, *[(name, _choice(each, has_numbers)) for name, each in given])
 
 
 def _is_unchanged(module: torch.nn.Module) -> bool:

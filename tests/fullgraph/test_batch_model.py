@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import distributed
@@ -17,6 +18,7 @@ from torch_geometric.data import Data
 
 from salientpp.fullgraph import accuracy, distribute, loss_mean
 from salientpp.nn import trim
+from salientpp.nn.trim import MAX_PLANS
 
 NUMBER, WIDTH, CLASSES = 90, 6, 5
 FORMS = [(1, 1), (2, 2), (2, 1), (4, 4), (4, 2)]
@@ -222,6 +224,50 @@ def test_a_failure_on_one_rank_reaches_the_ranks_of_all_hosts(where, words):
     for rank, result in enumerate(results):
         assert isinstance(result, distributed.Failed), rank
         assert words in result.text or (where == "backward" and "rank 2" in result.text), result.text
+
+
+class Given(Net):
+    """Gets a tensor of its vertices, and numbers."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, y: Tensor, numbers: Any) -> Tensor:
+        return super().forward(x, edge_index) + y[:, None]
+
+
+#: What a rank passes besides rows of its share, by the number of the call.
+NUMBERS: dict[str, Any] = {
+    "nothing": lambda share, call: None,
+    "integer": lambda share, call: share.batch_size,
+    "tensor": lambda share, call: torch.tensor(float(share.batch_size)),
+    "list": lambda share, call: [share.batch_size, {"of vertices": share.num_nodes}],
+    "changing": lambda share, call: call,
+}
+
+
+def differing_shares(rank: int) -> list[int]:
+    """Divides batches in several ways. A rank has none, one, some or all of the vertices. Returns the number of warnings for each of NUMBERS."""
+    data, loader, found = data_of(), loader_of(2), []
+    owners = (lambda n: n % 2, lambda n: n == n[-1], lambda n: 0 * n, lambda n: n > n[0], lambda n: 0 * n + 1)
+    shares = []
+    for key, owner in enumerate(owners):
+        mfg = batch_of(data, torch.arange(3 * key, 3 * key + 3), [2, 2], key)
+        mine = owner(mfg.node).long()
+        shares.append((filled(data, mfg), share_batch(data, mfg, mine, 2, rank), mine == rank))
+    for give in NUMBERS.values():
+        plain, model = Given(pyg.SAGEConv, False), distribute(trim(Given(pyg.SAGEConv, False)), loader)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            for call in range(MAX_PLANS + 2):
+                whole, share, rows = shares[call % len(shares)]
+                expected = plain(whole.x, whole.edge_index, whole.y, None)[rows][: share.batch_size]
+                out = model(share.x, share.edge_index, share.y, give(share, call))[: share.batch_size]
+                torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+        found.append(sum("combinations of modes and of numbers" in str(each.message) for each in warned))
+    return found
+
+
+def test_a_trimmed_model_takes_shares_of_any_size_and_numbers_that_differ_between_ranks():
+    """The model runs untrimmed after MAX_PLANS numbers, and warns."""
+    assert distributed.run(differing_shares, 2) == [[0, 0, 0, 0, 2]] * 2
 
 
 def refused(rank: int) -> None:
