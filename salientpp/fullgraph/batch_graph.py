@@ -151,6 +151,10 @@ class BatchGraph(RankGraph):
         return self.share.own[-1 if self.within is None else self.within]
 
     @property
+    def num_seeds(self) -> int:
+        return self.share.own[0]
+
+    @property
     def num_vertices(self) -> int:
         return self.share.num_vertices
 

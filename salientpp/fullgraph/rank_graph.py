@@ -74,6 +74,11 @@ class RankGraph:
         return self.n_id.numel()
 
     @property
+    def num_seeds(self) -> int | None:
+        """Number of this rank's first rows that are of the seeds of a batch; None if the graph is no batch."""
+        return None
+
+    @property
     def num_vertices(self) -> int:
         """Number of vertices that count on all ranks of :attr:`averaging`."""
         raise NotImplementedError

@@ -84,6 +84,7 @@ class RowCheck(TorchFunctionMode):
         self._number = 0  # of vertices; 0 between calls
         self._numbers: tuple[int, ...] = ()  # of rows in tables of vertices
         self._called: tuple[int, tuple[int, ...], Tensor | None] = 0, (), None  # as above, in the last call
+        self._seeds: int | None = None  # number of first rows that are of a batch's seeds
         self._off = self._assumes = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RowCheck:
@@ -101,11 +102,12 @@ class RowCheck(TorchFunctionMode):
             self._called = 0, (), None
             yield
             return
-        before = self._number, self._numbers, self._edge_index, self._graph
+        before = self._number, self._numbers, self._edge_index, self._graph, self._seeds
         self._number, self._numbers = graph.num_inner, (graph.num_inner, graph.num_own)
         # A trimmed model computes other rows in later calls, which are not checked.
         self._edge_index, self._graph = graph.edge_index, None if trimming_of(self._module) else graph
         self._called = self._number, self._numbers, self._edge_index
+        self._seeds = graph.num_seeds
         self.follow([x, getattr(graph, "node_rows", {})])
         for tensor, what in tensors_given(self._module.forward, given, graph):
             if what == "vertices":
@@ -116,7 +118,7 @@ class RowCheck(TorchFunctionMode):
             with self:
                 yield
         finally:
-            self._number, self._numbers, self._edge_index, self._graph = before
+            self._number, self._numbers, self._edge_index, self._graph, self._seeds = before
 
     def follow(self, out: Any, dim: int = 0) -> None:
         """Follows tensors with a row for each vertex along ``dim``."""
@@ -240,7 +242,7 @@ class RowCheck(TorchFunctionMode):
             return None
         if key not in self._verdicts:
             assert self._edge_index is not None
-            found = found_rows(call, self._number, self._edge_index, self._older_rows)
+            found = found_rows(call, self._number, self._edge_index, self._older_rows, self._seeds)
             if key is None or call.selects:
                 return self._joined(call) if found is None else found
             if len(self._verdicts) >= _MOST_VERDICTS:

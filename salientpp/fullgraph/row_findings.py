@@ -43,17 +43,20 @@ _OF_VALUES: dict[str, Callable[[Tensor], Tensor]] = {"max": torch.max, "min": to
 
 
 def found_rows(
-    call: Call, number: int, edge_index: Tensor, older: Callable[[Tensor], Rows | None]
+    call: Call, number: int, edge_index: Tensor, older: Callable[[Tensor], Rows | None], seeds: int | None = None
 ) -> list[Rows | None] | None:
     """Tries a function. Returns the rows of each tensor of its result, and of each that it writes; None if it depends on other rows.
 
     Args:
         number: number of vertices.
         edge_index: [2, E], the graph's edges.
+        seeds: number of first vertices that are seeds of a batch; None without seeds.
         older: returns the rows of a tensor that may have rows of vertices.
     """
     name, rows = call.name, call.rows
     if name == "unique" and rows and rows[0].family.what == "vertices":  # its trials depend on the values
+        return None
+    if rows and _is_of_all_rows(call, seeds):
         return None
     found = _known(call, edge_index, older)
     if found is not None:
@@ -69,6 +72,30 @@ def found_rows(
         if not error.args and all(each.family.what == "edges" for each in rows):
             return []
         return None
+
+
+def _is_of_all_rows(call: Call, seeds: int | None) -> bool:
+    """Returns True for functions that trials on few rows take for functions of each row: those up to a large position, or with as many columns as needed."""
+    name, given = call.name, call.args[0] if call.args else None
+    rows = call.rows_of(given)
+    if rows is None:
+        return False
+    if name == "one_hot":
+        classes = call.args[1] if len(call.args) > 1 else call.kwargs.get("num_classes", -1)
+        return bool(classes == -1)
+    if name in ("tril", "triu", "tril_", "triu_"):
+        return rows.lead >= given.dim() - 2
+    if name == "roll":
+        dims = call.args[2] if len(call.args) > 2 else call.kwargs.get("dims", ())
+        dims = dims if isinstance(dims, (list, tuple)) else (dims,)
+        return not dims or rows.lead in [dim % given.dim() for dim in dims]
+    if name == "__setitem__" and not rows.lead:
+        index = call.args[1][0] if isinstance(call.args[1], tuple) and call.args[1] else call.args[1]
+        if isinstance(index, slice):
+            bounds = index.start or None, index.stop, None if index.step == 1 else index.step
+            call.selects = seeds is not None  # batches have different numbers of seeds
+            return bounds != (None, seeds, None) and any(type(bound) is int for bound in bounds)
+    return False
 
 
 def _moved_places(call: Call, number: int, older: Callable[[Tensor], Rows | None]) -> list[Rows | None] | None:

@@ -45,6 +45,17 @@ def graph() -> Data:
 Change = Callable[["Net", Tensor, Any], Any]
 
 
+def at(places: Any) -> Change:
+    """Writes to rows at given places."""
+
+    def change(net: Net, h: Tensor, g: Any) -> Tensor:
+        h = h.clone()
+        h[places] = 0
+        return h
+
+    return change
+
+
 class Own(pyg.MessagePassing):
     """Layer of the user's, which changes rows before it sends them."""
 
@@ -185,6 +196,13 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "mean of all": (lambda: Net(lambda net, h, g: h - h.mean()), "mean"),
     "std": (lambda: Net(lambda net, h, g: h / (h.std(0) + 1)), "std"),
     "var_mean": (lambda: Net(lambda net, h, g: h - torch.var_mean(h, 0)[1]), "var_mean"),
+    "first places": (lambda: Net(at(slice(10))), "__setitem__"),
+    "last places": (lambda: Net(at(slice(-10, None))), "__setitem__"),
+    "further places": (lambda: Net(at((slice(0, 20), 1))), "__setitem__"),
+    "triangle": (lambda: Net(lambda net, h, g: h + h.tril(-10)), "tril"),
+    "rolled": (lambda: Net(lambda net, h, g: h + h.roll(24, 0)), "roll"),
+    "rolled elements": (lambda: Net(lambda net, h, g: h + torch.roll(h, 24 * WIDTH)), "roll"),
+    "as many classes as needed": (lambda: Net(lambda net, h, g: h + F.one_hot(g.label)[:, -1:]), "one_hot"),
     "sum": (lambda: Net(lambda net, h, g: h / h.abs().sum(0, keepdim=True)), "sum"),
     "norm": (lambda: Net(lambda net, h, g: h / h.norm()), "norm"),
     "softmax": (lambda: Net(lambda net, h, g: h.softmax(0)), "softmax"),
@@ -412,6 +430,8 @@ KEPT: dict[str, Callable[[], nn.Module]] = {
     "activation": lambda: Net(lambda net, h, g: F.elu(h).sigmoid() * h.clamp(min=-1)),
     "norms": lambda: Net(nn.Sequential(nn.BatchNorm1d(WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))),
     "dropout": lambda: Net(nn.Sequential(nn.Dropout(0.0), nn.AlphaDropout(0.0))),
+    "places of columns": lambda: Net(at((slice(None), slice(2)))),
+    "rolled columns": lambda: Net(lambda net, h, g: h.roll(1, 1) + h.roll((1,), dims=(-1,))),
     "columns": lambda: Net(lambda net, h, g: F.normalize(h.softmax(-1).sort(1).values, dim=1).cumsum(1)),
     "largest columns": lambda: Net(lambda net, h, g: h.topk(2, 1).values.repeat(1, 2) + h.argmax(1, keepdim=True)),
     "picked columns": lambda: Net(
