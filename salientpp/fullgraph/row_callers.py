@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from types import FrameType
@@ -23,6 +24,7 @@ _LAYERS = f"{_PYG}nn/conv/", f"{_PYG}nn/dense/linear.py"
 #: Files that lie between a caller and the mode.
 _ENTRIES = (
     __file__,
+    contextlib.__file__,
     f"{OURS}fullgraph/row_check.py",
     f"{OURS}fullgraph/row_counts.py",
     parameters.__file__,

@@ -76,7 +76,8 @@ def found_rows(
 
 def _is_of_all_rows(call: Call, seeds: int | None) -> bool:
     """Returns True for functions that trials on few rows take for functions of each row: those up to a large position, or with as many columns as needed."""
-    name, given = call.name, call.args[0] if call.args else None
+    name = call.name
+    given: Any = call.args[0] if call.args else None
     rows = call.rows_of(given)
     if rows is None:
         return False

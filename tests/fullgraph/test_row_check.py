@@ -621,6 +621,26 @@ def asked_in_parts(rank: int) -> list[bool]:
     return [*found, asked_on_hosts(rank, OFFSETS[0], 1)]
 
 
+class Outer(nn.Module):
+    """Model around another one, which may be distributed on its own."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Any) -> Tensor:
+        h = self.inner(*args)
+        return 2 * h if (h > 0.3).any() else h
+
+
+def asked_in_a_model_in_a_model(rank: int) -> bool:
+    data = graph()
+    part = local(data, offsets=OFFSETS[0], timeout=distributed.NEVER)
+    out = distribute(Outer(distribute(Asking(), part)), part)(part.x, part.edge_index, part.label)
+    expected = Outer(Asking())(data.x, data.edge_index, data.label)
+    return torch.allclose(out, expected[part.n_id], rtol=0, atol=1e-9)
+
+
 def asked_on_hosts(rank: int, offsets: list[int], per_host: Any) -> bool:
     data = graph()
     part = local(data, offsets=offsets, preload=Preload(2), ranks_per_host=per_host, timeout=distributed.NEVER)
@@ -641,6 +661,7 @@ class Guarded(Asking):
 def test_answers_equal_one_process_in_batches_parts_plans_and_hosts():
     assert distributed.run(asked_in_batches, 2) == [[True] * 4] * 2
     assert distributed.run(asked_in_parts, 2) == [[True] * 3] * 2
+    assert distributed.run(asked_in_a_model_in_a_model, 2) == [True] * 2
     assert distributed.run(asked_on_hosts, 3, [0, 15, 25, N], [2, 1]) == [True] * 3
 
 
