@@ -78,6 +78,36 @@ class _Reentered(contextlib.AbstractContextManager[None]):
         return self._entered.pop().__exit__(*raised)
 
 
+class _Buffers:
+    """Buffers of a layer as they were before its forward, such as the vectors of ``spectral_norm``. The backward computes the layer with them again."""
+
+    def __init__(self, conv: torch.nn.Module) -> None:
+        self._given = [
+            (module._buffers, name, value, value._version, value.clone())
+            for module in conv.modules()
+            for name, value in module._buffers.items()
+            if value is not None
+        ]
+
+    def keep_written(self) -> None:
+        """Forgets the buffers that the forward, which has ended, has not written."""
+        self._given = [
+            each for each in self._given if each[0].get(each[1]) is not each[2] or each[2]._version != each[3]
+        ]
+
+    @contextlib.contextmanager
+    def before(self) -> Iterator[None]:
+        """Context in which the layer has the buffers of before its forward. Afterwards it has its present ones."""
+        later = [(buffers, name, buffers.get(name)) for buffers, name, *_ in self._given]
+        for buffers, name, *_, value in self._given:
+            buffers[name] = value.clone()
+        try:
+            yield
+        finally:
+            for buffers, name, present in later:
+                buffers[name] = present
+
+
 @dataclass(eq=False)
 class Recompute:
     """Choice of the rows that a distributed model keeps between the forward and the backward, and the calls of layers that follow from it.
@@ -165,12 +195,20 @@ class Recompute:
         for at in tables:
             values[at] = None  # `run` must not keep the tables
 
+        buffers = _Buffers(conv)
+
+        @contextlib.contextmanager
+        def running() -> Iterator[None]:
+            with self._calling(call):
+                yield
+            buffers.keep_written()
+
         @contextlib.contextmanager
         def running_again() -> Iterator[None]:
-            with self._calling(replace(call, is_again=True)), unchanged(conv), again():
+            with self._calling(replace(call, is_again=True)), unchanged(conv), buffers.before(), again():
                 yield
 
-        contexts = self._calling(call), _Reentered(running_again)
+        contexts = running(), _Reentered(running_again)
         return torch_checkpoint.checkpoint(run, *rows, use_reentrant=False, context_fn=lambda: contexts)
 
     @contextlib.contextmanager

@@ -189,6 +189,30 @@ def test_running_statistics_inside_a_layer_count_each_step_once():
         assert all(torch.allclose(plain[name], again[name], rtol=1e-10, atol=1e-10) for name in plain)
 
 
+def gradients_under_spectral_norm(rank: int, recompute: str | None) -> list[Tensor]:
+    torch.manual_seed(0)
+    conv = pyg.GATConv(F, H).double()
+    torch.nn.utils.parametrizations.spectral_norm(conv.lin)
+    part = local(graph())
+    model, found = distribute(conv, part, recompute=recompute), []
+    for _ in range(2):
+        model.zero_grad()
+        model(part.x, part.edge_index).square().sum().backward()
+        found += [*(each.grad.clone() for each in conv.parameters()), *(each.clone() for each in conv.buffers())]
+    return found
+
+
+def test_a_layer_is_computed_again_with_the_buffers_of_its_forward():
+    """Each call of a layer under spectral_norm in training changes the vectors by which its weight is divided."""
+    plain, again = distributed.run(both_under_spectral_norm, 1)[0]
+    for one, other in zip(plain, again, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-12)
+
+
+def both_under_spectral_norm(rank: int) -> tuple[list[Tensor], list[Tensor]]:
+    return gradients_under_spectral_norm(rank, None), gradients_under_spectral_norm(rank, "layers")
+
+
 def weights_of_attention(rank: int, recompute: str | None) -> list[Tensor]:
     pieces.PIECE_BYTES = SMALL
     part = local(graph(), offsets=OFFSETS[2])
