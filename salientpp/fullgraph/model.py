@@ -28,6 +28,7 @@ from salientpp.fullgraph.row_counts import without_counts
 from salientpp.fullgraph.watch import watch_backward
 from salientpp.graph.quantiles import corrected
 from salientpp.nn.layers import Replaced, linear_form, name_of, pair_of, source_names, with_helpers
+from salientpp.nn.trim import trimming_of
 
 
 class DistributedModel(torch.nn.Module):
@@ -163,7 +164,8 @@ class DistributedModel(torch.nn.Module):
                 forward = methods.get("forward", module.forward)
                 if self._recompute.kind is not None:
                     forward = functools.partial(self._call_layer, module, forward, stand_ins)
-                yield own, "forward", functools.partial(_call_followed, self.rows, forward)
+                if trimming_of(self.module) is None:  # trimming needs the class's own method
+                    yield own, "forward", functools.partial(_call_followed, self.rows, forward)
                 yield from _uncached(own)
             elif isinstance(module, _BatchNorm):
                 yield own, "forward", functools.partial(self._batch_norm, module)

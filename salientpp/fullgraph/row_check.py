@@ -90,8 +90,6 @@ class RowCheck(TorchFunctionMode):
     def __deepcopy__(self, memo: dict[int, Any]) -> RowCheck:
         return RowCheck(copy.deepcopy(self._module, memo))
 
-    # --- calls ----------------------------------------------------------------------------------------------
-
     @contextlib.contextmanager
     def calling(self, x: Tensor, given: tuple[Sequence[Any], dict[str, Any]], graph: RankGraph) -> Iterator[None]:
         """Context of a call of the model on a rank's graph. Followed are ``x``, tensors in ``given`` with a row for each vertex, and attributes of edges.

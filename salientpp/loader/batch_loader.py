@@ -88,9 +88,8 @@ class BatchLoader(PlannedLoader):
         else:
             checked_hosts(options.ranks_per_host)
         # From here on a mistake on one rank raises on every rank, so that none waits for a rank that raised.
-        prepared, everyone = prepare_together(
-            comm, partial(self._prepare, comm, sampling, options, kwargs), "make its loader"
-        )
+        prepare = partial(self._prepare, comm, sampling, options, kwargs)
+        prepared, everyone = prepare_together(comm, prepare, "make its loader")
         self.seed = everyone[0].seed
         self._calls = 0
         self._adapt_seeds(prepared.source.seeds, everyone)
@@ -102,11 +101,8 @@ class BatchLoader(PlannedLoader):
                 divide(basis, prepared.options.split_by)
             self._make_engine(basis, prepared.options, everyone)
             self._pad_together()
-        if comm.size > 1:
-            # A rank without batches never waits for the others, so it learns here that one of them could not make its loader.
+        if comm.size > 1:  # a rank without batches waits for no other later, so it hears here of another's error
             comm.gather_numbers([0])
-
-    # --- construction -------------------------------------------------------------------------------------
 
     def _prepare(self, comm: Comm, sampling: SamplingOptions, options: Options, kwargs: dict[str, Any]) -> _Prepared:
         """Takes those construction steps that need no answers of other ranks. Raises an error if an argument is wrong."""

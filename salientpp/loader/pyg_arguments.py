@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -131,7 +131,9 @@ def check_order(kwargs: Mapping[str, Any], partitioned: bool) -> bool:
             "every loader, unless Trainer(use_distributed_sampler=False) is set; trainer.predict does so even then. With Lightning, use "
             "salientpp.lightning.LightningNodeData"
         )
-    if isinstance(kwargs[name], Iterator):
+    if isinstance(kwargs[name], Iterator) and not isinstance(
+        kwargs[name], Sized
+    ):  # Lightning's wrappers can begin again
         raise ValueError(
             f"{name} must give its items again in each epoch, got a {type(kwargs[name]).__name__}, which gives them once; pass a list or a sampler"
         )

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import _pop_mode as _pop_torch_dispatch_stack
 
 Undo = Callable[[], object]
@@ -80,6 +81,8 @@ class Noted:
     """Base class of modes of torch that are removed after an interrupt. List it before torch's class."""
 
     def __enter__(self) -> Any:
+        # torch.compile asks these flags of torch whether a mode is active. An interrupted __enter__ leaves them set.
+        self._flags = {name: value for name, value in vars(_python_dispatch).items() if type(value) is bool}
         note(self._remove)
         return super().__enter__()  # type: ignore[misc]
 
@@ -102,3 +105,7 @@ class Noted:
                 above.append(mode)
         while above:
             push(above.pop())
+        vars(_python_dispatch).update(self._flags)
+        told = getattr(_python_dispatch, "set_is_in_mode_without_ignore_compile_internals", None)
+        if told is not None:
+            told(self._flags.get("_is_in_any_mode_without_ignore_compile_internals", False))

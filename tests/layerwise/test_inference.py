@@ -679,8 +679,9 @@ MISTAKES = {
     "argument": ("ValueError: all ranks must have the same batch_size, got 50 on rank 0 and 40 on rank 1",) * 2,
     "layer": (
         # Rank 0 may have all rows that its batches need before rank 1 fails.
-        r"(StageError: rank 0, batch \d, stage \w+|RankFailure): rank 1, batch 1, stage assemble: the user's own",
-        "StageError: rank 1, batch 1, stage assemble: the user's own",
+        r"(StageError: rank 0, batch \d, stage \w+|RankFailure): rank 1, batch 1, stage assemble: layer 1 \(SAGEConv, ReLU\) failed "
+        "for .*: ArithmeticError: the user's own",
+        r"StageError: rank 1, batch 1, stage assemble: layer 1 \(SAGEConv, ReLU\) failed for .*: ArithmeticError: the user's own",
     ),
     "file": ("RuntimeError: rank 1 could not end layer 2: OSError: .*part-00001.npy cannot be written", "OSError: "),
 }
