@@ -10,7 +10,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch import nn
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
 from trimmed import WIDTH, assert_same, batch_of, graph, step
 
 import salientpp
@@ -58,6 +58,14 @@ class Net(nn.Module):
         for conv in self.convs:
             x = conv(x, edge_index).relu()
         return self.norm(x[:13])  # the seeds of a batch
+
+
+@pytest.fixture(autouse=True)
+def no_modes_left():
+    """Removes modes of torch that a test has left, which failed. Other tests of the process would run under them, and nothing would be compiled."""
+    yield
+    while _get_current_dispatch_mode_stack():
+        _pop_mode()
 
 
 @pytest.fixture(scope="module")
