@@ -10,7 +10,7 @@ CSRC := $(shell find csrc -name '*.cpp' -o -name '*.h')
 # A folder with wheels of pyg-lib, torch_sparse and torch_scatter. `make test` installs them, and tests then fail without them.
 SALIENTPP_PEER_WHEELS ?=
 
-.PHONY: demo test test-quick test-random test-faults test-slurm test-simulated test-wheel test-versions test-aarch64 \
+.PHONY: demo test test-quick test-random test-mutations test-faults test-slurm test-simulated test-wheel test-versions test-aarch64 \
 	sdist wheel wheel-aarch64 wheel-manylinux check-wheel release-notes lint format sanitize bench score gpu-check paper docs build peers clean
 
 demo: build
@@ -53,6 +53,10 @@ FIRST ?= 0
 KIND ?=
 test-random: build
 	cd tests && ../$(BIN)/python -W ignore -m random_cases.run --cases $(CASES) --first $(FIRST) $(addprefix --kind ,$(KIND))
+
+# Makes single changes in copies of the package, which random cases must find. Takes an hour or more. It exits with 1 if a change survives.
+test-mutations: build
+	cd tests && ../$(BIN)/python -m random_cases.mutations
 
 # Tests on a simulated accelerator that executes operations late and in unfavourable orders. It cannot be removed from a process, so they run alone.
 test-simulated: build peers
