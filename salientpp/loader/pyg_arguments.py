@@ -131,10 +131,9 @@ def check_order(kwargs: Mapping[str, Any], partitioned: bool) -> bool:
             "every loader, unless Trainer(use_distributed_sampler=False) is set; trainer.predict does so even then. With Lightning, use "
             "salientpp.lightning.LightningNodeData"
         )
-    if isinstance(kwargs[name], Iterator) and not isinstance(
-        kwargs[name], Sized
-    ):  # Lightning's wrappers can begin again
+    given = kwargs[name]
+    if isinstance(given, Iterator) and not isinstance(given, Sized):  # Lightning's wrappers are both, and begin again
         raise ValueError(
-            f"{name} must give its items again in each epoch, got a {type(kwargs[name]).__name__}, which gives them once; pass a list or a sampler"
+            f"{name} must give its items again in each epoch, got a {type(given).__name__}, which gives them once; pass a list or a sampler"
         )
     return False

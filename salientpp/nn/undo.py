@@ -81,8 +81,9 @@ class Noted:
     """Base class of modes of torch that are removed after an interrupt. List it before torch's class."""
 
     def __enter__(self) -> Any:
-        # torch.compile asks these flags of torch whether a mode is active. An interrupted __enter__ leaves them set.
-        self._flags = {name: value for name, value in vars(_python_dispatch).items() if type(value) is bool}
+        if not isinstance(self, TorchFunctionMode):
+            # torch's flags that tell whether a dispatch mode is active. An interrupted __enter__ leaves them set.
+            self._flags = {name: value for name, value in vars(_python_dispatch).items() if type(value) is bool}
         note(self._remove)
         return super().__enter__()  # type: ignore[misc]
 
@@ -105,6 +106,8 @@ class Noted:
                 above.append(mode)
         while above:
             push(above.pop())
+        if isinstance(self, TorchFunctionMode):
+            return
         vars(_python_dispatch).update(self._flags)
         told = getattr(_python_dispatch, "set_is_in_mode_without_ignore_compile_internals", None)
         if told is not None:
