@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from salientpp.nn.check import Fault, Results, Trial
-from salientpp.nn.planned import Attributes
+from salientpp.nn.planned import Attributes, is_power_of_four
 from salientpp.ways.sums.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, Marked, mark, marked_in
 
 #: Number of combinations of modes and plain arguments that are counted apart.
@@ -66,7 +66,7 @@ def check_model(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     values = tuple((type(each), each) for each in (*args, *kwargs.values()) if isinstance(each, _PLAIN))
     kind = state.attributes.modes, torch.is_grad_enabled(), values if len(state.calls) < _MAX_KINDS else None
     number = state.calls[kind] + 1
-    if number & (number - 1) or number.bit_length() % 2 == 0:
+    if not is_power_of_four(number):
         state.calls[kind] = number
         return
     weight = next((each.plain() for each in given if each.role == EDGE_WEIGHTS), None)

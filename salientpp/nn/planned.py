@@ -30,6 +30,11 @@ _MAX_UNWRITTEN, _MAX_WRITTEN = 1 << 12, 1 << 20
 _MAX_OBJECTS = 256
 
 
+def is_power_of_four(number: int) -> bool:
+    """Returns True for 1, 4, 16, 64, ...: the numbers of the calls that are compared with the plain model."""
+    return number & (number - 1) == 0 and number.bit_length() % 2 == 1
+
+
 class Planned:
     """Plan for calls with one combination of modes and arguments.
 
@@ -56,9 +61,8 @@ class Planned:
 
     @property
     def is_due(self) -> bool:
-        """True if the next call is to be checked: its number is a power of four."""
-        number = self.calls + 1
-        return number > 1 and number & (number - 1) == 0 and number.bit_length() % 2 == 1
+        """True if the next call is to be checked. The first one was checked when the plan was made."""
+        return self.calls > 0 and is_power_of_four(self.calls + 1)
 
     def join(self, plan: Plan, functions: tuple[str, ...]) -> None:
         """Makes the plan hold for another order of functions too."""

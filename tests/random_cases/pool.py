@@ -39,6 +39,7 @@ from typing import Any
 import distributed
 import torch
 import torch.distributed as dist
+from distributed import Failed
 
 #: Ranks of a pool.
 SIZE = 4
@@ -60,17 +61,6 @@ class Place:
     rank: int
     size: int
     group: Any = None
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The exception of a rank, or the fact that it died or hung (``kind`` is then 'Died' or 'Hang')."""
-
-    kind: str
-    text: str
-
-    def __bool__(self) -> bool:
-        return False
 
 
 class Pool:
