@@ -17,7 +17,7 @@ import torch_geometric.nn as pyg
 from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.nn.unchanged import change_of
-from salientpp.nn.undo import forget, note
+from salientpp.nn.undo import note, undo_noted
 
 
 @dataclass(frozen=True)
@@ -200,8 +200,7 @@ class Replaced:
             raise
 
     def __exit__(self, *raised: Any) -> None:
-        self.restore()
-        forget(self.restore)
+        undo_noted(self.restore)
 
     def restore(self) -> None:
         """Restores the old values that are not restored yet."""

@@ -21,7 +21,7 @@ from salientpp.nn.layers import Replaced, layer_of
 from salientpp.nn.rules import tensors_of
 from salientpp.nn.sizes import NEW, counts_are_shapes, counts_in
 from salientpp.nn.trace import Plan, Recorder
-from salientpp.nn.undo import Noted, forget, note
+from salientpp.nn.undo import Noted, note, undo_noted
 from salientpp.sampling.hops import Hops
 
 #: Name prefixes of modules that compute statistics over all rows they get.
@@ -101,8 +101,7 @@ def record(
         with Replaced(values), recorder, functions:
             out = model(*args, **kwargs)
     finally:
-        remove()
-        forget(remove)
+        undo_noted(remove)
     trusting = recorder.plan(out, trusts_readings=True)
     return Recorded(recorder.plan(out), trusting, tuple(functions.names), out)
 

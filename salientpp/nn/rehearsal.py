@@ -26,7 +26,7 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.data.storage import BaseStorage
 
 from salientpp.nn.rules import tensors_of
-from salientpp.nn.undo import Noted, forget, note
+from salientpp.nn.undo import Noted, note, undo_noted
 
 
 @contextmanager
@@ -56,8 +56,7 @@ def rehearsal(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
         with forked, _OwnTensors(), undo:
             yield Rehearsal(model, others, undo, args, kwargs)
     finally:
-        restore()
-        forget(restore)
+        undo_noted(restore)
 
 
 class Rehearsal:
@@ -100,8 +99,7 @@ class _OwnTensors:
         torch._C._autograd._push_saved_tensors_default_hooks(Tensor.detach, _same)
 
     def __exit__(self, *_: Any) -> None:
-        self._remove()
-        forget(self._remove)
+        undo_noted(self._remove)
 
     def _remove(self) -> None:
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)

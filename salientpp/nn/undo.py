@@ -68,13 +68,15 @@ def note(undo: Undo) -> None:
         _calls.notes.append(undo)
 
 
-def forget(undo: Undo) -> None:
-    """Removes a note after the change was undone."""
+def undo_noted(undo: Undo) -> None:
+    """Undoes a change and removes its note. An interrupt may have left changes within it, whose notes are later ones. They are undone first."""
     notes = _calls.notes
-    if notes and notes[-1] == undo:
+    if undo not in notes:
+        undo()
+        return
+    while undo in notes:
+        notes[-1]()
         notes.pop()
-    elif undo in notes:
-        notes.remove(undo)
 
 
 class Noted:
@@ -89,7 +91,7 @@ class Noted:
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)  # type: ignore[misc]
-        forget(self._remove)
+        undo_noted(self._remove)  # torch removes the mode on top, which may be another one that an interrupt has left there
 
     def _remove(self) -> None:
         """Removes the mode from torch's stack, wherever it is."""

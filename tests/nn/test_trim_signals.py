@@ -9,11 +9,14 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch import nn
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode
 from trimmed import WIDTH, assert_same, batch_of, graph, step
 
 import salientpp
+from salientpp.nn import undo
+from salientpp.nn.layers import Replaced
 
 
 class Preempted(BaseException):
@@ -156,3 +159,54 @@ def test_a_signal_at_any_line_of_a_first_call_harms_no_later_call(training, data
         model = salientpp.nn.trim(copy.deepcopy(plain))
         place = interrupted(model, batch, at)
         check_next(model, plain, data, batch, number, place)
+
+
+class _Operations(undo.Noted, TorchDispatchMode):
+    pass
+
+
+class _Functions(undo.Noted, TorchFunctionMode):
+    pass
+
+
+def nested(values: dict[str, int]) -> None:
+    """Makes changes within changes, as a rehearsal of a trimmed call does."""
+    undo.begin(sys._getframe())
+    try:
+        with (
+            Replaced([(values, "a", 1)]),
+            _Operations(),
+            _Functions(),
+            Replaced([(values, "a", 2), (values, "b", 2)]),
+            _Operations(),
+            _Functions(),
+            Replaced([(values, "a", 3)]),
+        ):
+            pass
+    finally:
+        undo.end()
+
+
+def test_a_signal_at_any_line_of_nested_changes_leaves_none():
+    values, flags = {"a": 0}, dict(vars(_python_dispatch))
+    with Signal() as signal:
+        nested(values)
+    assert signal.lines > 200
+    wrong = []
+    for at in range(1, signal.lines + 1):
+        signal = Signal(at)
+        with pytest.raises(Preempted), signal:
+            nested(values)
+        assert not undo.is_running()  # as the next call does
+        modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+        changed = [name for name, value in vars(_python_dispatch).items() if flags[name] is not value]
+        if modes or changed or values != {"a": 0}:
+            wrong.append((signal.place, modes, changed, dict(values)))
+            values.clear()
+            values["a"] = 0
+            vars(_python_dispatch).update(flags)
+            while _get_current_dispatch_mode_stack():
+                _pop_mode()
+            while _get_current_function_mode_stack():
+                torch._C._pop_torch_function_stack()
+    assert wrong == []
