@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, NoReturn
@@ -28,7 +28,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.fullgraph.pieces import EdgeRows, defers, propagated, unchanged
 from salientpp.fullgraph.rows_file import RowsFile
-from salientpp.nn.layers import name_of
+from salientpp.nn.layers import Replaced, name_of
 
 #: Values of ``recompute`` in :func:`salientpp.distribute`.
 KINDS = ("layers",)
@@ -79,33 +79,25 @@ class _Reentered(contextlib.AbstractContextManager[None]):
 
 
 class _Buffers:
-    """Buffers of a layer as they were before its forward, such as the vectors of ``spectral_norm``. The backward computes the layer with them again."""
+    """Buffers of a layer as they were before its forward, such as the vectors of ``spectral_norm``. The backward computes the layer with them again.
+
+    All are copied, because writes through ``.data``, and later ones by another call or by the model, do not show when the forward ends.
+    """
 
     def __init__(self, conv: torch.nn.Module) -> None:
-        self._given = [
-            (module._buffers, name, value, value._version, value.clone())
-            for module in conv.modules()
-            for name, value in module._buffers.items()
-            if value is not None
-        ]
+        self._parts = [*conv.modules()]
+        self._given = _copies([module._buffers for module in self._parts])
 
-    def keep_written(self) -> None:
-        """Forgets the buffers that the forward, which has ended, has not written."""
-        self._given = [
-            each for each in self._given if each[0].get(each[1]) is not each[2] or each[2]._version != each[3]
-        ]
-
-    @contextlib.contextmanager
-    def before(self) -> Iterator[None]:
+    def before(self) -> Replaced:
         """Context in which the layer has the buffers of before its forward. Afterwards it has its present ones."""
-        later = [(buffers, name, buffers.get(name)) for buffers, name, *_ in self._given]
-        for buffers, name, *_, value in self._given:
-            buffers[name] = value.clone()
-        try:
-            yield
-        finally:
-            for buffers, name, present in later:
-                buffers[name] = present
+        copies = _copies(self._given)
+        return Replaced((vars(module), "_buffers", copied) for module, copied in zip(self._parts, copies, strict=True))
+
+
+def _copies(buffers: Sequence[dict[str, Tensor | None]]) -> list[dict[str, Tensor | None]]:
+    """Copies buffers by name, of several modules. Modules that share one also share its copy."""
+    copies = {id(each): each.clone() for of_module in buffers for each in of_module.values() if each is not None}
+    return [{name: copies.get(id(each)) for name, each in of_module.items()} for of_module in buffers]
 
 
 @dataclass(eq=False)
@@ -198,17 +190,11 @@ class Recompute:
         buffers = _Buffers(conv)
 
         @contextlib.contextmanager
-        def running() -> Iterator[None]:
-            with self._calling(call):
-                yield
-            buffers.keep_written()
-
-        @contextlib.contextmanager
         def running_again() -> Iterator[None]:
             with self._calling(replace(call, is_again=True)), unchanged(conv), buffers.before(), again():
                 yield
 
-        contexts = running(), _Reentered(running_again)
+        contexts = self._calling(call), _Reentered(running_again)
         return torch_checkpoint.checkpoint(run, *rows, use_reentrant=False, context_fn=lambda: contexts)
 
     @contextlib.contextmanager

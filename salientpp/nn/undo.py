@@ -91,7 +91,9 @@ class Noted:
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)  # type: ignore[misc]
-        undo_noted(self._remove)  # torch removes the mode on top, which may be another one that an interrupt has left there
+        undo_noted(
+            self._remove
+        )  # torch removes the mode on top, which may be another one that an interrupt has left there
 
     def _remove(self) -> None:
         """Removes the mode from torch's stack, wherever it is."""

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from fullgraph_training import data_of, network, train, train_alone
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -210,6 +210,76 @@ def test_a_layer_is_computed_again_with_the_buffers_of_its_forward():
 def compare_under_spectral_norm(rank: int) -> None:
     for one, other in zip(gradients_under_spectral_norm(None), gradients_under_spectral_norm("layers"), strict=True):
         torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-12)
+
+
+class Scaled(pyg.MessagePassing):
+    """Layer that halves a buffer in each call and multiplies its rows with it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.lin = kind, nn.Linear(F, F).double()
+        if kind != "registered in the first call":
+            self.register_buffer("scale", None if kind == "None" else torch.ones(F).double())
+        if kind == "shared":
+            self.inner = nn.Module()
+            self.inner.register_buffer("scale", self.scale)
+        if kind == "of inference":
+            with torch.inference_mode():
+                self.scale = self.scale.clone()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        if self.kind in ("None", "registered in the first call"):
+            if getattr(self, "scale", None) is None:
+                self.register_buffer("scale", torch.full((F,), 2.0).double())
+            else:
+                self.scale = self.scale / 2
+        elif self.kind == "written through data":
+            self.scale.data.mul_(0.5)
+        elif self.kind == "shared":
+            self.scale.mul_(0.5)
+        scale = self.inner.scale if self.kind == "shared" else self.scale
+        return self.lin(self.propagate(edge_index, x=x) * scale.clone())
+
+
+class TwiceScaled(nn.Module):
+    """Calls one layer twice."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = Scaled(kind)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.conv(x, edge_index).tanh()
+        if self.conv.kind == "written between calls":
+            self.conv.scale.mul_(0.5)
+        return self.conv(h, edge_index)
+
+
+def test_a_layer_that_is_computed_again_finds_each_buffer_as_it_was():
+    assert distributed.run(scaled, 1) == [[]]
+
+
+def scaled(rank: int) -> list[str]:
+    part, wrong = local(graph()), []
+    for kind in (
+        "None",
+        "registered in the first call",
+        "written through data",
+        "written between calls",
+        "shared",
+        "of inference",
+    ):
+        found = []
+        for recompute in (None, "layers"):
+            model = distribute(TwiceScaled(kind), part, recompute=recompute)
+            out = model(part.x, part.edge_index).square().sum()
+            out.backward(retain_graph=True)
+            out.backward()
+            found.append([*(each.grad for each in model.parameters()), *model.buffers()])
+        if not all(torch.allclose(*each, rtol=1e-10, atol=0) for each in zip(*found, strict=True)):
+            wrong.append(kind)
+    return wrong
 
 
 def weights_of_attention(rank: int, recompute: str | None) -> list[Tensor]:
