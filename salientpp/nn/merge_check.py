@@ -11,9 +11,8 @@ import contextlib
 import threading
 import types
 import warnings
-import weakref
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,16 +28,23 @@ _MAX_KINDS = 8
 _PLAIN = (bool, int, float, str, type(None))
 
 
-@dataclass
+#: Attribute of a model: its _State. The state refers to the model, so a table of all models would keep it alive.
+_ATTRIBUTE = "_salientpp_merged"
+
+
 class _State:
     """Calls of a model so far, by modes and plain arguments, and its attributes at the last call."""
 
     attributes: Attributes
-    calls: Counter[Any] = field(default_factory=Counter)
-    warned: bool = False
+
+    def __init__(self) -> None:
+        self.calls: Counter[Any] = Counter()
+        self.warned = False
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # a copy of the model begins anew
 
 
-_states: weakref.WeakKeyDictionary[torch.nn.Module, _State] = weakref.WeakKeyDictionary()
 _running = threading.local()
 
 
@@ -57,11 +63,12 @@ def check_model(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     edges = next((each for each in given if each.role == EDGES and each.is_given), None)
     if x is None or edges is None or getattr(_running, "checks", False):
         return
-    state = _states.get(model)
-    is_new = state is None
-    if state is None:
-        state = _states[model] = _State(Attributes(model))
-    if not is_new and state.attributes.is_changed(sum(state.calls.values())):
+    state: _State | None = vars(model).get(_ATTRIBUTE)
+    if state is None or not state.attributes.are_of(model):  # a copy may share it
+        state = _State()
+        setattr(model, _ATTRIBUTE, state)
+        state.attributes = Attributes(model)
+    elif state.attributes.is_changed(sum(state.calls.values())):
         state.calls.clear()
     values = tuple((type(each), each) for each in (*args, *kwargs.values()) if isinstance(each, _PLAIN))
     kind = state.attributes.modes, torch.is_grad_enabled(), values if len(state.calls) < _MAX_KINDS else None

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
+import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -125,3 +128,25 @@ def test_calls_are_checked_at_powers_of_four(monkeypatch):
     merge_partial(model, check=False)(batch.x, batch.edge_index)
     model.eval()(batch.x, batch.edge_index)
     assert found == []
+
+
+def test_a_checked_model_is_freed():
+    model, (batch,) = merge_partial(net()), batches()
+    model(batch.x, batch.edge_index)
+    reference = weakref.ref(model)
+    del model
+    gc.collect()
+    assert reference() is None
+
+
+def test_copies_are_checked_from_their_first_call():
+    model, (batch,) = merge_partial(net(change=_by_number)), batches()
+    with pytest.raises(RuntimeError, match="would differ from the plain model"):
+        model(batch.x, batch.edge_index)
+    for each in (copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with pytest.raises(RuntimeError, match="would differ from the plain model"):
+            each(batch.x, batch.edge_index)
+
+
+def _by_number(model: Any, h: Tensor) -> Tensor:
+    return h / h.size(0)
