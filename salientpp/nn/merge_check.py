@@ -20,6 +20,8 @@ from torch import Tensor
 
 from salientpp.nn.check import Fault, Results, Trial
 from salientpp.nn.planned import Attributes, is_power_of_four
+from salientpp.nn.rehearsal import key_of_storage
+from salientpp.nn.rules import tensors_of
 from salientpp.ways.sums.marked import EDGE_WEIGHTS, EDGES, ROWS, Delivered, Marked, mark, marked_in
 
 #: Number of combinations of modes and plain arguments that are counted apart.
@@ -98,6 +100,7 @@ def check_model(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     finally:
         _running.checks = False
     if fault is not None:
+        state.calls[kind] = number - 1  # a caller that goes on is told again
         where = " in evaluation mode" if fault.evaluates else ""
         raise RuntimeError(
             f"{type(model).__name__} over a batch with sums would differ from the plain model{where}, by {fault.size:.2g} of an output or a gradient. A "
@@ -113,20 +116,21 @@ def _fault(model: torch.nn.Module, halves: _Halves, args: tuple[Any, ...], kwarg
         for change in (halves.plain, halves.merged)
     )
     run: Any = lambda plan: contextlib.nullcontext()  # noqa: E731
-    return _Trial(model, hops, *plain, run, _OfSeeds(model, hops, *merged, run)).fault_of([])
-
-
-@dataclass
-class _OfSeeds(Trial):
-    """Calls a model whose outputs are marked."""
-
-    def results(self, effects: Any, out: Any, draws: int) -> Results:
-        (seeds, _) = self.hops.num_nodes[None]
-        return super().results(effects, _unmarked(out, seeds), draws)
+    return _Both(model, hops, *plain, run, _Trial(model, hops, *merged, run)).fault_of([])
 
 
 @dataclass
 class _Trial(Trial):
+    """Calls a model. Arguments that it returns, such as ``edge_index``, are no results."""
+
+    def results(self, effects: Any, out: Any, draws: int) -> Results:
+        (seeds, _) = self.hops.num_nodes[None]
+        given = {key_of_storage(each) for each in tensors_of([effects.args, effects.kwargs])}
+        return super().results(effects, _computed(out, given, seeds), draws)
+
+
+@dataclass
+class _Both(_Trial):
     """Calls a model as the plain one, and in place of a trimmed call, as a merged one."""
 
     other: Trial
@@ -135,15 +139,18 @@ class _Trial(Trial):
         return super().call(None, *more, **named) if context is None else self.other.call(None, *more, **named)
 
 
-def _unmarked(value: Any, seeds: int) -> Any:
-    if isinstance(value, Marked):
-        return value.plain()[:seeds]
+def _computed(value: Any, given: set[Any], seeds: int) -> Any:
+    """Returns an output without marks, and without tensors in memory that was ``given``."""
+    if isinstance(value, Tensor):
+        if key_of_storage(value) in given:
+            return None
+        return value.plain()[:seeds] if isinstance(value, Marked) else value
     if isinstance(value, dict):
-        return {name: _unmarked(each, seeds) for name, each in value.items()}
+        return {name: _computed(each, given, seeds) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_unmarked(each, seeds) for each in value]
-    if hasattr(value, "__dict__") and not isinstance(value, (type, Tensor)):
-        return {name: _unmarked(each, seeds) for name, each in vars(value).items()}
+        return [_computed(each, given, seeds) for each in value]
+    if hasattr(value, "__dict__") and not isinstance(value, type):
+        return {name: _computed(each, given, seeds) for name, each in vars(value).items()}
     return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import itertools
@@ -139,13 +140,25 @@ def test_a_checked_model_is_freed():
     assert reference() is None
 
 
-def test_copies_are_checked_from_their_first_call():
+def test_a_refused_model_and_its_copies_are_refused_again():
     model, (batch,) = merge_partial(net(change=_by_number)), batches()
-    with pytest.raises(RuntimeError, match="would differ from the plain model"):
-        model(batch.x, batch.edge_index)
-    for each in (copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+    for each in (model, model, copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         with pytest.raises(RuntimeError, match="would differ from the plain model"):
             each(batch.x, batch.edge_index)
+
+
+class Returning(Net):
+    """Model that returns its arguments too."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Any:
+        return {"out": super().forward(x, edge_index), "given": [x, edge_index[:, :]]}
+
+
+def test_a_model_may_return_its_arguments():
+    for change in (_by_number, lambda model, h: h.relu()):
+        model, (batch,) = merge_partial(Returning(SAGEConv(6, 6), SAGEConv(6, 4), change)), batches()
+        with pytest.raises(RuntimeError, match="would differ") if change is _by_number else contextlib.nullcontext():
+            model(batch.x, batch.edge_index)
 
 
 def _by_number(model: Any, h: Tensor) -> Tensor:
