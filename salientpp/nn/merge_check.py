@@ -8,6 +8,7 @@ outputs and all gradients must agree. No rank needs another for that.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import types
 import warnings
@@ -213,7 +214,19 @@ class _Halves:
         if isinstance(value, Tensor):
             role = {self.number: ROWS, self.keeps_edge.numel(): EDGE_WEIGHTS}.get(value.size(0) if value.dim() else -1)
             return value if role is None else self._cut(value, role)
-        return _mapped(self.merged, value)
+        return self._numbers_left(value) or _mapped(self.merged, value)
+
+    def _numbers_left(self, value: Any) -> Any:
+        """Returns numbers of vertices or edges of each hop, which ``trim_to_layer`` needs, without those that sums replace; None for other values."""
+        if type(value) not in (list, tuple) or any(type(each) is not int for each in value):
+            return None
+        if [*itertools.accumulate(value)] == [*self.delivered.edges_to]:
+            mask = self.keeps_edge
+        elif len(value) == self.delivered.hops + 1 and sum(value) == self.number and min(value) >= 0:
+            mask = self.keeps_vertex
+        else:
+            return None
+        return type(value)(int(each.sum()) for each in mask.split(list(value)))
 
     def _cut(self, value: Tensor, role: str) -> Tensor:
         if role == ROWS:

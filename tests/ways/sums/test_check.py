@@ -17,6 +17,7 @@ from random_cases.merged import summed
 from random_cases.models import graph
 from torch import Tensor, nn
 from torch_geometric.nn import EdgeConv, GATConv, GraphConv, MessagePassing, SAGEConv
+from torch_geometric.utils import trim_to_layer
 
 from salientpp import NeighborLoader
 from salientpp.nn import merge_check, merge_partial
@@ -60,6 +61,10 @@ def with_gradients(hook: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor], 
         return h
 
     return change
+
+
+def _by_number(model: Any, h: Tensor) -> Tensor:
+    return h / h.size(0)
 
 
 REFUSED: dict[str, Callable[[], Net]] = {
@@ -161,5 +166,17 @@ def test_a_model_may_return_its_arguments():
             model(batch.x, batch.edge_index)
 
 
-def _by_number(model: Any, h: Tensor) -> Tensor:
-    return h / h.size(0)
+@pytest.mark.parametrize("change", [lambda model, h: h.relu(), _by_number], ids=["kept", "refused"])
+def test_a_model_that_trims_itself_is_compared(change, recwarn):
+    class Trimming(Net):
+        def forward(self, x: Tensor, edge_index: Tensor, *numbers: list[int]) -> Tensor:  # type: ignore[override]
+            h = self.change(self, self.first(x, edge_index))
+            h, edge_index, _ = trim_to_layer(1, *numbers, h, edge_index)
+            return self.second(h, edge_index)
+
+    model, (batch,) = merge_partial(Trimming(SAGEConv(6, 6), SAGEConv(6, 4), change)), batches()
+    counts = [*batch.num_sampled_nodes[:-1]], [*batch.num_sampled_edges[:-1]]
+    numbers = [[*each, total - sum(each)] for each, total in zip(counts, (len(batch.n_id), len(batch.e_id)))]
+    with pytest.raises(RuntimeError, match="would differ") if change is _by_number else contextlib.nullcontext():
+        model(batch.x, batch.edge_index, *numbers)
+    assert not [each for each in recwarn if "merge_partial" in str(each.message)]
