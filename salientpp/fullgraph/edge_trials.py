@@ -20,15 +20,20 @@ from salientpp.fullgraph.outputs import tensors_of
 from salientpp.fullgraph.pieces import EdgeRows
 from salientpp.fullgraph.row_check import RowsMixed
 from salientpp.fullgraph.row_trials import NoChance, is_close
-from salientpp.nn.layers import name_of
+from salientpp.nn.layers import Replaced, name_of
 from salientpp.nn.rehearsal import rehearsal
 from salientpp.nn.unchanged import change_of
 
 
 class EdgeTrials:
-    """Trials of the layers of one model. Each layer is tried once in training and once in evaluation, and again after a change that is known."""
+    """Trials of the layers of one model. Each layer is tried once in training and once in evaluation, and again after a change that is known.
+
+    Attributes:
+        is_running: True during a trial. Only some ranks may have it, so nothing in it can ask other ranks.
+    """
 
     def __init__(self) -> None:
+        self.is_running = False
         self._tried: weakref.WeakKeyDictionary[MessagePassing, set[Any]] = weakref.WeakKeyDictionary()
 
     def __deepcopy__(self, memo: Any) -> EdgeTrials:
@@ -71,7 +76,8 @@ class EdgeTrials:
             tried.remove(key)
             return False
         asked = conv._edge_user_args if is_edge_level else conv._user_args
-        with contextlib.suppress(Exception):  # the call itself, which follows, raises what the user has to see
+        # The call itself, which follows, raises what the user has to see.
+        with Replaced([(vars(self), "is_running", True)]), contextlib.suppress(Exception):
             whole = self._called(conv, original, edge_index, size, given)
             for rest, half in enumerate(halves):
                 cut = {name: self._cut(value, half) if name in asked else value for name, value in given.items()}

@@ -201,6 +201,8 @@ class DistributedModel(torch.nn.Module):
 
     def _batch_norm(self, norm: _BatchNorm, rows: Tensor) -> Tensor:
         self._recompute.refuse_checkpoint(norm, self.module)
+        if self._edge_trials.is_running:
+            return rows  # over all ranks, it does not depend on which rows a rank has
         with self.rows.paused():
             out = batch_norm(norm, rows, self.graph, self._recompute.is_again)
         self.rows.follow(out)
@@ -216,6 +218,8 @@ class DistributedModel(torch.nn.Module):
         **given: Any,
     ) -> Any:
         """Computes a layer's ``propagate`` or ``edge_updater`` over the ranks."""
+        if self._edge_trials.is_running:
+            raise RuntimeError("a layer inside a layer cannot be tried")
         self._recompute.refuse_checkpoint(conv, self.module)
         graph, given = self.graph, without_counts(given)
         graph.ranks.agreement.place = f"layer {self._hop + 1}, {type(conv).__name__}"  # errors of exchanges name it

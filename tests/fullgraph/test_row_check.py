@@ -92,6 +92,32 @@ class Doubled(pyg.SAGEConv):
         return 2 * inputs.tanh()
 
 
+class Normed(pyg.SAGEConv):
+    """Layer of the user's with a norm over the sums of all vertices."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__(width, out)
+        self.norm = nn.BatchNorm1d(width)
+
+    def update(self, inputs: Tensor) -> Tensor:
+        return self.norm(inputs)
+
+
+class Nested(pyg.SAGEConv):
+    """Layer of the user's with a layer inside it."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__(width, out)
+        self.inner = pyg.SAGEConv(width, width)
+
+    def propagate(self, edge_index: Any, size: Any = None, **given: Any) -> Tensor:
+        self.edges = edge_index
+        return super().propagate(edge_index, size=size, **given)
+
+    def update(self, inputs: Tensor) -> Tensor:
+        return self.inner(inputs, self.edges)
+
+
 class Net(nn.Module):
     def __init__(self, change: Change | nn.Module, conv: Any = pyg.SAGEConv) -> None:
         super().__init__()
@@ -425,6 +451,8 @@ def jumped(mode: str) -> Change:
 
 KEPT: dict[str, Callable[[], nn.Module]] = {
     "update of a layer": lambda: Net(lambda net, h, g: h, Doubled),
+    "norm in an update": lambda: Net(lambda net, h, g: h, Normed),
+    "layer in an update": lambda: Net(lambda net, h, g: h, Nested),
     "backward hook": lambda: with_gradients(lambda gradient: 2 * gradient, False),
     "backward pre-hook": lambda: with_gradients(lambda gradient: gradient.clamp(-1, 1), True),
     "activation": lambda: Net(lambda net, h, g: F.elu(h).sigmoid() * h.clamp(min=-1)),
