@@ -77,7 +77,7 @@ def found_rows(
 def _is_of_all_rows(call: Call, seeds: int | None) -> bool:
     """Returns True for functions that trials on few rows take for functions of each row: those up to a large position, or with as many columns as needed."""
     name = call.name
-    given: Any = call.args[0] if call.args else None
+    given: Any = call.args[0] if call.args else call.kwargs.get("input")
     rows = call.rows_of(given)
     if rows is None:
         return False
@@ -88,15 +88,35 @@ def _is_of_all_rows(call: Call, seeds: int | None) -> bool:
         return rows.lead >= given.dim() - 2
     if name == "roll":
         dims = call.args[2] if len(call.args) > 2 else call.kwargs.get("dims", ())
-        dims = dims if isinstance(dims, (list, tuple)) else (dims,)
+        dims = dims if isinstance(dims, (list, tuple)) else () if dims is None else (dims,)
         return not dims or rows.lead in [dim % given.dim() for dim in dims]
-    if name == "__setitem__" and not rows.lead:
-        index = call.args[1][0] if isinstance(call.args[1], tuple) and call.args[1] else call.args[1]
+    if name == "__setitem__":
+        index = _index_along(rows.lead, call.args[1], given.dim())
         if isinstance(index, slice):
             bounds = index.start or None, index.stop, None if index.step == 1 else index.step
             call.selects = seeds is not None  # batches have different numbers of seeds
             return bounds != (None, seeds, None) and any(type(bound) is int for bound in bounds)
     return False
+
+
+def _index_along(dim: int, index: Any, number: int) -> Any:
+    """Returns the part of an index into ``number`` dimensions that selects along one of them; None without such a part."""
+    parts = index if isinstance(index, tuple) else (index,)
+    sizes = [
+        0
+        if part is None or part is Ellipsis
+        else part.dim()
+        if isinstance(part, Tensor) and part.dtype == torch.bool
+        else 1
+        for part in parts
+    ]
+    begin = 0
+    for part, size in zip(parts, sizes, strict=True):
+        end = begin + (number - sum(sizes) if part is Ellipsis else size)
+        if begin <= dim < end:
+            return part
+        begin = end
+    return None
 
 
 def _moved_places(call: Call, number: int, older: Callable[[Tensor], Rows | None]) -> list[Rows | None] | None:

@@ -225,8 +225,19 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "first places": (lambda: Net(at(slice(10))), "__setitem__"),
     "last places": (lambda: Net(at(slice(-10, None))), "__setitem__"),
     "further places": (lambda: Net(at((slice(0, 20), 1))), "__setitem__"),
+    "first places of columns": (
+        lambda: Net(lambda net, h, g: at((slice(None), slice(10)))(net, h.t(), g).t()),
+        "__setitem__",
+    ),
+    "places after a dimension": (lambda: Net(at((None, slice(10)))), "__setitem__"),
+    "places in the last dimension": (
+        lambda: Net(lambda net, h, g: h * at((..., slice(10)))(net, h[:, 0], g)[:, None]),
+        "__setitem__",
+    ),
     "triangle": (lambda: Net(lambda net, h, g: h + h.tril(-10)), "tril"),
     "rolled": (lambda: Net(lambda net, h, g: h + h.roll(24, 0)), "roll"),
+    "rolled by name": (lambda: Net(lambda net, h, g: h + torch.roll(input=h, shifts=24, dims=0)), "roll"),
+    "rolled along no dimension": (lambda: Net(lambda net, h, g: h + torch.roll(h, 24, None)), "roll"),
     "rolled elements": (lambda: Net(lambda net, h, g: h + torch.roll(h, 24 * WIDTH)), "roll"),
     "as many classes as needed": (lambda: Net(lambda net, h, g: h + F.one_hot(g.label)[:, -1:]), "one_hot"),
     "sum": (lambda: Net(lambda net, h, g: h / h.abs().sum(0, keepdim=True)), "sum"),
@@ -459,6 +470,9 @@ KEPT: dict[str, Callable[[], nn.Module]] = {
     "norms": lambda: Net(nn.Sequential(nn.BatchNorm1d(WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))),
     "dropout": lambda: Net(nn.Sequential(nn.Dropout(0.0), nn.AlphaDropout(0.0))),
     "places of columns": lambda: Net(at((slice(None), slice(2)))),
+    "places of rows": lambda: Net(
+        lambda net, h, g: at((..., slice(2)))(net, at((slice(2), ...))(net, h.t(), g).t(), g)
+    ),
     "rolled columns": lambda: Net(lambda net, h, g: h.roll(1, 1) + h.roll((1,), dims=(-1,))),
     "columns": lambda: Net(lambda net, h, g: F.normalize(h.softmax(-1).sort(1).values, dim=1).cumsum(1)),
     "largest columns": lambda: Net(lambda net, h, g: h.topk(2, 1).values.repeat(1, 2) + h.argmax(1, keepdim=True)),
