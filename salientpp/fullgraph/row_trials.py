@@ -250,9 +250,13 @@ class NoChance(TorchDispatchMode):
         for name in ("dropout_p", "dropout"):
             if name in given:
                 return func(**{**given, name: 0.0})
+        generator = given.get("generator")  # of the user's
+        state = None if generator is None else generator.get_state()
         devices = {each.device for each in tensors_of([args, kwargs]) if each.device.type != "cpu"}
         with torch.random.fork_rng(devices, device_type=next(iter(devices)).type if devices else "cpu"):
             out = func(*args, **kwargs)
+        if generator is not None:
+            generator.set_state(state)
         for tensor in tensors_of(out):
             tensor.fill_(0.5 if tensor.is_floating_point() else 1)
         return out

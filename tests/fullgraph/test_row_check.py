@@ -559,6 +559,24 @@ def is_named(name: str, text: str) -> bool:
     )
 
 
+def drawn_after(rank: int) -> Tensor:
+    part, noise = local(graph(), offsets=OFFSETS[0], timeout=distributed.NEVER), torch.Generator().manual_seed(0)
+
+    class Noisy(pyg.SAGEConv):
+        def message(self, x_j: Tensor) -> Tensor:
+            return x_j + torch.rand(1, generator=noise)
+
+    model = distribute(Net(lambda net, h, g: h + torch.rand(1, generator=noise), Noisy), part)
+    model(part.x, part)
+    return torch.rand(1, generator=noise)
+
+
+def test_trials_draw_from_no_generator():
+    noise = torch.Generator().manual_seed(0)
+    expected = [torch.rand(1, generator=noise) for _ in range(4)][-1]
+    assert distributed.run(drawn_after, 2) == [expected, expected]
+
+
 def alone(rank: int) -> list[Any]:
     data = graph()
     part = local(data, offsets=[0, N])
