@@ -45,7 +45,7 @@ class _State:
         self.warned = False
 
     def __reduce__(self) -> Any:
-        return type(None), ()  # a copy of the model begins anew
+        return type(None), ()  # a copy of the model counts its own calls
 
 
 _running = threading.local()
