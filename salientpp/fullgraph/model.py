@@ -298,15 +298,8 @@ class DistributedModel(torch.nn.Module):
         rows = source.movedim(conv.node_dim, 0)
         self._see([rows], True)
         hop = self._hop_now
-        make = lambda: DistAdjacency(  # noqa: E731
-            self.graph,
-            self.layout,
-            edge_index=edge_index,
-            weight=weight,
-            reduce=reduce,
-            dtype=rows.dtype,
-            hop=hop.level,
-        )
+        part = functools.partial(DistAdjacency, self.graph, self.layout, edge_index=edge_index, weight=weight)
+        make = functools.partial(part, reduce=reduce, dtype=rows.dtype, hop=hop.level)
         operand = self._helpers.kept.of([edge_index, weight], ("product", reduce, rows.dtype, hop.level), make)
         out = operand.spmm(rows.flatten(1))
         return out.view(out.size(0), *rows.shape[1:]).movedim(0, conv.node_dim)
