@@ -23,7 +23,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # docs/design/architecture.md describes the rooms. A part is a module or folder directly inside salientpp/; it may always
 # import from itself. `ranks.greeting`, `nn.layers` and `nn.unchanged` allow only that module of their rooms.
-BOTTOM = {"ids", "arguments", "files", "processes", "progress", "ops", "graph"}
+BOTTOM = {"ids", "arguments", "display", "files", "processes", "progress", "ops", "graph"}
 PLANNING = BOTTOM | {"ranks", "vip"}
 ROWS = PLANNING | {"store"}
 ENGINE = ROWS | {"sampling", "batch", "engine"}
@@ -31,6 +31,7 @@ LOADERS = ENGINE | {"ways", "loader"}
 MAY_IMPORT = {
     "ids": set(),
     "arguments": set(),
+    "display": set(),
     "files": set(),
     "processes": set(),
     "progress": set(),

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, overload
 
-import torch
 from torch import Tensor
 
+from salientpp.display import Table, format_bytes, html
 from salientpp.graph.csc import Graph
 from salientpp.graph.from_pyg import full_edge_type
 from salientpp.graph.part import PartGraph
 from salientpp.graph.typed import TypedGraph
 from salientpp.ranks.partition_book import PartitionBook
 from salientpp.store.directory.columns import StoredRows, edge_split, take, vertex_rows, vertex_split, whole
-from salientpp.store.directory.description import PARTS, Description, EdgeName, EdgeType, VertexType, words_of_type
+from salientpp.store.directory.description import PARTS, Description, EdgeName, EdgeType, VertexType
 from salientpp.store.directory.files import Arrays
 from salientpp.store.directory.manifest import check_is_there, fingerprint
 from salientpp.store.directory.part_topology import PartEdgeRows, part_edge_rows, read_part_graph
+from salientpp.store.directory.pyg_names import PygNames, attributes_in_words
 from salientpp.store.directory.stored_vip import StoredVip
 from salientpp.store.directory.topology import Topology
-from salientpp.store.frames import FEATURES, with_tables
+from salientpp.store.frames import with_tables
 from salientpp.vip.list_sums import ListSums
 from salientpp.vip.policies import Workload
 
 
-class PartitionedGraph:
+class PartitionedGraph(PygNames):
     """A partitioned graph on disk, as one part sees it.
 
     :func:`load` creates it. Arrays are memory maps, opened when first used; a copy, or a pickle in another process, opens its own. Any process may read
@@ -85,10 +84,6 @@ class PartitionedGraph:
         self.row_books = {**self.books, **{type_.name: type_.row_book for type_ in vertices if type_.replicated}}
         self._whole, self._is_made = whole, True
 
-    def metadata(self) -> tuple[list[str], list[tuple[str, str, str]]]:
-        """Returns the names of the types, as ``HeteroData.metadata()`` does. ValueError if the graph has one type, without a name."""
-        return _named_types(self)
-
     @property
     def whole(self) -> PartitionedGraph:
         return self if self._whole is None else self._whole
@@ -105,11 +100,6 @@ class PartitionedGraph:
         if offsets == whole.offsets and part_id == whole.part_id:
             return whole
         return PartitionedGraph(self.root, self.manifest, part_id, offsets, whole)
-
-    def __getattr__(self, name: str) -> Any:
-        # Called only for missing attributes. For PyG's names the error says what to use instead.
-        words = "" if name.startswith("_") or "description" not in self.__dict__ else _words_for_missing(self, name)
-        raise AttributeError(f"a {type(self).__name__} has no {name!r}{words}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "_is_made" in self.__dict__:
@@ -131,22 +121,6 @@ class PartitionedGraph:
         """Partition book of a homogeneous graph: the owners of global ids."""
         _check_is_homogeneous(self, "books")
         return self.books[None]
-
-    @property
-    def num_features(self) -> int | dict[str | None, int]:
-        """Number of columns of ``x`` or else of the table ``tf``, 0 without both; per type if types have names."""
-        columns = {type_.name: _num_columns(type_) for type_ in self.description.node_types}
-        return columns if self.is_hetero else columns[None]
-
-    @property
-    def num_classes(self) -> int | dict[str | None, int]:
-        """Number of classes of ``y``, counted as in PyG's datasets, 0 without it; per type if types have names.
-
-        Warns, as PyG does, if ``y`` has more than 2 distinct real values.
-        """
-        _warn_of_real_labels(self.description.node_types)
-        classes = {type_.name: type_.num_classes for type_ in self.description.node_types}
-        return classes if self.is_hetero else classes[None]
 
     @property
     def lists(self) -> dict[EdgeName, tuple[Tensor, Tensor]]:
@@ -328,7 +302,11 @@ class PartitionedGraph:
         return _parts_on_disk(self, self.part_id if part_id is None else part_id)
 
     def __repr__(self) -> str:
-        return _shown(self)
+        return "\n".join(_shown(self))
+
+    def _repr_html_(self) -> str:
+        first, *_, last = _shown(self)
+        return html(f"{first} {last.strip()}", _table_of_types(self))
 
 
 def _check_offsets(whole: PartitionedGraph, offsets: Sequence[int]) -> None:
@@ -352,16 +330,40 @@ def _parts_on_disk(part: PartitionedGraph, part_id: int | None) -> range:
     return stored
 
 
-def _shown(part: PartitionedGraph) -> str:
-    vertices: Any = {type_.name: type_.num_vertices for type_ in part.description.node_types}
-    edges: Any = {type_.name: type_.num_edges for type_ in part.description.edge_types}
-    if not part.is_hetero:
-        vertices, edges = part.num_vertices, part.num_edges
+def _shown(part: PartitionedGraph) -> list[str]:
+    """Returns a line with the sizes, one for each type with its attributes and splits, and one with the bytes of the files."""
     form = f", topology={part.topology!r}" if part.topology == PARTS else ""
-    return (
+    lines = [
         f"PartitionedGraph({str(part.root)!r}, num_parts={part.num_parts}, part_id={part.part_id}, "
-        f"num_vertices={vertices}, num_edges={edges}{form})"
-    )
+        f"num_vertices={part.num_vertices}, num_edges={part.num_edges}{form},"
+    ]
+    for type_ in part.description.types:
+        words = [*attributes_in_words(type_), *([f"splits {splits}"] if (splits := _splits(type_)) else [])]
+        name, number = _name_and_number(type_)
+        if part.is_hetero:
+            lines.append(f"  {name}: {number}{''.join(f', {word}' for word in words)},")
+        elif words:
+            lines.append(f"  {', '.join(words)},")
+    size = sum(entry["bytes"] for entry in part.manifest["files"].values())
+    return [*lines, f"  {format_bytes(size)} on disk)"]
+
+
+def _table_of_types(part: PartitionedGraph) -> Table:
+    lines = [
+        [*map(str, _name_and_number(type_)), ", ".join(attributes_in_words(type_)), _splits(type_)]
+        for type_ in part.description.types
+    ]
+    return Table(["type", "number", "attributes", "splits"], lines)
+
+
+def _name_and_number(type_: VertexType | EdgeType) -> tuple[str, int]:
+    if isinstance(type_, VertexType):
+        return "vertices" if type_.name is None else type_.name, type_.num_vertices
+    return "edges" if type_.name is None else " ".join(type_.name), type_.num_edges
+
+
+def _splits(type_: VertexType | EdgeType) -> str:
+    return ", ".join(f"{name} {sum(counts):,}" for name, counts in type_.splits.items())
 
 
 def _reopened(root: Path, manifest: dict[str, Any], part_id: int | None, offsets: tuple[int, ...]) -> PartitionedGraph:
@@ -384,55 +386,12 @@ def _vertices(part: PartitionedGraph, type_: str | None) -> VertexType:
     return part.description.vertices(type_)
 
 
-def _named_types(part: PartitionedGraph) -> Any:
-    if not part.is_hetero:
-        raise ValueError(f"{part.root} has one type of vertices, without a name; metadata() needs named types")
-    return list(part.node_types), list(part.edge_types)
-
-
 def _edges(part: PartitionedGraph, type_: EdgeName) -> EdgeType:
     name = full_edge_type(type_, part.edge_types)
     if name not in part.edge_types:
         known = ", ".join(map(repr, part.edge_types)) or "none"
         raise ValueError(f"type_ must be an edge type of {part.root} ({known}), got {type_!r}")
     return part.description.edges(name)
-
-
-def _words_for_missing(part: PartitionedGraph, name: str) -> str:
-    """Returns text that says what to use instead of an attribute that PyG's data would have."""
-    vertices, split = part.description.node_types, name.removesuffix("_mask")
-    if any(name in type_.attributes or name in type_.frames for type_ in vertices):
-        rows = "rows(part_id)" if part.is_hetero else f"node_rows(part_id)[{name!r}]"
-        return (
-            f": its rows are divided into parts. part.{rows} has the rows of one part, part.take({name!r}, n_id) those of any "
-            "vertices, and batches of a NeighborLoader carry them"
-        )
-    if any(split in type_.splits for type_ in vertices):
-        return f": it became the split {split!r}; use part.split({split!r}, part_id), or input_nodes={split!r} of a NeighborLoader"
-    if name == "edge_index":
-        return f": part.{'typed_graph()' if part.is_hetero else 'graph'} has the edges, as indptr and indices"
-    return ""
-
-
-def _warn_of_real_labels(vertices: Sequence[VertexType]) -> None:
-    """Warns, as PyG does, that the number of classes of real labels is their number of distinct values."""
-    for type_ in vertices:
-        y = type_.attributes.get("y")
-        is_real = y is not None and getattr(torch, y["dtype"]).is_floating_point and math.prod(y["row_shape"]) == 1
-        if y is not None and is_real and type_.num_classes > 2:
-            warnings.warn(
-                f"y{words_of_type(type_.name)} holds {y['dtype']}, so num_classes is the number of distinct values, {type_.num_classes:,}, as in PyG; "
-                "store integers if they are classes",
-                UserWarning,
-                stacklevel=3,
-            )
-
-
-def _num_columns(type_: VertexType) -> int:
-    x, tables = type_.attributes.get("x"), type_.tables
-    if x is None:
-        return next((tables[name].num_cols for name in FEATURES if name in tables), 0)
-    return x["row_shape"][0] if x["row_shape"] else 1
 
 
 def _whole(

@@ -690,7 +690,12 @@ def test_the_files_are_plain_arrays_of_the_stated_dtypes(tmp_path):
 
 def test_repr_describes_the_directory(tmp_path):
     part = write(hostile_data(), 3, tmp_path / "d")
-    assert repr(part) == f"PartitionedGraph('{tmp_path}/d', num_parts=3, part_id=None, num_vertices=60, num_edges=300)"
+    size = sum(entry["bytes"] for entry in part.manifest["files"].values())
+    assert repr(part) == (
+        f"PartitionedGraph('{tmp_path}/d', num_parts=3, part_id=None, num_vertices=60, num_edges=300,\n"
+        f"  x=[60, 3], y=[60], splits test 15, train 28, val 10,\n  edge_attr=[300, 1],\n  {size / 1000:.3g} kB on disk)"
+    )
+    assert "<td>x=[60, 3], y=[60]</td><td>test 15, train 28, val 10</td>" in part._repr_html_()
     assert (part.num_parts, part.num_vertices, part.num_features, part.num_classes) == (3, 60, 3, 5)
     data = hostile_data()
     data.x = data.x[:, 0]
@@ -1479,7 +1484,10 @@ def test_one_process_reads_rows_of_any_vertices(tmp_path):
 def test_an_error_for_pygs_attribute_names_says_what_to_use_instead(tmp_path):
     part = write(hostile_data(), 2, tmp_path / "d")
     for name, text in {
-        "x": r"its rows are divided into parts. part.node_rows\(part_id\)\['x'\]",
+        "x": r"its rows are divided into parts. part.num_features is their width; part.node_rows\(part_id\)\['x'\]",
+        "to": "its rows stay on disk; pass device= to a NeighborLoader",
+        "is_undirected": "it would read every edge; ask the Data",
+        "stores": r"part\[type\] describes a type",
         "train_mask": r"it became the split 'train'; use part.split\('train', part_id\)",
         "edge_index": "part.graph has the edges",
         "no_such_name": "has no 'no_such_name'$",
@@ -1489,6 +1497,33 @@ def test_an_error_for_pygs_attribute_names_says_what_to_use_instead(tmp_path):
             getattr(part, name)
     copied = copy.deepcopy(part)
     assert copied.fingerprint == part.fingerprint
+
+
+def test_a_homogeneous_graph_has_the_names_of_a_data_that_need_no_rows(tmp_path):
+    data = hostile_data()
+    data.edge_attr = torch.rand(data.num_edges, 4)
+    names = [
+        "num_nodes",
+        "num_edges",
+        "num_features",
+        "num_node_features",
+        "num_edge_features",
+        "num_node_types",
+        "num_edge_types",
+    ]
+    part = write(data, 2, tmp_path / "d")
+    assert [getattr(part, name) for name in names] == [getattr(data, name) for name in names]
+    assert sorted(part.keys()) == ["edge_attr", "edge_index", "x", "y"] and "x" in part and "train_mask" not in part
+    assert (part.node_attrs(), part.edge_attrs()) == (["x", "y"], ["edge_index", "edge_attr"])
+    with pytest.raises(KeyError, match=r"has no type 'train_mask': it became the split 'train'"):
+        part["train_mask"]
+    with pytest.raises(TypeError, match="not iterable"):
+        iter(part)
+    data.x, data.node_type = torch.rand(60, 2, 7), torch.arange(60) % 3
+    part = write(data, 2, tmp_path / "types")
+    assert part.num_features == data.num_features == 7
+    with pytest.raises(AttributeError, match="it is the largest node_type or edge_type plus 1"):
+        part.num_node_types  # noqa: B018
 
 
 def test_setting_an_attribute_on_a_partitioned_graph_is_refused(tmp_path):

@@ -1,0 +1,60 @@
+"""Text and HTML in which objects show themselves, on a console and in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of texts. The first column is aligned to the left, the others to the right.
+
+    Attributes:
+        headings: of the columns.
+        lines: the cells, line by line.
+        title: text above the table.
+    """
+
+    headings: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    title: str = ""
+
+    def __str__(self) -> str:
+        rows = [self.headings, *self.lines]
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        texts = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+        return "\n".join([self.title, *texts] if self.title else texts)
+
+
+def html(*blocks: Any) -> str:
+    """Returns HTML of texts, of tables, and of tables of ``rich``. Everything in them is escaped."""
+    return "".join(f"<p>{escape(block)}</p>" if isinstance(block, str) else _of_table(block) for block in blocks)
+
+
+def _of_table(table: Any) -> str:
+    if isinstance(table, Table):
+        headings, lines = table.headings, table.lines
+    else:  # of rich, whose cells lie in columns
+        headings, lines = (
+            [column.header for column in table.columns],
+            [*zip(*(column.cells for column in table.columns))],
+        )
+    title = f"<caption>{escape(str(table.title))}</caption>" if table.title else ""
+    rows = [_row("th", headings), *(_row("td", line) for line in lines)]
+    return f"<table>{title}{''.join(rows)}</table>"
+
+
+def _row(tag: str, cells: Sequence[Any]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{escape(str(cell))}</{tag}>' for cell in cells)}</tr>"
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Returns bytes with a decimal unit and three digits: 12.8 MB."""
+    for unit in ("B", "kB", "MB"):
+        if num_bytes < 999.5:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:,.3g} GB" if num_bytes < 999.5 else f"{num_bytes:,.0f} GB"
