@@ -6,6 +6,7 @@ has. No way changes a batch, so one dry run of the loaders' engine serves to cou
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +26,7 @@ from salientpp.analysis.lists import Lists
 from salientpp.analysis.result import Analysis, word_of_type
 from salientpp.engine.option import num_bytes
 from salientpp.engine.producer import Drawn
+from salientpp.graph.csc import Graph
 from salientpp.partitioning.options import PartitionOptions
 from salientpp.progress import Progress
 from salientpp.store.directory.opened import PartitionedGraph
@@ -123,6 +125,7 @@ def analyze(
     jobs = [Job.of(part, row_bytes, placements, each) for each in several]
     for job in jobs:
         _check(job, ways)
+    _warn_of_lone_seeds(jobs[0])
     epochs = 0 if predict_only else several[0].epochs
     steps = max(jobs[0].engines[0].basis.epochs.order.batches_by_rank)
     found = [_count(jobs.pop(0), ways, policies, epochs, progress) for _ in several]  # one by one, to bound memory
@@ -171,6 +174,21 @@ def _check(job: Job, ways: Ways) -> None:
             raise ValueError(
                 f"partial_aggregation: {job.part.root} stores x as {stored['format']}, and rows are summed in their own format; leave it out"
             )
+
+
+def _warn_of_lone_seeds(job: Job) -> None:
+    """Warns if most seeds have no in-neighbours, as when an undirected graph is stored with one direction per edge."""
+    lone, number = 0, 0
+    for workload in job.workloads:
+        assert isinstance(workload.graph, Graph)  # an analysis has the whole topology
+        degrees = workload.graph.indptr[workload.seeds + 1] - workload.graph.indptr[workload.seeds]
+        lone, number = lone + int((degrees == 0).sum()), number + degrees.numel()
+    if 2 * lone > number:
+        warnings.warn(
+            f"{lone:,} of {number:,} seeds have no in-neighbours, so their batches have no other vertices. A vertex draws the sources of the edges that "
+            "end at it. Did you mean an undirected graph? `salientpp convert ... --undirected` and PyG's ToUndirected store both directions",
+            stacklevel=3,
+        )
 
 
 def _count(job: Job, ways: Ways, policies: Sequence[str], epochs: int, progress: Progress) -> dict[str, Any]:

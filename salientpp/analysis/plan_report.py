@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
-from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
 from salientpp.analysis.plan_result import Planned, Prediction
 from salientpp.analysis.report import check_matplotlib
 from salientpp.analysis.result import format_bytes
+from salientpp.analysis.tables import simple_table
 from salientpp.ways.planner.choices import Choice
 from salientpp.ways.planner.result import COPIES, OTHERS
 
@@ -94,10 +94,7 @@ def _table_of_ways(lines: Sequence[Prediction], best: Prediction) -> Table:
 
 
 def _table(title: str, columns: Sequence[tuple[str, Any]], lines: Sequence[Prediction], best: Prediction) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading, _ in columns:
-        is_text = heading.endswith("ways")
-        table.add_column(heading, justify="left" if is_text else "right", no_wrap=not is_text)
+    table = simple_table(title, [heading for heading, _ in columns], ("best ways", "ways"))
     for each in lines:
         table.add_row(*(cell(each) for _, cell in columns), style="bold" if each is best else "")
     return table

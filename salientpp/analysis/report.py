@@ -10,12 +10,13 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
 from salientpp.analysis.caches import CACHE
 from salientpp.analysis.result import Analysis, Volume, format_bytes
+from salientpp.analysis.tables import simple_table
+from salientpp.analysis.verdict import static_caches, verdict
 
 #: A line of a table: its name, and a function that returns the cell of each column: a text, a number, or None if it is not known.
 Line = tuple[str, Any]
@@ -24,25 +25,27 @@ Line = tuple[str, Any]
 _MOST_HOSTS = 16
 
 
-def shown(analysis: Analysis) -> list[RenderableType]:
-    """Returns everything that is printed of an analysis."""
-    widths = {type_: width for type_, width in analysis.row_bytes.items() if width or len(analysis.row_bytes) == 1}
-    words = ", ".join(f"{width:,} bytes per row{f' of {type_}' if type_ else ''}" for type_, width in widths.items())
-    lines: list[RenderableType] = [
-        f"{sum(analysis.num_vertices.values()):,} vertices, {analysis.num_edges:,} edges, edge cut {analysis.edge_cut_fraction:.1%}, {words}"
-        + (f" sent as {', '.join(analysis.send_as.values())}" if analysis.send_as else "")
-    ]
+def shown(analysis: Analysis, details: bool = False) -> list[RenderableType]:
+    """Returns what is printed of an analysis: a verdict, the policies, and what the user asked to be counted; with ``details`` everything."""
+    lines: list[RenderableType] = [*verdict(analysis)]
     for numbers in analysis.num_neighbors:
-        makers = cache_table, lookahead_table, sums_table, lists_table, device_table, copies_table
-        lines += [table for make in makers if (table := make(analysis, numbers)).row_count]
+        tables = [cache_table(analysis, numbers, details)]
+        if details or analysis.draws["lookahead"] is not None:
+            tables.append(lookahead_table(analysis, numbers))
+        tables += [sums_table(analysis, numbers), lists_table(analysis, numbers)]
+        tables += [device_table(analysis, numbers)] if details else []
+        tables.append(copies_table(analysis, numbers))
+        lines += [table for table in tables if table.row_count]
     if len(analysis.num_neighbors) > 1:
         lines.append(mean_table(analysis))
-    return [*lines, *remarks(analysis)]
+    if not details:
+        lines.append("--details also shows forecasts, lookahead and the memory of devices.")
+    return [*lines, *remarks(analysis, details)]
 
 
-def cache_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
-    """Shows, for each policy and α, the rows that are still fetched, as a share of the rows without a cache; for VIP also the number of rows."""
-    cells, hosts = _caches(analysis, numbers), len(analysis.ranks_by_host)
+def cache_table(analysis: Analysis, numbers: tuple[Any, ...], details: bool) -> Table:
+    """Shows, for each policy and α, the rows that are still fetched, as a share of the rows without a cache; with ``details`` also VIP's rows."""
+    cells, hosts = static_caches(analysis, numbers), len(analysis.ranks_by_host)
     is_alone = max(analysis.ranks_by_host) == 1 and hosts == analysis.parts  # every rank is a host and has one part
     own = cells[CACHE, "vip"]
     first = next(iter(own.values()))
@@ -61,7 +64,7 @@ def cache_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
     table.add_section()
     memory = f"cache per {machine}", lambda each: format_bytes(each[0].cache_bytes) if each[0].row_bytes else "–"
     _add(table, own.values(), [memory])
-    for t, of_type in enumerate(first):
+    for t, of_type in enumerate(first if details else ()):
         name = f"vip, {of_type.vertex_type} rows" if of_type.vertex_type else "vip, rows"
         lines = [
             (f"{name} counted", attrgetter("remote_rows_per_epoch")),
@@ -76,15 +79,6 @@ def cache_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
         by_host = [[sum(rows) for rows in zip(*map(analysis.by_host, volumes))] for volumes in own.values()]
         _add(table, by_host, [(f"  host {host}", itemgetter(host)) for host in range(min(hosts, _MOST_HOSTS))])
     return table
-
-
-def _caches(analysis: Analysis, numbers: tuple[Any, ...]) -> dict[tuple[str, str], dict[float, list[Volume]]]:
-    """Returns the static caches: (way, policy) -> α -> the results of each vertex type."""
-    found: dict[tuple[str, str], dict[float, list[Volume]]] = {}
-    for volume in analysis.of(num_neighbors=numbers):
-        if volume.ahead is None and volume.summed is None:
-            found.setdefault((volume.way, volume.policy), {}).setdefault(volume.replication_factor, []).append(volume)
-    return found
 
 
 def _lines_of_bytes(analysis: Analysis) -> list[Line]:
@@ -182,7 +176,7 @@ def copies_table(analysis: Analysis, numbers: tuple[Any, ...]) -> Table:
     )
 
 
-def remarks(analysis: Analysis) -> list[str]:
+def remarks(analysis: Analysis, details: bool) -> list[str]:
     """Returns what lookahead and sums are expected to save, the reasons why lookahead was not counted, and the command that chooses sizes."""
     lines = []
     for numbers in analysis.num_neighbors:
@@ -193,7 +187,7 @@ def remarks(analysis: Analysis) -> list[str]:
             for each in refused[:1]
         ]
         best = min(ahead, key=lambda each: each.ahead.predicted_share, default=None)
-        if best is not None and analysis.draws["lookahead"] is None and best.ahead.predicted_share < 0.97:
+        if details and best is not None and analysis.draws["lookahead"] is None and best.ahead.predicted_share < 0.97:
             known = max(best.ahead.windows)
             lines.append(
                 f"num_neighbors {list(numbers)}: lookahead='auto' is expected to fetch {best.ahead.predicted_share:.0%} of these rows at "
@@ -210,7 +204,7 @@ def remarks(analysis: Analysis) -> list[str]:
 
 def mean_table(analysis: Analysis) -> Table:
     """Shows geometric means over num_neighbors of the share of rows left; shares below 0.001 count as 0.001."""
-    tables = [_caches(analysis, numbers) for numbers in analysis.num_neighbors]
+    tables = [static_caches(analysis, numbers) for numbers in analysis.num_neighbors]
 
     def mean(key: tuple[str, str], alpha: float) -> str:
         # A cache that leaves nothing for one of the num_neighbors would make the mean zero.
@@ -247,10 +241,7 @@ def _name(way: str, policy: str) -> str:
 
 def _table(title: str, first: str, columns: Sequence[tuple[str, Any]], lines: Sequence[Line]) -> Table:
     """Returns a table of these lines. A column has a heading, and the value that is passed to the lines' functions."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column(first, no_wrap=True)
-    for heading, _ in columns:
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = simple_table(title, [first, *(heading for heading, _ in columns)], [first])
     _add(table, [each for _, each in columns], lines)
     return table
 

@@ -187,6 +187,12 @@ class Analysis:
         left = sum((volume.rows or 0) * weight for volume, weight in zip(volumes, weights))
         return left / without if without else 1.0
 
+    @property
+    def machine(self) -> str:
+        """The word for a host: 'machine' if every rank is a host and has one part."""
+        is_alone = max(self.ranks_by_host) == 1 and len(self.ranks_by_host) == self.parts
+        return "machine" if is_alone else "host"
+
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values; ``schema`` is the version of their format."""
         return {"schema": 3, **asdict(self)}

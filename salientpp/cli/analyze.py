@@ -62,6 +62,7 @@ TEXTS = {
     "--send-as": "format in which rows of x or of an edge attribute travel and are cached, as send_as of the loaders; may be given several "
     "times. TYPE of an edge attribute is written as author,writes,paper. Rows that a directory stores in fewer bytes always travel as stored",
     "--predict-only": "forecast by VIP without sampling. On a graph that is not partitioned yet, METIS still takes its time",
+    "--details": "show every table: forecasts, lookahead, and the memory of devices",
     "--json": "write all figures to this file",
     "--csv": "write the first table to this file, one line per cell",
     "--plot": "draw rows over α, as .png or .svg (needs matplotlib)",
@@ -138,6 +139,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_draw("--disjoint", action="store_true")
     add_draw("--replace", action="store_true")
     add("--predict-only", action="store_true")
+    add("--details", action="store_true")
     for name in ("--json", "--csv", "--plot"):
         add(name, type=Path, metavar="FILE")
     add_seed(parser, "seed of batches and partition")
@@ -193,7 +195,9 @@ def run(arguments: argparse.Namespace) -> int:
             "csv": lambda: analysis.to_csv().encode(),
             "plot": lambda: report.plot(analysis, arguments.plot.suffix[1:].lower()),
         }
-        terminal.finish(_files(arguments), contents, arguments.written, lambda: report.shown(analysis))
+        terminal.finish(
+            _files(arguments), contents, arguments.written, lambda: report.shown(analysis, arguments.details)
+        )
         return 0
 
 

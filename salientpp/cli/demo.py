@@ -152,9 +152,10 @@ def _cache(alpha: float) -> str:
 
 def _table(title: str, *columns: str) -> Table:
     from rich import box
-    from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)
+    from salientpp.analysis.tables import FittedTable
+
+    table = FittedTable(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+        table.add_column(column, justify="right" if number else "left")
     return table

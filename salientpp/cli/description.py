@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
+from salientpp.analysis.tables import FittedTable
 from salientpp.cli import terminal
 from salientpp.datasets.converted.directory import read_converted
 from salientpp.store.directory.description import PARTS, EdgeName, EdgeType, VertexType
@@ -48,12 +49,12 @@ def describe(part: PartitionedGraph) -> list[RenderableType]:
     grid = _grid(facts)
     if not part.is_hetero:
         return [grid, _table_of_parts(part)]
-    vertices = Table("vertices", "number", "rows", "attributes")
+    vertices = _table("vertices", numbers=("number",), texts=("rows", "attributes"))
     for type_ in described.node_types:
         rows = "none" if not type_.attributes else "in every part" if type_.replicated else "by part"
         cells = str(type_.name), f"{type_.num_vertices:,}", rows, _attributes(type_)
         vertices.add_row(*map(terminal.printable, cells))
-    edges = Table("edges", "number", "attributes", "splits")
+    edges = _table("edges", numbers=("number",), texts=("attributes", "splits"))
     for relation in described.edge_types:
         splits = ", ".join(f"{name} {sum(counts):,}" for name, counts in relation.splits.items())
         name, columns = map(terminal.printable, (" ".join(relation.name or ()), _attributes(relation)))
@@ -109,9 +110,18 @@ def _columns(*columns: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _grid(facts: Sequence[tuple[str, str]]) -> Table:
     grid = Table.grid(padding=(0, 2))
+    grid.add_column()
+    grid.add_column(overflow="fold")
     for fact in facts:
         grid.add_row(*map(terminal.printable, fact))
     return grid
+
+
+def _table(first: str, numbers: Sequence[str], texts: Sequence[str] = ()) -> FittedTable:
+    table = FittedTable(first)
+    for heading in (*numbers, *texts):
+        table.add_column(heading, justify="right" if heading in numbers else "left")
+    return table
 
 
 def _workload(part: PartitionedGraph) -> str:
@@ -134,9 +144,8 @@ def _table_of_parts(part: PartitionedGraph) -> Table:
         name = "" if type_.name is None else f"{terminal.printable(type_.name)} "
         columns[name.strip() or "vertices"] = [type_.book.size_of(part_id) for part_id in range(part.num_parts)]
         columns |= {f"{name}{split}": counts for split, counts in type_.splits.items()}
-    table = Table("part", *columns)
-    for column in table.columns:
-        column.justify = "right"
+    table = _table("part", numbers=[*columns])
+    table.columns[0].justify = "right"
     for part_id in range(part.num_parts):
         table.add_row(str(part_id), *(f"{counts[part_id]:,}" for counts in columns.values()))
     return table

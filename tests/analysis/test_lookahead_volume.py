@@ -185,8 +185,9 @@ def test_the_command_counts_with_lookahead(part, tmp_path, capsys):
     assert f"counted {share:.3f}" in shown and "worth knowing, T*" in shown
 
 
-def test_the_command_forecasts_lookahead_by_default(part, capsys):
-    assert main(["analyze", str(part.root), "--predict-only", "--policies", "vip", "--replication-factors", "0.3"]) == 0
+def test_details_have_a_forecast_of_lookahead(part, capsys):
+    few = ["--policies", "vip", "--replication-factors", "0.3", "--details"]
+    assert main(["analyze", str(part.root), "--predict-only", *few]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "expected to be fetched by machines that know their next batches (lookahead=auto)" in shown
     assert "counted" not in shown and "lookahead='auto' is expected to fetch" in shown

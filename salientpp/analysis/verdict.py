@@ -1,0 +1,83 @@
+"""The answer of an analysis in a few lines: what a cache would save, and how much there is to save."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from salientpp.analysis.caches import CACHE
+from salientpp.analysis.result import Analysis, Volume, format_bytes
+
+#: Share of the traffic that the recommended cache saves, if one that was counted does. Below the second share a cache hardly helps.
+_ENOUGH, _HARDLY = 0.5, 0.05
+
+
+def static_caches(analysis: Analysis, numbers: tuple[Any, ...]) -> dict[tuple[str, str], dict[float, list[Volume]]]:
+    """Returns the static caches: (way, policy) -> α -> the results of each vertex type."""
+    found: dict[tuple[str, str], dict[float, list[Volume]]] = {}
+    for volume in analysis.of(num_neighbors=numbers):
+        if volume.ahead is None and volume.summed is None:
+            found.setdefault((volume.way, volume.policy), {}).setdefault(volume.replication_factor, []).append(volume)
+    return found
+
+
+def verdict(analysis: Analysis) -> list[str]:
+    """Returns the savings of the smallest cache that saves half of the traffic, or else of the largest; then the traffic, and the size of the graph."""
+    lines = []
+    for numbers in analysis.num_neighbors:
+        label = f"num_neighbors {list(numbers)}: " if len(analysis.num_neighbors) > 1 else ""
+        lines += [f"{label}{line}" for line in (_savings(analysis, numbers), _traffic(analysis, numbers)) if line]
+    widths = {type_: width for type_, width in analysis.row_bytes.items() if width or len(analysis.row_bytes) == 1}
+    words = ", ".join(f"{width:,} bytes per row{f' of {type_}' if type_ else ''}" for type_, width in widths.items())
+    sent = f" sent as {', '.join(analysis.send_as.values())}" if analysis.send_as else ""
+    graph = f"{sum(analysis.num_vertices.values()):,} vertices, {analysis.num_edges:,} edges"
+    return [*lines, f"{graph}, edge cut {analysis.edge_cut_fraction:.1%}, {words}{sent}"]
+
+
+def _savings(analysis: Analysis, numbers: tuple[Any, ...]) -> str:
+    caches = static_caches(analysis, numbers)
+    own = {alpha: of_types for alpha, of_types in caches[CACHE, "vip"].items() if alpha > 0}
+    if not own or not any(each.rows_without_cache for of_types in own.values() for each in of_types):
+        return ""
+    saved = {alpha: 1 - analysis.share(of_types) for alpha, of_types in own.items()}
+    alpha = next((alpha for alpha, share in saved.items() if share >= _ENOUGH), max(saved))
+    size = sum(volume.cache_bytes for volume in own[alpha])
+    whole = sum(number * analysis.row_bytes[type_] for type_, number in analysis.num_vertices.items())
+    cache = f"cache with α = {alpha:g}"
+    if whole:
+        cache = f"cache of {format_bytes(size)} per {analysis.machine} ({100 * size / whole:.3g}% of the features)"
+    if saved[alpha] < _HARDLY:
+        return f"A cache hardly helps: a VIP {cache} saves {saved[alpha]:.0%} of the traffic."
+    verb = "saves" if analysis.epochs else "is expected to save"
+    others = [
+        f"{policy} saves {1 - analysis.share(caches[CACHE, policy][alpha]):.0%}"
+        for policy in ("degree", "random")
+        if (CACHE, policy) in caches
+    ]
+    advice = f' Try memory="{_rounded_up(size)}".' if whole else ""
+    return f"A VIP {cache} {verb} {saved[alpha]:.0%} of the traffic{'; ' * bool(others)}{', '.join(others)}.{advice}"
+
+
+def _traffic(analysis: Analysis, numbers: tuple[Any, ...]) -> str:
+    """Describes the traffic without a cache."""
+    own = static_caches(analysis, numbers)[CACHE, "vip"]
+    volumes = next(iter(own.values()))
+    rows = sum(volume.rows_without_cache for volume in volumes)
+    num_bytes = sum(volume.rows_without_cache * volume.row_bytes for volume in volumes)
+    if not rows:
+        return f"No cache is needed: no {analysis.machine} fetches rows from another."
+    machines = f"{len(analysis.ranks_by_host)} {analysis.machine}s"
+    step = num_bytes / max(1, analysis.steps_per_epoch)
+    size = f": {format_bytes(num_bytes)}, {format_bytes(step)} a step" if num_bytes else ""
+    will = "fetch" if analysis.epochs else "are expected to fetch"
+    return f"Without a cache, {machines} {will} {rows:,.0f} rows per epoch{size}."
+
+
+def _rounded_up(num_bytes: int) -> str:
+    """Writes a number of bytes with two digits, as `memory` takes it."""
+    exponent = max(0, int(math.log10(max(1, num_bytes))) - 1)
+    number = -(-num_bytes // 10**exponent) * 10**exponent
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if number >= size:
+            return f"{number / size:g}{unit}"
+    return f"{number}B"

@@ -1,0 +1,93 @@
+"""Laws of the verdict of an analysis: it has the figures of the tables, and it names a size that the loaders take."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import pytest
+import torch
+from torch_geometric.data import Data
+from torch_geometric.transforms import ToUndirected
+
+from salientpp.analysis.analyze import Ways, analyze
+from salientpp.analysis.batches import Batches
+from salientpp.analysis.report import shown
+from salientpp.analysis.verdict import verdict
+from salientpp.datasets import synthetic
+from salientpp.engine.option import num_bytes
+
+DATA = synthetic(num_vertices=1000, num_features=8, community_size=40)
+
+
+def analyzed(data=DATA, alphas=(0, 0.1, 0.6, 0.8, 1.2), **options):
+    return analyze(data, Batches([4, 3], 16, epochs=2), Ways(None, alphas), parts=4, **options)
+
+
+def test_the_verdict_names_the_smallest_cache_that_saves_half():
+    analysis = analyzed()
+    first, second, third = verdict(analysis)
+    saved = {
+        each.replication_factor: each for each in analysis.of(way="cache", policy="vip") if each.replication_factor
+    }
+    chosen = next(each for each in saved.values() if each.reduction >= 0.5)
+    assert 0.1 < chosen.replication_factor < 1.2, "otherwise this test shows little"
+    size = 1000 * chosen.replication_factor / 4 * 32
+    others = {
+        policy: analysis.of(way="cache", policy=policy, replication_factor=chosen.replication_factor)[0].reduction
+        for policy in ("degree", "random")
+    }
+    share = 100 * chosen.replication_factor / 4
+    assert first == (
+        f"A VIP cache of {size / 1000:.3g} kB per machine ({share:.3g}% of the features) saves {chosen.reduction:.0%} of the traffic; "
+        f'degree saves {others["degree"]:.0%}, random saves {others["random"]:.0%}. Try memory="{size / 1000:.2g}kB".'
+    )
+    rows = chosen.rows_without_cache
+    words = f"Without a cache, 4 machines fetch {rows:,.0f} rows per epoch: {rows * 32 / 1000:.3g} kB"
+    assert second.startswith(words) and third.startswith("1,000 vertices, 20,000 edges, edge cut ")
+
+
+def test_the_advised_memory_holds_the_cache():
+    for data in (DATA, synthetic(num_vertices=333, num_features=7, community_size=37)):
+        for alphas in ((0, 0.013), (0.37,), (1.7,)):
+            analysis = analyzed(data, alphas)
+            advised = re.search('memory="(.*)"', verdict(analysis)[0])
+            cached = analysis.of(way="cache", policy="vip")[-1].cache_bytes
+            if advised:
+                assert cached <= num_bytes("memory", advised[1]) <= 1.1 * cached
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"predict_only": True}, "is expected to save"),
+        ({"alphas": (0, 0.001)}, "A cache hardly helps: a VIP cache of "),
+        ({"data": Data(edge_index=DATA.edge_index, num_nodes=1000, train_mask=DATA.train_mask)}, "A VIP cache with α = "),
+        ({"ranks": 4, "ranks_per_host": 2}, " per host ("),
+        ({"alphas": (0,)}, "Without a cache, 4 machines fetch "),
+        ({"ranks": 1}, "No cache is needed: no host fetches rows from another."),
+    ],
+)  # fmt: skip
+def test_the_first_line_says_what_to_do(options, text):
+    assert text in verdict(analyzed(**options))[0]
+
+
+def test_details_are_shown_when_asked_for():
+    analysis = analyzed()
+    names = [
+        [table.title for table in shown(analysis, details) if not isinstance(table, str)] for details in (False, True)
+    ]
+    assert [len(each) for each in names] == [1, 3] and names[0] == names[1][:1]
+    assert "--details also shows" in shown(analysis)[-2]
+
+
+def test_seeds_without_neighbours_are_reported():
+    """A star whose edges lead from the centre: the centre is a seed too, and has no in-neighbours."""
+    leaves = torch.arange(1, 60)
+    towards = Data(edge_index=torch.stack([leaves, torch.zeros_like(leaves)]), x=torch.ones(60, 4))
+    towards.train_mask = torch.ones(60, dtype=torch.bool)
+    with pytest.warns(UserWarning, match=r"59 of 60 seeds have no in-neighbours.* Did you mean an undirected graph\?"):
+        analyzed(towards, (0, 0.1), method="random")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        analyzed(ToUndirected()(towards), (0, 0.1), method="random")
