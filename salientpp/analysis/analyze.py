@@ -23,7 +23,8 @@ from salientpp.analysis.device_rows import device_rows
 from salientpp.analysis.graph import open_graph
 from salientpp.analysis.job import MOST_RANKS, Job, placed
 from salientpp.analysis.lists import Lists
-from salientpp.analysis.result import Analysis, word_of_type
+from salientpp.analysis.result import word_of_type
+from salientpp.analysis.shown import ShownAnalysis
 from salientpp.engine.option import num_bytes
 from salientpp.engine.producer import Drawn
 from salientpp.graph.csc import Graph
@@ -87,7 +88,7 @@ def analyze(
     predict_only: bool = False,
     name: str = "graph",
     progress: Progress | None = None,
-) -> Analysis:
+) -> ShownAnalysis:
     """Counts and forecasts the rows that cross the network per epoch.
 
     Args:
@@ -132,7 +133,7 @@ def analyze(
     first, send_as = several[0], (ways.send_as or {}).items()
     counted = "results", "device_rows", "copies", "lists"
     quality = part.description.quality if isinstance(part, PartitionedGraph) else part.quality
-    return Analysis(
+    return ShownAnalysis(
         dataset=name,
         num_vertices={word_of_type(type_): book.num_vertices for type_, book in part.books.items()},
         num_edges=part.num_edges,

@@ -19,8 +19,9 @@ from torch_geometric.data import Data
 from salientpp.analysis.batches import MOST_EPOCHS, Batches
 from salientpp.analysis.graph import open_graph
 from salientpp.analysis.job import MOST_RANKS, Job, placed
-from salientpp.analysis.plan_result import ALLOWED, Planned, Prediction
+from salientpp.analysis.plan_result import ALLOWED, Prediction
 from salientpp.analysis.result import word_of_type
+from salientpp.analysis.shown import ShownPlan
 from salientpp.engine.basis import Basis
 from salientpp.engine.engine import Engine
 from salientpp.partitioning.options import PartitionOptions
@@ -129,7 +130,7 @@ def plan(
     refine: bool | None = None,
     name: str = "graph",
     progress: Progress | None = None,
-) -> Planned:
+) -> ShownPlan:
     """Predicts the epochs of a job for each number of hosts, each amount of memory and each combination of ways.
 
     Args:
@@ -171,7 +172,7 @@ def plan(
         placements = placed(number * per_host, part.num_parts, per_host)
         kinds = _kinds(part, batches, placements, widths, narrow, question.allow)
         predictions += _predictions(number, kinds, machines, question, progress)
-    return Planned(
+    return ShownPlan(
         dataset=name,
         num_vertices={word_of_type(type_): book.num_vertices for type_, book in part.books.items()},
         num_edges=part.num_edges,

@@ -283,17 +283,24 @@ def check_plot(path: Path) -> None:
 
 
 def plot(analysis: Analysis, kind: str) -> bytes:
-    """Draws a picture, 'png' or 'svg': rows per epoch (on a log scale) over α, with one panel per ``num_neighbors``.
-
-    The area between no cache and the oracle is shaded, as in Figure 2 of Kaler et al., SALIENT++ (MLSys 2023, arXiv:2305.03152).
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Returns the picture that :func:`draw` draws, as 'png' or 'svg'. ImportError if matplotlib is not installed."""
     check_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    figure = Figure(layout="constrained")
+    FigureCanvasAgg(figure)
+    draw(analysis, figure)
+    picture = io.BytesIO()
+    figure.savefig(picture, format=kind, dpi=150)
+    return picture.getvalue()
+
+
+def draw(analysis: Analysis, figure: Any) -> None:
+    """Draws rows per epoch (on a log scale) over α in a figure of matplotlib, with one panel per ``num_neighbors``.
+
+    The area between no cache and the oracle is shaded, as in Figure 2 of Kaler et al., SALIENT++ (MLSys 2023, arXiv:2305.03152).
+    """
     dots, bound = {"marker": "o", "ms": 3, "lw": 1.4}, {"color": "black", "ls": "--", "lw": 1}
     styles: dict[str, Any] = {
         "vip": dots | {"lw": 2.4, "zorder": 5},
@@ -305,8 +312,7 @@ def plot(analysis: Analysis, kind: str) -> bytes:
         return [volume.replication_factor for volume in volumes], [volume.rows for volume in volumes]
 
     panels = analysis.num_neighbors
-    figure = Figure(figsize=(1 + 4.2 * len(panels), 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure.set_size_inches(1 + 4.2 * len(panels), 4.6)
     for axes, numbers in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
         found = analysis.of(num_neighbors=numbers, way=CACHE)
         bare = found[0].rows_without_cache
@@ -324,6 +330,3 @@ def plot(analysis: Analysis, kind: str) -> bytes:
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center", fontsize="small")
     name = analysis.dataset.encode(errors="replace").decode()  # a file name need not be valid text
     figure.suptitle(f"{name}, {analysis.parts} parts, batch size {analysis.batch_size}", parse_math=False)
-    picture = io.BytesIO()
-    figure.savefig(picture, format=kind, dpi=150)
-    return picture.getvalue()

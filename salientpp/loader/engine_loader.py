@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader.mixin import AffinityMixin, LogMemoryMixin, MultithreadingMixin
 
 from salientpp.arguments import as_integer, as_real
+from salientpp.display import Table, html
 from salientpp.engine.engine import Engine
 from salientpp.engine.producer import ByHand
 from salientpp.engine.run import Epoch, Rounds, Run
@@ -272,7 +273,32 @@ class EngineLoader(torch.utils.data.DataLoader, AffinityMixin, MultithreadingMix
         self._old_worker_init_fn(worker_id)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        return f"{type(self).__name__}({', '.join(self._facts().values())})"
+
+    def _repr_html_(self) -> str:
+        return html(Table(["", type(self).__name__], [*self._facts().items()]))
+
+    def _facts(self) -> dict[str, str]:
+        """Returns what the loader shows of itself, by name. Nothing is computed or sent, and a loader that is still being made shows nothing."""
+        engine = self.__dict__.get("engine")
+        if engine is None:
+            return {}
+        size, source = self.batch_size, engine.basis.source
+        number = f"{len(self):,} batches" if self._orders_itself else "batches of a sampler"
+        facts = {"batches": number if size is None else f"{number} of {size:,}"}
+        if isinstance(self.data, PartitionedGraph):
+            facts["part"] = f"part {source.exchange.part_id} of {source.exchange.placement.num_parts}"
+        own = getattr(self, "neighbor_sampler", None)
+        drawn = (
+            f"num_neighbors {source.sampler.num_neighbors.values}"
+            if own is None
+            else f"neighbor_sampler {type(own).__name__}"
+        )
+        facts["draws"] = drawn
+        for way in engine.ways:
+            name = "lookahead" if way.finds_late else way.name
+            facts[name] = f"{name} {way.cache.in_words}" if isinstance(way, (Cache, GivenCache)) else name
+        return facts
 
 
 def _epoch_of(epoch: Any) -> int:

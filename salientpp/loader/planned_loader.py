@@ -54,6 +54,14 @@ class PlannedLoader(PaddedLoader):
         expected = 0 if self.engine.producer.is_local else int(self.engine.basis.depth * plan.batch.row_bytes)
         return dataclasses.replace(plan, held={**held, "batches": held["batches"] or expected})
 
+    def _facts(self) -> dict[str, str]:
+        planning = self.__dict__.get("_planning")
+        return super()._facts() | ({} if planning is None else {"plan": f"plan: {planning.plan.chosen.choice.words}"})
+
+    def _repr_html_(self) -> str:
+        planning = self.__dict__.get("_planning")
+        return super()._repr_html_() + ("" if planning is None else planning.plan._repr_html_())
+
     def _begin_epoch(self) -> Run:
         basis = self.engine.basis
         basis.comm.check_process()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from salientpp.display import Table, format_bytes, html
 from salientpp.engine.engine import Engine
 
 _TIERS = ("device", "host", "cache", "remote")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LoaderStats:
-    """Statistics of a loader since it was made, or since ``reset_stats``.
+    """Statistics of a loader since it was made, or since ``reset_stats``. Printed, they are tables of rows by tier and of seconds by stage.
 
     Attributes:
         batches: batches given to the user.
@@ -35,6 +36,7 @@ class LoaderStats:
             ``bytes_received`` include them.
         bytes_from_files: with ``read_ahead``, bytes of whole pages that were read from files.
         list_rounds: rounds of batches in which this rank requested lists of other ranks.
+        row_bytes: per vertex type, bytes of a row of all attributes that every sampled vertex gets, as it travels.
     """
 
     batches: int
@@ -60,10 +62,45 @@ class LoaderStats:
     list_bytes_received: int = 0
     list_rounds: int = 0
     bytes_from_files: int = 0
+    row_bytes: dict[str | None, int] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
         return self.rows_device + self.rows_host + self.rows_cache + self.rows_remote
+
+    def __repr__(self) -> str:
+        return "\n".join(map(str, self._shown()))
+
+    def _repr_html_(self) -> str:
+        return html(*self._shown())
+
+    def _shown(self) -> list[str | Table]:
+        """Returns a line of totals, a table of rows by tier, one of seconds by stage, and lines for what else was counted."""
+        traffic = f"{format_bytes(self.bytes_sent)} sent, {format_bytes(self.bytes_received)} received"
+        first = f"LoaderStats: {self.batches:,} batches, {self.rows:,} rows, {traffic}, {self.seconds_waiting:.3f} s waiting in next()"
+        rows = [
+            (tier if type_ is None else f"{type_} {tier}", of_type[tier], of_type[tier] * self.row_bytes.get(type_, 0))
+            for type_, of_type in self.by_type.items()
+            for tier in _TIERS
+            if of_type[tier]
+        ]
+        seconds = {name: number for name, number in self.seconds_by_stage.items() if number}
+        spent = sum(seconds.values())
+        tiers = [[name, f"{number:,}", f"{number / self.rows:.1%}", format_bytes(size)] for name, number, size in rows]
+        stages = [[name, f"{number:.3f}", f"{number / spent:.1%}"] for name, number in seconds.items()]
+        more = {
+            f"{self.rows_partial + self.rows_partial_host:,} sums instead of rows": self.rows_partial
+            + self.rows_partial_host,
+            f"{self.padded_batches:,} padded batches, {self.padding_overflows:,} of them larger than planned": self.padded_batches,
+            f"{self.expansions_remote:,} neighbour lists of other ranks, {format_bytes(self.list_bytes_received)} received for lists": self.list_rounds,
+            f"{format_bytes(self.bytes_from_files)} read ahead from files": self.bytes_from_files,
+        }
+        tables = [Table(["rows from", "rows", "%", "bytes"], tiers), Table(["stage", "seconds", "%"], stages)]
+        return [
+            first,
+            *(table for table in tables if table.lines),
+            *(words for words, number in more.items() if number),
+        ]
 
     @classmethod
     def of(cls, engine: Engine) -> LoaderStats:
@@ -97,5 +134,6 @@ class LoaderStats:
             rows_partial=of_ways.get("rows_partial", 0),
             bytes_from_files=of_ways.get("bytes_from_files", 0),
             rows_partial_host=of_ways.get("rows_partial_host", 0),
+            row_bytes=engine.basis.source.row_bytes,
             **rows,
         )

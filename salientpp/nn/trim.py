@@ -98,6 +98,8 @@ def trim(model: Model, norms: Norms = "all rows", check: bool = True) -> Model:
         model.register_forward_hook(_after_forward, with_kwargs=True, always_call=True)
     setattr(model, _ATTRIBUTE, Trimming(norms, check))
     vars(model)[_SCRIPTABLE] = functools.partial(_plain_copy, model)
+    if type(model).__repr__ is torch.nn.Module.__repr__:  # PyG's models print without it
+        vars(model).setdefault("extra_repr", functools.partial(_extra_repr, model))
     return model
 
 
@@ -135,6 +137,13 @@ def _remove(model: torch.nn.Module) -> None:
                 table.pop(number, None)
     for name in (_ATTRIBUTE, _SCRIPTABLE):
         vars(model).pop(name, None)
+    if getattr(vars(model).get("extra_repr"), "func", None) is _extra_repr:
+        del vars(model)["extra_repr"]
+
+
+def _extra_repr(model: torch.nn.Module) -> str:
+    """Returns the text that a printed model has in its first line."""
+    return ", ".join(filter(None, [type(model).extra_repr(model), "trimmed by salientpp.nn.trim"]))
 
 
 def _plain_copy(model: torch.nn.Module) -> torch.nn.Module:

@@ -337,7 +337,20 @@ class NeighborSampler(BaseSampler):
 
     def __repr__(self) -> str:
         graph = self.topology.graph or self.topology
-        return f"{type(self).__name__}(num_neighbors={self._num_neighbors.values}, graph={graph})"
+        return f"{type(self).__name__}(num_neighbors={self._num_neighbors.values}, {_changed(self)}graph={graph})"
+
+
+def _changed(sampler: NeighborSampler) -> str:
+    """Returns the options that differ from their defaults, as text."""
+    values = {
+        "subgraph_type": None if sampler.subgraph_type == SubgraphType.directional else sampler.subgraph_type.value,
+        "replace": sampler.replace or None,
+        "disjoint": sampler._disjoint or None,
+        "temporal_strategy": sampler.temporal_strategy if sampler.is_temporal else None,
+        "time_window": sampler.time_window,
+        "shared_draws": sampler.shared_draws,
+    }
+    return "".join(f"{name}={value!r}, " for name, value in values.items() if value is not None)
 
 
 def _warn_without_edges(data: Data) -> None:

@@ -131,6 +131,10 @@ class Topology(ABC):
     def is_hetero(self) -> bool:
         return None not in self.num_vertices
 
+    def __repr__(self) -> str:
+        numbers = dict(self.num_vertices) if self.is_hetero else self.num_vertices[None]
+        return f"{type(self).__name__}(num_vertices={numbers})"
+
     @property
     def nbytes(self) -> int:
         """Memory that the edges take in this process, with their times and weights, in bytes."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from salientpp.display import format_bytes
 from salientpp.store.rows import TensorRows, pinned, take_rows
 from salientpp.store.tiers import NO_IDS, IdSet, Tier
 from salientpp.vip.policies import densest
@@ -20,7 +21,7 @@ from salientpp.vip.policies import densest
 _NO_SET = IdSet(NO_IDS, NO_IDS)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FeatureCache:
     """Copies of remote rows: a packed set of global ids, and one tensor of rows per attribute.
 
@@ -74,6 +75,16 @@ class FeatureCache:
         ids = self.members.words.nbytes + self.device_members.words.nbytes
         return ids + sum(rows.nbytes for rows in self.rows.values())
 
+    @property
+    def in_words(self) -> str:
+        """Number of rows, and bytes of host memory."""
+        return _in_words(self)
+
+    def __repr__(self) -> str:
+        rows = [f"{name}={[*rows.shape]}" for name, rows in self.rows.items()]
+        copies = [f"{len(self.device_members):,} of them on the device"] if len(self.device_members) else []
+        return f"FeatureCache({', '.join([self.in_words, *rows, *copies])})"
+
 
 def on_device(
     caches: Mapping[str | None, FeatureCache],
@@ -100,7 +111,7 @@ def on_device(
     return made
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TypedFeatureCache:
     """Copies of remote rows of several vertex types.
 
@@ -123,6 +134,19 @@ class TypedFeatureCache:
     def nbytes(self) -> int:
         """Bytes of host memory."""
         return sum(cache.nbytes for cache in self.by_type.values())
+
+    @property
+    def in_words(self) -> str:
+        """Number of rows, and bytes of host memory."""
+        return _in_words(self)
+
+    def __repr__(self) -> str:
+        types = [f"{type_}: {cache.in_words}" for type_, cache in self.by_type.items()]
+        return f"TypedFeatureCache({', '.join([self.in_words, *types])})"
+
+
+def _in_words(cache: FeatureCache | TypedFeatureCache) -> str:
+    return f"{len(cache):,} rows ({format_bytes(cache.nbytes)})"
 
 
 def _sources(rows: Mapping[str, Tensor]) -> dict[str, TensorRows]:

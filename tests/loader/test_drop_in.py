@@ -1227,12 +1227,12 @@ def test_the_generator_seeds_the_loader():
 
 def test_a_loader_has_a_short_repr_and_gives_single_batches(side):
     loader = side.NeighborLoader(hetero(), [-1], ("paper", torch.arange(40, 60)), batch_size=3)
-    assert str(loader) == "NeighborLoader()" and len(loader) == 7
+    assert str(loader).startswith("NeighborLoader(") and len(loader) == 7
     for index in ([0, 3], torch.tensor([0, 3])):
         batch = loader(index)
         assert batch["paper"].n_id[:2].tolist() == [40, 43] and batch["paper"].batch_size == 2
     edges = side.LinkNeighborLoader(graph(), [-1], batch_size=3)
-    assert str(edges) == "LinkNeighborLoader()" and len(edges) == 87
+    assert str(edges).startswith("LinkNeighborLoader(") and len(edges) == 87
     assert canonical(edges([0, 3]))[None, "edge_label_index"] == graph().edge_index[:, [0, 3]].tolist()
 
 

@@ -654,7 +654,7 @@ def test_a_loader_is_a_torch_data_loader(data):
     assert len(loader.dataset) == int(data.train_mask.sum())
     assert (loader.batch_size, loader.drop_last, loader.num_workers) == (32, True, 2)
     assert loader.data is data and loader.num_neighbors == [4, 3]
-    assert repr(loader) == "NeighborLoader()", "as PyG's"
+    assert repr(loader) == f"NeighborLoader({len(loader)} batches of 32, num_neighbors [4, 3])"
 
 
 # --- training --------------------------------------------------------------------------------------------

@@ -222,6 +222,17 @@ def test_an_untrimmed_model_is_the_plain_model(copied):
     assert step(salientpp.nn.trim(other), batch).num_out == within(batch, 0)
 
 
+def test_a_printed_model_says_that_it_is_trimmed():
+    class Model(nn.Sequential):
+        def extra_repr(self) -> str:
+            return "mine"
+
+    model = salientpp.nn.trim(Model(pyg.GCN(1, 1, 1)))
+    text = "Model(\n  mine, trimmed by salientpp.nn.trim\n  (0): GCN(1, 1, num_layers=1)\n)"
+    assert repr(model) == repr(copy.deepcopy(model)) == text
+    assert repr(salientpp.nn.untrim(model)) == text.replace(", trimmed by salientpp.nn.trim", "")
+
+
 def test_untrim_leaves_other_hooks_and_other_models():
     model = network()
     model.register_forward_hook(lambda module, args, out: None)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from salientpp.display import html
 from salientpp.ways.planner.choices import Choice
 from salientpp.ways.planner.costs import Cost
 from salientpp.ways.planner.machines import Machines
@@ -42,7 +44,7 @@ class Line:
         return sum(self.memory.get(name, 0) for name in COPIES)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A chosen combination of ways. Its text is a table of 80 columns.
 
@@ -68,9 +70,20 @@ class Plan:
     held: Mapping[str, int] = field(default_factory=dict)
     reason: str = "the slowest rank's epoch is expected to take the least time"
 
-    def __str__(self) -> str:
-        from rich import box  # importing rich takes as long as making a small loader
-        from rich.console import Console
+    def __repr__(self) -> str:
+        from rich.console import Console  # importing rich takes as long as making a small loader
+
+        text = io.StringIO()
+        console = Console(file=text, width=_WIDTH, markup=False, emoji=False, highlight=False)
+        for block in (self._table(), *self._sentences()):
+            console.print(block)
+        return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
+
+    def _repr_html_(self) -> str:
+        return html(self._table(), *self._sentences())
+
+    def _table(self) -> Any:
+        from rich import box
         from rich.table import Table
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), width=_WIDTH)
@@ -85,12 +98,7 @@ class Plan:
             seconds = [f"{each:.3g}" for each in (cost.seconds, *parts)]
             mark = ">" if line is self.chosen else ""
             table.add_row(mark, self._words(line), *seconds, _megabytes(cost.bytes_in), amount(line.copies))
-        text = io.StringIO()
-        console = Console(file=text, width=_WIDTH, markup=False, emoji=False, highlight=False)
-        console.print(table)
-        for sentence in self._sentences():
-            console.print(sentence)
-        return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
+        return table
 
     def _words(self, line: Line) -> str:
         """Returns the name of a combination, with the share of the budget that lists may take, since combinations differ in it."""

@@ -1,0 +1,56 @@
+"""Results of an analysis and of a plan that show themselves as the command's tables, on a console and in a notebook."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+from salientpp.analysis import plan_report, report
+from salientpp.analysis.plan_result import Planned
+from salientpp.analysis.result import Analysis
+from salientpp.display import html
+
+
+@dataclass(frozen=True, repr=False)
+class ShownAnalysis(Analysis):
+    """The result of :func:`~salientpp.analysis.analyze.analyze`."""
+
+    def __repr__(self) -> str:
+        return _text(report.shown(self))
+
+    def _repr_html_(self) -> str:
+        return html(*report.shown(self))
+
+    def plot(self) -> list[Any]:
+        """Draws rows per epoch over α in a new figure of pyplot, and returns its axes. ImportError if matplotlib is not installed."""
+        report.check_matplotlib()
+        from matplotlib import pyplot
+
+        figure = pyplot.figure(layout="constrained")
+        report.draw(self, figure)
+        return figure.axes
+
+
+@dataclass(frozen=True, repr=False)
+class ShownPlan(Planned):
+    """The result of :func:`~salientpp.analysis.plan.plan`."""
+
+    def __repr__(self) -> str:
+        return _text(plan_report.shown(self))
+
+    def _repr_html_(self) -> str:
+        return html(*plan_report.shown(self))
+
+
+def _text(blocks: Sequence[RenderableType]) -> str:
+    """Returns what the command prints, in the width of the terminal."""
+    text = io.StringIO()
+    console = Console(file=text, width=shutil.get_terminal_size().columns, markup=False, emoji=False, highlight=False)
+    for block in blocks:
+        console.print(block)
+    return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
