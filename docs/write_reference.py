@@ -9,6 +9,7 @@ from salientpp.cli.main import SUBCOMMANDS, _parser
 from salientpp.cli.shared_arguments import DATASETS
 from salientpp.engine.option import declared_in
 from salientpp.loader.options import GROUPS
+from salientpp.loader.signature import title_of
 
 
 def tables_of_options() -> str:
@@ -16,8 +17,7 @@ def tables_of_options() -> str:
     agree = {"yes": "same", "no": "", "hosts": "same on a host"}
     blocks = []
     for group in GROUPS:
-        title = (group.__doc__ or group.__name__).splitlines()[0].rstrip(".")
-        lines = [f"### {title}\n", "| argument | default | ranks | meaning |", "|---|---|---|---|"]
+        lines = [f"### {title_of(group)}\n", "| argument | default | ranks | meaning |", "|---|---|---|---|"]
         for name, (_, option) in declared_in(group).items():
             default = f"`{option.default!r}`" if option.shown is None else option.shown
             lines.append(f"| `{name}` | {default} | {agree[option.agree]} | {option.help} |")

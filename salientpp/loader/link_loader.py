@@ -40,6 +40,13 @@ _MOST_NEGATIVES = 2**31
 class LinkNeighborLoader(BatchLoader, torch_geometric.loader.LinkNeighborLoader):
     """Mini-batches of sampled neighbourhoods of edges, with negative examples. The class derives from PyG's ``LinkNeighborLoader``.
 
+    Start here: ``data``, ``num_neighbors``, ``edge_label_index``, ``neg_sampling``, ``batch_size``, ``shuffle``, ``num_workers``, ``transform``,
+    <start>.
+    The page "Loader options" of the documentation describes each option. By purpose, the others are:
+
+    <groups>
+    * As in PyG and torch: the rest.
+
     Args:
         data: a PyG ``Data`` or ``HeteroData``, a pair of PyG's ``FeatureStore`` and ``GraphStore``, or a
             :class:`~salientpp.PartitionedGraph` from :func:`salientpp.load`.

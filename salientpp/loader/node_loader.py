@@ -31,6 +31,13 @@ from salientpp.ways.sums.way import messages_of
 class NeighborLoader(BatchLoader, torch_geometric.loader.NeighborLoader):
     """Mini-batches of sampled neighbourhoods. The class derives from PyG's ``NeighborLoader`` and gives the same batches.
 
+    Start here: ``data``, ``num_neighbors``, ``input_nodes``, ``batch_size``, ``shuffle``, ``num_workers``, ``transform``,
+    <start>.
+    The page "Loader options" of the documentation describes each option. By purpose, the others are:
+
+    <groups>
+    * As in PyG and torch: the rest.
+
     Args:
         data: a PyG ``Data`` or ``HeteroData``, a pair of PyG's ``FeatureStore`` and ``GraphStore``, or a
             :class:`~salientpp.PartitionedGraph` from :func:`salientpp.load`.

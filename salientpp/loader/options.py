@@ -27,7 +27,7 @@ from salientpp.loader.checks import (
     one_of,
 )
 from salientpp.loader.pyg_arguments import TorchArguments
-from salientpp.loader.vertex_options import OF_VERTICES, Cooperating, Sums
+from salientpp.loader.vertex_options import Cooperating, Sums
 from salientpp.ranks.comm import DEFAULT_TIMEOUT
 from salientpp.sampling.neighbor_sampler import SharedDraws
 from salientpp.sampling.schedule import UNEVEN
@@ -45,8 +45,8 @@ Uneven = Literal["wrap", "drop", "exact", "error"] | None
 Pad = Literal["bucket", "fixed"] | None
 
 
-class Planned(TypedDict, total=False):
-    """One memory budget."""
+class Start(TypedDict, total=False):
+    """Start here."""
 
     memory: Annotated[
         int | str | None,
@@ -72,33 +72,44 @@ class Planned(TypedDict, total=False):
         ),
     ]
 
-    machines: Annotated[
-        str | Path | Machines | None,
+    device: Annotated[
+        torch.device | str | int | None,
         Option(
             default=None,
-            check=check_machines,
-            agree="yes",
-            plain=lambda machines: None if machines is None else machines.to_dict(),
-            help="With `memory` or `device_memory`: constants of the machines, as the path of a file that [`salientpp calibrate`](cli.md#calibrate) wrote, or "
-            "as a `Machines`. `None`: a few constants are measured when the loader is made",
+            help="Device of the delivered batches; `None` is the CPU",
         ),
     ]
 
-    allow: Annotated[
-        Sequence[str],
+    seed: Annotated[
+        int | None,
         Option(
-            default=(),
-            check=check_allow,
+            default=None,
+            check=check_seed,
             agree="yes",
-            plain=list,
-            help="With `memory`: ways that change batches, and that the loader may still choose. `'sums'`: `partial_aggregation='mean'`; the model then "
-            "needs `salientpp.nn.merge_partial`",
+            identifies=True,
+            plain=None,
+            help="Seed of everything random. `None`: a seed drawn from `generator` or torch's global generator; rank 0's seed is used on all "
+            "ranks. `loader.seed` shows it",
+        ),
+    ]
+
+    columns: Annotated[
+        Iterable[Any] | Mapping[Any, Tensor | RowSource | None],
+        Option(
+            default=("x",),
+            agree="yes",
+            identifies=True,
+            plain=None,
+            help="On a partitioned graph: the node attributes that every sampled vertex gets. A name applies to all types that have the attribute;"
+            " `(type, name)` to one. `x` alone also selects a `TensorFrame` named `tf`. A mapping also says where rows come from, see [own "
+            "storage](../how-to/own-storage.md#rows-from-another-storage); the value `None` stands for the data itself. On a `Data` only "
+            "a mapping with sources is allowed, since its batches carry all attributes. Stores refuse `columns`",
         ),
     ]
 
 
-class Memory(TypedDict, total=False):
-    """Storage of rows."""
+class Planned(TypedDict, total=False):
+    """Chosen by the plan that `memory` or `device_memory` makes, unless you give them."""
 
     replication_factor: Annotated[
         float | str,
@@ -112,24 +123,16 @@ class Memory(TypedDict, total=False):
         ),
     ]
 
-    policy: Annotated[
-        Policy,
+    lookahead: Annotated[
+        Window,
         Option(
-            default="vip",
-            check=check_policy_option,
+            default=0,
+            check=lambda name, value: check_lookahead(value),
             agree="hosts",
-            plain=lambda policy: policy if isinstance(policy, str) else getattr(policy, "__qualname__", "a function"),
-            help="Cache policy that scores the vertices: `'vip'`, `'vip-hop'`, `'degree'`, `'halo'`, `'wpr'`, `'paths'`, `'simulation'`, "
-            "`'random'` (see [VIP](../explanation/vip.md#policies)), or [a function](../how-to/own-storage.md#your-own-cache-policy)",
-        ),
-    ]
-
-    cache: Annotated[
-        FeatureCache | TypedFeatureCache | None,
-        Option(
-            default=None,
-            check=check_cache,
-            help="The `cache` of another loader, which this loader then shares. `replication_factor` adds rows that the given cache lacks",
+            help="On a partitioned graph: number of batches that a rank knows ahead, or `'auto'`. The cache keeps the rows that these batches "
+            "need, so fewer rows travel with the same memory. Batches stay the same, see [lookahead](../explanation/traffic.md#lookahead). Every rank has its "
+            "own cache; ranks on a host get equal shares of its memory. No effect without other ranks or with α = 0. Refused with a `policy` "
+            "other than `'vip'` and `'vip-hop'`, and with `transform_sampler_output`",
         ),
     ]
 
@@ -166,43 +169,145 @@ class Memory(TypedDict, total=False):
         ),
     ]
 
-    read_ahead: Annotated[
-        int | str,
+
+class Tuning(TypedDict, total=False):
+    """Settings of the plan and the cache."""
+
+    machines: Annotated[
+        str | Path | Machines | None,
         Option(
-            default=0,
-            check=num_bytes,
+            default=None,
+            check=check_machines,
             agree="yes",
-            help="[Bytes](#amounts-of-memory) of a buffer for rows that the next batches need, read from memory-mapped files for several batches at once, in "
-            "file order, see [features larger than memory](../how-to/large-graphs.md#features-larger-than-memory). Each rank has its own buffer. Batches stay "
-            "the same. 0: rows are read through the memory map. Refused if no rows are in mapped files, and with `zero_copy`",
+            plain=lambda machines: None if machines is None else machines.to_dict(),
+            help="With `memory` or `device_memory`: constants of the machines, as the path of a file that [`salientpp calibrate`](cli.md#calibrate) wrote, or "
+            "as a `Machines`. `None`: a few constants are measured when the loader is made",
         ),
     ]
 
-    zero_copy: Annotated[
+    allow: Annotated[
+        Sequence[str],
+        Option(
+            default=(),
+            check=check_allow,
+            agree="yes",
+            plain=list,
+            help="With `memory`: ways that change batches, and that the loader may still choose. `'sums'`: `partial_aggregation='mean'`; the model then "
+            "needs `salientpp.nn.merge_partial`",
+        ),
+    ]
+
+    policy: Annotated[
+        Policy,
+        Option(
+            default="vip",
+            check=check_policy_option,
+            agree="hosts",
+            plain=lambda policy: policy if isinstance(policy, str) else getattr(policy, "__qualname__", "a function"),
+            help="Cache policy that scores the vertices: `'vip'`, `'vip-hop'`, `'degree'`, `'halo'`, `'wpr'`, `'paths'`, `'simulation'`, "
+            "`'random'` (see [VIP](../explanation/vip.md#policies)), or [a function](../how-to/own-storage.md#your-own-cache-policy)",
+        ),
+    ]
+
+    cache: Annotated[
+        FeatureCache | TypedFeatureCache | None,
+        Option(
+            default=None,
+            check=check_cache,
+            help="The `cache` of another loader, which this loader then shares. `replication_factor` adds rows that the given cache lacks",
+        ),
+    ]
+
+
+class Ranks(TypedDict, total=False):
+    """Several ranks."""
+
+    uneven: Annotated[
+        Uneven,
+        Option(
+            default=None,
+            check=one_of(f"one of {', '.join(map(repr, UNEVEN))}", *UNEVEN),
+            agree="yes",
+            identifies=True,
+            plain=None,
+            help="Rule for ranks with different numbers of batches: `'wrap'`, `'drop'`, `'exact'` or `'error'`, see [values](#values-of-uneven). "
+            "`None`: `'wrap'` with `shuffle=True`, else `'exact'`",
+        ),
+    ]
+
+    share: Annotated[
+        tuple[int, int] | None,
+        Option(
+            default=None,
+            help="`(rank, number of ranks)`: on a `Data` that every process holds, visit only this process's share of the seeds. `shuffle` then "
+            "requires the same `seed` in all processes. `uneven` applies. The ranks do not communicate",
+        ),
+    ]
+
+    logical_ranks: Annotated[
+        int | None,
+        Option(
+            default=None,
+            check=integer("number of logical ranks", 1, none=True),
+            agree="yes",
+            help="On a partitioned graph: number of [logical ranks](#logical-ranks) that an epoch's batches belong to, at most 16,384. Any number "
+            "of ranks up to this number gives the same batches. `None`: the number of ranks",
+        ),
+    ]
+
+    join_logical_ranks: Annotated[
         bool,
         Option(
             default=False,
             check=flag,
-            help="On a CUDA device: keep the host's rows in pinned memory and let the device read them there, see [GPU](../how-to/gpu.md). No "
-            "effect on the CPU",
+            agree="yes",
+            help="Join the batches that a rank has in a round into one batch: their message-flow graphs side by side, hop by hop. Each remote row "
+            "is fetched once",
+        ),
+    ]
+
+    ranks_per_host: Annotated[
+        int | Sequence[int] | None,
+        Option(
+            default=None,
+            agree="yes",
+            plain=None,
+            help="On a partitioned graph: number of ranks on each host, as one number or as a list with an entry per host. Ranks on a host share "
+            "rows and a cache, see [hosts](../explanation/concepts.md#hosts-with-several-ranks). `None`: the number that torchrun "
+            "(`LOCAL_WORLD_SIZE`) or SLURM states, else 1. 1: nothing is shared",
+        ),
+    ]
+
+    process_group: Annotated[
+        Any,
+        Option(
+            default=None,
+            help="Ranks that serve the parts; `None` is the default group. See [process groups](#process-groups)",
+        ),
+    ]
+
+    timeout: Annotated[
+        float | timedelta,
+        Option(
+            default=DEFAULT_TIMEOUT,
+            shown="300 s",
+            help="Longest wait for another rank, in seconds or as a `timedelta`. Its meaning differs from that of `timeout` in torch's `DataLoader`",
         ),
     ]
 
 
-class Columns(TypedDict, total=False):
-    """Contents of batches."""
+class Rows(TypedDict, total=False):
+    """Times, formats and files."""
 
-    columns: Annotated[
-        Iterable[Any] | Mapping[Any, Tensor | RowSource | None],
+    time_window: Annotated[
+        float | None,
         Option(
-            default=("x",),
+            default=None,
             agree="yes",
             identifies=True,
             plain=None,
-            help="On a partitioned graph: the node attributes that every sampled vertex gets. A name applies to all types that have the attribute;"
-            " `(type, name)` to one. `x` alone also selects a `TensorFrame` named `tf`. A mapping also says where rows come from, see [own "
-            "storage](../how-to/own-storage.md#rows-from-another-storage); the value `None` stands for the data itself. On a `Data` only "
-            "a mapping with sources is allowed, since its batches carry all attributes. Stores refuse `columns`",
+            help="With `time_attr`: a number ≥ 0 in the units of the times. A seed of time t then draws only neighbours whose time is in [t − `time_window`, "
+            "t], both ends included, see [times](../how-to/typed-graphs.md#times). `None`: all times up to t. `NeighborSampler` takes it too",
         ),
     ]
 
@@ -217,6 +322,35 @@ class Columns(TypedDict, total=False):
             "rows [narrower](../explanation/traffic.md#narrower-rows)",
         ),
     ]
+
+    send_as: Annotated[
+        Mapping[Any, str] | None,
+        Option(
+            default=None,
+            agree="yes",
+            plain=lambda send_as: {str(key): str(format) for key, format in (send_as or {}).items()},
+            help='On a partitioned graph: attribute → the format in which its rows travel and are cached, such as `{"x": "int8"}` (see '
+            "[formats](../explanation/traffic.md#narrower-rows)). Only for attributes in `columns`, and over a topology in parts for "
+            "edge attributes. Refused for attributes that the directory"
+            " already stores narrower",
+        ),
+    ]
+
+    read_ahead: Annotated[
+        int | str,
+        Option(
+            default=0,
+            check=num_bytes,
+            agree="yes",
+            help="[Bytes](#amounts-of-memory) of a buffer for rows that the next batches need, read from memory-mapped files for several batches at once, in "
+            "file order, see [features larger than memory](../how-to/large-graphs.md#features-larger-than-memory). Each rank has its own buffer. Batches stay "
+            "the same. 0: rows are read through the memory map. Refused if no rows are in mapped files, and with `zero_copy`",
+        ),
+    ]
+
+
+class Devices(TypedDict, total=False):
+    """torch.compile and GPU."""
 
     pad: Annotated[
         Pad,
@@ -247,22 +381,40 @@ class Columns(TypedDict, total=False):
         ),
     ]
 
-
-class Sampling(TypedDict, total=False):
-    """Sampling."""
-
-    seed: Annotated[
-        int | None,
+    depth: Annotated[
+        int,
         Option(
-            default=None,
-            check=check_seed,
+            default=10,
+            check=integer("batches in flight", 1),
             agree="yes",
-            identifies=True,
-            plain=None,
-            help="Seed of everything random. `None`: a seed drawn from `generator` or torch's global generator; rank 0's seed is used on all "
-            "ranks. `loader.seed` shows it",
+            help="Batches in flight. 1 turns the pipeline off; more than 10 counts as 10. No effect if one process has all rows and `device` is "
+            "the CPU: a batch is then made in one call",
         ),
     ]
+
+    sample_on: Annotated[
+        Literal["host", "device"],
+        Option(
+            default="host",
+            check=check_sample_on,
+            help="Where neighbours are drawn: `'host'`, or `'device'`, by kernels on `device`, see [GPU](../how-to/gpu.md#sample-on-the-device). Batches are "
+            "the same. `'device'` needs Triton, one vertex type and uniform draws. Each sampling thread waits for the device, and the training loop does not",
+        ),
+    ]
+
+    zero_copy: Annotated[
+        bool,
+        Option(
+            default=False,
+            check=flag,
+            help="On a CUDA device: keep the host's rows in pinned memory and let the device read them there, see [GPU](../how-to/gpu.md). No "
+            "effect on the CPU",
+        ),
+    ]
+
+
+class Research(TypedDict, total=False):
+    """Research."""
 
     shared_draws: Annotated[
         SharedDraws,
@@ -274,18 +426,6 @@ class Sampling(TypedDict, total=False):
             help="`'batch'`: the vertices of a batch agree on which neighbours to draw, so the batch has fewer vertices, see [shared "
             "draws](../explanation/traffic.md#draws-that-agree). `None`: each vertex draws independently. Refused with `replace` and "
             "`weight_attr`. `NeighborSampler` takes it too",
-        ),
-    ]
-
-    time_window: Annotated[
-        float | None,
-        Option(
-            default=None,
-            agree="yes",
-            identifies=True,
-            plain=None,
-            help="With `time_attr`: a number ≥ 0 in the units of the times. A seed of time t then draws only neighbours whose time is in [t − `time_window`, "
-            "t], both ends included, see [times](../how-to/typed-graphs.md#times). `None`: all times up to t. `NeighborSampler` takes it too",
         ),
     ]
 
@@ -302,146 +442,6 @@ class Sampling(TypedDict, total=False):
         ),
     ]
 
-    sample_on: Annotated[
-        Literal["host", "device"],
-        Option(
-            default="host",
-            check=check_sample_on,
-            help="Where neighbours are drawn: `'host'`, or `'device'`, by kernels on `device`, see [GPU](../how-to/gpu.md#sample-on-the-device). Batches are "
-            "the same. `'device'` needs Triton, one vertex type and uniform draws. Each sampling thread waits for the device, and the training loop does not",
-        ),
-    ]
-
-    uneven: Annotated[
-        Uneven,
-        Option(
-            default=None,
-            check=one_of(f"one of {', '.join(map(repr, UNEVEN))}", *UNEVEN),
-            agree="yes",
-            identifies=True,
-            plain=None,
-            help="Rule for ranks with different numbers of batches: `'wrap'`, `'drop'`, `'exact'` or `'error'`, see [values](#values-of-uneven). "
-            "`None`: `'wrap'` with `shuffle=True`, else `'exact'`",
-        ),
-    ]
-
-    share: Annotated[
-        tuple[int, int] | None,
-        Option(
-            default=None,
-            help="`(rank, number of ranks)`: on a `Data` that every process holds, visit only this process's share of the seeds. `shuffle` then "
-            "requires the same `seed` in all processes. `uneven` applies. The ranks do not communicate",
-        ),
-    ]
-
-
-class Pipeline(TypedDict, total=False):
-    """Pipeline."""
-
-    device: Annotated[
-        torch.device | str | int | None,
-        Option(
-            default=None,
-            help="Device of the delivered batches; `None` is the CPU",
-        ),
-    ]
-
-    depth: Annotated[
-        int,
-        Option(
-            default=10,
-            check=integer("batches in flight", 1),
-            agree="yes",
-            help="Batches in flight. 1 turns the pipeline off; more than 10 counts as 10. No effect if one process has all rows and `device` is "
-            "the CPU: a batch is then made in one call",
-        ),
-    ]
-
-
-class Ranks(TypedDict, total=False):
-    """Ranks."""
-
-    process_group: Annotated[
-        Any,
-        Option(
-            default=None,
-            help="Ranks that serve the parts; `None` is the default group. See [process groups](#process-groups)",
-        ),
-    ]
-
-    timeout: Annotated[
-        float | timedelta,
-        Option(
-            default=DEFAULT_TIMEOUT,
-            shown="300 s",
-            help="Longest wait for another rank, in seconds or as a `timedelta`. Its meaning differs from that of `timeout` in torch's `DataLoader`",
-        ),
-    ]
-
-    ranks_per_host: Annotated[
-        int | Sequence[int] | None,
-        Option(
-            default=None,
-            agree="yes",
-            plain=None,
-            help="On a partitioned graph: number of ranks on each host, as one number or as a list with an entry per host. Ranks on a host share "
-            "rows and a cache, see [hosts](../explanation/concepts.md#hosts-with-several-ranks). `None`: the number that torchrun "
-            "(`LOCAL_WORLD_SIZE`) or SLURM states, else 1. 1: nothing is shared",
-        ),
-    ]
-
-    logical_ranks: Annotated[
-        int | None,
-        Option(
-            default=None,
-            check=integer("number of logical ranks", 1, none=True),
-            agree="yes",
-            help="On a partitioned graph: number of [logical ranks](#logical-ranks) that an epoch's batches belong to, at most 16,384. Any number "
-            "of ranks up to this number gives the same batches. `None`: the number of ranks",
-        ),
-    ]
-
-    join_logical_ranks: Annotated[
-        bool,
-        Option(
-            default=False,
-            check=flag,
-            agree="yes",
-            help="Join the batches that a rank has in a round into one batch: their message-flow graphs side by side, hop by hop. Each remote row "
-            "is fetched once",
-        ),
-    ]
-
-
-class FewerBytes(TypedDict, total=False):
-    """Less traffic."""
-
-    send_as: Annotated[
-        Mapping[Any, str] | None,
-        Option(
-            default=None,
-            agree="yes",
-            plain=lambda send_as: {str(key): str(format) for key, format in (send_as or {}).items()},
-            help='On a partitioned graph: attribute → the format in which its rows travel and are cached, such as `{"x": "int8"}` (see '
-            "[formats](../explanation/traffic.md#narrower-rows)). Only for attributes in `columns`, and over a topology in parts for "
-            "edge attributes. Refused for attributes that the directory"
-            " already stores narrower",
-        ),
-    ]
-
-    lookahead: Annotated[
-        Window,
-        Option(
-            default=0,
-            check=lambda name, value: check_lookahead(value),
-            agree="hosts",
-            help="On a partitioned graph: number of batches that a rank knows ahead, or `'auto'`. The cache keeps the rows that these batches "
-            "need, so fewer rows travel with the same memory. Batches stay the same, see [lookahead](../explanation/traffic.md#lookahead). Every rank has its "
-            "own cache; ranks on a host get equal shares of its memory. No effect without other ranks or with α = 0. Refused with a `policy` "
-            "other than `'vip'` and `'vip-hop'`, and with `transform_sampler_output`",
-        ),
-    ]
-
     ways: Annotated[
         Sequence[Way],
         Option(
@@ -454,7 +454,7 @@ class FewerBytes(TypedDict, total=False):
     ]
 
 
-class LoaderOptions(Planned, Memory, Columns, Sampling, Pipeline, Ranks, FewerBytes, TorchArguments, total=False):
+class LoaderOptions(Start, Planned, Tuning, Ranks, Rows, Devices, Research, TorchArguments, total=False):
     """Options that both loaders have besides PyG's arguments, for editors and type checkers."""
 
 
@@ -462,8 +462,8 @@ class NeighborLoaderOptions(LoaderOptions, Sums, Cooperating, total=False):
     """Options that :class:`~salientpp.NeighborLoader` has besides PyG's arguments."""
 
 
-#: Groups of options. The first line of a group's docstring is the title of its table. Only NeighborLoader has the options of the last ones.
-GROUPS: list[type] = [Planned, Memory, Columns, Sampling, Pipeline, Ranks, FewerBytes, *OF_VERTICES]
+#: Groups of options, by purpose. The first line of a group's docstring is the title of its table. Only NeighborLoader has Sums and Cooperating.
+GROUPS: list[type] = [Start, Planned, Sums, Tuning, Ranks, Rows, Devices, Research, Cooperating]
 
 #: Name -> declaration.
 OPTIONS: dict[str, Option] = {name: option for group in GROUPS for name, (_, option) in declared_in(group).items()}

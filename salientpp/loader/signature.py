@@ -13,8 +13,8 @@ from salientpp.loader.options import GROUPS, OPTIONS
 
 L = TypeVar("L", bound=type)
 
-#: Placeholder for the options in a loader's docstring.
-MARK = "        <options>\n"
+#: Placeholders in a loader's docstring: for the names of the first group, for a list of the other groups, and for the options.
+START, REST, MARK = "<start>", "    <groups>\n", "        <options>\n"
 
 #: The loaders, each with its groups of options, its handwritten docstring and its handwritten signature.
 _LOADERS: list[tuple[type, list[type], str, inspect.Signature]] = []
@@ -69,9 +69,34 @@ def _refresh(loader: Any, groups: list[type], doc: str, signature: inspect.Signa
     ]
     rest = own[-1].replace(name="kwargs", annotation=Any)
     loader.__init__.__signature__ = signature.replace(parameters=[*own[:-1], *options, rest])
+    first, *rest = groups
+    doc = doc.replace(START, _names(first)).replace(REST, "".join(_in_list(group) for group in rest))
     loader.__doc__ = doc.replace(MARK, "".join(_in_docstring(name, option) for name, (_, option) in declared.items()))
 
 
+def _names(group: type) -> str:
+    return ", ".join(f"``{name}``" for name in declared_in(group))
+
+
+def title_of(group: type) -> str:
+    """Returns the title of a group of options, in Markdown."""
+    return (group.__doc__ or group.__name__).splitlines()[0].rstrip(".")
+
+
+def _in_list(group: type) -> str:
+    return (
+        textwrap.fill(
+            f"* {title_of(group).replace('`', '``')}: {_names(group)}",
+            100,
+            initial_indent=" " * 4,
+            subsequent_indent=" " * 6,
+        )
+        + "\n"
+    )
+
+
 def _in_docstring(name: str, option: Option) -> str:
-    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", option.help)
-    return textwrap.fill(f"{name}: {plain}", 150, initial_indent=" " * 8, subsequent_indent=" " * 12) + "\n"
+    """Returns an option with the first sentence of its help, which docs/reference/options.md has in full."""
+    first = re.sub(r"(, see | \(see )\[[^\]]*\]\([^)]*\)\)?", "", option.help.split(". ")[0])
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", first)
+    return textwrap.fill(f"{name}: {plain}", 100, initial_indent=" " * 8, subsequent_indent=" " * 12) + "\n"

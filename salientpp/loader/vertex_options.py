@@ -18,7 +18,7 @@ def _check_split(name: str, value: Any) -> SplitBy:
 
 
 class Sums(TypedDict, total=False):
-    """Less traffic, `NeighborLoader` only."""
+    """Sums instead of rows, `NeighborLoader` only."""
 
     partial_aggregation: Annotated[
         PartialAggregation,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import runpy
 import subprocess
 import sys
@@ -38,7 +39,7 @@ class Counts(TypedDict, total=False):
     """What is counted."""
 
     count_batches: Annotated[bool, Option(
-        default=False, check=flag, agree="yes", identifies=True, help="count the batches, see [docs](x.md)", way=lambda value: Counting(),
+        default=False, check=flag, agree="yes", identifies=True, help="count the batches, see [docs](x.md). At the end", way=lambda value: Counting(),
     )]
 
 declare(Counts)
@@ -55,9 +56,10 @@ data = Data(x=torch.arange(20.0).view(-1, 1), edge_index=torch.randint(20, (2, 6
 make = lambda **options: salientpp.NeighborLoader(data, [3], batch_size=5, seed=1, **options)
 for class_ in (salientpp.NeighborLoader, salientpp.LinkNeighborLoader):
     assert inspect.signature(class_).parameters["count_batches"].default is False
-    assert "count_batches: count the batches, see docs\\n" in class_.__doc__
+    assert "count_batches: count the batches\\n" in class_.__doc__
+    assert "* What is counted: ``count_batches``" in class_.__doc__
 assert "### What is counted" in tables_of_options()
-assert "| `count_batches` | `False` | same | count the batches, see [docs](x.md) |" in tables_of_options()
+assert "| `count_batches` | `False` | same | count the batches, see [docs](x.md). At the end |" in tables_of_options()
 assert Options(count_batches=True).facts(of_host=False)["count_batches"] is True
 plain, counting = make(), make(count_batches=True)
 assert plain.count_batches is False and counting.count_batches is True
@@ -97,6 +99,29 @@ def test_signature_and_docstring_have_every_option(class_):
             else:
                 assert parameters[name].default == option.default and f"        {name}: " in class_.__doc__
     assert "<options>" not in class_.__doc__
+
+
+@pytest.mark.parametrize("class_", [NeighborLoader, LinkNeighborLoader])
+def test_the_docstring_begins_with_what_most_scripts_need_and_lists_the_rest_by_purpose(class_):
+    before, args = class_.__doc__.split("    Args:\n")
+    names = re.findall(r"``(\w+)``", before.split("Start here: ")[1])
+    pygs = [
+        "data",
+        "num_neighbors",
+        "input_nodes",
+        "edge_label_index",
+        "neg_sampling",
+        "batch_size",
+        "shuffle",
+        "num_workers",
+        "transform",
+    ]
+    own = [name for name in names if name not in (*pygs, "memory", "device_memory", "NeighborLoader")]
+    start = list(declared_in(GROUPS[0]))
+    expected = [name for group in GROUPS for name in declared_in(group) if name in inspect.signature(class_).parameters]
+    assert [name for name in names if name in start][: len(start)] == start
+    assert [name for name in own if name not in start] == [name for name in expected if name not in start]
+    assert max(map(len, args.splitlines())) <= 150 and all(group.__doc__ for group in GROUPS)
 
 
 def test_every_option_is_an_attribute_from_which_lightning_recreates_the_loader():
