@@ -151,7 +151,7 @@ class Model(nn.Module):
         return self.head(x["customer"][: batch["customer"].batch_size]).flatten()
 
 
-def loader_of(data: Any, examples: tuple[Tensor, Tensor, Tensor], alpha: float, **options: Any) -> NeighborLoader:
+def loader_of(data: Any, examples: tuple[Tensor, Tensor, Tensor], **options: Any) -> NeighborLoader:
     """Returns a loader of examples, of the whole graph or of those whose customer belongs to this rank's part. ``input_id`` is the number of the example."""
     customer, day, _ = examples
     number = torch.arange(customer.numel())
@@ -159,7 +159,7 @@ def loader_of(data: Any, examples: tuple[Tensor, Tensor, Tensor], alpha: float, 
         customer = data.directory_id(customer, "customer")
         begin, end = data.books["customer"].range_of(data.part_id)
         number = ((customer >= begin) & (customer < end)).nonzero().flatten()
-        options |= dict(replication_factor=alpha, columns=["tf", "day"])
+        options |= dict(columns=["tf", "day"])
     return NeighborLoader(
         data,
         FANOUTS,
@@ -181,7 +181,7 @@ def auc(score: Tensor, label: Tensor) -> float:
 
 
 def train(
-    data: Any, epochs: int, seed: int, alpha: float = 0.1, batch_size: int = 128, made: Shop | None = None, sizes: Any = None
+    data: Any, epochs: int, seed: int, memory: str = "8GiB", batch_size: int = 128, made: Shop | None = None, sizes: Any = None
 ) -> float:  # fmt: skip
     """Trains, and returns the AUC on the last days, over all ranks.
 
@@ -193,11 +193,13 @@ def train(
     torch.manual_seed(seed)
     in_group = dist.is_initialized() and dist.get_world_size() > 1
     options = dict(batch_size=batch_size, seed=seed)
-    train_loader = loader_of(data, made.examples["train"], alpha, shuffle=True, **options)
-    test_loader = loader_of(
-        data, made.examples["test"], alpha, **({} if isinstance(data, HeteroData) else {"uneven": "exact"}), **options
-    )
-    model: nn.Module = Model(made)
+    whole = isinstance(data, HeteroData)
+    budget = {} if whole else {"memory": memory}
+    train_loader = loader_of(data, made.examples["train"], shuffle=True, **budget, **options)
+    # Without shuffle each example comes once. The test loader reads the cache of the training loader.
+    cache = {} if whole else {"cache": train_loader.cache}
+    test_loader = loader_of(data, made.examples["test"], **cache, **options)
+    model: nn.Module = salientpp.nn.trim(Model(made))  # computes only the rows that the seeds need
     if in_group:
         model = DistributedDataParallel(model, find_unused_parameters=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
@@ -233,7 +235,9 @@ def main() -> None:
     parser.add_argument("--partition", type=Path, metavar="DIR", help="write the dataset directory and exit")
     parser.add_argument("--parts", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--alpha", type=float, default=0.1, help="replication factor of the cache")
+    parser.add_argument(
+        "--memory", default="8GiB", help="memory of each host for copies of rows; the loader plans its use"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     made = shop()
@@ -244,7 +248,7 @@ def main() -> None:
     if detect().world_size > 1:
         salientpp.init_process_group()
     data = made.data if args.root is None else salientpp.load(args.root)
-    found = train(data, args.epochs, args.seed, args.alpha, made=made)
+    found = train(data, args.epochs, args.seed, args.memory, made=made)
     if not dist.is_initialized() or dist.get_rank() == 0:
         print(f"AUC of customers who order again: {found:.3f}")
 

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch_geometric.nn import GraphSAGE
-from train_sage import accuracy, add_training_arguments, forward
+from train_sage import accuracy, add_training_arguments, copies, forward
 
 import salientpp
 from salientpp import NeighborLoader
@@ -71,9 +71,10 @@ def train(args: argparse.Namespace, device: torch.device) -> float:
     )
     options |= dict(seed=args.seed, device=device, device_rows=args.beta)
     options |= dict(logical_ranks=logical_ranks)
-    loader = NeighborLoader(part, input_nodes="train", shuffle=True, replication_factor=args.alpha, **options)
+    loader = NeighborLoader(part, input_nodes="train", shuffle=True, **copies(args), **options)
     # No dropout: each rank would draw its own random numbers, so results would depend on the number of ranks.
-    model = GraphSAGE(part.num_features, args.hidden, len(args.num_neighbors), part.num_classes).to(device)
+    model = GraphSAGE(part.num_features, args.hidden, len(args.num_neighbors), part.num_classes)
+    model = salientpp.nn.trim(model.to(device))  # computes only the rows that the seeds need
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     if args.checkpoint.exists():
         saved = torch.load(args.checkpoint, map_location="cpu", weights_only=True)

@@ -26,9 +26,10 @@ from salientpp import NeighborLoader
 def train(root: str, epochs: int = 2) -> tuple[list[list[int]], float]:
     """Trains, and returns the seeds of this rank by epoch, and the last loss."""
     part = salientpp.load(root)
-    loader = NeighborLoader(part, [10, 5], "train", batch_size=32, shuffle=True, uneven="exact", seed=0)
+    loader = NeighborLoader(part, [10, 5], "train", batch_size=32, shuffle=True, uneven="exact", memory="8GiB", seed=0)
     torch.manual_seed(0)
-    model = DistributedDataParallel(GraphSAGE(part.num_features, 64, 2, part.num_classes))
+    model = salientpp.nn.trim(GraphSAGE(part.num_features, 64, 2, part.num_classes))
+    model = DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     seeds, loss = [], torch.tensor(0.0)
     for _ in range(epochs):

@@ -2,10 +2,11 @@
 
     python examples/train_hetero.py synthetic-mag:num_papers=5000                  # one process, the whole graph
     salientpp partition synthetic-mag:num_papers=5000 mag-2 --parts 2 --num-neighbors 8,4 --batch-size 128
-    torchrun --nproc-per-node 2 examples/train_hetero.py mag-2 --alpha 0.1          # one rank per part
+    torchrun --nproc-per-node 2 examples/train_hetero.py mag-2 --memory 8GiB        # one rank per part
 
 The graph has the schema of MAG240M. Authors and institutions get learned embeddings by their ``n_id``. Rows of papers that other ranks own are fetched.
-Only the import and `input_nodes` differ from a script for PyG's loader. For other graphs, --target names the vertex type whose classes are learned.
+A script for PyG's loader differs in the import, the arguments of the loader, and the line with salientpp.nn.trim. For other graphs, --target names the
+vertex type whose classes are learned.
 """
 
 from __future__ import annotations
@@ -61,28 +62,27 @@ class Classifier(nn.Module):
 
 
 def loaders(
-    data: Any, seed: int, alpha: float, batch_size: int, time_attr: str | None, target: str
+    data: Any, seed: int, memory: str, batch_size: int, time_attr: str | None, target: str
 ) -> dict[str, NeighborLoader]:
     """Returns the loaders by split, for the whole graph or for this rank's part."""
     options: dict[str, Any] = dict(
         num_neighbors=FANOUTS, batch_size=batch_size, num_workers=1, seed=seed, time_attr=time_attr, dtype=torch.float32
     )
-    own: dict[str, Any] = {name: name for name in ("train", "test")}
     if isinstance(data, HeteroData):
-        own = {name: data[target][f"{name}_mask"] for name in own}
-    else:
-        options["replication_factor"] = alpha
-    return {
-        "train": NeighborLoader(data, input_nodes=(target, own["train"]), shuffle=True, **options),
-        "test": NeighborLoader(data, input_nodes=(target, own["test"]), **options),
-    }
+        train, test = data[target].train_mask, data[target].test_mask
+        return {
+            "train": NeighborLoader(data, input_nodes=(target, train), shuffle=True, **options),
+            "test": NeighborLoader(data, input_nodes=(target, test), **options),
+        }
+    loader = NeighborLoader(data, input_nodes=(target, "train"), shuffle=True, memory=memory, **options)
+    return {"train": loader, "test": NeighborLoader(data, input_nodes=(target, "test"), cache=loader.cache, **options)}
 
 
 def train(
     data: Any,
     epochs: int,
     seed: int,
-    alpha: float = 0.1,
+    memory: str = "8GiB",
     batch_size: int = 128,
     time_attr: str | None = None,
     target: str = "paper",
@@ -90,7 +90,7 @@ def train(
     """Trains, and returns the accuracy on the test vertices of the target type, over all ranks."""
     torch.manual_seed(seed)
     in_group = dist.is_initialized() and dist.get_world_size() > 1
-    by_split = loaders(data, seed, alpha, batch_size, time_attr, target)
+    by_split = loaders(data, seed, memory, batch_size, time_attr, target)
     whole = isinstance(data, HeteroData)
     sizes = (
         {name: data[name].num_nodes for name in data.node_types}
@@ -102,6 +102,7 @@ def train(
     first = next(iter(by_split["test"]))
     with torch.no_grad():
         model(first)  # lazy layers get their widths from a batch
+    model = salientpp.nn.trim(model)  # computes only the rows that the seeds need
     if in_group:
         model = DistributedDataParallel(model, find_unused_parameters=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
@@ -129,7 +130,9 @@ def main() -> None:
         "dataset", help="a dataset directory, or a dataset with several types for one process (synthetic-mag, pyg:FILE)"
     )
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--alpha", type=float, default=0.1, help="replication factor of the cache")
+    parser.add_argument(
+        "--memory", default="8GiB", help="memory of each host for copies of rows; the loader plans its use"
+    )
     parser.add_argument("--target", default="paper", help="the vertex type whose classes are learned (paper)")
     parser.add_argument("--time-attr", help="time attribute; with 'year' a paper draws no newer papers")
     parser.add_argument("--seed", type=int, default=0)
@@ -137,7 +140,7 @@ def main() -> None:
     if detect().world_size > 1:
         salientpp.init_process_group()
     data: Any = salientpp.load(args.dataset) if Path(args.dataset).is_dir() else load_dataset(args.dataset)
-    accuracy = train(data, args.epochs, args.seed, args.alpha, time_attr=args.time_attr, target=args.target)
+    accuracy = train(data, args.epochs, args.seed, args.memory, time_attr=args.time_attr, target=args.target)
     if not dist.is_initialized() or dist.get_rank() == 0:
         print(f"test accuracy {accuracy:.3f}")
 

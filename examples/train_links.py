@@ -91,7 +91,7 @@ class Predictor(nn.Module):
         return (found["user"][user] * found["item"][item]).sum(dim=1)
 
 
-def loaders(data: Any, seed: int, alpha: float, batch_size: int) -> dict[str, LinkNeighborLoader]:
+def loaders(data: Any, seed: int, memory: str, batch_size: int) -> dict[str, LinkNeighborLoader]:
     """Returns the loaders for training and testing, for the whole graph or for this rank's part."""
     options: dict[str, Any] = dict(
         num_neighbors=FANOUTS, neg_sampling="binary", time_attr="time", batch_size=batch_size, seed=seed, num_workers=1
@@ -101,13 +101,15 @@ def loaders(data: Any, seed: int, alpha: float, batch_size: int) -> dict[str, Li
             name: dict(edge_label_index=(BUYS, data[BUYS].edge_index[:, ids]), edge_label_time=data[BUYS].before[ids])
             for name, ids in split(data).items()
         }
-    else:
-        options["replication_factor"] = alpha
-        own = {name: dict(edge_label_index=(BUYS, name), edge_label_time="before") for name in ("train", "test")}
-    return {
-        "train": LinkNeighborLoader(data, shuffle=True, **own["train"], **options),
-        "test": LinkNeighborLoader(data, uneven="exact", **own["test"], **options),
-    }
+        return {
+            "train": LinkNeighborLoader(data, shuffle=True, **own["train"], **options),
+            "test": LinkNeighborLoader(data, **own["test"], **options),
+        }
+    options["edge_label_time"] = "before"
+    train = LinkNeighborLoader(data, edge_label_index=(BUYS, "train"), shuffle=True, memory=memory, **options)
+    # Without shuffle each pair comes once. The test loader reads the cache of the training loader.
+    test = LinkNeighborLoader(data, edge_label_index=(BUYS, "test"), cache=train.cache, **options)
+    return {"train": train, "test": test}
 
 
 def auc(score: Tensor, label: Tensor) -> float:
@@ -119,11 +121,11 @@ def auc(score: Tensor, label: Tensor) -> float:
     return float((rank[positive].sum() - number * (number + 1) / 2) / (number * (~positive).sum()))
 
 
-def train(data: Any, epochs: int, seed: int, alpha: float = 0.1, batch_size: int = 256, hidden: int = 32) -> float:
+def train(data: Any, epochs: int, seed: int, memory: str = "8GiB", batch_size: int = 256, hidden: int = 32) -> float:
     """Trains, and returns the AUC on the last fifth of the time, over all ranks."""
     torch.manual_seed(seed)
     in_group = dist.is_initialized() and dist.get_world_size() > 1
-    by_split = loaders(data, seed, alpha, batch_size)
+    by_split = loaders(data, seed, memory, batch_size)
     model: nn.Module = salientpp.nn.trim(Predictor(hidden))
     if in_group:
         model = DistributedDataParallel(model)
@@ -155,7 +157,9 @@ def main() -> None:
     parser.add_argument("--partition", type=Path, metavar="DIR", help="write the dataset directory and exit")
     parser.add_argument("--parts", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--alpha", type=float, default=0.1, help="replication factor of the cache")
+    parser.add_argument(
+        "--memory", default="8GiB", help="memory of each host for copies of rows; the loader plans its use"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if args.partition is not None:
@@ -166,7 +170,7 @@ def main() -> None:
     if detect().world_size > 1:
         salientpp.init_process_group()
     data = shop() if args.root is None else salientpp.load(args.root)
-    found = train(data, args.epochs, args.seed, args.alpha)
+    found = train(data, args.epochs, args.seed, args.memory)
     if not dist.is_initialized() or dist.get_rank() == 0:
         print(f"AUC of purchases in the last fifth of the time: {found:.3f}")
 

@@ -2,9 +2,10 @@
 
     python examples/train_sage.py synthetic                                      # one process, the whole graph
     salientpp partition synthetic parts-2 --parts 2                              # once
-    torchrun --nproc-per-node 2 examples/train_sage.py parts-2 --alpha 0.16      # one rank per part
+    torchrun --nproc-per-node 2 examples/train_sage.py parts-2 --memory 8GiB     # one rank per part
 
-Only the import of NeighborLoader and its arguments differ from a script for PyG's loader. The model and the training loop stay the same.
+A script for PyG's loader differs in the import of NeighborLoader, its arguments, and the line with salientpp.nn.trim. The model and the training loop stay
+the same.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,7 +31,10 @@ from salientpp.launch.environment import detect
 def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-neighbors", type=lambda text: [int(f) for f in text.split(",")], default=[15, 10, 5])
     parser.add_argument("--batch-size", type=int, default=256, help="seeds per batch and rank")
-    parser.add_argument("--alpha", type=float, default=0.16, help="replication factor of the cache")
+    parser.add_argument(
+        "--memory", default="8GiB", help="memory of each host for copies of rows; the loader plans its use"
+    )
+    parser.add_argument("--alpha", type=float, help="size of the cache as a replication factor, instead of --memory")
     parser.add_argument("--beta", type=float, default=0.0, help="fraction of a part's rows kept on the device")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--hidden", type=int, default=64)
@@ -52,6 +57,11 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def copies(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the option of a loader that says how many rows of other hosts it may copy."""
+    return dict(memory=args.memory) if args.alpha is None else dict(replication_factor=args.alpha)
+
+
 def make_loaders(args: argparse.Namespace, device: torch.device) -> tuple[dict[str, NeighborLoader], int, int]:
     """Returns the loaders by split, the number of features and the number of classes."""
     options = dict(
@@ -61,7 +71,7 @@ def make_loaders(args: argparse.Namespace, device: torch.device) -> tuple[dict[s
     if Path(args.dataset).is_dir():
         data = salientpp.load(args.dataset)
         options["ranks_per_host"] = args.ranks_per_host
-        train = NeighborLoader(data, input_nodes="train", shuffle=True, replication_factor=args.alpha, **options)
+        train = NeighborLoader(data, input_nodes="train", shuffle=True, **copies(args), **options)
         # Evaluation visits every seed once and shares the cache of the training loader.
         options |= dict(uneven="exact", cache=train.cache)
         loaders = {split: NeighborLoader(data, input_nodes=split, **options) for split in ("val", "test")}

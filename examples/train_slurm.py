@@ -103,7 +103,8 @@ def train(args: argparse.Namespace, device: torch.device) -> float | None:
     torch.manual_seed(args.seed)
     loaders, num_features, num_classes = make_loaders(args, device)
     loader = loaders["train"]
-    model = GraphSAGE(num_features, args.hidden, len(args.num_neighbors), num_classes, dropout=0.3).to(device)
+    model = GraphSAGE(num_features, args.hidden, len(args.num_neighbors), num_classes, dropout=0.3)
+    model = salientpp.nn.trim(model.to(device))  # computes only the rows that the seeds need
     training = Training(args.checkpoint, model, torch.optim.Adam(model.parameters(), lr=args.lr), loader)
     training.load()
     rank, size = training.rank, training.size

@@ -26,7 +26,6 @@ from salientpp.loader.batch_loader import BatchLoader
 from salientpp.loader.link_loader import LinkNeighborLoader
 from salientpp.loader.node_loader import NeighborLoader
 from salientpp.sampling.neighbor_sampler import NeighborSampler
-from salientpp.store.cache import FeatureCache
 from salientpp.store.directory.opened import PartitionedGraph
 
 #: Attributes of a sampler that may be set on a copy, to draw differently from the same graph.
@@ -212,9 +211,8 @@ class _GraphData(pyg.LightningDataModule):
         if partitioned:
             _check_every_rank_has_batches(found)
         # A cache that looks ahead follows the batches of its loader, so each such loader has a cache of its own.
-        if partitioned and self._cache is None and kwargs.get("memory") is not None:
-            self._cache = FeatureCache.empty() if found.looks_ahead else found.cache
-        elif partitioned and self._cache is None and kwargs.get("replication_factor") and not kwargs.get("lookahead"):
+        filled = kwargs.get("memory") is not None or (kwargs.get("replication_factor") and not kwargs.get("lookahead"))
+        if partitioned and self._cache is None and filled:
             self._cache = found.cache
         return found
 

@@ -67,6 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
             "",
             _words_of_batches(trained),
             *(f"The plot is in {path}." for path in drawn.values()),
+            'In your script: salientpp.nn.trim(model), and memory="8GiB" for the loader.',
             f"{time.perf_counter() - started:.0f} s",
         ],
     )

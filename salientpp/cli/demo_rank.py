@@ -18,6 +18,7 @@ from torch_geometric.nn import GraphSAGE
 
 from salientpp.cli.demo import ALPHA, BATCH_SIZE, EPOCHS, FANOUTS, SEED
 from salientpp.loader.node_loader import NeighborLoader
+from salientpp.nn.trim import trim
 from salientpp.store.directory.load import load
 from salientpp.store.directory.opened import PartitionedGraph
 
@@ -30,7 +31,7 @@ def train(part: PartitionedGraph, alpha: float) -> dict[str, Any]:
     )
     loader = NeighborLoader(part, input_nodes="train", shuffle=True, replication_factor=alpha, **options)
     evaluation = NeighborLoader(part, input_nodes="val", uneven="exact", cache=loader.cache, **options)
-    network = GraphSAGE(part.num_features, 64, len(FANOUTS), part.num_classes)
+    network = trim(GraphSAGE(part.num_features, 64, len(FANOUTS), part.num_classes))
     model = DistributedDataParallel(network)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []

@@ -15,6 +15,7 @@ from salientpp.loader.padded_loader import PaddedLoader
 from salientpp.loader.planning import Planning
 from salientpp.loader.values import Options
 from salientpp.processes import outside_inference
+from salientpp.store.cache import FeatureCache, TypedFeatureCache
 from salientpp.ways.planner.result import Plan
 
 
@@ -61,6 +62,19 @@ class PlannedLoader(PaddedLoader):
     def _repr_html_(self) -> str:
         planning = self.__dict__.get("_planning")
         return super()._repr_html_() + ("" if planning is None else planning.plan._repr_html_())
+
+    @property
+    def cache(self) -> FeatureCache | TypedFeatureCache:
+        """The cached rows; pass them to another loader as ``cache=``.
+
+        Empty if the plan looks ahead, because such a cache follows the batches of its own loader. A script thus needs no case for each plan.
+
+        Raises:
+            RuntimeError: this loader looks ahead without a memory budget.
+        """
+        if self._planning is not None and self.looks_ahead:
+            return FeatureCache.empty()
+        return super().cache
 
     def _begin_epoch(self) -> Run:
         basis = self.engine.basis

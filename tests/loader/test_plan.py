@@ -31,12 +31,20 @@ BUDGETS = [10**8, 5000, 300, 0]
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Observations of one rank about a loader with a budget: its plan, the memory that it holds, and the received bytes per batch."""
+    """Observations of one rank about a loader with a budget.
+
+    Attributes:
+        plan, memory: the plan, and the memory that the loader holds.
+        wrong: differences of its batches from those of a plain loader.
+        received: bytes per batch.
+        shared: bytes of its cache in another loader.
+    """
 
     plan: Plan
     memory: dict[str, int]
     wrong: list[str]
     received: float
+    shared: int
 
 
 def _loader(part: salientpp.PartitionedGraph, **options: Any) -> NeighborLoader:
@@ -61,7 +69,9 @@ def _observe(rank: int, root: str, several: list[dict[str, Any]]) -> list[Found]
         # A row is requested by its id of 4 bytes.
         requests = 4 * stats.rows_remote if "sums" not in options.get("allow", ()) else 0
         received = (stats.by_type[None]["bytes_received"] + requests + stats.list_bytes_received) / number
-        found.append(Found(loader.plan(), loader.memory_used(), wrong, received))
+        other = NeighborLoader(part, FANOUTS, "train", batch_size=BATCH, cache=loader.cache, **of_host)
+        shared = other.memory_used()["cache"]
+        found.append(Found(loader.plan(), loader.memory_used(), wrong, received, shared))
     return found
 
 
@@ -116,6 +126,15 @@ def test_copies_stay_within_the_budget(found):
             held = shared + sharing * each.memory.get("lookahead", 0) + each.memory.get("topology_cache", 0)
             assert held <= OPTIONS[name]["memory"], name
             assert held <= each.plan.chosen.copies
+
+
+def test_another_loader_may_take_the_cache_of_any_plan(found):
+    """A cache that looks ahead follows the batches of its own loader, so another loader takes an empty one."""
+    for name, ranks in found.items():
+        for each in ranks:
+            looks_ahead = each.plan.chosen.choice.lookahead
+            assert each.shared == (0 if looks_ahead else each.memory["cache"]), name
+    assert len(found["alpha"]) == 1 or any(each.memory["cache"] for each in found["alpha"])
 
 
 def test_a_large_budget_is_used_and_none_is_not(found):

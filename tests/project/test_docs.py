@@ -212,6 +212,15 @@ def test_readme_can_be_read_in_a_minute():
     assert len(words) <= 700, len(words)
 
 
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_an_example_trims_its_model_and_plans_its_memory(example):
+    text = example.read_text()
+    if "distribute(" in text or "torch.compile(" in text:  # neither trims: the whole graph, and a model of one shape
+        return
+    assert "salientpp.nn.trim(" in text
+    assert "memory=" in text or '"memory":' in text or "copies(args)" in text or "make_loaders(args" in text
+
+
 def test_no_row_of_figures_stands_on_two_pages():
     seen: dict[str, Path] = {}
     for page in PAGES:
