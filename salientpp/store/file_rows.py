@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from salientpp import ops
-from salientpp.graph.mapped import mapped_from
+from salientpp.graph.mapped import files_of
 from salientpp.processes import Lock
 from salientpp.store.rows import JoinedRows, RowSource, TensorRows
 
@@ -60,6 +60,15 @@ def _opened(path: Path) -> int:
     return number
 
 
+def _mappable(source: RowSource) -> list[Tensor]:
+    """Returns the arrays of a source that may be mapped from files, without empty ones among several; none if the source has others too."""
+    tensors = source.pieces if isinstance(source, JoinedRows) else []
+    if isinstance(source, TensorRows):
+        tensors = [source.tensor]
+    tensors = [tensor for tensor in tensors if tensor.size(0) or len(tensors) == 1]
+    return tensors if all(tensor.device.type == "cpu" for tensor in tensors) else []
+
+
 @dataclass(frozen=True)
 class Piece:
     """Consecutive rows in one file. Row 0 begins at byte ``offset``."""
@@ -83,21 +92,18 @@ class FileRows:
         self._lock = Lock()
 
     @classmethod
-    def of(cls, source: RowSource) -> FileRows | None:
-        """Returns the rows of a source whose arrays are memory-mapped; None for any other source."""
-        tensors = source.pieces if isinstance(source, JoinedRows) else []
-        if isinstance(source, TensorRows):
-            tensors = [source.tensor]
-        pieces = []
-        for tensor in tensors:
-            if not tensor.size(0) and len(tensors) > 1:
-                continue
-            found = mapped_from(tensor) if tensor.device.type == "cpu" else None
-            if found is None:
-                return None
-            pieces.append(Piece(_File(found[0]), found[1], tensor.size(0)))
-        # Not from a piece, because a piece may have no rows.
-        return cls(pieces, math.prod(source.shape[1:]) * source.dtype.itemsize) if pieces else None
+    def of(cls, sources: Mapping[str, RowSource]) -> dict[str, FileRows]:
+        """Returns the rows of those sources whose arrays are memory-mapped. The mappings of the process are read once for all of them."""
+        arrays = {name: _mappable(source) for name, source in sources.items()}
+        at = iter(files_of([array for of_name in arrays.values() for array in of_name]))
+        found = {}
+        for name, source in sources.items():
+            files = [(next(at), array) for array in arrays[name]]
+            pieces = [Piece(_File(file[0]), file[1], array.size(0)) for file, array in files if file is not None]
+            if pieces and len(pieces) == len(files):
+                # Not from a piece, because a piece may have no rows.
+                found[name] = cls(pieces, math.prod(source.shape[1:]) * source.dtype.itemsize)
+        return found
 
     @property
     def num_rows(self) -> int:

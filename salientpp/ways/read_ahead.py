@@ -369,8 +369,7 @@ def _is_buffered(source: RowSource) -> bool:
 def _files_of(basis: Basis, type_: str | None, tiers: Tiers) -> dict[str, FileRows]:
     """Returns the files of those attributes of a type that every sampled vertex gets."""
     names = [name for owner, name in basis.source.exchanged if owner == type_]
-    files = {name: FileRows.of(_inner(tiers.home.rows[name])) for name in names}
-    return {name: of_name for name, of_name in files.items() if of_name is not None}
+    return FileRows.of({name: _inner(tiers.home.rows[name]) for name in names})
 
 
 def _buffered(buffer: RowBuffer, name: str, source: RowSource) -> RowSource:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -13,6 +15,9 @@ _SECONDS = 20.0
 
 #: Most sockets and pipes of a process. Connections between ranks stay, and later loaders use them.
 _MOST_CONNECTIONS = 500
+
+#: Mapped files of data, and shared memory, in the system's description of a process.
+_MAPPED = re.compile(r" (/\S.*\.npy|/memfd:salientpp.*)$", re.MULTILINE)
 
 
 class Leftovers:
@@ -42,11 +47,11 @@ def _held() -> set[str]:
     found = {f"thread {thread.name} {thread.ident}" for thread in threading.enumerate()}
     files = [target for target in _targets() if target.startswith("/") and not target.startswith("/dev/")]
     found |= {f"open {target} {number}" for target in set(files) for number in range(files.count(target))}
-    with open("/proc/self/maps") as lines:
-        mapped = {line.split(maxsplit=5)[5].strip() for line in lines if line.count(" ") > 5 and "/" in line}
-    found |= {f"mapped {path}" for path in mapped if path.endswith(".npy") or path.startswith("/memfd:salientpp")}
-    for task in Path("/proc/self/task").glob("*/children"):
-        found |= {f"process {child}" for child in _text(task).split()}
+    found |= {f"mapped {path}" for path in _MAPPED.findall(Path("/proc/self/maps").read_text())}
+    with contextlib.suppress(ChildProcessError):  # no process at all
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        for task in Path("/proc/self/task").glob("*/children"):
+            found |= {f"process {child}" for child in _text(task).split()}
     return found
 
 

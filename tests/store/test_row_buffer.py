@@ -29,7 +29,7 @@ def rows_by_hand(num_rows: int = NUM_ROWS) -> Tensor:
 
 
 def files_of(source: TensorRows | JoinedRows) -> FileRows:
-    found = FileRows.of(source)
+    found = FileRows.of({"x": source}).get("x")
     assert found is not None
     return found
 
@@ -94,10 +94,10 @@ def test_neighbouring_rows_are_read_in_one_block(tmp_path):
 
 
 def test_rows_in_memory_or_written_to_are_no_rows_of_a_file(tmp_path):
-    assert FileRows.of(TensorRows(rows_by_hand())) is None
+    assert not FileRows.of({"x": TensorRows(rows_by_hand())})
     rows = mapped(tmp_path, rows_by_hand())
     rows[7] = 0
-    assert FileRows.of(TensorRows(rows)) is None
+    assert not FileRows.of({"x": TensorRows(rows)})
 
 
 def test_a_file_that_was_cut_short_is_named_with_the_byte(tmp_path):
