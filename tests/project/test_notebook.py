@@ -41,7 +41,8 @@ def test_cells_run_in_order(tmp_path: Path) -> None:
     # The graph is smaller here. The figure is checked, because a plot without lines raises no error.
     assert "num_vertices=100000" in code[1]
     script = "\n\n".join(code).replace("num_vertices=100000", "num_vertices=5000")
-    script += "\n\nfrom matplotlib import pyplot\n\nbare, *lines = pyplot.gca().lines\nassert [len(line.get_xdata()) for line in lines] == [len(alphas)] * len(policies)\n"
+    script += "\n\nfrom matplotlib import pyplot\n"
+    script += "bare, *lines = pyplot.gca().lines\nassert [len(line.get_xdata()) for line in lines] == [len(alphas)] * len(policies)\n"
     script += "for line in lines:\n    values = [*line.get_ydata()]\n    assert values == sorted(values, reverse=True) and values[0] > values[-1] > 0\n"
     script += "for shown in (part, analysis, loader, loader.stats()):\n    assert shown._repr_html_().startswith('<')\n"
     environment = {**os.environ, "MPLBACKEND": "agg", "TMPDIR": str(tmp_path)}
