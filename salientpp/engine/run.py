@@ -31,6 +31,7 @@ from salientpp.engine.stages import LAST_STAGE, Finished, Request
 from salientpp.engine.state import Disagreement, Point, Reached, Resume, first_point
 from salientpp.processes import Lock, lazy, outside_inference
 from salientpp.ranks.failure import RankFailure
+from salientpp.ranks.standstill import joining
 
 
 @dataclass
@@ -207,6 +208,11 @@ class Run:
 
     @outside_inference
     def _tick(self) -> Finished | None:
+        self._comm.progress.task = (
+            f"until every rank has ended epoch {self._epoch} of its loader"
+            if self._left
+            else f"for batch {self.reached.batches} of epoch {self._epoch} of its loader"
+        )
         try:
             if not self._is_open:
                 self._open()
@@ -361,7 +367,8 @@ class Run:
     def join(self) -> None:
         """Waits until the other ranks have left too. Raises the error that occurred meanwhile, if any."""
         if self._answering is not None:
-            self._answering.join()
+            with joining():
+                self._answering.join()
             self._answering = None
         elif self._left:  # Ctrl-C arrived before the thread had started
             self._answer()

@@ -54,6 +54,7 @@ class Agreement:
         calls: number of calls of distributed models so far.
         models: number of models that were distributed so far.
         exchanges: number of exchanges of rows so far.
+        batch: the batch of the latest call, as errors name it; empty in full-graph training.
     """
 
     comm: Comm
@@ -62,12 +63,14 @@ class Agreement:
     calls: int = 0
     models: int = 0
     exchanges: int = 0
+    batch: str = ""
     _facts: dict[str, str] = field(default_factory=dict)
 
     @contextlib.contextmanager
-    def calling(self, facts: Mapping[str, str]) -> Iterator[None]:
+    def calling(self, facts: Mapping[str, str], batch: str = "") -> Iterator[None]:
         """Wraps a call of a model. At the next collective, the ranks compare their ``facts``: aspect of the call -> its description."""
         self.calls += 1
+        self.batch = f", {batch}" if batch else ""
         self._facts = dict(facts)
         try:
             yield
@@ -96,6 +99,7 @@ class Agreement:
         message = torch.zeros((size, 1 + ROOM // 8), dtype=torch.int64, device="cpu")
         message[:, 0] = digest
         message.view(torch.uint8)[:, 8 : 8 + values.nbytes] = bytes_of(values)
+        self.comm.progress.task = f"for {operation}{self.batch}"
         pending = self.comm.all_to_all(message, [1] * size, [1] * size)
 
         def settle() -> Tensor:

@@ -139,7 +139,7 @@ class Ranks:
         told = {id(self): (self, dict(facts)), id(exchanging): (exchanging, {**facts, **own})}
         with contextlib.ExitStack() as stack:
             for ranks, theirs in told.values():
-                stack.enter_context(ranks.agreement.calling(theirs))
+                stack.enter_context(ranks.agreement.calling(theirs, own.get("the batch", "")))
             yield
 
     def agree(self, operation: str) -> None:

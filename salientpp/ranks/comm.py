@@ -27,6 +27,7 @@ from salientpp.ranks.failure import FailureNotes
 from salientpp.ranks.groups import Groups
 from salientpp.ranks.members import check_default_group, members_of
 from salientpp.ranks.roll import GRACE, Roll, go_astray, own_up, words_of
+from salientpp.ranks.standstill import Progress
 from salientpp.ranks.waiting import wait_for
 
 DEFAULT_TIMEOUT = timedelta(minutes=5)
@@ -42,13 +43,14 @@ class Pending:
     comm: Comm
     output: Tensor
     work: dist.Work | None
+    number: int = 0  # among the collectives of the host
 
     def wait(self) -> Tensor:
         """Waits until an output on the host has arrived. For an output on a device, the current stream waits, and the host does not."""
         if self.work is not None and self.output.device.type != "cpu":
             self.work.wait()
         elif self.work is not None:
-            self.comm._wait(self.work)
+            self.comm._wait(self.work, self.number)
         return self.output
 
 
@@ -74,6 +76,7 @@ class Comm:
         of: text that errors append to a rank's number. It says what the numbers mean, if they are not the job's.
         groups: torch's groups of these ranks. None: a single process.
         number: number of this Comm among those that the same ranks have made; 0 for a single process.
+        progress: the collectives that this rank has started. Callers say there what the next ones are for.
     """
 
     def __init__(
@@ -101,6 +104,10 @@ class Comm:
         self.of: str = within.of if within is not None else "" if roll is None else roll.of
         prefix = "salientpp" if roll is None else roll.prefix
         self.notes: FailureNotes = FailureNotes(groups, prefix, self.of) if within is None else within.notes
+        self.progress = Progress() if roll is None else roll.progress
+        self.progress.failure_key = self.notes.key
+        if within is not None:
+            self.progress.circle = within.progress.circle
         self._litter = [] if roll is None else roll.keys_of_this_rank
         if groups is not None:
             weakref.finalize(self, groups.give_back).atexit = False
@@ -215,9 +222,10 @@ class Comm:
                 device = groups.device
                 work = dist.all_to_all_single(received, sent, recv_bytes, send_bytes, group=device, async_op=True)
                 return Pending(self, recv, work)
+            number = self.progress.start()
             work = groups.host.alltoall_base(received, sent, recv_bytes, send_bytes, dist.AllToAllOptions())
         groups.under_way.add(work)
-        return Pending(self, recv, work)
+        return Pending(self, recv, work, number)
 
     def gather_facts(
         self,
@@ -237,6 +245,7 @@ class Comm:
             DifferentVersions: the ranks sent facts with different names.
         """
         if self.size > 1:
+            self.progress.task = f"to {task}"
             told = [None if error is None else f"{type(error).__name__}: {error}", facts]
             text = torch.frombuffer(bytearray(json.dumps(told, default=repr).encode()), dtype=torch.uint8)
             lengths = [length for (length,) in self.gather_numbers([text.numel()])]
@@ -267,9 +276,9 @@ class Comm:
         if keys and self.notes.store is not None:
             self.notes.store.ask(lambda store: [store.delete_key(key) for key in keys])
 
-    def _wait(self, work: dist.Work) -> None:
+    def _wait(self, work: dist.Work, number: int) -> None:
         if self.groups is not None:
-            wait_for(work, self.groups, self.notes, self._numbers, self.timeout)
+            wait_for(work, number, self.progress, self.groups, self.notes, self._numbers, self.timeout)
 
     # --- forks --------------------------------------------------------------------------------------------
 

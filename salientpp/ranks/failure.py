@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch.distributed as dist
@@ -29,16 +29,22 @@ _STAY_PAUSE = 0.05
 _LET_GO_SECONDS = 0.05
 
 
+def failure_key(prefix: str) -> str:
+    """Returns the key of the note of the Comm whose keys have this prefix."""
+    return f"{prefix}/failure"
+
+
 class RankFailure(RuntimeError):
     """Another rank failed, left or stopped answering. The text names the rank, the place and the reason."""
 
 
 class FailureNotes:
-    """Notes of failures and long waits among the ranks of a Comm, in ``store`` (None for a single rank).
+    """Notes of failures among the ranks of a Comm, in ``store`` (None for a single rank).
 
     Notes belong to the Comm and not to its groups, so that the next Comm which leases the groups does not find them.
 
     Attributes:
+        key: key of the note.
         known: text of the first failure that this rank has reported or read; None: none so far.
     """
 
@@ -49,7 +55,7 @@ class FailureNotes:
         self.rank = 0 if groups is None else groups.rank
         self.of = of
         self.store = None if groups is None else PatientStore()
-        self._note, self._waiting = f"{prefix}/failure", f"{prefix}/waiting"
+        self.key = failure_key(prefix)
         self._stays = False
         self.known: str | None = None
         if groups is not None:
@@ -65,7 +71,7 @@ class FailureNotes:
 
     def failure(self) -> RankFailure | None:
         """Returns the failure that another rank has reported, or None."""
-        note = None if self.store is None else self.store.ask(self._read)
+        note = self.ask(self._read)
         if note is None or note["rank"] == self.rank:
             return None
         self.known = self.known or note["text"]
@@ -90,19 +96,9 @@ class FailureNotes:
             self.report(text)
             raise RankFailure(text)
 
-    def note_waiting(self, waits: bool) -> None:
-        """Records that this rank has been waiting for long for other ranks; with ``waits`` False, removes the record."""
-        key = f"{self._waiting}/{self.rank}"
-        if self.store is not None:
-            self.store.ask(lambda store: store.set(key, "1") if waits else store.delete_key(key))
-
-    def silent(self) -> list[int] | None:
-        """Returns the other ranks that have not recorded that they are waiting. None: the store does not answer."""
-        if self._groups is None or self.store is None:
-            return None
-        others = self._groups.others
-        waiting = self.store.ask(lambda store: [store.check([f"{self._waiting}/{rank}"]) for rank in others])
-        return None if waiting is None else [rank for rank, waits in zip(others, waiting) if not waits]
+    def ask(self, question: Callable[[dist.Store], Any]) -> Any:
+        """Puts a question to the job's store. Returns None if it does not answer."""
+        return None if self.store is None else self.store.ask(question)
 
     @classmethod
     def leave_at_exit(cls) -> None:
@@ -125,22 +121,22 @@ class FailureNotes:
 
     def _leave(self, text: str) -> None:
         def leave(store: dist.Store) -> None:
-            store.compare_set(self._note, "", json.dumps({"rank": self.rank, "text": text}))
+            store.compare_set(self.key, "", json.dumps({"rank": self.rank, "text": text}))
             store.set(self._read_key(self.rank), "")
 
         if self.store is not None:
             self.store.ask(leave)
 
     def _read(self, store: dist.Store) -> Any:
-        if not store.check([self._note]):
+        if not store.check([self.key]):
             return None
-        note = json.loads(store.get(self._note))
+        note = json.loads(store.get(self.key))
         store.set(self._read_key(self.rank), "")
         return note
 
     def _read_key(self, rank: int) -> str:
         """Returns the key that exists in the store once this rank has read the note."""
-        return f"{self._note}/read/{rank}"
+        return f"{self.key}/read/{rank}"
 
     def _early_end(self) -> str | None:
         words = None if threading.main_thread().is_alive() else _script_error()

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from salientpp.ops import bytes_of
 from salientpp.ranks.comm import Comm, Pending
+from salientpp.ranks.failure import FailureNotes
 from salientpp.ranks.shared_memory import CannotShare, Offer, block, mapped, shared_tensors
 
 #: Least size of a block. Larger sizes are powers of two. Pages that were never written take no memory.
@@ -62,7 +63,7 @@ class HostMemory:
         self._opened: dict[tuple[int, int], tuple[Offer, Tensor]] = {}
         self._begun = 0
         self._finished = _Finished(finished, comm.rank)
-        weakref.finalize(self, _close, self._blocks, self._finished)
+        weakref.finalize(self, _close, self._blocks, self._finished, comm.notes)
 
     @classmethod
     def create(cls, comm: Comm) -> HostMemory | None:
@@ -242,7 +243,8 @@ def _lives(process: int) -> bool:
         return False
 
 
-def _close(blocks: list[_Block], finished: _Finished) -> None:
-    finished.end(1 + max((each.user for each in blocks), default=-1))
+def _close(blocks: list[_Block], finished: _Finished, notes: FailureNotes) -> None:
+    # After a failure, the other ranks may never finish their exchanges.
+    finished.end(0 if notes.known is not None else 1 + max((each.user for each in blocks), default=-1))
     for each in blocks:
         each.held.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import time
@@ -16,10 +17,11 @@ import torch.distributed as dist
 
 from salientpp.processes import connecting
 from salientpp.ranks import greeting
-from salientpp.ranks.failure import RankFailure, in_words
+from salientpp.ranks.failure import RankFailure, failure_key, in_words
 from salientpp.ranks.groups import Circle, Groups
 from salientpp.ranks.job_store import attempt, job_store
 from salientpp.ranks.members import default_group, is_parents_group
+from salientpp.ranks.standstill import Progress, Wait
 from salientpp.ranks.waiting import SLICE_SECONDS
 
 #: Amount by which the backend's timeout exceeds the timeout of the Comm.
@@ -28,6 +30,9 @@ GRACE = timedelta(seconds=5)
 #: Number of collectives of a group that are under way at once. A tick of a pipeline starts two and awaits them two ticks later, so at most six are under
 #: way. With torch's two threads they would wait for each other.
 _THREADS = 6
+
+#: What a rank waits for in a roll call.
+_MEETING = "to make a loader, open a part or begin inference"
 
 #: If a rank could not make its group: seconds that it waits to hear which other ranks could not make it either.
 _ROLL_SECONDS = 2.0
@@ -52,10 +57,15 @@ class Roll:
         self._store = job_store()
         are_all = ranks == tuple(range(dist.get_world_size()))
         prefix = f"salientpp/{'all' if are_all else '-'.join(map(str, ranks))}"
+        self._calls = f"{prefix}/calls/{self.rank}"
         # Counted in the store: under torchrun it outlives the default group, and then has keys of the Comms of an earlier one.
         with _store_needed():
-            self.number = self._store.add(f"{prefix}/calls/{self.rank}", 1)
+            self.number = self._store.add(self._calls, 1)
         self.prefix = f"{prefix}/{self.number}"
+        me = dist.get_rank()
+        self.progress = Progress(
+            self.prefix, ranks, me, ranks, failure_key(f"{self.prefix}/before/{self.rank}"), _MEETING
+        )
         self.of = "" if are_all else f" of the process_group of ranks {list(ranks)}"
 
     @property
@@ -156,18 +166,27 @@ class Roll:
         """
         keys = self._keys(call)
         started, pause = time.monotonic(), 0.005
-        with _store_needed():
-            self._store.set(keys[self.rank], answer)
-            # Polled, because a wait of torch's store prints errors on stderr if it ends without an answer.
-            while time.monotonic() < started + seconds and not self._store.check(keys):
-                if call == "before":
-                    # A rank of another version may never answer, but it has greeted.
-                    if not self.circle.has_compared and greeting.have_greeted(self._store, self.ranks):
-                        self._compare_greetings()
-                    self._look_for_mistakes(keys, also_astray=time.monotonic() > started + SLICE_SECONDS)
-                time.sleep(pause)
-                pause = min(2 * pause, SLICE_SECONDS)
-            return [rank for rank, key in enumerate(keys) if seconds and not self._store.check([key])]
+        wait: Wait | None = None
+        try:
+            with _store_needed():
+                self._store.set(keys[self.rank], answer)
+                # Polled, because a wait of torch's store prints errors on stderr if it ends without an answer.
+                while time.monotonic() < started + seconds and not self._store.check(keys):
+                    if call == "before":
+                        # A rank of another version may never answer, but it has greeted.
+                        if not self.circle.has_compared and greeting.have_greeted(self._store, self.ranks):
+                            self._compare_greetings()
+                        is_long = time.monotonic() > started + SLICE_SECONDS
+                        self._look_for_mistakes(keys, is_long)
+                        if is_long:
+                            wait = wait or Wait(self.progress, 0)
+                            self._look_for_standstill(wait)
+                    time.sleep(pause)
+                    pause = min(2 * pause, SLICE_SECONDS)
+                return [rank for rank, key in enumerate(keys) if seconds and not self._store.check([key])]
+        finally:
+            if wait is not None:
+                attempt(functools.partial(wait.end(), self._store))
 
     def _compare_greetings(self) -> None:
         if not self.circle.has_compared:
@@ -188,6 +207,17 @@ class Roll:
                 if count > told[rank]:
                     told[rank] += 1
                     raise ValueError(f"rank {rank}{self.of} could not make its loader: {text}")
+
+    def _look_for_standstill(self, wait: Wait) -> None:
+        """Raises RankFailure if the ranks stand still. This roll call has then not taken place."""
+        key = self.progress.failure_key
+        text = wait.turn(self._store)
+        if text is not None or self._store.check([key]):
+            text = text or json.loads(self._store.get(key))["text"]
+            for own in (key, self._keys("before")[self.rank]):
+                self._store.delete_key(own)
+            self._store.add(self._calls, -1)
+            raise RankFailure(text)
 
 
 def _lacks_descriptors(error: Exception) -> bool:

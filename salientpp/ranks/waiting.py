@@ -2,8 +2,8 @@
 
 Between slices of a wait, a rank looks for a failure note; see :mod:`salientpp.ranks.failure`. A killed rank leaves no note, but its connections close. Each
 other rank finds the closed connections by trying to send a byte to every rank. The connections of a silent rank stay
-open. But a rank that waits for longer than a slice records in the store that it waits. So after the timeout, the silent ranks are those that have not
-recorded a wait.
+open. But a rank that waits for longer than a slice records in the store that it waits; see :mod:`salientpp.ranks.standstill`. So after the timeout, the
+silent ranks are those that have not recorded a wait.
 """
 
 from __future__ import annotations
@@ -17,20 +17,29 @@ import torch.distributed as dist
 
 from salientpp.ranks.failure import FailureNotes, RankFailure, in_words
 from salientpp.ranks.groups import Groups
+from salientpp.ranks.standstill import Progress, Wait, not_waiting
 
 #: Seconds between two checks for a failure note while waiting.
 SLICE_SECONDS = 0.5
 
 
-def wait_for(work: dist.Work, groups: Groups, notes: FailureNotes, numbers: Sequence[int], timeout: timedelta) -> None:
-    """Waits for a collective on the host. Error texts name the ranks of the groups by ``numbers``.
+def wait_for(
+    work: dist.Work,
+    number: int,
+    progress: Progress,
+    groups: Groups,
+    notes: FailureNotes,
+    numbers: Sequence[int],
+    timeout: timedelta,
+) -> None:
+    """Waits for collective ``number`` on the host. Error texts name the ranks of the groups by ``numbers``.
 
     Raises:
         RankFailure: another rank failed, left or stopped answering. The groups are then broken.
     """
     groups.check_process()
     deadline = time.monotonic() + timeout.total_seconds()
-    told = False
+    wait: Wait | None = None
     try:
         while True:
             with contextlib.suppress(RuntimeError):
@@ -47,17 +56,21 @@ def wait_for(work: dist.Work, groups: Groups, notes: FailureNotes, numbers: Sequ
                 except RuntimeError as broken:
                     raise _lost(broken, groups, notes, numbers) from broken
             if failure is None and time.monotonic() >= deadline:
-                failure = _silent(notes, timeout)
-            if failure is not None:
-                raise failure
-            if not told:
-                told = True
-                notes.note_waiting(True)
+                failure = _silent(progress, notes, timeout)
+            if failure is None:
+                wait = wait or Wait(progress, number)
+                text = notes.ask(wait.turn)
+                if text is None:
+                    continue
+                notes.report(text)
+                failure = RankFailure(text)
+            raise failure
     except RankFailure:
         groups.abandon()
         raise
-    if told:
-        notes.note_waiting(False)
+    finally:
+        if wait is not None:
+            notes.ask(wait.end())
     # After Ctrl-C the collective stays in `under_way`, until a caller waits for its end.
     groups.end(work)
 
@@ -79,13 +92,13 @@ def _lost(error: Exception, groups: Groups, notes: FailureNotes, numbers: Sequen
     return failure
 
 
-def _silent(notes: FailureNotes, timeout: timedelta) -> RankFailure:
+def _silent(progress: Progress, notes: FailureNotes, timeout: timedelta) -> RankFailure:
     """Returns the failure to raise after the timeout. It names the ranks that have not recorded a wait."""
     time.sleep(SLICE_SECONDS)  # so that ranks that have only just begun to wait can record it
     failure = notes.failure()
     if failure is not None:
         return failure
-    silent = notes.silent()
+    silent = notes.ask(lambda store: not_waiting(store, progress))
     seconds = f"within {timeout.total_seconds():g} s"
     if silent is None:
         text = f"no answer from another rank {seconds}, nor from the job's key-value store (which rank 0 or torchrun hosts)"
@@ -93,8 +106,8 @@ def _silent(notes: FailureNotes, timeout: timedelta) -> RankFailure:
         text = f"no answer from {in_words(silent)}{notes.of} {seconds}"
     else:
         text = (
-            f"no answer {seconds}, although every rank waits; perhaps a rank has skipped batches, or has caught an error and gone on, and waits in another "
-            "call than the others; otherwise check the network between them"
+            f"no answer {seconds}, although every rank waits; check the network between them, and whether a rank has skipped batches, or has caught an error "
+            "and gone on"
         )
     notes.report(text)
     return RankFailure(text)

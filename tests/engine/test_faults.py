@@ -28,7 +28,7 @@ from graphs import random_data
 
 import salientpp
 from salientpp import NeighborLoader
-from salientpp.ranks import failure, job_store, waiting
+from salientpp.ranks import failure, job_store, standstill, waiting
 
 FANOUTS, BATCH = [4, 3], 8
 
@@ -385,7 +385,8 @@ def test_a_collective_that_ends_during_a_check_has_not_failed():
     work = _LateWork()
     ended: list[_LateWork] = []
     groups = SimpleNamespace(check_process=lambda: None, broken=False, end=ended.append)
-    waiting.wait_for(work, groups, failure.FailureNotes(None, "", ""), [0], timedelta(seconds=HANG))
+    notes, alone = failure.FailureNotes(None, "", ""), standstill.Progress()
+    waiting.wait_for(work, 1, alone, groups, notes, [0], timedelta(seconds=HANG))
     assert work.waits == 2 and ended == [work]
 
 

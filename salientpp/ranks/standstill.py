@@ -1,0 +1,211 @@
+"""Finds ranks that wait for each other in different collectives, so that none of them can go on.
+
+A rank that has waited for longer than a slice (:mod:`salientpp.ranks.waiting`) leaves a note in the job's store, and renews it as long as it waits. The note
+says for which collectives its threads wait, and how many collectives it has started. The lowest of the ranks looks at the notes. The ranks stand still if three
+things hold in two looks:
+
+* every rank waits: all of its threads that start collectives do;
+* each awaited collective lacks a rank that has not started it;
+* between the looks, all waits have gone on. So at the time of the first look, all ranks waited at once.
+
+A rank that computes, saves a state or is stopped in a debugger has no such note. So slow ranks raise no alarm, and ranks that do not wait pay nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+#: Number of different waits that an error lists.
+_LISTED = 4
+
+#: Threads of this process that have started collectives.
+_threads: frozenset[threading.Thread] = frozenset()
+
+#: Threads of this process that wait until another one ends.
+_joining: set[threading.Thread] = set()
+
+#: Prefix of the keys of some ranks' Comms -> number of the Comm that this rank has made last, or is making.
+_made: dict[str, int] = {}
+
+
+@dataclass(eq=False)
+class Progress:
+    """Collectives of one Comm that this rank has started.
+
+    Attributes:
+        key: prefix of the Comm's keys in the store, which ends with the Comm's number; empty for a single rank.
+        ranks: ranks of the Comm, as numbers of the job.
+        rank: number of this rank in the job.
+        circle: ranks of the job among which a failure is told, with a note at ``failure_key`` of the store.
+        task: what the latest collective is for, as errors say it after "rank 0 waits".
+        started: number of collectives that this rank has started.
+    """
+
+    key: str = ""
+    ranks: Sequence[int] = (0,)
+    rank: int = 0
+    circle: Sequence[int] = (0,)
+    failure_key: str = ""
+    task: str = "for another rank"
+    started: int = 0
+    _thread: threading.Thread | None = None
+
+    def __post_init__(self) -> None:
+        if self.key:
+            prefix, _, number = self.key.rpartition("/")
+            _made[prefix] = int(number)
+            _living.add(self)
+
+    def start(self) -> int:
+        """Counts a collective that this thread starts, and returns its number."""
+        global _threads
+        thread = threading.current_thread()
+        # Autograd's own threads start collectives for the thread that called the model, and which waits for them.
+        if thread is not self._thread and not isinstance(thread, threading._DummyThread):
+            self._thread = thread
+            _threads = frozenset([*filter(threading.Thread.is_alive, _threads), thread])
+        self.started += 1
+        return self.started
+
+    @property
+    def thread(self) -> threading.Thread:
+        """The thread in whose name the current one waits."""
+        thread = threading.current_thread()
+        return self._thread if self._thread and isinstance(thread, threading._DummyThread) else thread
+
+
+_living: weakref.WeakSet[Progress] = weakref.WeakSet()
+
+
+class Wait:
+    """Long wait of this thread for collective ``number`` of a Comm; 0 stands for the ranks that make the Comm."""
+
+    def __init__(self, progress: Progress, number: int) -> None:
+        self.progress, self.number, self.turns = progress, number, 0
+        self._thread = progress.thread
+        self._seen: dict[int, Any] | None = None
+        _waits[self._thread] = self
+
+    def turn(self, store: dist.Store) -> str | None:
+        """Renews this rank's note, and looks at those of the others if this is the lowest rank.
+
+        Returns the text of an error, which the other ranks are told too, if the ranks stand still. Otherwise returns None.
+        """
+        self.turns += 1
+        store.set(_key(self.progress.rank), _note())
+        if self.progress.rank != min(self.progress.circle):
+            return None
+        before, self._seen = self._seen, _notes(store, self.progress.circle)
+        if before is None or self._seen is None or not _stand_still(before, self._seen):
+            return None
+        text = _words(self._seen)
+        for key in {wait["failure"] for note in self._seen.values() for wait in note["waits"].values()}:
+            store.compare_set(key, "", json.dumps({"rank": -1, "text": text}))
+        return text
+
+    def end(self) -> Callable[[dist.Store], None]:
+        """Ends the wait, and returns a function that removes it from this rank's note in the store."""
+        _waits.pop(self._thread, None)
+        note = _note() if _waits else ""
+        return lambda store: store.set(_key(self.progress.rank), note)
+
+
+_waits: dict[threading.Thread, Wait] = {}
+
+
+@contextlib.contextmanager
+def joining() -> Iterator[None]:
+    """Context in which this thread waits until another one ends."""
+    thread = threading.current_thread()
+    _joining.add(thread)
+    try:
+        yield
+    finally:
+        _joining.discard(thread)
+
+
+def not_waiting(store: dist.Store, progress: Progress) -> list[int]:
+    """Returns the places, in the circle, of the other ranks that have not recorded that they wait."""
+    keys = [(place, _key(rank)) for place, rank in enumerate(progress.circle) if rank != progress.rank]
+    return [place for place, key in keys if not store.check([key]) or not store.get(key)]
+
+
+def _key(rank: int) -> str:
+    return f"salientpp/waits/{rank}"
+
+
+def _note() -> str:
+    """Returns this rank's note. It is ``free`` if some thread may still start a collective."""
+    waits = [*_waits.values()]
+    blocked = {*_waits, *_joining}
+    return json.dumps({
+        "free": any(thread.is_alive() and thread not in blocked for thread in _threads),
+        "waits": {f"{wait.progress.key} {wait.number}": _shown(wait) for wait in waits},
+        "made": _made,
+        "started": {each.key: each.started for each in [*_living]},
+    })  # fmt: skip
+
+
+def _shown(wait: Wait) -> dict[str, Any]:
+    its = wait.progress
+    return {"ranks": [*its.ranks], "turns": wait.turns, "task": its.task, "failure": its.failure_key}
+
+
+def _notes(store: dist.Store, ranks: Sequence[int]) -> dict[int, Any] | None:
+    """Returns the notes of these ranks and of all for which they wait, by rank; None if one of them does not wait."""
+    notes: dict[int, Any] = {}
+    wanted = {*ranks}
+    while missing := sorted(wanted - notes.keys()):
+        if not store.check([_key(rank) for rank in missing]):
+            return None
+        for rank in missing:
+            text = store.get(_key(rank))
+            notes[rank] = json.loads(text) if text else {"free": True}
+            if notes[rank]["free"]:
+                return None
+            wanted.update(other for wait in notes[rank]["waits"].values() for other in wait["ranks"])
+    return notes
+
+
+def _stand_still(before: dict[int, Any], notes: dict[int, Any]) -> bool:
+    """Returns True if no rank can go on, given the notes of two looks."""
+    for rank, note in notes.items():
+        earlier, waits = before.get(rank, {}).get("waits", {}), note["waits"]
+        if earlier.keys() != waits.keys() or any(waits[key]["turns"] <= earlier[key]["turns"] for key in waits):
+            return False
+        for key, wait in waits.items():
+            if all(_has_started(notes[other], *key.split()) for other in wait["ranks"] if other != rank):
+                return False  # the data is on its way
+    return True
+
+
+def _has_started(note: dict[str, Any], key: str, number: str) -> bool:
+    prefix, _, comm = key.rpartition("/")
+    # A Comm that this rank has made and dropped has no number. It may have started everything.
+    return note["made"].get(prefix, 0) >= int(comm) and note["started"].get(key, int(number)) >= int(number)
+
+
+def _words(notes: dict[int, Any]) -> str:
+    waits = [(rank, key, wait) for rank, note in sorted(notes.items()) for key, wait in note["waits"].items()]
+    comms: dict[str, set[str]] = {}
+    for _, key, wait in waits:
+        comms.setdefault(wait["task"], set()).add(key.split()[0])
+    ranks: dict[str, list[str]] = {}
+    for rank, key, wait in waits:
+        number = key.split()[0].rpartition("/")[2]
+        which = f" (connection {number})" if len(comms[wait["task"]]) > 1 else ""
+        ranks.setdefault(wait["task"] + which, []).append(str(rank))
+    said = [f"rank{'s' * (len(on) > 1)} {', '.join(on)} wait{'s' * (len(on) < 2)} {task}" for task, on in ranks.items()]
+    more = f"; {len(said) - _LISTED} more waits" if len(said) > _LISTED else ""
+    return (
+        f"the ranks wait for each other: {'; '.join(said[:_LISTED])}{more}; iterate the loader and call the model, its loss and backward() equally often and "
+        "in the same order on every rank, also after 'continue' and after an error that one rank has caught"
+    )

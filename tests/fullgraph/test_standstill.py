@@ -1,0 +1,263 @@
+"""Laws of ranks that wait for each other in different collectives: all of them raise, and ranks that are only slow raise no alarm.
+
+All mistakes are made in the same processes, each with connections of its own. Time-outs are longer than a test may take.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import distributed
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from graphs import random_data
+from torch import Tensor
+
+import salientpp
+from salientpp import NeighborLoader, PartitionedGraph, inference
+from salientpp.fullgraph import distribute, local, loss_mean
+from salientpp.nn import trim
+from salientpp.ranks import roll, waiting
+
+NUMBER, WIDTH, CLASSES = 120, 6, 5
+
+#: Seconds of a slice of a wait, and seconds that a slow rank computes.
+SLICE, LONG = 0.05, 0.6
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = pyg.SAGEConv(WIDTH, 8), pyg.SAGEConv(8, CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory) -> dict[int, str]:
+    data = random_data(NUMBER, 4 * NUMBER, train_fraction=0.8)
+    data.x = torch.ones(NUMBER, WIDTH)
+    data.y = torch.arange(NUMBER) % CLASSES
+    folder = tmp_path_factory.mktemp("standstill")
+    for number in (2, 4):
+        salientpp.partition(data, number, folder / str(number), [3, 3], 16)
+    return {number: str(folder / str(number)) for number in (2, 4)}
+
+
+def loader_of(part: PartitionedGraph, split: str = "train", **options: Any) -> NeighborLoader:
+    return NeighborLoader(part, [3, 3], split, batch_size=6, seed=1, timeout=distributed.NEVER, **options)
+
+
+def together(part: PartitionedGraph) -> NeighborLoader:
+    return loader_of(part, ranks_per_host=2, cooperate="host")
+
+
+def step(model: Any, batch: Any, here: bool = False) -> None:
+    out = model(batch.x, batch.edge_index)[: batch.y.numel()]
+    losses = F.cross_entropy(out, batch.y, reduction="none")
+    if here:
+        raise LookupError("no label of this batch is known")
+    loss_mean(losses, model).backward()
+
+
+# --- mistakes -----------------------------------------------------------------------------------------------
+
+
+def skips(part: PartitionedGraph, here: bool, trims: bool = False) -> None:
+    loader = together(part)
+    model = distribute(trim(Net()) if trims else Net(), loader)
+    for number, batch in enumerate(loader):
+        if not here or number > 4:
+            step(model, batch)
+
+
+def catches(part: PartitionedGraph, here: bool, at: int = 1) -> None:
+    loader = together(part)
+    model = distribute(Net(), loader)
+    for epoch in range(2):
+        for number, batch in enumerate(loader):
+            with contextlib.suppress(LookupError):
+                step(model, batch, here and number == at and epoch == 0)
+    torch.distributed.barrier()  # all ranks have ended
+
+
+def leaves(part: PartitionedGraph, here: bool) -> None:
+    loader = together(part)
+    model = distribute(Net(), loader)
+    for _ in range(2):
+        for batch in loader:
+            if here:
+                break
+            step(model, batch)
+
+
+def other_model(part: PartitionedGraph, here: bool) -> None:
+    loader, whole = together(part), local(part, timeout=distributed.NEVER)
+    over_batches, over_all = distribute(Net(), loader), distribute(Net(), whole)
+    for batch in loader:
+        if here:
+            over_all(whole.x, whole.edge_index)
+        else:
+            over_batches(batch.x, batch.edge_index)
+
+
+def infers(part: PartitionedGraph, here: bool) -> None:
+    loader = loader_of(part)
+    for batch in loader:
+        if here:
+            inference([Net().first], part, timeout=distributed.NEVER)
+        assert batch.x.size(0)
+
+
+def makes_a_loader(part: PartitionedGraph, here: bool) -> None:
+    loader = together(part)
+    model = distribute(Net(), loader)
+    for batch in loader:
+        if here:
+            loader_of(part, "val")
+        else:
+            step(model, batch)
+
+
+def other_order(part: PartitionedGraph, here: bool) -> None:
+    train, val = loader_of(part), loader_of(part, "val")
+    for loader in [train, val] if here else [val, train]:
+        assert sum(1 for _ in loader)
+
+
+#: Name -> (function of the part, and whether this rank makes the mistake; words about rank 0; words about rank 1, which makes the mistake).
+MISTAKES: dict[str, tuple[Callable[[PartitionedGraph, bool], Any], str, str]] = {
+    "batches skipped": (
+        skips,
+        "rank 0 waits for exchange 1 (layer 1, SAGEConv: ",
+        "rank 1 waits for batch 3 of epoch 0 of its loader",
+    ),
+    "batches skipped by a trimmed model": (
+        partial(skips, trims=True),
+        "call 1 of the model, batch 0 of epoch 0",
+        "batch 3",
+    ),
+    "an exception that one caught": (catches, "loss_mean (float32 [2]) in call 2", "call 3 of the model, batch 2"),
+    "an exception in the last batch": (partial(catches, at=7), "loss_mean", "batch 0 of epoch 1"),
+    "an epoch left early": (leaves, "call 1 of the model", "rank 1 waits until every rank has ended epoch 0"),
+    "another model": (other_model, "call 1 of the model, batch 0 of epoch 0", "call 1 of the model; "),
+    "inference": (infers, "batch 3 of epoch 0", "rank 1 waits to make a loader, open a part or begin inference"),
+    "another loader": (makes_a_loader, "call 1 of the model", "rank 1 waits to make a loader"),
+    "epochs in another order": (other_order, "of its loader (connection ", "of its loader (connection "),
+}
+
+
+def mistakes(rank: int, root: str) -> dict[str, str]:
+    waiting.SLICE_SECONDS = roll.SLICE_SECONDS = SLICE
+    part, found = salientpp.load(root), {}
+    for name, (make, *_) in MISTAKES.items():
+        try:
+            make(part, rank == 1)
+            found[name] = "no error"
+        except Exception as error:
+            found[name] = str(error)
+        torch.distributed.barrier()  # the other rank lives on
+    assert sum(1 for _ in together(part))  # new connections work
+    return found
+
+
+def test_ranks_that_wait_for_each_other_all_say_for_what(roots):
+    first, second = distributed.run(mistakes, 2, roots[2])
+    for name, (_, *words) in MISTAKES.items():
+        for said in (first[name], second[name]):
+            text = said[said.find("the ranks wait for each other: ") :]
+            assert all(each in text for each in words), (name, said)
+
+
+def skips_on_a_host(rank: int, root: str) -> str:
+    waiting.SLICE_SECONDS = roll.SLICE_SECONDS = SLICE
+    with pytest.raises(RuntimeError) as raised:
+        skips(salientpp.load(root), rank == 3)
+    return str(raised.value)
+
+
+def test_other_hosts_hear_of_ranks_that_wait_for_each_other(roots):
+    said = distributed.run(skips_on_a_host, 4, roots[4])
+    for text in said:
+        assert "ranks 0, 1 wait for loss_mean" in text and "rank 2 waits for exchange 1" in text, said
+        assert "rank 3 waits for batch " in text, said
+
+
+# --- slow ranks ---------------------------------------------------------------------------------------------
+
+
+def slow(rank: int, root: str) -> list[str]:
+    """Every rank is slow once at each place, so that the other one waits there."""
+    waiting.SLICE_SECONDS = roll.SLICE_SECONDS = SLICE
+    part, places = salientpp.load(root), []
+
+    def pause(place: str, who: int) -> None:
+        if (place, who) not in places:
+            places.append((place, who))
+            time.sleep(LONG * (rank == who))
+
+    for who in range(2):
+        pause("before a loader", who)
+        loader = together(part)
+        pause("before a model", who)
+        model = distribute(Net(), loader)
+        for epoch in range(2):
+            pause(f"before epoch {epoch}", who)
+            for number, batch in enumerate(loader):
+                pause("in a batch", who)
+                if number == 3 and epoch == 0 and rank == who:
+                    time.sleep(LONG)
+                    break
+                if number < 3:
+                    out = model(batch.x, batch.edge_index)[: batch.y.numel()]
+                    pause("after the forward", who)
+                    loss = loss_mean(F.cross_entropy(out, batch.y, reduction="none"), model)
+                    pause("before the backward", who)
+                    loss.backward()
+        pause("before inference", who)
+        inference([Net().first], part, timeout=distributed.NEVER)
+    return [place for place, _ in places]
+
+
+def test_slow_ranks_raise_no_alarm(roots):
+    first, second = distributed.run(slow, 2, roots[2])
+    assert first == second and len(first) == 16, first
+
+
+def prefetched(rank: int, root: str) -> int:
+    """The loader runs in a thread that waits for the main thread, which waits for the other rank's main thread."""
+    waiting.SLICE_SECONDS = roll.SLICE_SECONDS = SLICE
+    loader = together(salientpp.load(root))
+    model = distribute(Net(), loader)
+    ready: queue.Queue[Any] = queue.Queue(1)
+
+    def fill() -> None:
+        for batch in loader:
+            if rank == 1:
+                time.sleep(LONG / 5)
+            ready.put(batch)
+        ready.put(None)
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    steps = 0
+    while (batch := ready.get()) is not None:
+        step(model, batch)
+        steps += 1
+    thread.join()
+    return steps
+
+
+def test_a_thread_that_fetches_batches_raises_no_alarm(roots):
+    first, second = distributed.run(prefetched, 2, roots[2])
+    assert first == second > 4
