@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import Tensor
 
@@ -90,12 +90,28 @@ class TurnsOfEpoch:
             self._first += 1
 
 
-class Draws(NamedTuple):
-    """Numbers that determine how the batches of an epoch are drawn. Loading a state may change ``seed`` and ``logical_ranks``."""
+@dataclass(frozen=True)
+class Draws:
+    """Numbers that determine how the batches of an epoch are drawn. Loading a state may change ``seed`` and ``logical_ranks``.
+
+    Attributes:
+        epochs: the epochs to which a batch belongs, as they were when its epoch began; None outside an epoch.
+    """
 
     seed: int
     logical_ranks: int
     epoch: int
+    epochs: Epochs | None = field(default=None, compare=False, repr=False)
+
+    def pieces(self, turn: Turn) -> list[tuple[Tensor, BatchKeys]]:
+        """Returns the pieces of a batch of this epoch."""
+        assert self.epochs is not None  # the caller has a batch of an epoch
+        return self.epochs.pieces(self.epoch, turn)
+
+    def turns(self) -> Sequence[Turn]:
+        """Returns this rank's turns in this epoch."""
+        assert self.epochs is not None  # as above
+        return [*self.epochs.order.of_epoch(self.epoch)]
 
 
 @dataclass(eq=False)
@@ -110,10 +126,6 @@ class Epochs:
     placement: Placement
     order: Order
     draw_block: int = 1
-
-    def turns(self, draws: Draws) -> Sequence[Turn]:
-        """Returns this rank's turns in the epoch of these draws."""
-        return [*self.order.of_epoch(draws.epoch)]
 
     def draws(self, epoch: int) -> Draws:
         return Draws(self.seed, self.placement.num_logical_ranks, epoch)

@@ -15,6 +15,7 @@ from torch_geometric.sampler.base import SubgraphType
 from salientpp.batch.builder import BatchBuilder
 from salientpp.engine.basis import Basis
 from salientpp.engine.direct import BatchMaker, Direct, Made
+from salientpp.engine.epochs import Draws
 from salientpp.engine.huge_pages import ask_for_huge_pages
 from salientpp.engine.pipeline import Pipeline, Stage
 from salientpp.engine.rounds import Rounds
@@ -152,14 +153,14 @@ class Producer:
 
     # --- an epoch -----------------------------------------------------------------------------------------
 
-    def request(self, epoch: int, turn: Turn, attendance: Attendance, by_hand: ByHand | None = None) -> Request:
-        """Requests that a batch be drawn."""
-        pieces = self.basis.epochs.pieces(epoch, turn)
+    def request(self, draws: Draws, turn: Turn, attendance: Attendance, by_hand: ByHand | None = None) -> Request:
+        """Requests that a batch of an epoch be drawn."""
+        pieces = draws.pieces(turn)
         if by_hand is not None:  # the user's code runs in the user's thread
             return Request(turn.tick, Undone(lambda: Made(turn.tick, by_hand(*pieces[0]))))
         in_rounds = self.basis.source.rounds_topology is not None
         request = self.workers.request_rounds if in_rounds else self.workers.request
-        requested, draws = request(epoch, turn.tick, pieces, self._maker), self.basis.epochs.draws(epoch)
+        requested = request(draws.epoch, turn.tick, pieces, self._maker)
         ahead = [] if in_rounds else [way for way in self.ways if way.ahead]
         if not ahead:
             return Request(turn.tick, requested, draws, attendance)

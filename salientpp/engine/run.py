@@ -11,6 +11,7 @@ connections belong to the parent.
 from __future__ import annotations
 
 import atexit
+import copy
 import signal
 import sys
 import threading
@@ -31,7 +32,7 @@ from salientpp.engine.stages import LAST_STAGE, Finished, Request
 from salientpp.engine.state import Disagreement, Point, Reached, Resume, first_point
 from salientpp.processes import Lock, lazy, outside_inference
 from salientpp.ranks.failure import RankFailure
-from salientpp.ranks.standstill import joining
+from salientpp.ranks.standstill import join
 
 
 @dataclass
@@ -83,7 +84,8 @@ class Run:
         finish: Callable[[Any], Any] | None = None, by_hand: ByHand | None = None,
     ) -> None:  # fmt: skip
         self._producer, self._counters, self._finish, self._by_hand = producer, counters, finish, by_hand
-        self._epochs, self._most_ahead = producer.basis.epochs, producer.most_ahead
+        # A copy, because a state that the user loads meanwhile changes the next epoch, and not this one.
+        self._epochs, self._most_ahead = copy.copy(producer.basis.epochs), producer.most_ahead
         self._epoch, self._resume, self._comm = epoch, resume, producer.basis.comm
         self._pipeline = producer.pipeline(by_hand)
         self._ahead: deque[Request] = deque()
@@ -208,11 +210,8 @@ class Run:
 
     @outside_inference
     def _tick(self) -> Finished | None:
-        self._comm.progress.task = (
-            f"until every rank has ended epoch {self._epoch} of its loader"
-            if self._left
-            else f"for batch {self.reached.batches} of epoch {self._epoch} of its loader"
-        )
+        what = "the end" if self._left else f"batch {self.reached.batches}"
+        self._comm.progress.task = f"for {what} of epoch {self._epoch} of its loader"
         try:
             if not self._is_open:
                 self._open()
@@ -227,8 +226,7 @@ class Run:
             raise
         self._counters.count_stages(self._pipeline.seconds)
         self._pipeline.seconds.update(dict.fromkeys(self._pipeline.seconds, 0.0))
-        if finished is not None:
-            self._all_left |= finished.all_left
+        self._all_left |= finished is not None and finished.all_left
         return finished
 
     def _open(self) -> None:
@@ -275,7 +273,8 @@ class Run:
         if placed is None or tick < placed.tick:
             return self._producer.idle_request(tick, placed is None)
         while len(self._ahead) < self._most_ahead and (turn := self._turns.at(self._requested)) is not None:
-            self._ahead.append(self._producer.request(self._epoch, turn, self._attendance, self._by_hand))
+            draws = replace(self._epochs.draws(self._epoch), epochs=self._epochs)
+            self._ahead.append(self._producer.request(draws, turn, self._attendance, self._by_hand))
             self._requested += 1
         self._placed += 1
         return self._ahead.popleft()
@@ -367,8 +366,7 @@ class Run:
     def join(self) -> None:
         """Waits until the other ranks have left too. Raises the error that occurred meanwhile, if any."""
         if self._answering is not None:
-            with joining():
-                self._answering.join()
+            join(self._answering)
             self._answering = None
         elif self._left:  # Ctrl-C arrived before the thread had started
             self._answer()

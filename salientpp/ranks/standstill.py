@@ -13,11 +13,10 @@ A rank that computes, saves a state or is stopped in a debugger has no such note
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,13 +120,12 @@ class Wait:
 _waits: dict[threading.Thread, Wait] = {}
 
 
-@contextlib.contextmanager
-def joining() -> Iterator[None]:
-    """Context in which this thread waits until another one ends."""
+def join(other: threading.Thread) -> None:
+    """Waits until another thread ends, which may start collectives."""
     thread = threading.current_thread()
     _joining.add(thread)
     try:
-        yield
+        other.join()
     finally:
         _joining.discard(thread)
 

@@ -20,6 +20,7 @@ from graphs import random_data
 
 import salientpp
 from salientpp import NeighborLoader
+from salientpp.engine.run import Run
 from salientpp.engine.state import Disagreement, Point, first_point
 
 FANOUTS, BATCH, EPOCHS = [5, 3], 16, 3
@@ -186,6 +187,23 @@ def test_a_loader_without_a_seed_takes_the_seed_of_the_state(data):
     loader.load_state_dict(source.state_dict())
     assert loader.seed == source.seed
     assert [digest(batch) for batch in loader] == whole[0][2:]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_state_that_is_loaded_in_an_epoch_changes_only_the_next_one(data, num_workers):
+    loader, other = (make(data, seed=None, num_workers=num_workers) for _ in range(2))
+    assert loader.seed != other.seed
+    whole = whole_run(make(data, seed=loader.seed))[0]
+    next_one = whole_run(make(data, seed=other.seed))[0]
+    for taken in (0, 1):
+        loader.set_epoch(0)
+        iterator = iter(loader)
+        first = [digest(next(iterator)) for _ in range(taken)]
+        before = loader.state_dict()
+        loader.load_state_dict(other.state_dict())
+        assert first + [digest(batch) for batch in iterator] == whole
+        assert [digest(batch) for batch in loader] == next_one
+        loader.load_state_dict(before)
 
 
 @pytest.mark.parametrize("nodes", [None, [], [5]])
@@ -496,6 +514,29 @@ def test_ranks_without_a_seed_take_the_seed_of_the_state(tmp_path):
     root = directory(tmp_path / "parts", [50, 50])
     states, rest = zip(*distributed.run(_unseeded, 2, root, None))
     assert distributed.run(_unseeded, 2, root, states) == list(rest)
+
+
+def _loads_early(rank: int, root: str, states: list[dict], options: dict) -> list[list]:
+    """Begins an epoch, and loads a state with another seed before the thread that answers the other ranks has begun to run."""
+    loader = rank_loader(root, seed=None, **options)
+    alike = rank_loader(root, seed=loader.seed, **options)
+    whole = [digest(batch) for batch in alike]
+    leave_if_done, Run.leave_if_done = Run.leave_if_done, lambda run: None
+    iterator: Any = iter(loader)
+    loader.load_state_dict(states[rank])
+    Run.leave_if_done = leave_if_done
+    iterator.run.leave_if_done()
+    taken = [digest(batch) for batch in iterator]
+    assert taken == whole
+    return [digest(batch) for batch in loader]
+
+
+@pytest.mark.parametrize("options", [{}, {"lookahead": 4, "replication_factor": 0.2}])
+def test_a_rank_without_batches_may_load_a_state_before_the_others_have_begun_its_epoch(tmp_path, options):
+    root, options = directory(tmp_path / "parts", [50, 0]), {**options, "uneven": "exact"}
+    whole = distributed.run(_run_whole, 2, root, options)
+    states = distributed.run(_stop, 2, root, options, 1, [0, 0])
+    assert distributed.run(_loads_early, 2, root, states, options) == [epochs[1] for epochs in whole]
 
 
 def _one_epoch_apart(rank: int, root: str, options: dict) -> tuple[list, list, str]:

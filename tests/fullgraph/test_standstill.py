@@ -149,7 +149,7 @@ MISTAKES: dict[str, tuple[Callable[[PartitionedGraph, bool], Any], str, str]] = 
     ),
     "an exception that one caught": (catches, "loss_mean (float32 [2]) in call 2", "call 3 of the model, batch 2"),
     "an exception in the last batch": (partial(catches, at=7), "loss_mean", "batch 0 of epoch 1"),
-    "an epoch left early": (leaves, "call 1 of the model", "rank 1 waits until every rank has ended epoch 0"),
+    "an epoch left early": (leaves, "call 1 of the model", "rank 1 waits for the end of epoch 0"),
     "another model": (other_model, "call 1 of the model, batch 0 of epoch 0", "call 1 of the model; "),
     "inference": (infers, "batch 3 of epoch 0", "rank 1 waits to make a loader, open a part or begin inference"),
     "another loader": (makes_a_loader, "call 1 of the model", "rank 1 waits to make a loader"),

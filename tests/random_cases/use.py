@@ -218,10 +218,6 @@ class Use:
         self.loader = self.scene.loader()
         if number % 2:
             self._taken(iter(self.loader), 1)
-            if (
-                self.job.ranks > 1
-            ):  # a rank without batches would load its state before the others have begun this epoch
-                dist.barrier(self.scene.place.group)
         self.loader.load_state_dict(state)
         if ended and state["epoch"] == self.epoch + 1:
             self.epoch += 1

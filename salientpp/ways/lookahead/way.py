@@ -98,7 +98,7 @@ class Scouts:
     def _after(self, draws: Draws, number: int) -> tuple[Draws, int] | None:
         if number + 1 < len(self._turns(draws)):
             return draws, number + 1
-        following = draws._replace(epoch=draws.epoch + 1)
+        following = dataclasses.replace(draws, epoch=draws.epoch + 1)
         return (following, 0) if len(self._turns(following)) else None
 
 
@@ -200,8 +200,8 @@ class Lookahead(Cache):
             self.waits = max(map(reach_of, windows))
         else:
             self._ahead = Scouts(
-                basis.epochs.turns,
-                lambda draws, turn: workers.scout(self._scout, basis, fetch, basis.epochs.pieces(draws.epoch, turn)),
+                Draws.turns,
+                lambda draws, turn: workers.scout(self._scout, basis, fetch, draws.pieces(turn)),
                 # With long windows several lists are requested at once.
                 (basis.most_ahead if basis.num_workers else 0) + max(map(group_of, windows)) - 1,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,7 +66,7 @@ def test_no_batch_of_an_earlier_epoch_is_known():
     waiting, draws = _filled(0, 1, 2)
     waiting.enter(draws, 0)
     waiting.forget()
-    later = draws._replace(epoch=1)
+    later = replace(draws, epoch=1)
     waiting.add(later, 0, {None: SimpleNamespace(remote_id=torch.tensor([7]))})
     assert not waiting.enter(later, 0) and _known(waiting, 9) == []
 
