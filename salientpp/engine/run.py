@@ -90,8 +90,8 @@ class Run:
         self._pipeline = producer.pipeline(by_hand)
         self._ahead: deque[Request] = deque()
         self._first = 0 if resume is None else resume.batches  # first batch to deliver
-        self._requested = self._first  # number of batches handed to the sampling threads
-        self._placed = self._first  # number of batches that entered the pipeline
+        # Numbers of batches handed to the sampling threads, and of batches that entered the pipeline.
+        self._requested = self._placed = self._first
         # Number of ticks. Several ranks agree on the first tick; a single rank has a batch in each tick.
         self._entered = self._first
         self._is_open = self._comm.size == 1 or self._epochs.order.num_ticks == 0
@@ -210,8 +210,7 @@ class Run:
 
     @outside_inference
     def _tick(self) -> Finished | None:
-        what = "the end" if self._left else f"batch {self.reached.batches}"
-        self._comm.progress.task = f"for {what} of epoch {self._epoch} of its loader"
+        self._comm.progress.task = self.reached.words(self._left)
         try:
             if not self._is_open:
                 self._open()
@@ -250,8 +249,7 @@ class Run:
                 self._is_open = True
             else:
                 behind = Run(self._producer, self._counters, epoch)
-                behind._left = behind._is_open = True
-                behind._entered = self._entered
+                behind._left, behind._is_open, behind._entered = True, True, self._entered
                 while not behind._is_over():
                     self._comm.check_script()
                     behind._tick()
@@ -267,8 +265,7 @@ class Run:
         """Returns the request for the next tick. A rank that has no batch for a tick in which others have one enters an empty request."""
         if self._all_entered or self._all_left:
             return None
-        tick = self._entered
-        self._entered += 1
+        tick, self._entered = self._entered, self._entered + 1
         placed = None if self._left else self._turns.at(self._placed)
         if placed is None or tick < placed.tick:
             return self._producer.idle_request(tick, placed is None)

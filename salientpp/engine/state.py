@@ -49,6 +49,10 @@ class Reached:
     ended: bool = False
     rounds: int | None = None
 
+    def words(self, left: bool) -> str:
+        """Says what a rank waits for, which may have ``left`` the epoch."""
+        return f"for {'the end' if left else f'batch {self.batches}'} of epoch {self.epoch} of its loader"
+
 
 @dataclass(frozen=True)
 class Resume:
