@@ -101,6 +101,9 @@ class NeighborSampler(BaseSampler):
         if temporal_strategy not in ("uniform", "last"):
             raise ValueError(f"temporal_strategy must be 'uniform' or 'last', got {temporal_strategy!r}")
         self.sample_direction = sample_direction
+        kinds = [kind.value for kind in SubgraphType]
+        if getattr(subgraph_type, "value", subgraph_type) not in kinds:
+            raise ValueError(f"subgraph_type must be one of {kinds}, got {subgraph_type!r}")
         self.subgraph_type = SubgraphType(getattr(subgraph_type, "value", subgraph_type))
         self.topology = topology_of(
             data,

@@ -389,3 +389,14 @@ def test_links_have_no_sums(tmp_path):
     ):
         LinkNeighborLoader(part, FANOUTS, edge_label_index=edges, memory=1000, allow=["sums"], machines=SLOW)
     assert len(list(LinkNeighborLoader(part, FANOUTS, edge_label_index=edges, memory=1000, machines=SLOW))) == 2
+
+
+def test_sums_of_rows_without_columns_take_no_bytes(tmp_path):
+    data = random_data(60, 300)
+    data.x = torch.zeros(60, 0)
+    part = salientpp.partition(data, 1, tmp_path / "parts", [2, 2], 8)
+    loader = NeighborLoader(part, [2, 2], "train", batch_size=8, partial_aggregation="max", memory=0)
+    assert loader.engine.price().fetched == {None: 0}
+    plain = NeighborLoader(part, [2, 2], "train", batch_size=8)
+    for ours, want in zip(loader, plain, strict=True):
+        assert torch.equal(ours.n_id[: ours.batch_size], want.n_id[: want.batch_size])

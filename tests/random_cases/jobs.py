@@ -182,7 +182,7 @@ def _judged(job: Job, reports: list[Any]) -> str | None:
         return "\n".join(faults)
     refused = [each.refused for each in reports]
     if all(words is None for words in refused):
-        return None
+        return _unlike_traffic([each.traffic for each in reports])
     if any(words is None for words in refused):
         return f"only some ranks refuse: {refused}"
     texts = [text for text in job.arguments.values() if text.startswith("'") and len(text) > 5]
@@ -191,6 +191,15 @@ def _judged(job: Job, reports: list[Any]) -> str | None:
         if not any(name in words for name in names):
             return f"rank {rank} refuses without naming an argument: {reports[rank].kind}: {words}"
     return None
+
+
+def _unlike_traffic(of_ranks: list[tuple[int, int, int] | None]) -> str | None:
+    """Compares the bytes that all ranks have sent with those that they have received. A rank with fewer batches may still answer the others."""
+    known = [each for each in of_ranks if each is not None]
+    if len(known) < len(of_ranks) or len({batches for batches, _, _ in known}) > 1:
+        return None
+    sent, received = sum(each[1] for each in known), sum(each[2] for each in known)
+    return None if sent == received else f"the ranks count {sent} bytes sent and {received} received"
 
 
 # --- shrinking and scripts -----------------------------------------------------------------------------------------

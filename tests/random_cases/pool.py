@@ -45,6 +45,9 @@ from distributed import Failed
 #: Ranks of a pool.
 SIZE = 4
 
+#: Tasks of the same processes. Process groups on which a collective failed are never reused, and keep their connections and threads.
+MOST_TASKS = 400
+
 #: Seconds after which a rank that has not answered counts as hung. No job takes seconds.
 HANG = 120.0
 
@@ -71,6 +74,7 @@ class Pool:
         self.size = size
         self.starts = 0  # number of times that the processes were started
         self._processes: list[Any] = []
+        self._tasks = 0  # of these processes
         self._pipes: list[multiprocessing.connection.Connection] = []
         self._stacks: list[Path] = []
         self._folder = tempfile.TemporaryDirectory(prefix="pool")
@@ -81,8 +85,11 @@ class Pool:
         """Results of ``function(place, *args)`` on each rank."""
         if not 1 <= world_size <= self.size:
             raise ValueError(f"world_size must be in [1, {self.size}], got {world_size}")
+        if self._tasks == MOST_TASKS:
+            self.close()
         if not self._processes:
             self._start()
+        self._tasks += 1
         task = pickle.dumps((function, world_size, args))
         results = self._answers(task, world_size, seconds)
         if any(isinstance(result, Failed) for result in results):
@@ -96,7 +103,7 @@ class Pool:
         for process in self._processes:
             process.kill()
             process.join()
-        self._processes, self._pipes = [], []
+        self._processes, self._pipes, self._tasks = [], [], 0
 
     def _start(self) -> None:
         context = distributed.forks()

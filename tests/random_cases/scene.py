@@ -320,7 +320,7 @@ class Scene:
 
     def _order(self, seed: int, sizes: list[int], names: dict[str, Any], num_seeds: int) -> Order:
         job = self.job
-        shuffle = bool(job.value("shuffle", False))
+        shuffle = bool(eval(job.arguments.get("shuffle", "False"), CONSTANTS))  # any value counts, as in PyG
         batch_size = job.value("batch_size", 1)
         given = None
         if "batch_sampler" in job.arguments:

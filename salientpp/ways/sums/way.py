@@ -223,11 +223,12 @@ class SumsOfRows(Way):
             batch[name] = mark(batch[name], delivered, role, given=True)
 
     def price(self, price: Price, notes: Sequence[Note]) -> Price:
-        width = self._wire.row_bytes / max(1, len(notes))
-        arriving = sum(note.sums.size.numel() for note in notes) * width
-        here = sum(0 if note.here is None else note.here.size.numel() for note in notes) * width
-        sources = sum(note.sums.source.numel() for note in notes) * self._wire.source_bytes / max(1, len(notes))
-        sizes = arriving / self._wire.row_bytes * self._wire.id_bytes
+        batches = max(1, len(notes))
+        number = sum(note.sums.size.numel() for note in notes) / batches
+        arriving, sizes = number * self._wire.row_bytes, number * self._wire.id_bytes
+        numbers_here = sum(0 if note.here is None else note.here.size.numel() for note in notes)
+        here = numbers_here / batches * self._wire.row_bytes
+        sources = sum(note.sums.source.numel() for note in notes) / batches * self._wire.source_bytes
         fetched: dict[str | None, float] = {None: price.fetched[None] + arriving}
         copied: dict[str | None, float] = {None: price.copied[None] + here}
         return dataclasses.replace(price, fetched=fetched, copied=copied, requests=price.requests + sources + sizes)
