@@ -9,7 +9,8 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from drawing.base import ROOT, Drawn, Row, counted, filled, joined, load, source, table
+from drawing.base import ROOT, Drawn, Row, counted, filled, joined, load, replaced, source, table
+from drawing.svg import Picture
 
 FOLDER = ROOT / "docs" / "results"
 
@@ -202,37 +203,74 @@ def draw_figure4(result: Row) -> str:
     return figure("figure4", "Epoch by step and graph, relative to full replication", draw) if chosen else ""
 
 
-def draw_overview(result: Row) -> None:
-    """Draws docs/results/overview.svg for README.md: time and memory of full replication, partitioned features, the pipeline and the cache."""
-    rows = next((rows for (_, hosts), rows in cases(result["rows"]).items() if hosts == 4), [])
-    by_step = {short(row): row for row in rows}
-    named = {
-        "full replication": "full copy on\nevery host",
-        "partitioned features": "partitioned",
-        "pipelined communication": "+ ten-stage\npipeline",
-        "α = 0.32": "+ VIP cache",
+def draw_overview(steps: Row, train: Row) -> str:
+    """Draws docs/results/overview.svg for README.md, and returns the picture's Markdown with its caption.
+
+    Left: an epoch in one process, relative to PyG. Right: an epoch on four hosts, relative to a full copy of the features on each host, with quartiles.
+    """
+    contenders = {
+        "PyG": ("PyG", "grid"),
+        "PyG, trim_to_layer": ("PyG, trim_to_layer", "soft"),
+        "salientpp": ("salientpp, import changed", "pale"),
+        "salientpp, nn.trim": ("salientpp and nn.trim", "one"),
     }
-    if not by_step.keys() >= named.keys():
-        return
+    versions = {
+        "partitioned features": ("partitioned", "grid"),
+        "pipelined communication": ("and the pipeline", "soft"),
+        "α = 0.32": ("and a VIP cache", "one"),
+    }
+    epochs = {
+        (row["graph"], row["contender"]): row["seconds_per_epoch"]
+        for row in train["rows"]
+        if (row["model"], row["layers"]) == ("GraphSAGE", 3) and "seconds_per_epoch" in row
+    }
+    on_hosts = {
+        graph: {short(row): row for row in rows} for (graph, hosts), rows in cases(steps["rows"]).items() if hosts == 4
+    }
+    graphs = {"generated": "generated", "facebook_pages": "facebook pages", "debian_full": "debian full"}
+    picture = Picture(
+        720,
+        300,
+        "Epochs of three graphs in one process, relative to PyG, and on four hosts, relative to a full copy on each host.",
+    )
 
-    def draw(time: Any, memory: Any) -> None:
-        for place, step in enumerate(named):
-            row, color = by_step[step], "C0" if place in (0, 3) else "lightsteelblue"
-            time.barh(place, seconds(row), color=color)
-            time.text(seconds(row) + 0.15, place, f"{seconds(row):.1f} s", va="center")
-            megabytes = row["feature_bytes"] / row["hosts"] / 1e6
-            memory.barh(place, megabytes, color=color)
-            memory.text(megabytes + 3, place, f"{megabytes:.0f} MB", va="center")
-        time.set_yticks(range(len(named)), named.values())
-        memory.set_yticks([])
-        for axes, title in ((time, "time per epoch"), (memory, "memory per host")):
-            axes.set_title(title)
-            axes.set_xticks([])
-            axes.invert_yaxis()
-            axes.margins(x=0.3)
-            axes.spines[["top", "right", "bottom"]].set_visible(False)
+    def panel(
+        x: float, title: str, legend: list[tuple[str, str]], bars: list[list[tuple[float, float, float]]], most: float
+    ) -> None:
+        """Bars of each graph: their value, and the quartiles."""
+        low, scale = 232.0, 185.0 / most
+        picture.text(x, 20, title, size=15)
+        picture.line(x, low - scale, x + 330, low - scale, "pale")
+        for number, (name, of_graph) in enumerate(zip(graphs.values(), bars, strict=True)):
+            left, width = x + 4 + 110 * number, 96 / len(legend)
+            for place, ((value, first, last), (_, color)) in enumerate(zip(of_graph, legend, strict=True)):
+                at = left + width * place
+                picture.box(at, low - scale * value, width - 2, scale * value, color)
+                picture.text(at + width / 2 - 1, low - scale * last - 4, f"{value:.2f}", anchor="middle", size=10)
+                if first < last:
+                    picture.line(at + width / 2 - 1, low - scale * first, at + width / 2 - 1, low - scale * last, "ink")
+            picture.text(left + 48, low + 16, name, anchor="middle")
+        for number, (name, color) in enumerate(legend):
+            picture.box(x + 185 * (number % 2), 259 + 18 * (number // 2), 11, 11, color)
+            picture.text(x + 16 + 185 * (number % 2), 269 + 18 * (number // 2), name, size=12)
 
-    figure("overview", "", draw, columns=2, width=3.1, font=13)  # readable on a phone
+    one = [[(epochs[graph, each] / epochs[graph, "PyG"],) * 3 for each in contenders] for graph in graphs]
+    panel(10, "One process: epoch / PyG's epoch", list(contenders.values()), one, 1.1)
+    four = []
+    for graph in graphs:
+        rows = on_hosts[graph]
+        spreads = [[rows[step]["seconds"][key] for key in ("median", "low", "high")] for step in versions]
+        four.append([tuple(value / seconds(rows["full replication"]) for value in spread) for spread in spreads])
+    panel(380, "Four hosts: epoch / full copy's epoch", list(versions.values()), four, 3.1)
+    picture.save(FOLDER / "overview.svg")
+    rates = sorted(rows["full replication"]["link_bytes_per_second"] / 1e6 for rows in on_hosts.values())
+    share = on_hosts["generated"]["α = 0.32"]
+    return joined(
+        "![Epoch times of three graphs, in one process and on four hosts](docs/results/overview.svg)",
+        f"*Left: [{train['date']}](docs/results/training.md). Right: [emulated hosts](docs/results/paper.md), {rates[0]:.0f} to {rates[-1]:.0f} MB/s "
+        f"for each, α = 0.32, medians and quartiles; all hosts hold "
+        f"{share['feature_bytes'] / share['partitioned_bytes']:.1f} copies of the features, not 4.*",
+    )
 
 
 def draw_figure5(result: Row) -> str:
@@ -487,9 +525,10 @@ DRAWN: Drawn = {
 def main() -> None:
     page = FOLDER / "paper.md"
     page.write_text(filled(page.read_text(), DRAWN))
-    steps = load("paper_steps")
-    if steps is not None:
-        draw_overview(steps)
+    steps, train = load("paper_steps"), load("train")
+    if steps is not None and train is not None:
+        readme = ROOT / "README.md"
+        readme.write_text(replaced(readme.read_text(), "overview", draw_overview(steps, train)))
 
 
 if __name__ == "__main__":

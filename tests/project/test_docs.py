@@ -221,6 +221,20 @@ def test_an_example_trims_its_model_and_plans_its_memory(example):
     assert "memory=" in text or '"memory":' in text or "copies(args)" in text or "make_loaders(args" in text
 
 
+def test_pictures_of_ideas_show_what_the_package_computes(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import draw_ideas
+
+    committed = draw_ideas.FOLDER
+    monkeypatch.setattr(draw_ideas, "FOLDER", tmp_path)
+    for draw in (draw_ideas.draw_vip, draw_ideas.draw_tiers, draw_ideas.draw_stages, draw_ideas.draw_ranks):
+        draw()
+    drawn = sorted(path.name for path in tmp_path.iterdir())
+    assert drawn == sorted(path.name for path in committed.glob("idea-*.svg"))
+    for name in drawn:
+        assert (tmp_path / name).read_text() == (committed / name).read_text(), f"run benchmarks/draw_ideas.py: {name}"
+
+
 def test_no_row_of_figures_stands_on_two_pages():
     seen: dict[str, Path] = {}
     for page in PAGES:
