@@ -29,7 +29,9 @@ from salientpp.datasets import synthetic
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-OTHER_PAGES = [path for name in ("CONTRIBUTING.md", "CHANGELOG.md") if (path := ROOT / name).exists()]
+OTHER_PAGES = [
+    path for name in ("CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md") if (path := ROOT / name).exists()
+]
 TESTS = ROOT / "tests"
 
 
@@ -219,6 +221,12 @@ def test_an_example_trims_its_model_and_plans_its_memory(example):
         return
     assert "salientpp.nn.trim(" in text
     assert "memory=" in text or '"memory":' in text or "copies(args)" in text or "make_loaders(args" in text
+
+
+def test_the_list_of_examples_is_complete():
+    text = (ROOT / "examples" / "README.md").read_text()
+    listed = set(re.findall(r"\]\((\w+\.(?:py|ipynb))\)", text))
+    assert listed == {path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".ipynb")}
 
 
 def test_pictures_of_ideas_show_what_the_package_computes(tmp_path, monkeypatch):
