@@ -16,6 +16,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import math
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,7 +33,7 @@ from salientpp.fullgraph.outputs import tensors_of
 from salientpp.fullgraph.rank_graph import RankGraph
 from salientpp.fullgraph.row_callers import is_exempt, is_of_user, is_ours, is_repeated, running_module
 from salientpp.fullgraph.row_counts import Count, shape_of, without_counts
-from salientpp.fullgraph.row_findings import found_rows, over_ranks
+from salientpp.fullgraph.row_findings import found_rows, number_of_edges, over_ranks
 from salientpp.fullgraph.row_trials import SIZES, Call, Family, Rows, is_discrete, results_of
 from salientpp.nn.layers import name_of
 from salientpp.nn.trim import trimming_of
@@ -83,6 +84,9 @@ class RowCheck(TorchFunctionMode):
         self._graph: RankGraph | None = None  # whose ranks answer questions about all vertices; None: nobody does
         self._number = 0  # of vertices; 0 between calls
         self._numbers: tuple[int, ...] = ()  # of rows in tables of vertices
+        self._edge_tensors: dict[str, Tensor] = {}  # attributes of edges that were read so far
+        self._num_followed = 0  # of these
+        self._num_edges: int | None = None  # on all ranks, once it was asked for in this call
         self._called: tuple[int, tuple[int, ...], Tensor | None] = 0, (), None  # as above, in the last call
         self._seeds: int | None = None  # number of first rows that are of a batch's seeds
         self._off = self._assumes = False
@@ -100,8 +104,9 @@ class RowCheck(TorchFunctionMode):
             self._called = 0, (), None
             yield
             return
-        before = self._number, self._numbers, self._edge_index, self._graph, self._seeds
+        before = self._number, self._numbers, self._edge_index, self._graph, self._seeds, self._edge_tensors
         self._number, self._numbers = graph.num_inner, (graph.num_inner, graph.num_own)
+        self._edge_tensors, self._num_edges = graph.edge_tensors, None
         # A trimmed model computes other rows in later calls, which are not checked.
         self._edge_index, self._graph = graph.edge_index, None if trimming_of(self._module) else graph
         self._called = self._number, self._numbers, self._edge_index
@@ -110,13 +115,16 @@ class RowCheck(TorchFunctionMode):
         for tensor, what in tensors_given(self._module.forward, given, graph):
             if what == "vertices":
                 self.follow(tensor)
-            elif tensor.is_floating_point():
+            elif what == "edges":
                 self._mark(tensor, Rows(self._family("edges", tensor.size(0))))
+            else:
+                self._mark(tensor, Rows(self._family("edges", tensor.size(1)), 1, ids=True))
         try:
             with self:
                 yield
         finally:
-            self._number, self._numbers, self._edge_index, self._graph, self._seeds = before
+            self._number, self._numbers, self._edge_index, self._graph, self._seeds, self._edge_tensors = before
+            self._num_followed, self._num_edges = 0, None
 
     def follow(self, out: Any, dim: int = 0) -> None:
         """Follows tensors with a row for each vertex along ``dim``."""
@@ -189,9 +197,14 @@ class RowCheck(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._off or not self._number:
             return func(*without_counts(args), **without_counts(kwargs))
+        if len(self._edge_tensors) > self._num_followed:
+            self._num_followed = len(self._edge_tensors)
+            for tensor in self._edge_tensors.values():
+                self._mark(tensor, Rows(self._family("edges", tensor.size(0))))
         call = Call(func, args, kwargs, self._rows_of)
-        is_known = self._describe(args, call) & self._describe(kwargs, call)
-        if not call.rows and not call.counts:
+        is_known = _describe(args, call, self._is_older) & _describe(kwargs, call, self._is_older)
+        is_alone = not call.rows or (call.is_of_discrete_edges and is_exempt())
+        if is_alone and not call.counts:
             out = func(*args, **kwargs)
             if not call.has_older:
                 self._note_made(out)
@@ -253,6 +266,8 @@ class RowCheck(TorchFunctionMode):
         """Returns the result over all ranks of a function that depends on other rows; None for a layer of PyG. Refuses functions without such a result."""
         if is_exempt():
             return None
+        if call.rows and all(rows.ids for rows in call.rows) and not is_of_user():
+            return []  # a helper of PyG sorts edges, or asks for their largest number
         if self._graph is not None and not is_repeated():
             joined = over_ranks(call, self._graph, running_module()[1])
             if joined is not None:
@@ -260,36 +275,6 @@ class RowCheck(TorchFunctionMode):
         if call.name in ("any", "all") and call.rows and call.rows[0].marks:
             return []  # there the model may ask about this rank's rows
         self.refuse(call.name)
-
-    def _describe(self, value: Any, call: Call) -> bool:
-        """Adds what a verdict depends on to a call. Returns False if it depends on values of tensors."""
-        key = call.key
-        if isinstance(value, Tensor):
-            rows = self._rows_of(value)
-            if rows is not None:
-                call.rows.append(rows)
-                sizes = value.shape[: rows.lead], value.shape[rows.lead + 1 :]
-                key += [*rows.key, sizes, value.dtype]
-                return True
-            key += [value.shape, value.dtype]
-            if self._is_older(value):
-                call.has_older = True
-                return False
-            return value.is_floating_point() or not value.dim()
-        if isinstance(value, Count):
-            call.counts.append(value)
-            key += [value.family.what, value.form]
-            return value.form is not None
-        if isinstance(value, (list, tuple)):
-            key.append(len(value))
-            return False not in [self._describe(each, call) for each in value]
-        if isinstance(value, dict):
-            key += value
-            return False not in [self._describe(each, call) for each in value.values()]
-        if isinstance(value, slice):
-            return self._describe((value.start, value.stop, value.step), call)
-        key += [type(value), value if getattr(value, "__hash__", None) else id(value)]
-        return True
 
     def _sizes(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         """Returns sizes of a followed tensor. The user's code gets a :class:`Count` for the number of rows."""
@@ -303,13 +288,26 @@ class RowCheck(TorchFunctionMode):
             self.refuse(
                 "len() of rows (pass size(0) itself where a size is needed, ask whether a mask selects rows by mask.any())"
             )
-        count = Count.rows(rows.family, rows.factor, self.refuse)
+        count = Count.rows(rows.family, rows.factor, self)
         if name in ("numel", "nelement"):
-            return count * (out // max(1, count.value))
+            rest = [size for dim, size in enumerate(args[0].shape) if dim != rows.lead]
+            return count * math.prod(rest)
         if isinstance(out, int):
             dim = args[1] if len(args) > 1 else kwargs["dim"]
             return count if dim % args[0].dim() == rows.lead else out
         return shape_of(count if dim == rows.lead else size for dim, size in enumerate(out))
+
+    def whole_number(self, family: Family) -> int | None:
+        """Returns the number of vertices or edges of the whole graph; None if no rank can be asked. Collective for edges, once in a call of the model."""
+        if self._graph is None or family.is_selected:
+            return None
+        if family.what == "vertices":
+            return self._graph.num_vertices
+        if is_repeated():
+            self.refuse("a number of edges, which is compared,")
+        if self._num_edges is None:
+            self._num_edges = number_of_edges(self._graph, running_module()[1])
+        return self._num_edges
 
     # --- gradients ------------------------------------------------------------------------------------------
 
@@ -367,6 +365,38 @@ class RowCheck(TorchFunctionMode):
         )
 
 
+def _describe(value: Any, call: Call, is_older: Callable[[Tensor], bool]) -> bool:
+    """Adds what a verdict depends on to a call. Returns False if it depends on values of tensors."""
+    key = call.key
+    if isinstance(value, Tensor):
+        rows = call.rows_of(value)
+        if rows is not None:
+            call.rows.append(rows)
+            call.is_of_discrete_edges &= rows.family.is_of_edges and is_discrete(value)
+            sizes = value.shape[: rows.lead], value.shape[rows.lead + 1 :]
+            key += [*rows.key, sizes, value.dtype]
+            return True
+        key += [value.shape, value.dtype]
+        if is_older(value):
+            call.has_older = True
+            return False
+        return value.is_floating_point() or not value.dim()
+    if isinstance(value, Count):
+        call.counts.append(value)
+        key += [value.family.what, value.form]
+        return value.form is not None
+    if isinstance(value, (list, tuple)):
+        key.append(len(value))
+        return False not in [_describe(each, call, is_older) for each in value]
+    if isinstance(value, dict):
+        key += value
+        return False not in [_describe(each, call, is_older) for each in value.values()]
+    if isinstance(value, slice):
+        return _describe((value.start, value.stop, value.step), call, is_older)
+    key += [type(value), value if getattr(value, "__hash__", None) else id(value)]
+    return True
+
+
 def checked_hooks(rows: RowCheck, own: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
     """Yields (attributes of a module, name, value) for a module's backward hooks, which then run under the check."""
     for name in ("_backward_hooks", "_backward_pre_hooks"):
@@ -377,13 +407,17 @@ def checked_hooks(rows: RowCheck, own: dict[str, Any]) -> Iterator[tuple[dict[st
 def tensors_given(
     forward: Callable[..., Any], given: tuple[Sequence[Any], dict[str, Any]], graph: RankGraph
 ) -> Iterator[tuple[Tensor, str]]:
-    """Yields the tensors in the arguments of a model's ``forward``, after the first one, that describe "vertices" or "edges", and which of them."""
+    """Yields the tensors in the arguments of a model's ``forward``, after the first one, that describe "vertices", "edges" or "ends" of edges, and which."""
     args, num_edges, known = given[0], graph.edge_index.size(1), {id(each) for each in graph.edge_tensors.values()}
     numbers = graph.num_inner, graph.num_own
     names = [*inspect.signature(forward).parameters][1 : 1 + len(args)] if num_edges in numbers else []
     named = [*zip_longest(names, args, fillvalue=""), *given[1].items(), *graph.edge_tensors.items()]
+    yield graph.edge_index, "ends"
     for name, tensor in _named_tensors(named):
         if type(tensor) is not Tensor or tensor is graph.edge_index or not tensor.dim():
+            continue
+        if tensor.dtype == torch.int64 and tensor.shape == graph.edge_index.shape and 2 not in (*numbers, num_edges):
+            yield tensor, "ends"
             continue
         is_of_edges, is_of_vertices = tensor.size(0) == num_edges, tensor.size(0) in numbers
         if id(tensor) in known or (is_of_edges and (not is_of_vertices or "edge" in name)):

@@ -7,11 +7,21 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 
 from salientpp.fullgraph.row_callers import is_of_user
+
+
+class Checking(Protocol):
+    """Check of a model whose numbers of rows are counts."""
+
+    def refuse(self, what: str) -> NoReturn:
+        """Raises the error for a use of a count as a number."""
+
+    def whole_number(self, family: Any) -> int | None:
+        """Returns the number of a family's rows on all ranks; None if it is not known. Collective for edges."""
 
 
 class Count(torch.SymInt):
@@ -22,23 +32,19 @@ class Count(torch.SymInt):
         of: returns what the integer would be for another number of rows.
         family: the rows that are counted.
         form: two integers a and b if the integer is a n + b, otherwise None.
-        refuse: raises the error for a use as a number.
+        check: refuses other uses.
     """
 
     def __init__(
-        self,
-        value: int,
-        of: Callable[[int], int],
-        family: Any,
-        form: tuple[int, int] | None,
-        refuse: Callable[[str], NoReturn],
+        self, value: int, of: Callable[[int], int], family: Any, form: tuple[int, int] | None, check: Checking
     ) -> None:
-        self.value, self.of, self.family, self.form, self.refuse = value, of, family, form, refuse
+        self.value, self.of, self.family, self.form, self.check = value, of, family, form, check
+        self.refuse = check.refuse
 
     @classmethod
-    def rows(cls, family: Any, factor: int, refuse: Callable[[str], NoReturn]) -> Count:
+    def rows(cls, family: Any, factor: int, check: Checking) -> Count:
         """Returns the number of rows of a tensor with ``factor`` rows for each one of the family."""
-        return cls(factor * family.number, lambda number: factor * number, family, (factor, 0), refuse)
+        return cls(factor * family.number, lambda number: factor * number, family, (factor, 0), check)
 
     def __index__(self) -> int:
         return self.value
@@ -72,6 +78,10 @@ class Count(torch.SymInt):
             self.refuse("a number of rows (size(0)) that is used as a number")
         if isinstance(other, torch.Tensor) or not hasattr(other, "__index__"):
             return NotImplemented
+        if isinstance(other, Count) and other.family.what != self.family.what:
+            value = function(other.value, self.value) if is_reflected else function(self.value, other.value)
+            both = type(self.family).of(value, f"{self.family.what} and {other.family.what}", (6, 17))
+            return Count(value, lambda number: number, both, (1, 0), self.check)
         theirs = other.of if isinstance(other, Count) else lambda _: int(other)
 
         def of(number: int) -> int:
@@ -85,7 +95,7 @@ class Count(torch.SymInt):
                 form = a * int(other), b * int(other)
             elif function is operator.add:
                 form = a, b + int(other)
-        return Count(of(self.family.number), of, self.family, form, self.refuse)
+        return Count(of(self.family.number), of, self.family, form, self.check)
 
     def _refused(self, other: Any) -> Any:
         if isinstance(other, torch.Tensor):
@@ -112,7 +122,11 @@ def _comparison(name: str) -> None:
         is_alike = isinstance(other, Count) and len(families) == 1
         if not is_alike and any(family.is_selected for family in families.values()) and is_of_user():
             self.refuse("the number of rows that a mask selects, which is compared (use mask.any() or mask.sum()),")
-        return bool(function(self.value, _plain(other)))
+        mine = bool(function(self.value, _plain(other)))
+        whole = None if isinstance(other, Count) or not is_of_user() else self.check.whole_number(self.family)
+        # An equal number is probably the size of another tensor of this rank. But if it is zero, this rank has no edges.
+        is_size = name in ("eq", "ne") and self.value == other != 0
+        return mine if whole is None or is_size else bool(function(self.of(whole), other))
 
     setattr(Count, f"__{name}__", compare)
 

@@ -41,6 +41,26 @@ _JOINS: dict[str, Callable[[Tensor], Tensor]] = {
 #: Functions whose result follows from the values that occur.
 _OF_VALUES: dict[str, Callable[[Tensor], Tensor]] = {"max": torch.max, "min": torch.min, "unique": torch.unique}
 
+#: Functions whose trials depend on the values of integers.
+_OF_ALL_VALUES = frozenset(["unique", "unique_consecutive", "bincount", "histc"])
+
+#: Functions that put edges in another order, which changes no result of a layer.
+_ORDERS = frozenset(["sort", "argsort", "msort"])
+
+#: Functions that compare integers.
+_COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "less", "less_equal", "greater", "greater_equal", "isin"])
+
+#: Functions that give some rows, and the place of their argument ``dim``.
+_CUTS = {
+    "split": 2,
+    "tensor_split": 2,
+    "chunk": 2,
+    "narrow": 1,
+    "slice_scatter": 2,
+    "unsafe_split": 2,
+    "unsafe_chunk": 2,
+}
+
 
 def found_rows(
     call: Call, number: int, edge_index: Tensor, older: Callable[[Tensor], Rows | None], seeds: int | None = None
@@ -54,13 +74,25 @@ def found_rows(
         older: returns the rows of a tensor that may have rows of vertices.
     """
     name, rows = call.name, call.rows
-    if name == "unique" and rows and rows[0].family.what == "vertices":  # its trials depend on the values
+    of_edges = bool(rows) and all(each.family.is_of_edges for each in rows)
+    if rows and (_is_of_all_rows(call, seeds) or (of_edges and _compares_ids(call))):
         return None
-    if rows and _is_of_all_rows(call, seeds):
-        return None
-    found = _known(call, edge_index, older)
-    if found is not None:
+    found = _selected_edges(call) if of_edges else None
+    if found is None:
+        found = _joined_edges(call)
+    if found is None:
+        found = _known(call, edge_index, older)
+    if found is None and not (rows and name in _OF_ALL_VALUES):
+        found = _tried(call, number, older, of_edges)
+    if found is None or not of_edges or name.strip("_") in _COMPARISONS or not any(each.ids for each in rows):
         return found
+    is_new = name.startswith("new_") or name.endswith("_like")
+    return [each and replace(each, ids=not is_new and each.family.is_of_edges) for each in found]
+
+
+def _tried(call: Call, number: int, older: Callable[[Tensor], Rows | None], of_edges: bool) -> list[Rows | None] | None:
+    """Returns what :func:`found_rows` does, by trials."""
+    rows = call.rows
     if any(each.places for each in rows):
         return _moved_places(call, number, older)
     try:
@@ -69,9 +101,8 @@ def found_rows(
         is_reduced = bool(error.args) and error.args[0] == "reduced"
         if not rows and not is_reduced:  # positions, such as arange(n), which no rows can be combined with
             return []
-        if not error.args and all(each.family.what == "edges" for each in rows):
-            return []
-        return None
+        is_order = call.is_of_discrete_edges and call.name in _ORDERS
+        return [] if of_edges and (is_order or not error.args) else None
 
 
 def _is_of_all_rows(call: Call, seeds: int | None) -> bool:
@@ -90,13 +121,76 @@ def _is_of_all_rows(call: Call, seeds: int | None) -> bool:
         dims = call.args[2] if len(call.args) > 2 else call.kwargs.get("dims", ())
         dims = dims if isinstance(dims, (list, tuple)) else () if dims is None else (dims,)
         return not dims or rows.lead in [dim % given.dim() for dim in dims]
-    if name == "__setitem__":
+    if name in _CUTS:
+        place = _CUTS[name]
+        dim = call.kwargs.get("dim", call.args[place] if len(call.args) > place else 0)
+        return isinstance(dim, int) and rows.lead == dim % given.dim()
+    if name in ("__getitem__", "__setitem__"):
         index = _index_along(rows.lead, call.args[1], given.dim())
         if isinstance(index, slice):
             bounds = index.start or None, index.stop, None if index.step == 1 else index.step
-            call.selects = seeds is not None  # batches have different numbers of seeds
-            return bounds != (None, seeds, None) and any(type(bound) is int for bound in bounds)
+            has_bounds = any(
+                type(bound) is int or (isinstance(bound, Count) and bound.form != (1, 0)) for bound in bounds
+            )
+            call.selects = has_bounds and seeds is not None  # batches have different numbers of seeds
+            return has_bounds and (rows.family.what != "vertices" or bounds != (None, seeds, None))
     return False
+
+
+def _compares_ids(call: Call) -> bool:
+    """Returns True for comparisons of numbers of vertices or edges with anything but such numbers of the same edges."""
+    given = [call.rows_of(each) for each in call.args]
+    name = call.name.strip("_")
+    is_alike = name in ("eq", "ne") and all(each is not None and each.ids for each in given)
+    return name in _COMPARISONS and any(each.ids for each in call.rows) and not is_alike
+
+
+def _joined_edges(call: Call) -> list[Rows | None] | None:
+    """Returns the rows of edges that are joined to other edges, such as self-loops with a row for each vertex; None for other functions."""
+    if call.name not in ("cat", "concat", "concatenate") or not any(each.family.is_of_edges for each in call.rows):
+        return None
+    tensors = call.args[0]
+    dim = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else 0) % tensors[0].dim()
+    if any(each.lead != dim for each in call.rows):
+        return None
+    number = sum(tensor.size(dim) for tensor in tensors)
+    call.selects = True
+    joined = Family.of(number, "edges, joined to others", (5, 13))
+    return [Rows(joined, dim, ids=any(each.ids for each in call.rows))]
+
+
+def _selected_edges(call: Call) -> list[Rows | None] | None:
+    """Returns the rows of edges that a mask of edges selects, or their numbers; None for other functions."""
+    name, args = call.name, call.args
+    if name.startswith("sparse_"):
+        return []
+    rows = call.rows_of(args[0]) if args else None
+    if rows is None or rows.factor != 1:
+        return None
+    if name in ("nonzero", "argwhere") or (name == "where" and len(args) == 1):
+        if args[0].dtype != torch.bool or args[0].dim() != 1:
+            return []
+        call.selects = True
+        return [Rows(_selected(rows.family, args[0]), ids=True)]
+    if name == "index_select" and len(args) == 3 and args[1] % args[0].dim() == rows.lead:
+        args = args[0], (*[slice(None)] * rows.lead, args[2])
+    elif name != "__getitem__":
+        return None
+    index = _index_along(rows.lead, args[1], args[0].dim())
+    if not isinstance(index, Tensor) or index.dim() != 1:
+        return None
+    theirs = call.rows_of(index)
+    if theirs is None:  # edges in another order
+        return [] if index.dtype == torch.int64 and index.numel() in (0, rows.family.number) else None
+    if index.dtype == torch.bool and theirs.family.what == rows.family.what:
+        selected = _selected(rows.family, index)
+    elif theirs.ids and theirs.family.is_selected:
+        selected = theirs.family
+    else:
+        return None
+    call.selects = True
+    lead = sum(isinstance(each, slice) for each in args[1][:-1]) if isinstance(args[1], tuple) else 0
+    return [Rows(selected, lead)]
 
 
 def _index_along(dim: int, index: Any, number: int) -> Any:
@@ -130,8 +224,14 @@ def _moved_places(call: Call, number: int, older: Callable[[Tensor], Rows | None
     return [None if rows is None else replace(rows, places=True) for rows in found]
 
 
+def number_of_edges(graph: RankGraph, place: str) -> int:
+    """Returns the number of edges on all ranks. Collective. ``place``: where the user compares it."""
+    mine = int((graph.edge_index[1] < graph.num_counted).sum())
+    return sum(number for (number,) in graph.averaging.gather_numbers(f"the number of edges{place}", [mine]))
+
+
 def over_ranks(call: Call, graph: RankGraph, place: str) -> Tensor | None:
-    """Computes a function of integers or booleans, such as types, labels and masks, of all vertices. Collective. Returns None for other functions and values.
+    """Computes a function of integers or booleans of all vertices or edges, such as types and masks. Collective. Returns None for other functions and values.
 
     Their results have no gradient, so the backward needs no other ranks. Whether the result is None does not depend on the rank.
 
@@ -143,9 +243,11 @@ def over_ranks(call: Call, graph: RankGraph, place: str) -> Tensor | None:
     rows = call.rows_of(given)
     if rows is None or len(call.rows) != 1 or call.counts or "out" in call.kwargs or not is_discrete(given):
         return None
-    if rows.family.what != "vertices" or rows.lead or rows.factor != 1:
+    if rows.family.is_selected or rows.lead or rows.factor != 1 or rows.ids:
         return None
-    own, ranks, operation = given[: graph.num_counted], graph.averaging, f"{name} over all vertices{place}"
+    number = graph.num_counted
+    own = given[:number] if rows.family.what == "vertices" else given[graph.edge_index[1] < number]
+    ranks, operation = graph.averaging, f"{name} over all {rows.family.what}{place}"
     if name in _JOINS:
         mine = call.func(own, *call.args[1:], **call.kwargs)
         if not is_discrete(mine):
@@ -155,7 +257,7 @@ def over_ranks(call: Call, graph: RankGraph, place: str) -> Tensor | None:
     options = [*call.args[1:], *(value for key, value in call.kwargs.items() if key != "sorted")]
     if name not in _OF_VALUES or any(value is not None and value is not False for value in options):
         return None
-    values = own.unique().tolist()
+    values = (own.unique() if name == "unique" or not own.numel() else call.func(own).view(1)).tolist()
     most = max(number for (number,) in ranks.gather_numbers(f"{operation}: numbers of values", [len(values)]))
     numbers = ranks.gather_numbers(operation, [len(values), *values, *[0] * (most - len(values))])
     every = [value for number, *theirs in numbers for value in theirs[:number]]
@@ -172,9 +274,10 @@ def _known(call: Call, edge_index: Tensor, older: Callable[[Tensor], Rows | None
         lengths = [*args[1:], *call.kwargs.values()]
         counts = [each for each in lengths if isinstance(each, Count) and each.form == (1, 0)]
         return [Rows(each.family) for each in counts if each.family.what == "vertices"] or None
-    index = [each for each in tensors if each.dtype in (torch.int64, torch.int32) and call.rows_of(each) is None]
+    integers = [each for each in tensors if each.dtype in (torch.int64, torch.int32)]
+    index = [each for each in integers if (theirs := call.rows_of(each)) is None or theirs.ids]
     rows = call.rows_of(args[0]) if args else None
-    if rows is None or rows.lead or rows.family.what == "edges":
+    if rows is None or rows.lead or rows.family.is_of_edges:
         return None
     if name in _BY_PLACE and rows.family.what == "vertices" and rows.factor == 1:
         places = args[1] if name.startswith("__") else _places_given(*args[1:], **call.kwargs)
@@ -187,12 +290,15 @@ def _known(call: Call, edge_index: Tensor, older: Callable[[Tensor], Rows | None
             return [rows]
     if name in _SCATTERS and index:
         is_pooling = any(
-            (other := call.rows_of(each)) is not None and other.family.what != "edges" for each in tensors[1:]
+            (other := call.rows_of(each)) is not None and not other.family.is_of_edges for each in tensors[1:]
         )
         return None if is_pooling or not _is_of_targets(index[0], edge_index) else [rows]
     if name in ("index_select", "__getitem__") and index:
         last = args[-1] if name == "__getitem__" else index[0]
-        return [None] if last is index[0] and _is_of_targets(last, edge_index) else None
+        if last is not index[0] or not _is_of_targets(last, edge_index):
+            return None
+        targets = call.rows_of(last)
+        return [targets and Rows(targets.family)]
     mask = args[1] if name in ("__getitem__", "__setitem__") else None
     if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.dim() == 1 and rows.factor == 1:
         theirs = call.rows_of(mask) or older(mask)

@@ -44,12 +44,15 @@ class Family:
 
     @classmethod
     def of(cls, number: int, what: str, sizes: Sequence[int]) -> Family:
-        """Returns a family whose trials have ``sizes`` rows. The first trial has no other rows than the compared ones."""
-        if not number:
+        """Returns a family whose trials have ``sizes`` rows. The first trial has no other rows than the compared ones.
+
+        An empty selection of vertices has no trials. Without edges, rows of zeros are tried.
+        """
+        if number <= 0 and not what.startswith("edges"):
             return cls(number, what)
-        draw = random.Random(number)
-        real = draw.choices(range(number), k=sizes[0]) if number < sizes[0] else draw.sample(range(number), sizes[0])
-        rows = [draw.randrange(number) for _ in range(sizes[1])]
+        draw, known = random.Random(number), range(max(1, number))
+        real = draw.choices(known, k=sizes[0]) if number < sizes[0] else draw.sample(known, sizes[0])
+        rows = [draw.choice(known) for _ in range(sizes[1])]
         places = sorted(draw.sample(range(1, sizes[1] - 1), sizes[0]), key=lambda _: draw.random())
         for place, row in zip(places, real, strict=True):
             rows[place] = row
@@ -59,6 +62,11 @@ class Family:
     def is_selected(self) -> bool:
         """True for a selection."""
         return self.what not in ("vertices", "edges")
+
+    @property
+    def is_of_edges(self) -> bool:
+        """True for edges, or a selection of them."""
+        return self.what.startswith("edges")
 
     def size(self, trial: int) -> int:
         return len(self.tables[trial][0])
@@ -71,6 +79,7 @@ class Rows:
     Attributes:
         marks: True for marks of unusual values.
         places: True for the numbers of rows that a mask selects. On a rank they are other numbers than in one process.
+        ids: True for rows of edges that are computed from numbers of vertices or of edges, which are other numbers than in one process.
     """
 
     family: Family
@@ -78,18 +87,21 @@ class Rows:
     factor: int = 1
     marks: bool = False
     places: bool = False
+    ids: bool = False
 
     @property
     def key(self) -> tuple[Any, ...]:
         """Returns the facts that a verdict depends on."""
-        return (self.family.what, min(self.family.number, 4), self.factor, self.marks, self.places)
+        return (self.family.what, min(self.family.number, 4), self.factor, self.marks, self.places, self.ids)
 
     def of_trial(self, tensor: Tensor, trial: int, perturbs: bool) -> Tensor:
         """Returns the rows of a trial. Rows that are not compared have other values than anywhere in the tensor."""
         rows, places = self.family.tables[trial]
         index = torch.tensor(rows, device=tensor.device)
-        shape = [*tensor.shape]
-        split = tensor.detach().unflatten(self.lead, (self.family.number, self.factor)).index_select(self.lead, index)
+        shape, tensor = [*tensor.shape], tensor.detach()
+        if not self.family.number:
+            tensor = tensor.new_zeros([self.factor if dim == self.lead else size for dim, size in enumerate(shape)])
+        split = tensor.unflatten(self.lead, (max(1, self.family.number), self.factor)).index_select(self.lead, index)
         if perturbs and (tensor.is_floating_point() or tensor.is_complex()):
             others = [place for place in range(len(rows)) if place not in places]
             other = torch.tensor(others, dtype=torch.int64, device=tensor.device)
@@ -120,6 +132,7 @@ class Call:
         rows_of: returns the rows of a tensor that is followed.
         rows, counts: rows and numbers of rows among the arguments.
         key: what the result of trials depends on.
+        is_of_discrete_edges: True if all rows are integers or booleans of edges.
         selects: True if the function selects rows by values.
         has_older: True if an argument that is not followed has as many rows as there are vertices, and is older than the call of the model.
     """
@@ -135,6 +148,7 @@ class Call:
         self.rows: list[Rows] = []
         self.counts: list[Count] = []
         self.selects = self.has_older = False
+        self.is_of_discrete_edges = True
 
     def families(self) -> list[Family]:
         """Returns the families of the rows and the numbers of rows among the arguments."""
@@ -152,7 +166,7 @@ def compared(call: Call, number: int, older: Callable[[Tensor], Rows | None]) ->
         Mixes: rows of the results depend on other rows.
     """
     families = [*{family.what: family for family in call.families()}.values()]
-    if any(not family.number for family in families):
+    if any(not family.tables for family in families):
         return []
     found: Mixes | None = None
     for perturbs, cut in ((True, None), (False, None), (True, 0), (True, 1), (True, 2)):

@@ -33,7 +33,9 @@ OFFSETS = [[0, 15, N], [0, 1, N], [0, 0, N]]
 def graph() -> Data:
     draw = torch.Generator().manual_seed(3)
     edge_index = torch.randint(N, (2, 160), generator=draw)
+    types = torch.randint(3, (160,), generator=torch.Generator().manual_seed(4))
     return Data(
+        edge_type=types.masked_fill((edge_index[1] >= 30) & (types == 0), 3),  # type 3 occurs on the last rank only
         edge_index=edge_index,
         x=torch.randn(N, WIDTH, generator=draw).double(),
         edge_weight=torch.rand(160, generator=draw).double(),
@@ -256,7 +258,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "first rows": (lambda: Net(lambda net, h, g: h + h[:1]), "__getitem__"),
     "one row": (lambda: Net(lambda net, h, g: h - h[0]), "__getitem__"),
     "numbers of rows": (lambda: Net(lambda net, h, g: h + h[torch.tensor([0, 0])].mean(0)), "__getitem__"),
-    "rows of sources": (lambda: Net(lambda net, h, g: h + h[g.edge_index[0]].mean(0)), "__getitem__"),
+    "rows of sources": (lambda: Net(lambda net, h, g: h + h[g.edge_index[0]].mean(0)), "__getitem__|mean"),
     "written row": (lambda: Net(written), "__setitem__"),
     "attention": (
         lambda: Net(lambda net, h, g: F.scaled_dot_product_attention(h[None], h[None], h[None])[0]),
@@ -334,6 +336,37 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "layer of the user's": (lambda: Net(lambda net, h, g: net.own(h, g.edge_index)), r"mean in Own \(own\)"),
     "module in a layer": (lambda: Net(lambda net, h, g: net.gin(h, g.edge_index)), r"softmax in Softmax \(gin.nn\)"),
     "edges": (lambda: Net(lambda net, h, g: h * (g.edge_weight - g.edge_weight.mean()).sign().sum()), "mean"),
+    "types by their number": (lambda: Net(lambda net, h, g: h * torch.bincount(g.edge_type)[0]), "bincount"),
+    "mean of types": (lambda: Net(lambda net, h, g: h * g.edge_type.double().mean()), "mean"),
+    "largest number of a vertex": (lambda: Net(lambda net, h, g: h / (g.edge_index.max() + 1)), "max"),
+    "edges of first vertices": (lambda: Net(lambda net, h, g: h * (g.edge_index[0] > 3).sum()), "gt"),
+    "edges in one direction": (
+        lambda: Net(lambda net, h, g: net.first(h, g.edge_index[:, g.edge_index[0] < g.edge_index[1]])),
+        "lt",
+    ),
+    "vertices with edges": (lambda: Net(lambda net, h, g: h * len(g.edge_index[1].unique())), "unique"),
+    "number of edges": (lambda: Net(lambda net, h, g: h * (g.edge_index.size(1) / h.size(0))), "number of rows"),
+    "number of types": (lambda: Net(lambda net, h, g: h / g.edge_type.numel()), "number of rows|div"),
+    "as many types as needed": (lambda: Net(lambda net, h, g: h + F.one_hot(g.edge_type).size(1)), "one_hot"),
+    "first edges": (lambda: Net(lambda net, h, g: net.first(h, g.edge_index[:, :100])), "__getitem__"),
+    "half of the edges": (
+        lambda: Net(lambda net, h, g: net.first(h, g.edge_index[:, : g.edge_index.size(1) // 2])),
+        "__getitem__",
+    ),
+    "types that are read": (lambda: Net(lambda net, h, g: h * sum(g.edge_type.tolist())), "tolist"),
+    "branch on selected edges": (
+        lambda: Net(lambda net, h, g: 2 * h if g.edge_index[:, g.edge_type == 3].size(1) > 0 else h),
+        r"use mask.any\(\)",
+    ),
+    "branch on numbers of edges": (
+        lambda: Net(lambda net, h, g: 2 * h if (g.edge_type == 3).nonzero().numel() > 0 else h),
+        r"use mask.any\(\)",
+    ),
+    "types of selected edges": (
+        lambda: Net(lambda net, h, g: h * g.edge_type[g.edge_weight > 0.5].max()),
+        "max",
+    ),
+    "mean over targets": (lambda: Net(lambda net, h, g: h + h[g.edge_index[1]].mean(0)), "mean"),
     "input": (lambda: Net(lambda net, h, g: h + g.x.mean(0)), "mean"),
     "degrees of sources": (lambda: Net(over_sources), "scatter_add_"),
     "a later step": (lambda: Net(later), "mean"),
@@ -417,6 +450,33 @@ def at_places(net: Net, h: Tensor, g: Any) -> Tensor:
     return out.index_fill(0, (g.label == 2).nonzero(as_tuple=True)[0], 0.5)
 
 
+def by_types(net: Net, h: Tensor, g: Any) -> Tensor:
+    """Asks about types of edges, and sends rows along the edges of each type that occurs."""
+    types, out = g.edge_type, torch.zeros_like(h)
+    for each in range(5):
+        edges = types == each
+        if edges.any() and not edges.all() and edges.sum() > 2 and edges.count_nonzero() < 150:
+            out = out + (each + 1) * net.first(h, g.edge_index[:, edges])
+    for each in types.unique():
+        out = out + float(each) * int((types == each).sum())
+    scale = net.lin.weight[0, :4].abs()[types]
+    out = out + net.first(h, g.edge_index[:, (types == 1).nonzero().view(-1)]) * int(types.max()) - types.min()
+    if (scale > 0).all() and not (g.edge_index[0] == g.edge_index[1]).all():
+        out = out + net.second(h, g.edge_index[:, types.argsort()])
+    return out if types.max() == 3 else h
+
+
+def by_numbers(net: Net, h: Tensor, g: Any) -> Tensor:
+    """Branches on numbers of edges and vertices, which are smaller on each rank."""
+    if g.edge_index.size(1) > 120 and g.edge_index.numel() == 320 and g.edge_type.size(0) != 0 and h.size(0) > 39:
+        h = 2 * h
+    ones = torch.ones(h.size(0) + g.edge_index.size(1))
+    assert ones.dim() == 1
+    if h.size(0) == N and g.x.size(0) <= N and h.size(0) == g.x.size(0) and h.size(0):
+        h = h + 1
+    return h + scatter(g.edge_weight[g.edge_type < 9] * 0 + 1, g.edge_index[1], 0, h.size(0), "sum")[:, None]
+
+
 def with_degrees(net: Net, h: Tensor, g: Any) -> Tensor:
     number = h.size(0)
     weights = scatter(g.edge_weight, g.edge_index[1], 0, number, "sum")
@@ -494,6 +554,8 @@ KEPT: dict[str, Callable[[], nn.Module]] = {
     "counted": lambda: Net(lambda net, h, g: h / (torch.bincount(g.edge_index[1], minlength=h.size(0)) + 1)[:, None]),
     "masked": lambda: Net(lambda net, h, g: torch.where(g.train_mask[:, None], h, h.masked_fill(h > 0, 0.5))),
     "degrees": lambda: Net(with_degrees),
+    "types of edges": lambda: Net(by_types),
+    "numbers in branches": lambda: Net(by_numbers),
     "in place": lambda: Net(in_place),
     "examined": lambda: Net(examined),
     "function of autograd": lambda: Net(lambda net, h, g: Rounded.apply(2 * h)),
@@ -631,8 +693,11 @@ class Asking(nn.Module):
         torch.manual_seed(0)
         self.first, self.second = pyg.SAGEConv(WIDTH, WIDTH).double(), layer(WIDTH, WIDTH).double()
 
-    def forward(self, x: Tensor, edge_index: Tensor, types: Tensor) -> Tensor:
+    def forward(self, x: Tensor, edge_index: Tensor, types: Tensor, edge_type: Any = None) -> Tensor:
         h = self.first(x, edge_index)
+        if edge_type is not None and edge_index.size(1) > 9:
+            h = h * int(edge_type.max()) + len(edge_type.unique()) * (edge_type == 1).sum() - edge_type.min()
+            h = 2 * h if (edge_type == 2).any() and h.size(0) > 9 else h
         for each in types.unique():
             h = h + float(each) * int((types == each).sum()) * (types == each)[:, None]
         if (types == 2).any() and (h.argmax(1) == 1).any():
@@ -650,7 +715,7 @@ class AskingLayer(pyg.MessagePassing):
 
 def equals(model: Any, args: tuple[Any, ...], data: Data, rows: Tensor) -> bool:
     """Returns True if a distributed model returns rows of the output in one process."""
-    out, expected = model(*args), Asking()(data.x, data.edge_index, data.label)[rows]
+    out, expected = model(*args), Asking()(data.x, data.edge_index, data.label, data.edge_type)[rows]
     return torch.allclose(out[: len(rows)], expected, rtol=0, atol=1e-9)
 
 
@@ -661,7 +726,7 @@ def asked_in_batches(rank: int) -> list[bool]:
         mfg = batch_of(data, torch.arange(3 * key, 3 * key + 3), [2, 2], key)
         mine = share_batch(data, mfg, owner(mfg.node).long(), 2, rank)
         rows = (owner(mfg.node) == rank).nonzero().view(-1)
-        found.append(equals(model, (mine.x, mine.edge_index, mine.label), filled(data, mfg), rows))
+        found.append(equals(model, (mine.x, mine.edge_index, mine.label, mine.edge_type), filled(data, mfg), rows))
     return found
 
 
@@ -670,12 +735,14 @@ def asked_in_parts(rank: int) -> list[bool]:
     data, found = graph(), []
     first = (data.edge_index[1] < 15).nonzero().view(-1)
     kept = torch.ones(160, dtype=torch.bool).index_fill(0, first[15:], False)
-    few = Data(edge_index=data.edge_index[:, kept], x=data.x, label=data.label)
+    few = Data(edge_index=data.edge_index[:, kept], x=data.x, label=data.label, edge_type=data.edge_type[kept])
     part = local(few, offsets=OFFSETS[0], timeout=distributed.NEVER)
-    found.append(equals(distribute(Asking(), part), (part.x, part.edge_index, part.label.clone()), few, part.n_id))
+    args = part.x, part.edge_index, part.label.clone(), part.edge_type
+    found.append(equals(distribute(Asking(), part), args, few, part.n_id))
     part = local(data, offsets=OFFSETS[0], timeout=distributed.NEVER)
     planned = part.planned(part.outer[: rank * 9], torch.ones(min(rank * 9, part.outer.numel()), dtype=torch.int64))
     under_plan = distribute(Guarded(), planned)
+    assert planned.edge_index.size(1) >= part.edge_index.size(1) + 5 * rank
     out = under_plan(planned.x, part.edge_index, planned)
     found.append(torch.allclose(out, Guarded()(data.x, data.edge_index, data)[part.n_id], rtol=0, atol=1e-9))
     return [*found, asked_on_hosts(rank, OFFSETS[0], 1)]
@@ -705,7 +772,7 @@ def asked_on_hosts(rank: int, offsets: list[int], per_host: Any) -> bool:
     data = graph()
     part = local(data, offsets=offsets, preload=Preload(2), ranks_per_host=per_host, timeout=distributed.NEVER)
     rows = part.n_id[: part.num_counted]
-    return equals(distribute(Asking(), part), (part.x, part.edge_index, part.label), data, rows)
+    return equals(distribute(Asking(), part), (part.x, part.edge_index, part.label, part.edge_type), data, rows)
 
 
 class Guarded(Asking):
@@ -714,7 +781,7 @@ class Guarded(Asking):
     def forward(self, x: Tensor, edge_index: Tensor, g: Any) -> Tensor:
         h = self.first(x, edge_index)
         if g.train_mask.any() and (g.label == 2).any():
-            h = (h > 0.5).sum() * h
+            h = (h > 0.5).sum() * h * (g.edge_type == 1).sum() if g.edge_index.size(1) < 161 else h
         return self.second(h, edge_index)
 
 
