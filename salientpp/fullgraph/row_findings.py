@@ -99,7 +99,7 @@ def _tried(call: Call, number: int, older: Callable[[Tensor], Rows | None], of_e
         return compared(call, number, older)
     except Mixes as error:
         is_reduced = bool(error.args) and error.args[0] == "reduced"
-        if not rows and not is_reduced:  # positions, such as arange(n), which no rows can be combined with
+        if call.is_made and not is_reduced:
             return []
         is_order = call.is_of_discrete_edges and call.name in _ORDERS
         return [] if of_edges and (is_order or not error.args) else None
@@ -243,7 +243,7 @@ def over_ranks(call: Call, graph: RankGraph, place: str) -> Tensor | None:
     rows = call.rows_of(given)
     if rows is None or len(call.rows) != 1 or call.counts or "out" in call.kwargs or not is_discrete(given):
         return None
-    if rows.family.is_selected or rows.lead or rows.factor != 1 or rows.ids:
+    if rows.family.is_selected or rows.lead or rows.factor != 1 or rows.ids or rows.made:
         return None
     number = graph.num_counted
     own = given[:number] if rows.family.what == "vertices" else given[graph.edge_index[1] < number]

@@ -6,9 +6,10 @@ same results for these rows.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -80,6 +81,7 @@ class Rows:
         marks: True for marks of unusual values.
         places: True for the numbers of rows that a mask selects. On a rank they are other numbers than in one process.
         ids: True for rows of edges that are computed from numbers of vertices or of edges, which are other numbers than in one process.
+        made: the rows of two trials, if the tensor is computed from a number of rows alone, such as ``torch.arange(n)``; empty for other tensors.
     """
 
     family: Family
@@ -88,14 +90,29 @@ class Rows:
     marks: bool = False
     places: bool = False
     ids: bool = False
+    made: tuple[Tensor, ...] = ()
 
     @property
     def key(self) -> tuple[Any, ...]:
         """Returns the facts that a verdict depends on."""
-        return (self.family.what, min(self.family.number, 4), self.factor, self.marks, self.places, self.ids)
+        return (
+            self.family.what,
+            min(self.family.number, 4),
+            self.factor,
+            self.marks,
+            self.places,
+            self.ids,
+            *self._made_key,
+        )
+
+    @functools.cached_property
+    def _made_key(self) -> tuple[Any, ...]:
+        return tuple(self.made[1].flatten().tolist()) if self.made else ()
 
     def of_trial(self, tensor: Tensor, trial: int, perturbs: bool) -> Tensor:
         """Returns the rows of a trial. Rows that are not compared have other values than anywhere in the tensor."""
+        if self.made:
+            return self.made[trial].clone()
         rows, places = self.family.tables[trial]
         index = torch.tensor(rows, device=tensor.device)
         shape, tensor = [*tensor.shape], tensor.detach()
@@ -150,6 +167,11 @@ class Call:
         self.selects = self.has_older = False
         self.is_of_discrete_edges = True
 
+    @property
+    def is_made(self) -> bool:
+        """True if the arguments hold no rows but those that are computed from a number of rows alone."""
+        return all(rows.made for rows in self.rows)
+
     def families(self) -> list[Family]:
         """Returns the families of the rows and the numbers of rows among the arguments."""
         return [rows.family for rows in self.rows] + [count.family for count in self.counts]
@@ -176,7 +198,7 @@ def compared(call: Call, number: int, older: Callable[[Tensor], Rows | None]) ->
             with torch.no_grad(), _disable_current_modes(), NoChance():
                 results = [_trial(call, trial, perturbs, number, cut, older) for trial in (0, 1)]
             if len(results[0]) == len(results[1]):
-                return [_alike(call.name, one, other, families) for one, other in zip(*results, strict=True)]
+                return [_alike(call, one, other, families) for one, other in zip(*results, strict=True)]
         except Mixes as error:
             found = error
         except Exception:
@@ -226,9 +248,9 @@ def _constant(tensor: Tensor, number: int, trial: int, cut: int) -> Tensor | Non
     return tensor.detach().narrow(dim, 0, 1).repeat_interleave(size, dim)
 
 
-def _alike(name: str, one: Tensor, other: Tensor, families: list[Family]) -> Rows | None:
+def _alike(call: Call, one: Tensor, other: Tensor, families: list[Family]) -> Rows | None:
     """Compares the results of two trials. Returns where the result has rows, or None if it has none."""
-    has_rows = False
+    name, has_rows = call.name, False
     for family in families:
         sizes = family.size(0), family.size(1)
         for dim in range(min(one.dim(), other.dim())):
@@ -240,6 +262,8 @@ def _alike(name: str, one: Tensor, other: Tensor, families: list[Family]) -> Row
             rows = Rows(family, dim, a // sizes[0], name in _MARKS)
             if name in _EMPTY or is_close(rows.compared(one, 0), rows.compared(other, 1)):
                 return rows
+    if has_rows and call.is_made:
+        return replace(rows, made=(one, other))
     if has_rows:
         raise Mixes("differs")
     if one.shape == other.shape:
