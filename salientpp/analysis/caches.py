@@ -31,13 +31,14 @@ from salientpp.ranks.partition_book import PartitionBook
 from salientpp.sampling.schedule import BatchKeys
 from salientpp.vip.accesses import shuffled_batches
 from salientpp.vip.inclusion import inclusion_probability
+from salientpp.vip.names import POLICY_NAMES
 from salientpp.vip.policies import POLICIES, TYPED_POLICIES, add_scores, cache_bytes, cache_capacity, plan_caches
 from salientpp.vip.shared import shared_inclusion_probability
 from salientpp.ways.cache import scores_of
 
 ORACLES = ("oracle", "oracle-heldout")
 #: Policies compared by default: all except 'vip-hop', which orders vertices nearly as 'vip' does.
-DEFAULT_POLICIES = ("vip", "degree", "halo", "wpr", "paths", "simulation", "random", "oracle")
+DEFAULT_POLICIES = (*(name for name in POLICY_NAMES if name != "vip-hop"), "oracle")
 #: Policies that need sampling. They have no forecast without it.
 LEARNED = (*ORACLES, "simulation")
 #: Names of two ways: one cache for all ranks of a host, as loaders have it; and one cache for each rank, with the same α.

@@ -21,13 +21,11 @@ from salientpp.cli.shared_arguments import (
     numbers_of,
     values_of,
 )
+from salientpp.vip.names import POLICY_NAMES
 
 if TYPE_CHECKING:
     from salientpp.analysis.analyze import Ways
     from salientpp.analysis.batches import Batches
-
-#: Policies that --policies accepts beside the oracle. They are the keys of salientpp.vip.policies.POLICIES, a module whose import takes seconds.
-POLICY_NAMES = ("degree", "halo", "paths", "random", "simulation", "vip", "vip-hop", "wpr")
 
 #: Groups of options. Options of AGREEING exclude those of the other two groups.
 HOSTS = ("ranks_per_host", "ranks_per_part", "parts_per_rank")

@@ -33,6 +33,7 @@ from salientpp.sampling.neighbor_sampler import SharedDraws
 from salientpp.sampling.schedule import UNEVEN
 from salientpp.store.cache import FeatureCache, TypedFeatureCache
 from salientpp.store.rows import RowSource
+from salientpp.vip.names import POLICY_NAMES
 from salientpp.vip.policies import Policy
 from salientpp.ways.lookahead.shape import Window, check_lookahead
 from salientpp.ways.planner.machines import Machines
@@ -204,8 +205,8 @@ class Tuning(TypedDict, total=False):
             check=check_policy_option,
             agree="hosts",
             plain=lambda policy: policy if isinstance(policy, str) else getattr(policy, "__qualname__", "a function"),
-            help="Cache policy that scores the vertices: `'vip'`, `'vip-hop'`, `'degree'`, `'halo'`, `'wpr'`, `'paths'`, `'simulation'`, "
-            "`'random'` (see [VIP](../explanation/vip.md#policies)), or [a function](../how-to/own-storage.md#your-own-cache-policy)",
+            help=f"Cache policy that scores the vertices: {', '.join(f'`{name!r}`' for name in POLICY_NAMES)} "
+            "(see [VIP](../explanation/vip.md#policies)), or [a function](../how-to/own-storage.md#your-own-cache-policy)",
         ),
     ]
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from salientpp.ranks.partition_book import PartitionBook
 from salientpp.vip.accesses import count_accesses, shuffled_batches
 from salientpp.vip.inclusion import inclusion_probability, typed_inclusion_probability
 from salientpp.vip.list_sums import ListSums
+from salientpp.vip.names import PolicyName
 
 #: Larger than any number of parts, and small enough that α N stays finite.
 _LARGEST_ALPHA = 1e9
@@ -186,6 +187,7 @@ def _readers(lists: ListSums) -> list[Tensor]:
     return lists.to_sources(ones, lambda place, of_targets: lists.pieces[place].spread(of_targets))
 
 
+#: The function of each name in :data:`~salientpp.vip.names.PolicyName`.
 POLICIES: dict[str, Callable[[Workload], Tensor]] = {
     "degree": score_degree,
     "halo": score_halo,
@@ -200,9 +202,7 @@ POLICIES: dict[str, Callable[[Workload], Tensor]] = {
 
 #: A policy by name, or a function from a workload to the scores of its vertices, float [N]. Vertices with the highest scores are cached first. A vertex with
 #: score 0 is never cached.
-Policy = (
-    Literal["degree", "halo", "paths", "random", "simulation", "vip", "vip-hop", "wpr"] | Callable[[Workload], Tensor]
-)
+Policy = PolicyName | Callable[[Workload], Tensor]
 
 
 def check_policy(policy: Policy) -> None:
