@@ -15,7 +15,12 @@ import griffe
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
-PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "examples/README.md": "examples.md",
+}
 LANDING = "---\nhide: [navigation, toc]\n---\n"
 
 
@@ -24,7 +29,29 @@ def on_files(files: Files, config: Any) -> Files:
     for source, page in PAGES.items():
         text = (ROOT / source).read_text()
         files.append(File.generated(config, page, content=LANDING * (page == "index.md") + text))
+    files.append(File.generated(config, "llms.txt", content=_list_of_pages(config)))
     return files
+
+
+def _list_of_pages(config: Any) -> str:
+    """Returns the pages with their titles and first sentences, for readers that are programs (llmstxt.org)."""
+    sources = {site: ROOT / source for source, site in PAGES.items()}
+    lines = [f"# {config.site_name}", "", f"> {config.site_description}", ""]
+
+    def add(entries: list[Any], section: str) -> None:
+        for entry in entries:
+            ((title, target),) = entry.items()
+            if isinstance(target, list):
+                add(target, f"{section}: {title}" if section else title)
+                continue
+            text = sources.get(target, ROOT / "docs" / target).read_text()
+            first = re.search(r"^(?![#<|`!*>\-])\S.*?(?:\.(?=\s)|(?=\n\n))", text, re.MULTILINE | re.DOTALL)
+            words = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", " ".join(first[0].split())) if first else ""
+            where = f"{section}: " if section else ""
+            lines.append(f"- [{where}{title}]({target.removesuffix('.md')}.html): {words}")
+
+    add(config.nav, "")
+    return "\n".join(lines) + "\n"
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
@@ -48,8 +75,37 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 class PlainRoles(griffe.Extension):
-    """Replaces roles in docstrings, ``:func:`~package.name```, by code spans. Markdown has no roles."""
+    """Replaces roles in docstrings, ``:func:`~package.name```, by code spans, and gives each argument a line of its own."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
-            obj.docstring.value = re.sub(r":\w+:`~?([^`]+)`", lambda role: f"`{role[1]}`", obj.docstring.value)
+            plain = re.sub(r":\w+:`~?([^`]+)`", lambda role: f"`{role[1]}`", obj.docstring.value)
+            is_called = isinstance(obj, (griffe.Function, griffe.Class))
+            obj.docstring.value = one_argument_a_line(
+                plain, {each.name for each in obj.parameters} if is_called else set()
+            )
+
+
+def one_argument_a_line(docstring: str, names: set[str]) -> str:
+    """Divides lines that describe several arguments together, which griffe does not find in the signature and calls required.
+
+    Arguments that the signature takes as ``**options`` move to a section of their own, for the same reason.
+    """
+    found = re.search(r"^Args:\n((?: {4,}.*\n?|\n(?= ))*)", docstring, re.MULTILINE)
+    if found is None or not names:
+        return docstring
+    own, others = [], []
+    for entry in re.split(r"^(?= {4}\S)", found[1], flags=re.MULTILINE):
+        matched = re.match(r" {4}(\*{0,2}\w+(?:, \*{0,2}\w+)*): ", entry)
+        if matched is None:
+            own.append(entry)
+            continue
+        first, *more = matched[1].split(", ")
+        described = [
+            f"    {first}: {entry[matched.end() :].rstrip()}\n",
+            *(f"    {name}: see `{first}`.\n" for name in more),
+        ]
+        for name, text in zip([first, *more], described, strict=True):
+            (own if name.lstrip("*") in names or name in names else others).append(text)
+    sections = "Args:\n" + "".join(own) + ("\nKeyword Args:\n" + "".join(others) if others else "") + "\n"
+    return docstring[: found.start()] + sections + docstring[found.end() :]
