@@ -69,8 +69,8 @@ def _refresh(loader: Any, groups: list[type], doc: str, signature: inspect.Signa
     ]
     rest = own[-1].replace(name="kwargs", annotation=Any)
     loader.__init__.__signature__ = signature.replace(parameters=[*own[:-1], *options, rest])
-    first, *rest = groups
-    doc = doc.replace(START, _names(first)).replace(REST, "".join(_in_list(group) for group in rest))
+    first, *others = groups
+    doc = doc.replace(START, _names(first)).replace(REST, "".join(_in_list(group) for group in others))
     loader.__doc__ = doc.replace(MARK, "".join(_in_docstring(name, option) for name, (_, option) in declared.items()))
 
 
