@@ -63,14 +63,6 @@ class Net(nn.Module):
         return self.norm(x[:13])  # the seeds of a batch
 
 
-@pytest.fixture(autouse=True)
-def no_modes_left():
-    """Removes modes of torch that a test has left, which failed. Other tests of the process would run under them, and nothing would be compiled."""
-    yield
-    while _get_current_dispatch_mode_stack():
-        _pop_mode()
-
-
 @pytest.fixture(scope="module")
 def data():
     return graph(num_vertices=80, num_edges=160)
