@@ -21,6 +21,8 @@ from random_cases.choices import HELPERS, Choice, choices
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
+import salientpp
+
 IMPORTS = """\
 import itertools, math, types
 
@@ -213,7 +215,14 @@ def case_of(seed: int) -> Case:
         given,
         penalty,
         r.choice(OUTPUTS[:6] if "one output" in needs else OUTPUTS),
+        # Otherwise the check at run time would correct what the rules get wrong.
+        options=(("check", False),) if r.random() < 0.7 else (),
     )
+
+
+def trimmed_outcome(case: Case) -> Failure | None:
+    """Runs a case of ``trim``."""
+    return failure_of(case, lambda model: salientpp.nn.trim(model, **dict(case.options)))
 
 
 def source_of(case: Case) -> str:
@@ -473,7 +482,7 @@ if __name__ == "__main__":
 plain = make()
 model = make()
 copy_values(plain, model)
-salientpp.nn.trim(model)
+salientpp.nn.trim(model, **{dict(case.options)!r})
 data = graph()
 batches = {_loader_text(case)}
 for step, (batch, mode) in enumerate(zip(batches, {case.modes!r})):

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from random_cases import distributed_models, inferred, merged, models, typed
 from random_cases.models import Case, Failure, Invalid, Outcome, Refused, script_of, shrunk
 
-import salientpp
-
 
 @dataclass(frozen=True)
 class Target:
@@ -26,7 +24,7 @@ class Target:
 
 
 TARGETS = {
-    "trim": Target(models.case_of, lambda case: models.failure_of(case, salientpp.nn.trim)),
+    "trim": Target(models.case_of, models.trimmed_outcome),
     "distributed": Target(distributed_models.case_of, distributed_models.outcome_of),
     "inferred": Target(inferred.case_of, inferred.outcome_of),
     "typed": Target(typed.case_of, typed.outcome_of),

@@ -140,7 +140,7 @@ def outcome_of(case: Case) -> Outcome:
             copy_values(plain, other)
         except Exception as error:
             raise Invalid(f"{type(error).__name__}: {error}") from error
-        converted = salientpp.nn.trim(other)
+        converted = salientpp.nn.trim(other, check=case.seed % 3 == 0)  # otherwise the check would correct wrong rules
         for step, (batch, mode) in enumerate(zip(loader, case.modes)):
             try:
                 expected = _step(plain, batch, step, mode)
