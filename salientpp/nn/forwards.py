@@ -35,8 +35,10 @@ def gcn(conv: Any, x: Tensor, sums: Callable[[Tensor], Tensor]) -> Tensor:
 
 def can_add_in_place(conv: Any, x: tuple[Tensor, Tensor]) -> bool:
     """Returns True if :func:`sage` can replace the forward of a SAGEConv."""
-    is_usual = conv.root_weight and not conv.project and is_plain(conv.lin_l) and is_plain(conv.lin_r)
-    return is_usual and conv.lin_r.bias is None and not _is_autocast(x[0])
+    if not conv.root_weight or conv.project:
+        return False
+    right = conv.lin_r
+    return is_plain(conv.lin_l) and is_plain(right) and right.bias is None and not _is_autocast(x[0])
 
 
 def sage(conv: Any, x: tuple[Tensor, Tensor], means: Callable[[tuple[Tensor, Tensor]], Tensor]) -> Tensor:

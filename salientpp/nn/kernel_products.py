@@ -71,7 +71,8 @@ class SumOfSources(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         lists, num_targets, mean, num_sources = ctx.given
         x, weight = ctx.saved_tensors
-        grad, grad_x, grad_weight = _divided(grad, lists, num_targets) if mean else grad, None, None
+        grad = (_divided(grad, lists, num_targets) if mean else grad).contiguous()  # for both products
+        grad_x = grad_weight = None
         if ctx.needs_input_grad[1]:
             grad_x = _run(SumOfTargets, lists, grad, weight, num_sources)
             if not torch.is_grad_enabled():
@@ -106,6 +107,8 @@ class SumOfTargets(torch.autograd.Function):
 
 def _dot(lists: EdgeLists, target_rows: Tensor, source_rows: Tensor, num_targets: int, weight: Tensor) -> Tensor:
     """Returns the gradient of the weights [E'] or [E', H] of a product of rows of targets [T', ...] and of sources [S', ...]."""
+    if weight.dim() == 2 and source_rows.dim() == 3:
+        return _run(DotEdges, lists, target_rows, source_rows, num_targets)
     heads = weight.size(1) if weight.dim() == 2 else 1
     columns = math.prod(source_rows.shape[1:]) // max(1, heads)
     rows = (each.reshape(each.size(0), heads, columns) for each in (target_rows, source_rows))
@@ -263,7 +266,7 @@ class DotEdges(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         lists, num_targets = ctx.given
         target_rows, source_rows = ctx.saved_tensors
-        grad_target = grad_source = None
+        grad, grad_target, grad_source = grad.contiguous(), None, None
         if ctx.needs_input_grad[1]:
             sums = _run(SumOfSources, lists, source_rows, grad, num_targets, False)
             grad_target = _padded(sums, target_rows.size(0))

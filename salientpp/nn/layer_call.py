@@ -18,7 +18,16 @@ from torch_geometric.nn.conv import MessagePassing
 from salientpp.batch.contents import is_sparse_tensor
 from salientpp.batch.edges import BatchEdges, edges_of
 from salientpp.nn import forwards, products
-from salientpp.nn.layers import Layer, Replaced, layer_of, linear_form, pair_of, reduction_of, with_helpers
+from salientpp.nn.layers import (
+    LINEAR_MESSAGES,
+    Layer,
+    Replaced,
+    layer_of,
+    linear_form,
+    pair_of,
+    reduction_of,
+    with_helpers,
+)
 from salientpp.nn.rules import tensors_of
 from salientpp.nn.trace import ALL, Call
 from salientpp.nn.unchanged import change_inside, change_of, is_plain
@@ -27,17 +36,23 @@ from salientpp.sampling.hops import Hops, Relation, demand
 
 
 @functools.cache
-def _signature(kind: Any) -> inspect.Signature:
-    return inspect.signature(kind.forward)
+def _parameters(kind: Any) -> tuple[dict[str, None], set[str]]:
+    """Returns the names of all parameters of a layer's forward, in order, and of those without a default."""
+    own = list(inspect.signature(kind.forward).parameters.values())[1:]
+    named = [each for each in own if each.kind is each.POSITIONAL_OR_KEYWORD]
+    return {each.name: None for each in named}, {each.name for each in named if each.default is each.empty}
 
 
 def arguments_of(conv: MessagePassing, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the arguments of a call by name. An ``adj_t`` becomes an ``edge_index``. Returns None if they do not fit; the layer's own call then raises."""
-    try:
-        bound = _signature(cast(Any, type(conv))).bind(conv, *args, **kwargs)
-    except TypeError:
+    """Returns the arguments of a call by name, in the order of the parameters. An ``adj_t`` becomes an ``edge_index``.
+
+    Returns None if they do not fit; the layer's own call then raises. Arguments that only ``*args`` or ``**kwargs`` takes do not fit.
+    """
+    names, required = _parameters(cast(Any, type(conv)))
+    given = {**dict(zip(names, args)), **kwargs}
+    if len(given) != len(args) + len(kwargs) or not required <= given.keys() <= names.keys():
         return None
-    return {name: edges_of(value) for name, value in bound.arguments.items() if name != "self"}
+    return {name: edges_of(given[name]) for name in names if name in given}
 
 
 def edges_in(value: Any) -> list[BatchEdges]:
@@ -65,7 +80,8 @@ def can_cut(conv: MessagePassing, forward: Callable[..., Any], arguments: Mappin
         return False
     if change_of(conv) is not None or change_inside(conv) is not None:
         return False
-    if getattr(conv, "cached", False) or any(arguments.get(name) is not None for name in _EXCLUDING):
+    own = vars(conv)
+    if own.get("cached") or any(arguments.get(name) is not None for name in _EXCLUDING):
         return False
     weight = arguments.get("edge_weight")
     if isinstance(weight, Tensor) and weight.dim() != 1:  # some layers take [E, 1]
@@ -76,7 +92,7 @@ def can_cut(conv: MessagePassing, forward: Callable[..., Any], arguments: Mappin
     if any(each.adj_t_version is not None for each in edges) and not _takes_adj_t(conv, facts, arguments, edges):
         return False
     relations = {each.relation for each in edges}
-    if getattr(conv, "add_self_loops", False) and any(each is not None and each[0] != each[-1] for each in relations):
+    if own.get("add_self_loops") and any(each is not None and each[0] != each[-1] for each in relations):
         return False  # PyG adds an edge from the source i to the target i, which no hop reaches
     return (len(relations) == 1 or facts.is_typed) and all(hops.lists(relation) is not None for relation in relations)
 
@@ -135,7 +151,9 @@ class LayerCall:
         self.relation: Relation = given.relation
         self._types = (None, None) if given.relation is None else (given.relation[0], given.relation[-1])
         self._whole = arguments  # as given by the model
-        self._form, self._reduction = linear_form(conv, True), reduction_of(conv, True)  # can_cut has asked
+        self._reduction = reduction_of(conv, is_unchanged=True)  # can_cut has asked
+        facts = LINEAR_MESSAGES.get(type(conv).message)
+        self._form = None if facts is None or self._reduction is None else (facts.weight, self._reduction)
         self._lists: dict[int, EdgeLists] = {}  # by the id of an edge_index, kept in `_tensors`
         self._tensors: list[Tensor] = []
         self._cut(arguments)
@@ -206,14 +224,15 @@ class LayerCall:
 
     def run(self, forward: Callable[..., Any]) -> Any:
         """Returns the layer's output for the needed rows of targets."""
-        conv = self.conv
+        conv, cheaper = self.conv, self._cheaper_forward()
+        if cheaper is not None:
+            return first_rows(cheaper(**self.arguments), self.num_out)
         placed = {
             "propagate": self._propagate,
             "edge_updater": self._edge_updater,
             **with_helpers(conv, self._helpers()),
         }
         forward = placed.pop("forward", forward)
-        forward = self._cheaper_forward() or forward
         with Replaced([(vars(conv), name, method) for name, method in placed.items()]):
             out = forward(**self.arguments)
         if isinstance(out, dict):

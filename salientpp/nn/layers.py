@@ -118,11 +118,8 @@ TYPED_LAYERS: Mapping[str, Layer] = {"HGTConv": Layer(is_typed=True, hops=1)}
 def layer_of(module: torch.nn.Module) -> Layer | None:
     """Returns the description of a PyG layer, or None for any other module, including subclasses outside PyG."""
     kind = type(module)
-    return (
-        {**LAYERS, **TYPED_LAYERS}.get(kind.__name__)
-        if kind.__module__.startswith("torch_geometric.nn.conv.")
-        else None
-    )
+    is_pyg = kind.__module__.startswith("torch_geometric.nn.conv.")
+    return LAYERS.get(kind.__name__) or TYPED_LAYERS.get(kind.__name__) if is_pyg else None
 
 
 def name_of(module: torch.nn.Module, path: str) -> str:
@@ -140,19 +137,21 @@ LINEAR_MESSAGES: Mapping[Any, Layer] = {
 }
 
 
-def linear_form(conv: MessagePassing, is_unchanged: bool = False) -> tuple[str | None, str] | None:
+def linear_form(conv: MessagePassing) -> tuple[str | None, str] | None:
     """Returns the layer's aggregation as a sparse product, or None if it is not one.
 
     The first value names the edge weights among the arguments of ``propagate``, or is None. The second is the reduction: "sum", "mean", "max" or "min".
-    ``is_unchanged``: :func:`~salientpp.nn.unchanged.change_of` was asked before.
     """
     facts = LINEAR_MESSAGES.get(type(conv).message)
-    reduction = None if facts is None else reduction_of(conv, is_unchanged)
+    reduction = None if facts is None else reduction_of(conv)
     return None if facts is None or reduction is None else (facts.weight, reduction)
 
 
 def reduction_of(conv: MessagePassing, is_unchanged: bool = False) -> str | None:
-    """Returns how a layer reduces a target's messages: "sum", "mean", "max" or "min"; None if it does anything else or more."""
+    """Returns how a layer reduces a target's messages: "sum", "mean", "max" or "min"; None if it does anything else or more.
+
+    ``is_unchanged``: :func:`~salientpp.nn.unchanged.change_of` was asked before.
+    """
     kind = type(conv)
     if kind.aggregate is not MessagePassing.aggregate or kind.update is not MessagePassing.update:
         return None

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch_geometric.nn.conv import MessagePassing
 
+from salientpp.nn.record import may_be_replaced
 from salientpp.nn.rehearsal import State
 from salientpp.nn.trace import Call, Plan
 
@@ -22,6 +24,8 @@ _PLAIN = (bool, int, float, str, type(None), enum.Enum, np.number, np.bool_)
 
 #: Attributes that every module has.
 _OF_MODULES = frozenset(vars(torch.nn.Module()))
+
+_tables_of = operator.itemgetter("_modules", "_buffers", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
 
 #: Numbers of elements above which a tensor is not copied before each call: of one that no call has written to so far, and of one that calls write to.
 _MAX_UNWRITTEN, _MAX_WRITTEN = 1 << 12, 1 << 20
@@ -87,7 +91,13 @@ def most(calls: tuple[Call, ...]) -> Call:
 
 
 class Attributes:
-    """Plain attributes of a model's modules, and its buffers and hooks, as they were before a call. Comparing them takes some microseconds."""
+    """Plain attributes of a model's modules, and its buffers and hooks, as they were before a call. Comparing them takes some microseconds.
+
+    Attributes:
+        modules: all modules of the model.
+        layers: the message-passing layers among them.
+        replaced: paths and modules whose forward a trimmed call may replace.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = weakref.ref(model)
@@ -98,6 +108,8 @@ class Attributes:
         model = self._model()
         assert model is not None  # it is being called
         self.modules = list(model.modules())
+        self.layers = [module for module in self.modules if isinstance(module, MessagePassing)]
+        self.replaced = [(path, module) for path, module in model.named_modules() if may_be_replaced(module)]
         self._own = [vars(module) for module in self.modules]
         homes = ("torch.", "torch_geometric.", "salientpp.")
         self._users = [vars(each) for each in self.modules if not type(each).__module__.startswith(homes)]
@@ -111,11 +123,6 @@ class Attributes:
     def parameters(self) -> list[torch.nn.Parameter]:
         """The present parameters of all modules."""
         return [each for own in self._own for each in own["_parameters"].values() if each is not None]
-
-    @property
-    def buffers(self) -> list[torch.Tensor]:
-        """The present buffers of all modules."""
-        return [each for own in self._own for each in own["_buffers"].values() if each is not None]
 
     @property
     def others(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -136,11 +143,12 @@ class Attributes:
             (
                 len(own),
                 getter(own),
-                tuple(own["_modules"].values()),
-                len(own["_forward_hooks"]) + len(own["_forward_pre_hooks"]) + len(own["_backward_hooks"]),
-                own["_buffers"] and [value is None for value in own["_buffers"].values()],
+                modules and tuple(modules.items()),
+                (hooks or before or backward) and len(hooks) + len(before) + len(backward),
+                buffers and [value is None for value in buffers.values()],
             )
             for own, getter in zip(self._own, self._getters)
+            for modules, buffers, hooks, before, backward in (_tables_of(own),)
         ]
 
     def is_changed(self, calls: int) -> bool:
@@ -187,19 +195,27 @@ class Before:
     the call has written to them.
     """
 
-    def __init__(self, model: torch.nn.Module, planned: Planned, attributes: Attributes, given: Any) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        planned: Planned,
+        attributes: Attributes,
+        parameters: list[torch.nn.Parameter],
+        given: tuple[Any, ...],
+    ) -> None:
         self._attributes = attributes
         self._others = attributes.others
-        states = State([given], _MAX_OBJECTS), State([copied for _, copied in self._others], _MAX_OBJECTS)
+        states = State(given, _MAX_OBJECTS), State([copied for _, copied in self._others], _MAX_OBJECTS)
         self._states = states
         self._buffers = [(own["_buffers"], dict(own["_buffers"])) for own in attributes._own if own["_buffers"]]
-        own = states[1].tensors | {id(value): value for value in attributes.buffers}
+        buffers = [value for _, before in self._buffers for value in before.values() if value is not None]
+        own = states[1].tensors | {id(value): value for value in buffers}
         small = {key for key, value in own.items() if value.numel() <= _MAX_UNWRITTEN} - states[0].tensors.keys()
         if planned.written:
             named = [*model.named_buffers(), *model.named_parameters()]
             written = [value for name, value in named if name in planned.written]
             small |= {id(value) for value in written if value.numel() <= _MAX_WRITTEN}
-        tensors = states[0].tensors | own | {id(value): value for value in attributes.parameters}
+        tensors = states[0].tensors | own | {id(value): value for value in parameters}
         self._copies = [(value, value.detach().clone()) for key, value in tensors.items() if key in small]
         self._versions = [
             (value, value._version) for key, value in tensors.items() if key not in small and not value.is_inference()

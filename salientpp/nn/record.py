@@ -115,11 +115,21 @@ def _remove_hooks(model: torch.nn.Module, functions: _Functions) -> None:
 # --- modules that work on each row separately -------------------------------------------------------------------
 
 
+#: Classes of modules that work on each row separately for some arguments, although their operations do not show it.
+_ROW_WISE = (torch.nn.RNNBase, torch.nn.MultiheadAttention, torch.nn.RNNCellBase, torch.nn.Bilinear, HeteroLinear)
+
+
 def may_be_row_wise(module: torch.nn.Module) -> bool:
     """Returns True for modules that work on each row separately for some arguments, although their operations do not show it."""
-    kinds = (torch.nn.RNNBase, torch.nn.MultiheadAttention, torch.nn.RNNCellBase, torch.nn.Bilinear, HeteroLinear)
+    if not isinstance(module, _ROW_WISE):
+        return False
     home = getattr(getattr(module.forward, "__func__", None), "__module__", None) or ""
-    return isinstance(module, kinds) and home.startswith(("torch.", "torch_geometric."))
+    return home.startswith(("torch.", "torch_geometric."))
+
+
+def may_be_replaced(module: torch.nn.Module) -> bool:
+    """Returns True for modules whose forward a trimmed call may replace. It depends on the class only."""
+    return isinstance(module, (MessagePassing, *_ROW_WISE))
 
 
 def is_row_wise(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

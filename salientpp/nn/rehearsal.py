@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -165,7 +165,7 @@ class State:
         tensors: all tensors found, by their ids.
     """
 
-    def __init__(self, values: list[Any], limit: int = sys.maxsize) -> None:
+    def __init__(self, values: Iterable[Any], limit: int = sys.maxsize) -> None:
         self._limit = limit
         self._kept: dict[int, tuple[Any, Any]] = {}  # by id: object and its contents
         self._lengths: list[tuple[Any, int]] = []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -54,28 +55,41 @@ class Run(Noted, TorchFunctionMode):
 
     Args:
         plan: rows that each layer needs. None: the model runs as the plain one.
+        hops: hops of the batch.
+        frame: the Python frame that calls the model.
+        modules: paths and modules of the model, at least those for which :func:`may_be_replaced` holds. None: all.
 
     Attributes:
         functions: names of torch's functions that the model has called between its layers, in order.
     """
 
-    def __init__(self, model: torch.nn.Module, plan: Plan | None, hops: Hops, frame: Any) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        plan: Plan | None,
+        hops: Hops,
+        frame: Any,
+        modules: Iterable[tuple[str, torch.nn.Module]] | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
         self.functions: list[str] = []
-        self._frame = frame  # the Python frame that calls the model
+        self._frame = frame
         self._plan = plan
         self.hops = hops
         self._next = 0
         self._is_inside = False
         self._numbers = {count for counts in hops.num_nodes.values() for count in counts}
         self._numbers_but_1 = self._numbers - {1}
-        forwards = self._forwards() if plan is not None else ()
+        modules = model.named_modules() if modules is None else modules
+        forwards = self._forwards(modules) if plan is not None else ()
         self._calls = Replaced([(vars(module), "forward", call) for module, call in forwards])
 
-    def _forwards(self) -> Iterator[tuple[torch.nn.Module, Callable[..., Any]]]:
+    def _forwards(
+        self, modules: Iterable[tuple[str, torch.nn.Module]]
+    ) -> Iterator[tuple[torch.nn.Module, Callable[..., Any]]]:
         """Yields modules and the functions that replace their forward."""
-        for path, module in self.model.named_modules():
+        for path, module in modules:
             if isinstance(module, MessagePassing):
                 yield module, functools.partial(self._call, module, path, module.forward)
             elif may_be_row_wise(module):
@@ -106,27 +120,41 @@ class Run(Noted, TorchFunctionMode):
         self._next += 1
         self._is_inside = True
         try:
-            arguments = arguments_of(conv, args, kwargs)
             if call.is_whole:
                 return forward(*args, **kwargs)
-            if arguments is None or not can_cut(conv, forward, arguments, self.hops):
-                raise RuntimeError(
-                    f"{type(conv).__name__} ({path}) was given the batch's edges when {name} was first called, but other edges or further arguments now; a "
-                    "trimmed model must use the same edges in every call; do not use salientpp.nn.trim on this model"
-                )
-            if is_called_again(self._frame):
-                raise RuntimeError(
-                    f"{type(conv).__name__} ({path}) of {name} is called by torch.utils.checkpoint, but was called without it while gradients were off; "
-                    "the backward would give the layer all edges but only some rows; remove the checkpoint, which saves less memory in a trimmed model, "
-                    "or do not use salientpp.nn.trim"
-                )
-            layer = self._layer(conv, call, arguments)
-            if not layer.is_aligned or any(type(each) not in _PLAIN for each in tensors_of(arguments)):
-                return layer.run(forward)
-            with torch._C.DisableTorchFunction():  # avoids the overhead of this mode
-                return layer.run(forward)
+            is_plain = all(type(each) in _PLAIN for each in tensors_of((*args, *kwargs.values())))
+            # Without torch functions, this mode and the check for subclasses cost nothing.
+            with torch._C.DisableTorchFunction() if is_plain else contextlib.nullcontext():
+                layer = self._cut(conv, path, call, forward, args, kwargs)
+                if is_plain and layer.is_aligned:
+                    return layer.run(forward)
+            return layer.run(forward)
         finally:
             self._is_inside = False
+
+    def _cut(
+        self,
+        conv: MessagePassing,
+        path: str,
+        call: Call,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> LayerCall:
+        """Returns the call of a layer on the needed rows only. Raises RuntimeError if the layer cannot be cut."""
+        name, arguments = type(self.model).__name__, arguments_of(conv, args, kwargs)
+        if arguments is None or not can_cut(conv, forward, arguments, self.hops):
+            raise RuntimeError(
+                f"{type(conv).__name__} ({path}) was given the batch's edges when {name} was first called, but other edges or further arguments now; a "
+                "trimmed model must use the same edges in every call; do not use salientpp.nn.trim on this model"
+            )
+        if is_called_again(self._frame):
+            raise RuntimeError(
+                f"{type(conv).__name__} ({path}) of {name} is called by torch.utils.checkpoint, but was called without it while gradients were off; "
+                "the backward would give the layer all edges but only some rows; remove the checkpoint, which saves less memory in a trimmed model, "
+                "or do not use salientpp.nn.trim"
+            )
+        return self._layer(conv, call, arguments)
 
     def _layer(self, conv: MessagePassing, call: Call, arguments: dict[str, Any]) -> LayerCall:
         """Returns the call of a layer on the needed rows only."""

@@ -183,7 +183,7 @@ class _Running:
     run: Run
     key: Any
     planned: Planned
-    before: Before
+    before: Before | None  # None: the call is never repeated
     given: tuple[tuple[Any, ...], dict[str, Any]]
     raised: BaseException | None  # that the caller is handling
     depth: int = 0  # of the calls that the model makes of itself
@@ -220,7 +220,8 @@ def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
     try:
         attributes = trimmed.attributes = trimmed.attributes or Attributes(model)
         has_changed = attributes.is_changed(sum(planned.calls for planned in trimmed.plans.values()))
-        key = _key_of_call(attributes, args, kwargs, trimmed.plans)
+        parameters = attributes.parameters
+        key = _key_of_call(attributes, parameters, args, kwargs, trimmed.plans)
         if key not in trimmed.plans and any(map(is_lazy, (*model.parameters(), *model.buffers()))):
             return  # lazy parameters get their shapes in this call
         _make_last(model)
@@ -228,8 +229,9 @@ def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
         _begin(trimmed, frame)
         planned = _planned(model, trimmed, key, has_changed, hops, frame, args, kwargs)
         planned.calls += 1
-        before = Before(model, planned, attributes, [args, kwargs])
-        run = Run(model, planned.plan, hops, frame)
+        may_repeat = planned.plan is not None and planned.functions is not None
+        before = Before(model, planned, attributes, parameters, (args, kwargs)) if may_repeat else None
+        run = Run(model, planned.plan, hops, frame, attributes.replaced)
         began = _Running(run, key, planned, before, (args, kwargs), sys.exc_info()[1])
         Replaced([(vars(_thread), "running", began)]).__enter__()
         run.__enter__()
@@ -263,6 +265,8 @@ def _planned(
 ) -> Planned:
     """Returns the plan of a call. Makes it if there is none, and checks it if that is due."""
     planned = trimmed.plans.get(key)
+    if planned is not None and not (has_changed or planned.is_due):
+        return planned
     trial = Trial(model, hops, args, kwargs, lambda plan: Run(model, plan, hops, frame))
     row_wise = trimmed.norms == "needed rows"
     checks = trimmed.check and not row_wise
@@ -385,7 +389,7 @@ def _again(model: torch.nn.Module, running: _Running, functions: tuple[str, ...]
     trimmed, planned, hops = getattr(model, _ATTRIBUTE), running.planned, running.run.hops
     name, other = type(model).__name__, first_of(functions, min(planned.functions or [()], key=len))
     trimmed.plans.pop(running.key, None)
-    if not running.before.restore():
+    if running.before is None or not running.before.restore():
         raise RuntimeError(
             f"{name} called other operations than before ({other}), and wrote to its arguments or parameters, so that the call cannot be "
             "repeated with all rows; do not use salientpp.nn.trim on this model, or do not write to them"
@@ -422,7 +426,9 @@ def keys_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     """
     given = [*args, *kwargs.values()]
     numbers = [_choice(each) for each in given if _may_hold_numbers(each)]
-    return _key(Attributes(model), args, kwargs, has_numbers=False), repr(numbers) if numbers else ""
+    attributes = Attributes(model)
+    key = _key(attributes, attributes.parameters, args, kwargs, has_numbers=False)
+    return key, repr(numbers) if numbers else ""
 
 
 def _may_hold_numbers(value: Any) -> bool:
@@ -431,25 +437,33 @@ def _may_hold_numbers(value: Any) -> bool:
     return isinstance(value, (int, float, np.number, list, tuple, dict)) and not isinstance(value, bool)
 
 
-def _key_of_call(attributes: Attributes, args: tuple[Any, ...], kwargs: dict[str, Any], plans: dict[Any, Any]) -> Any:
+def _key_of_call(
+    attributes: Attributes,
+    parameters: list[torch.nn.Parameter],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    plans: dict[Any, Any],
+) -> Any:
     """Returns the key of a call's plan in ``plans``. It has the values of numbers among the arguments, unless there are too many values."""
-    key = _key(attributes, args, kwargs, has_numbers=True)
+    key = _key(attributes, parameters, args, kwargs, has_numbers=True)
     if key in plans or len(plans) < MAX_PLANS:
         return key
-    return _key(attributes, args, kwargs, has_numbers=False)
+    return _key(attributes, parameters, args, kwargs, has_numbers=False)
 
 
-def _key(attributes: Attributes, args: tuple[Any, ...], kwargs: dict[str, Any], has_numbers: bool) -> Any:
-    learns = torch.is_grad_enabled() and tuple([value.requires_grad for value in attributes.parameters])
-    unchanged = tuple([_is_unchanged(module) for module in attributes.modules])
+def _key(
+    attributes: Attributes,
+    parameters: list[torch.nn.Parameter],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    has_numbers: bool,
+) -> Any:
+    learns = torch.is_grad_enabled() and tuple([value.requires_grad for value in parameters])
+    # A layer that was changed gets all rows.
+    unchanged = tuple([change_of(layer) is None and change_inside(layer) is None for layer in attributes.layers])
     modes = attributes.modes, unchanged, learns, torch.is_inference_mode_enabled()
     given = [(None, each) for each in args] + list(kwargs.items())
     return (*modes, *[(name, _choice(each, has_numbers)) for name, each in given])
-
-
-def _is_unchanged(module: torch.nn.Module) -> bool:
-    """Returns True unless a module is a layer that was changed, which gets all rows."""
-    return not isinstance(module, MessagePassing) or (change_of(module) is None and change_inside(module) is None)
 
 
 def _choice(value: Any, has_numbers: bool = True) -> Any:

@@ -7,9 +7,10 @@ on the instance or on PyG's class, by a hook, or by another aggregation. Trimmin
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ HOOKS = tuple(
     for kind in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
     for side in ("_pre", "")
 )
+_hooks_of = operator.itemgetter(*HOOKS)
+_hooks_of_part = operator.itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 #: Methods whose replacement changes no result of a layer.
 _HARMLESS = frozenset(["reset_parameters", "jittable", "explain_message", "extra_repr"])
@@ -32,17 +35,38 @@ _HARMLESS = frozenset(["reset_parameters", "jittable", "explain_message", "extra
 _GENERATED = frozenset(["propagate", "edge_updater", "collect", "edge_collect"])
 
 
-def _methods(kind: type) -> Iterator[tuple[Any, str, Any]]:
-    """Yields (owner, name, function) for the methods of a class of PyG, and for PyG's functions that its file calls."""
+class _Functions:
+    """Functions that an owner, a class or a file, has under some names when this object is made."""
+
+    def __init__(self, owner: Any, names: list[str]) -> None:
+        self._owner, self._names = owner, names
+        self._read: Callable[[Any], Any] = operator.attrgetter("__name__", *names)  # a tuple even for one name
+        self._known = self._read(owner)
+
+    def replaced(self) -> str | None:
+        """Returns the name of a function that was replaced since; None if there is none."""
+        try:
+            now = self._read(self._owner)
+        except AttributeError:
+            now = None
+        if now == self._known:
+            return None
+        known = zip(self._names, self._known[1:], strict=True)
+        return next((name for name, function in known if getattr(self._owner, name, None) is not function), None)
+
+
+def _functions_of(kind: type) -> tuple[_Functions, _Functions]:
+    """Returns the methods of a class of PyG, and PyG's functions that its file calls."""
     bases = [base for base in kind.__mro__ if base.__module__.startswith("torch_geometric.")]
     names = {name for base in bases for name, value in vars(base).items() if isinstance(value, types.FunctionType)}
-    for name in sorted(names - _HARMLESS - _GENERATED):
-        if not name.startswith(("__", "register_")):
-            yield kind, name, getattr(kind, name)
+    methods = [name for name in sorted(names - _HARMLESS - _GENERATED) if not name.startswith(("__", "register_"))]
     file = sys.modules[kind.__module__]
-    for name, value in vars(file).items():
-        if isinstance(value, types.FunctionType) and value.__module__.startswith("torch_geometric."):
-            yield file, name, value
+    called = [
+        name
+        for name, value in vars(file).items()
+        if isinstance(value, types.FunctionType) and value.__module__.startswith("torch_geometric.")
+    ]
+    return _Functions(kind, methods), _Functions(file, called)
 
 
 def _classes(base: Any) -> Iterator[type]:
@@ -53,9 +77,9 @@ def _classes(base: Any) -> Iterator[type]:
             yield from _classes(kind)
 
 
-#: Class of PyG -> owner, name and function of what it computes with, when this module is imported.
-_LAYERS = {kind: tuple(_methods(kind)) for kind in _classes(MessagePassing)}
-_AGGREGATIONS = {kind: tuple(_methods(kind)) for kind in _classes(Aggregation)}
+#: Class of PyG -> functions that it computes with, when this module is imported.
+_LAYERS = {kind: _functions_of(kind) for kind in _classes(MessagePassing)}
+_AGGREGATIONS = {kind: _functions_of(kind) for kind in _classes(Aggregation)}
 _CALLS = torch.nn.Module.__call__, Aggregation.__call__
 _LINEAR = Linear.forward
 _PROPAGATE, _EDGE_UPDATER = MessagePassing.propagate, MessagePassing.edge_updater
@@ -74,20 +98,19 @@ def change_of(conv: MessagePassing, with_hooks: bool = True) -> str | None:
             if not _is_own(conv, name, own[name]):
                 return f"has its own {name}() on the instance"
     if with_hooks:
-        for name in HOOKS:
-            if own[name]:
-                return f"has a hook of PyG ({name.strip('_')})"
+        if any(_hooks_of(own)):
+            return f"has a hook of PyG ({next(name for name in HOOKS if own[name]).strip('_')})"
         if conv.explain:
             return "has explain=True"
     if (changed := _replaced_in(_LAYERS.get(kind) or _LAYERS[MessagePassing])) is not None:
         return f"has another {changed}() than PyG, whose function was replaced"
-    if not (_is_generated(kind, "propagate", _PROPAGATE) and _is_generated(kind, "edge_updater", _EDGE_UPDATER)):
+    if not (_is_generated(kind, kind.propagate, _PROPAGATE) and _is_generated(kind, kind.edge_updater, _EDGE_UPDATER)):
         return "has its own propagate() or edge_updater()"
     if has_global_hooks():
         return "runs while a hook for all modules is registered (such as register_module_forward_hook)"
-    aggregation = conv.aggr_module
+    aggregation = own["_modules"].get("aggr_module")
     if aggregation is not None:
-        for part in aggregation.modules():
+        for part in _modules_in(aggregation):
             if (
                 isinstance(part, Aggregation)
                 and (changed := _replaced_in(_AGGREGATIONS.get(type(part), ()))) is not None
@@ -100,8 +123,8 @@ def change_of(conv: MessagePassing, with_hooks: bool = True) -> str | None:
 
 def change_inside(conv: MessagePassing) -> str | None:
     """Returns a change of the modules inside a layer that code around these modules does not see, as the predicate of a sentence; None if there is none."""
-    for part in conv.modules():
-        if part is not conv and (what := _change_of_part(part)) is not None:
+    for part in _modules_in(conv)[1:]:
+        if (what := _change_of_part(part)) is not None:
             return f"has {what} on a module inside it ({type(part).__name__})"
         if isinstance(part, Aggregation) and type(part) not in _AGGREGATIONS:
             return f"has an aggregation outside PyG ({type(part).__name__})"
@@ -120,7 +143,7 @@ def has_global_hooks() -> bool:
 
 def _change_of_part(part: torch.nn.Module) -> str | None:
     own = vars(part)
-    if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
+    if any(_hooks_of_part(own)):
         return "a hook"
     if "forward" in own and not _is_own(part, "forward", own["forward"]):
         return "its own forward()"
@@ -153,16 +176,28 @@ def _is_own(module: torch.nn.Module, name: str, value: Any) -> bool:
     return any(code is getattr(each, "__code__", None) for each in known)
 
 
-def _replaced_in(methods: Iterable[tuple[Any, str, Any]]) -> str | None:
+def _replaced_in(functions: tuple[_Functions, ...]) -> str | None:
     """Returns the name of a function of PyG that was replaced since this module was imported; None if there is none."""
-    for owner, name, function in methods:
-        if getattr(owner, name, None) is not function:
+    for each in functions:
+        if (name := each.replaced()) is not None:
             return name
     return None
 
 
-def _is_generated(kind: Any, name: str, original: Any) -> bool:
+def _modules_in(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Returns a module and the modules inside it. ``modules()`` takes some microseconds more."""
+    found = [module]
+    for each in found:
+        if inner := vars(each)["_modules"]:
+            found += [part for part in inner.values() if part is not None and part not in found]
+    return found
+
+
+def _is_generated(kind: Any, function: Any, original: Any) -> bool:
     """Returns True if a method is PyG's: the one of ``MessagePassing``, or the code that PyG generates for a class."""
-    function = getattr(kind, name)
-    made_for = getattr(function, "__module__", "")
-    return function is original or any(made_for == f"{base.__module__}_{base.__name__}_{name}" for base in kind.__mro__)
+    return function is original or getattr(function, "__module__", "") in _generated_files(kind, original.__name__)
+
+
+@functools.cache
+def _generated_files(kind: Any, name: str) -> frozenset[str]:
+    return frozenset(f"{base.__module__}_{base.__name__}_{name}" for base in kind.__mro__)
