@@ -7,7 +7,7 @@ from pathlib import Path
 
 from salientpp.cli.main import SUBCOMMANDS, _parser
 from salientpp.cli.shared_arguments import DATASETS
-from salientpp.engine.option import declared_in
+from salientpp.engine.option import with_entries
 from salientpp.loader.options import GROUPS
 from salientpp.loader.signature import title_of
 
@@ -18,9 +18,9 @@ def tables_of_options() -> str:
     blocks = []
     for group in GROUPS:
         lines = [f"### {title_of(group)}\n", "| argument | default | ranks | meaning |", "|---|---|---|---|"]
-        for name, (_, option) in declared_in(group).items():
+        for name, option in with_entries(group).items():
             default = f"`{option.default!r}`" if option.shown is None else option.shown
-            lines.append(f"| `{name}` | {default} | {agree[option.agree]} | {option.help} |")
+            lines.append(f"| `{option.label or name}` | {default} | {agree[option.agree]} | {option.help} |")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
 

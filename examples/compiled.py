@@ -4,7 +4,7 @@
     python examples/compiled.py --backend eager       # takes seconds; only counts compilations
 
 With pad='fixed' all batches have one shape, except a few that are larger. On a GPU, the compiled model becomes a CUDA graph (mode='reduce-overhead'), and
-static_buffers=True delivers every batch at the addresses that this graph reads.
+pad={"static": True} delivers every batch at the addresses that this graph reads.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ def main() -> None:
         num_workers=1,
         seed=0,
         device=device,
-        pad="fixed",
-        static_buffers=on_gpu,
+        pad={"static": on_gpu},
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     shapes = set()

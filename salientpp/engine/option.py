@@ -7,6 +7,7 @@ signature and docstring of the loaders, the facts that ranks compare, the finger
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
@@ -42,6 +43,10 @@ class Option:
         plain: converts the value to JSON, to compare and to save it. None: other code compares and saves the results of the option.
         way: function that makes a way from a value other than the default. This way acts after the ways of the package.
         shown: the default as docs/reference/options.md shows it. None: its ``repr``.
+        entries: ``TypedDict`` of the options that a mapping may give instead of the value. None: no mapping is meant. The option ``size`` among the
+            entries of ``pad`` has the name ``pad_size`` in :class:`Values`, and users write ``pad={"size": ...}``.
+        implied: the value that a mapping stands for.
+        label: name in errors, in facts and in saved states. None: the option's own name.
     """
 
     default: Any
@@ -52,6 +57,9 @@ class Option:
     plain: Callable[[Any], Any] | None = itself
     way: Callable[[Any], Way] | None = None
     shown: str | None = None
+    entries: type | None = None
+    implied: Any = None
+    label: str | None = None
 
 
 def declared_in(group: type) -> dict[str, tuple[Any, Option]]:
@@ -70,6 +78,16 @@ def declared_in(group: type) -> dict[str, tuple[Any, Option]]:
     return found
 
 
+def with_entries(group: type) -> dict[str, Option]:
+    """Returns the options of a ``TypedDict`` in order, each followed by its entries: name -> declaration."""
+    found = {}
+    for name, (_, option) in declared_in(group).items():
+        found[name] = option
+        for key, (_, entry) in ({} if option.entries is None else declared_in(option.entries)).items():
+            found[f"{name}_{key}"] = dataclasses.replace(entry, label=f"{name}[{key!r}]")
+    return found
+
+
 class Values:
     """Option values of one loader; each value is an attribute.
 
@@ -79,6 +97,7 @@ class Values:
     Attributes:
         declared: name -> declaration.
         own_ways: ways that the user added with ``ways=``, or with options that make one. Set by :meth:`checked_alone`.
+        mappings: the mappings that were given, by name of the option. Each entry is an attribute, such as ``pad_size`` for ``pad={"size": ...}``.
     """
 
     declared: ClassVar[Mapping[str, Option]] = {}
@@ -87,6 +106,14 @@ class Values:
         self.own_ways: Sequence[Way] = ()
         self.__dict__.update({name: option.default for name, option in self.declared.items()})
         self.__dict__.update(given)
+        self.mappings: dict[str, Any] = {}
+        for name, option in self.declared.items():
+            value = given.get(name)
+            if option.entries is not None and isinstance(value, Mapping):
+                entries = {f"{name}_{key}": of for key, of in value.items()}
+                if entries.keys() <= self.declared.keys():  # otherwise the option's check refuses the mapping
+                    self.mappings[name] = value
+                    self.__dict__.update({name: option.implied, **entries})
 
     if TYPE_CHECKING:
 
@@ -94,8 +121,9 @@ class Values:
 
     @property
     def by_name(self) -> dict[str, Any]:
-        """All values, including those of PyG's arguments."""
-        return {name: value for name, value in vars(self).items() if name != "own_ways"}
+        """All values, including those of PyG's arguments. An option to which a mapping was given has the mapping."""
+        values = {name: value for name, value in vars(self).items() if name not in ("own_ways", "mappings")}
+        return values | self.mappings
 
     def checked_alone(self) -> Self:
         """Returns a copy of the options with the values that their checks return.
@@ -105,7 +133,7 @@ class Values:
         """
         found = copy.copy(self)
         for name, option in self.declared.items():
-            setattr(found, name, option.check(name, getattr(self, name)))
+            setattr(found, name, option.check(option.label or name, getattr(self, name)))
         made = (
             option.way(getattr(found, name))
             for name, option in self.declared.items()
@@ -118,7 +146,7 @@ class Values:
         """Returns the values that all ranks must share, as JSON values. ``of_host`` is True if some ranks share a host."""
         kinds = ("yes", "hosts") if of_host else ("yes",)
         return {
-            name: option.plain(getattr(self, name))
+            option.label or name: option.plain(getattr(self, name))
             for name, option in self.declared.items()
             if option.agree in kinds and option.plain is not None
         }
@@ -126,7 +154,7 @@ class Values:
     def fingerprint(self) -> dict[str, Any]:
         """Returns the values that determine the batches, as JSON values, without options that have their default."""
         return {
-            name: option.plain(getattr(self, name))
+            option.label or name: option.plain(getattr(self, name))
             for name, option in self.declared.items()
             if option.identifies and option.plain is not None and getattr(self, name) != option.default
         }

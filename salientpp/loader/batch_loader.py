@@ -98,7 +98,7 @@ class BatchLoader(PlannedLoader):
             find_ppr(prepared.source)
             basis = self._make_basis(comm, prepared)
             if prepared.options.cooperate is not None:
-                divide(basis, prepared.options.split_by)
+                divide(basis, prepared.options.cooperate_split_by)
             self._make_engine(basis, prepared.options, everyone)
             self._pad_together()
         if comm.size > 1:  # a rank without batches waits for no other later, so it hears here of another's error
@@ -113,6 +113,7 @@ class BatchLoader(PlannedLoader):
         # The value in use may differ from the given one. These attributes are set elsewhere.
         elsewhere = ("device", "seed", "cache", "timeout")
         self.__dict__.update({name: value for name, value in options.by_name.items() if name not in elsewhere})
+        self._given_options = options
         normalise_numbers(kwargs)
         partitioned = isinstance(self.data, PartitionedGraph)
         source = self._open_source(comm, sampling)
@@ -157,10 +158,10 @@ class BatchLoader(PlannedLoader):
             draw_on_device(source.sampler, self.device, self.data, is_given=sampling.neighbor_sampler is not None)
         if options.pad is not None:
             check_padding(options.pad, self.data, source, getattr(self, "custom_cls", None))
-        if options.static_buffers and self.pin_memory:
+        if options.pad_static and self.pin_memory:
             raise ValueError(
-                "static_buffers excludes pin_memory: a copy to a device may still read the pinned tensors when the next batch overwrites them; pass device= "
-                "instead of pin_memory"
+                "pad={'static': True} excludes pin_memory: a copy to a device may still read the pinned tensors when the next batch overwrites them; pass "
+                "device= instead of pin_memory"
             )
         given = [getattr(self, name, None) for name in ("input_id", "input_time", "edge_label", "edge_label_time")]
         split = source.seeds.split if all(value is None for value in given) else None
@@ -194,10 +195,9 @@ class BatchLoader(PlannedLoader):
     def _make_bookmark(self, prepared: _Prepared, everyone: Sequence[Facts]) -> Bookmark:
         source, options, partitioned = prepared.source, prepared.options, isinstance(self.data, PartitionedGraph)
         self._seeds_by_part = seeds_by_part(everyone)
-        self._given_options = options
         shares = Shares(
             source, self._seeds_by_part, self._mean_batch_size(prepared), self._shuffle, self.drop_last, self.uneven, options.join_logical_ranks,
-            alone=options.share is not None, num_given=options.co_batches,
+            alone=options.share is not None, num_given=options.cooperate_batches,
         )  # fmt: skip
         order: Any = shares.order(prepared.placement, self.seed)
         if not self._orders_itself:

@@ -35,10 +35,10 @@ def check_cooperation(
             f"cooperate={options.cooperate!r} divides the vertices and edges of each batch among the ranks of a host, but {why}"
         )
     for name, default in (("batch_size", 1), ("drop_last", False)):
-        if options.co_batches is not None and getattr(loader, name) != default:
+        if options.cooperate_batches is not None and getattr(loader, name) != default:
             raise ValueError(
-                f"co_batches={options.co_batches} divides the seeds of a host into equal batches, so it excludes {name}={getattr(loader, name)}; leave one of "
-                "them out"
+                f"cooperate['batches']={options.cooperate_batches} divides the seeds of a host into equal batches, so it excludes "
+                f"{name}={getattr(loader, name)}; leave one of them out"
             )
 
 
@@ -83,16 +83,16 @@ def seeds_per_batch(
         batch_size = max(1, -(-num_seeds // max(1, number)))
     if options.cooperate is None:
         return batch_size
-    if options.co_batches is None:
+    if options.cooperate_batches is None:
         return batch_size * (ranks_by_host[0] if ranks_by_host else 1)
     # Logical ranks of other hosts may draw from the seeds of this host's part too.
     sharing = max(len(placement.logical_ranks), placement.logical_ranks_per_unit)
-    return max(1, -(-num_seeds // (options.co_batches * sharing)))
+    return max(1, -(-num_seeds // (options.cooperate_batches * sharing)))
 
 
 def settings_of_batches(settings: Mapping[str, Any], options: Options, seeds: int) -> dict[str, Any]:
     """Returns the settings for a fingerprint: a host's batches depend on the number of their ``seeds``, not on how many ranks compute them."""
     found = dict(settings)
-    if options.cooperate is not None and options.co_batches is None:
+    if options.cooperate is not None and options.cooperate_batches is None:
         found["batch_size"] = seeds
     return found

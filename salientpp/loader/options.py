@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import torch
 from torch import Tensor
 
-from salientpp.engine.option import Option, amount, declared_in, flag, integer, num_bytes
+from salientpp.engine.option import Option, amount, flag, integer, num_bytes, with_entries
 from salientpp.engine.way import Way
 from salientpp.loader.checks import (
     budget,
@@ -44,6 +44,29 @@ Uneven = Literal["wrap", "drop", "exact", "error"] | None
 
 #: How batches are padded to few sizes, see :mod:`salientpp.loader.padding`. None: no padding.
 Pad = Literal["bucket", "fixed"] | None
+
+
+class PadEntries(TypedDict, total=False):
+    """Entries of `pad`."""
+
+    sigma: Annotated[
+        float,
+        Option(
+            default=3.0,
+            check=check_sigma,
+            help="The size of batches is the expected size plus this number of standard deviations",
+        ),
+    ]
+
+    static: Annotated[
+        bool,
+        Option(
+            default=False,
+            check=flag,
+            help="Every batch is delivered in the same tensors, as CUDA graphs need. The next batch overwrites them, see "
+            "[static buffers](batch.md#static-buffers). Refused with `pin_memory`",
+        ),
+    ]
 
 
 class Start(TypedDict, total=False):
@@ -354,31 +377,14 @@ class Devices(TypedDict, total=False):
     """torch.compile and GPU."""
 
     pad: Annotated[
-        Pad,
+        Pad | PadEntries,
         Option(
             default=None,
-            check=one_of("'bucket', 'fixed' or None", "bucket", "fixed"),
+            check=one_of("'bucket', 'fixed', a mapping with entries sigma and static, or None", "bucket", "fixed"),
+            entries=PadEntries,
+            implied="fixed",
             help="Pad batches, for [compiled models](../how-to/gpu.md#compile-a-model). `'bucket'`: to few sizes. `'fixed'`: to one size, "
-            "which few batches exceed. See [padding](batch.md#padding)",
-        ),
-    ]
-
-    pad_sigma: Annotated[
-        float,
-        Option(
-            default=3.0,
-            check=check_sigma,
-            help="With `pad='fixed'`: the size of batches is the expected size plus this number of standard deviations",
-        ),
-    ]
-
-    static_buffers: Annotated[
-        bool,
-        Option(
-            default=False,
-            check=flag,
-            help="With `pad='fixed'`: every batch is delivered in the same tensors, as CUDA graphs need. The next batch overwrites them, see "
-            "[static buffers](batch.md#static-buffers). Refused with `pin_memory`",
+            "which few batches exceed. A mapping means `'fixed'` and has further settings: `pad={\"static\": True}`. See [padding](batch.md#padding)",
         ),
     ]
 
@@ -466,5 +472,5 @@ class NeighborLoaderOptions(LoaderOptions, Sums, Cooperating, total=False):
 #: Groups of options, by purpose. The first line of a group's docstring is the title of its table. Only NeighborLoader has Sums and Cooperating.
 GROUPS: list[type] = [Start, Planned, Sums, Tuning, Ranks, Rows, Devices, Research, Cooperating]
 
-#: Name -> declaration.
-OPTIONS: dict[str, Option] = {name: option for group in GROUPS for name, (_, option) in declared_in(group).items()}
+#: Name -> declaration, with the entries of options that take a mapping.
+OPTIONS: dict[str, Option] = {name: option for group in GROUPS for name, option in with_entries(group).items()}

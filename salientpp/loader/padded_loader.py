@@ -14,21 +14,20 @@ from salientpp.loader.construction import reported
 from salientpp.loader.engine_loader import EngineLoader
 from salientpp.loader.padding import Padding, padded_bytes, padding_of
 from salientpp.loader.statistics import LoaderStats
+from salientpp.loader.values import Options
 from salientpp.processes import lazy
 
 
 class PaddedLoader(EngineLoader):
-    """Loader that finishes batches: it pads them, and calls the user's ``transform``. ``pad``, ``pad_sigma`` and ``static_buffers`` are its options."""
+    """Loader that finishes batches: it pads them, and calls the user's ``transform``. ``pad`` and its entries are its options."""
 
-    pad: Any  # as declared in salientpp.loader.options
-    pad_sigma: float
-    static_buffers: bool
+    _given_options: Options
     transform: Callable[[Any], Any] | None
 
     @property
     def _finishing(self) -> Callable[[Any], Any] | None:
         """Steps applied to every complete batch: padding, then the user's ``transform``."""
-        return self.transform if self.pad is None else self._fill_up
+        return self.transform if self._given_options.pad is None else self._fill_up
 
     def _fill_up(self, batch: Data) -> Data:
         batch = self._padding(batch)
@@ -39,17 +38,17 @@ class PaddedLoader(EngineLoader):
         return self._new_padding()
 
     def _new_padding(self) -> Padding:
-        epochs, shares = self._bookmark.epochs, self._bookmark.shares
-        if self.pad == "fixed":
+        epochs, shares, options = self._bookmark.epochs, self._bookmark.shares, self._given_options
+        if options.pad == "fixed":
             # A sampler of the user is taken to shuffle.
             shares = dataclasses.replace(shares, shuffle=shares.shuffle or not self._orders_itself)
         return padding_of(
-            self.pad, self.data, self.engine.basis, shares.order(epochs.placement, epochs.seed),
-            shuffled=shares.shuffle, sigmas=self.pad_sigma, static=self.static_buffers,
+            options.pad, self.data, self.engine.basis, shares.order(epochs.placement, epochs.seed),
+            shuffled=shares.shuffle, sigmas=options.pad_sigma, static=options.pad_static,
         )  # fmt: skip
 
     def memory_used(self) -> dict[str, int]:
-        if self.pad != "fixed":
+        if self._given_options.pad != "fixed":
             return super().memory_used()
         return self.engine.producer.drive(self._memory_of_fixed)
 
@@ -72,13 +71,13 @@ class PaddedLoader(EngineLoader):
 
     def _pad_together(self) -> None:
         """Draws the trial batches that padding needs, if all ranks must draw them together. Otherwise the first batch does it."""
-        if self.pad is not None and self._draws_together:
+        if self._given_options.pad is not None and self._draws_together:
             self._padding  # noqa: B018 (made on first use)
-            if self.pad == "fixed":
+            if self._given_options.pad == "fixed":
                 self._bytes_of_fixed  # noqa: B018
 
     def _begin_epoch(self) -> Run:
-        if self.pad is not None and self._draws_together:
+        if self._given_options.pad is not None and self._draws_together:
             self.engine.close()
             if self._continues():
                 reported(self.engine.basis.comm, self._choose_sizes_again, "choose the sizes of its batches")
@@ -112,9 +111,9 @@ class PaddedLoader(EngineLoader):
             self._padding.reset_counts()
 
     def rounds(self) -> Iterator[list[Data]]:
-        if self.static_buffers:
+        if self._given_options.pad_static:
             raise ValueError(
-                "rounds() gives several batches at once, but with static_buffers=True every batch is in the same tensors; leave static_buffers out"
+                "rounds() gives several batches at once, but with pad={'static': True} every batch is in the same tensors; leave static out"
             )
         return super().rounds()
 

@@ -191,7 +191,7 @@ def padding_of(
     """Makes the padding of a loader. Its sizes depend only on the seed, the data and the arguments of the loader.
 
     Args:
-        pad, sigmas, static: the loader's options ``pad``, ``pad_sigma`` and ``static_buffers``.
+        pad, sigmas, static: the loader's option ``pad``, and its entries ``sigma`` and ``static``.
         order: the order of the rank's batches.
         shuffled: True if the order differs from epoch to epoch.
     """

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from salientpp.engine.option import Option, declared_in
+from salientpp.engine.option import Option, declared_in, with_entries
 from salientpp.loader.options import GROUPS, OPTIONS
 
 L = TypeVar("L", bound=type)
@@ -40,7 +40,7 @@ def declare(group: type) -> None:
     Raises:
         ValueError: an option of this name exists already.
     """
-    declared = {name: option for name, (_, option) in declared_in(group).items()}
+    declared = with_entries(group)
     there = sorted(declared.keys() & OPTIONS.keys())
     if there:
         raise ValueError(
@@ -55,7 +55,7 @@ def declare(group: type) -> None:
 
 def divided(given: Mapping[str, Any], but: tuple[type, ...] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
     """Splits ``given`` into two dictionaries: the package's options of all groups except ``but``, and the remaining arguments, which torch takes."""
-    names = OPTIONS.keys() - {name for group in but for name in declared_in(group)}
+    names = {name for group in GROUPS if group not in but for name in declared_in(group)}
     own = {name: value for name, value in given.items() if name in names}
     return own, {name: value for name, value in given.items() if name not in names}
 
@@ -99,4 +99,7 @@ def _in_docstring(name: str, option: Option) -> str:
     """Returns an option with the first sentence of its help, which docs/reference/options.md has in full."""
     first = re.sub(r"(, see | \(see )\[[^\]]*\]\([^)]*\)\)?", "", option.help.split(". ")[0])
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", first)
-    return textwrap.fill(f"{name}: {plain}", 100, initial_indent=" " * 8, subsequent_indent=" " * 12) + "\n"
+    keys = (
+        "" if option.entries is None else f"; a mapping may have the entries {', '.join(declared_in(option.entries))}"
+    )
+    return textwrap.fill(f"{name}: {plain}{keys}", 100, initial_indent=" " * 8, subsequent_indent=" " * 12) + "\n"

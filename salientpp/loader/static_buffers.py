@@ -42,7 +42,7 @@ class StaticBuffers:
         """Raises ValueError if the tensor of an attribute needs a gradient."""
         if value.requires_grad:
             raise ValueError(
-                f"static_buffers cannot hold {name}, because it needs a gradient; call {name}.detach_(), or leave static_buffers out"
+                f"static buffers cannot hold {name}, because it needs a gradient; call {name}.detach_(), or leave static out of pad"
             )
 
     def hold(self, batch: Data | HeteroData, data: Any) -> None:

@@ -89,22 +89,11 @@ class Options(Values):
                 raise ValueError(
                     f"{name}= applies only to a plan within a memory budget; pass memory= too, or leave {name} out"
                 )
-        for name in ("co_batches", "split_by"):
-            if found.cooperate is None and getattr(found, name) != OPTIONS[name].default:
-                raise ValueError(
-                    f"{name}={getattr(found, name)!r} applies only to batches that a host computes together; pass cooperate='host' too, or leave {name} out"
-                )
         sums_may_come = found.partial_aggregation is not None or "sums" in found.allow
         if found.partial_weight is not None and not sums_may_come:
             raise ValueError(
                 f"partial_weight={found.partial_weight!r} applies only to sums of rows; pass partial_aggregation= too, or leave partial_weight out"
             )
-        for name in ("pad_sigma", "static_buffers"):
-            value = getattr(found, name)
-            if found.pad != "fixed" and value != OPTIONS[name].default:
-                raise ValueError(
-                    f"{name}={value!r} applies only to batches of one size; pass pad='fixed', or leave {name} out"
-                )
         return found
 
     @property

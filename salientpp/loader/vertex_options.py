@@ -47,30 +47,17 @@ class Sums(TypedDict, total=False):
     ]
 
 
-class Cooperating(TypedDict, total=False):
-    """Batches that a host computes together, `NeighborLoader` only."""
+class CooperateEntries(TypedDict, total=False):
+    """Entries of `cooperate`."""
 
-    cooperate: Annotated[
-        Literal["host"] | None,
-        Option(
-            default=None,
-            check=one_of("'host' or None", "host"),
-            agree="yes",
-            identifies=True,
-            help="On a partitioned graph with one vertex type: `'host'` joins the seeds of a host's ranks to one batch of `batch_size` times the number of "
-            "these ranks. Each rank gets its share: the vertices that it owns, and the edges into them. A host then loads and computes no vertex twice, see "
-            "[cooperative batches](../how-to/cooperative-batches.md). Every host needs the same number of ranks",
-        ),
-    ]
-
-    co_batches: Annotated[
+    batches: Annotated[
         int | None,
         Option(
             default=None,
             check=integer("batches of a host in an epoch", 1, none=True),
             agree="yes",
             identifies=True,
-            help="With `cooperate`: number of batches of each host in an epoch, instead of `batch_size`. Their numbers of seeds differ by at most 1. With "
+            help="Number of batches of each host in an epoch, instead of `batch_size`. Their numbers of seeds differ by at most 1. With "
             "`logical_ranks`: of each logical rank. Refused with `drop_last`",
         ),
     ]
@@ -81,8 +68,28 @@ class Cooperating(TypedDict, total=False):
             default="vip",
             check=_check_split,
             agree="yes",
-            help="With `cooperate`: which rank of a host owns which vertex. `'vip'`: a partition of the graph, which balances the expected vertices and edges "
+            help="Which rank of a host owns which vertex. `'vip'`: a partition of the graph, which balances the expected vertices and edges "
             "of a batch and cuts few edges. `'rows'`: the rank that serves the part of the vertex. If several ranks serve each part, as `'vip'`",
+        ),
+    ]
+
+
+class Cooperating(TypedDict, total=False):
+    """Batches that a host computes together, `NeighborLoader` only."""
+
+    cooperate: Annotated[
+        Literal["host"] | CooperateEntries | None,
+        Option(
+            default=None,
+            check=one_of("'host', a mapping with entries batches and split_by, or None", "host"),
+            entries=CooperateEntries,
+            implied="host",
+            agree="yes",
+            identifies=True,
+            help="On a partitioned graph with one vertex type: `'host'` joins the seeds of a host's ranks to one batch of `batch_size` times the number of "
+            "these ranks. Each rank gets its share: the vertices that it owns, and the edges into them. A host then loads and computes no vertex twice, see "
+            "[cooperative batches](../how-to/cooperative-batches.md). Every host needs the same number of ranks. A mapping means `'host'` "
+            'and has further settings: `cooperate={"batches": 20}`',
         ),
     ]
 

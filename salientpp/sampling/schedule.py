@@ -111,8 +111,8 @@ class Schedule:
             )
         if self.num_given is not None and min(counts) < self.num_given:
             raise ValueError(
-                f"co_batches={self.num_given} is more than the {min(counts)} seeds of {self.kind} {list(counts).index(min(counts))}; every batch needs a "
-                f"seed, so pass co_batches={max(1, min(counts))} or less"
+                f"cooperate['batches']={self.num_given} is more than the {min(counts)} seeds of {self.kind} {list(counts).index(min(counts))}; every "
+                f"batch needs a seed, so pass {max(1, min(counts))} or less"
             )
         batches = [self._batches(count) for count in counts] if self.uneven == "error" else []
         if len(set(batches)) > 1:

@@ -101,7 +101,7 @@ NODES: dict[str, dict[str, Any]] = {
     "induced times": {"subgraph_type": "induced", "time_attr": "time"},
     "transforms": {"transform": with_note, "transform_sampler_output": fewer_edges, "num_workers": 1},
     "buckets": {"pad": "bucket"},
-    "one size": {"pad": "fixed", "static_buffers": True},
+    "one size": {"pad": {"static": True}},
     "cache": {"replication_factor": 0.3},
     "copied lists": {"topology_cache": 4000, "num_neighbors": [3, 2, 2]},
     "copied trees": {"topology_cache": 4000, "disjoint": True, "subgraph_type": "induced", "weight_attr": "weight"},

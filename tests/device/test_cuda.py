@@ -134,7 +134,7 @@ def test_compiled_and_autocast_models_train_on_batches(cuda, large):
 
 def test_a_cuda_graph_on_static_buffers_equals_the_plain_model(cuda, large):
     options = {"input_nodes": large.train_mask, "batch_size": 256, "drop_last": True, "pad": "fixed", "device": cuda}
-    static = make(large, static_buffers=True, num_workers=2, **options)
+    static = make(large, num_workers=2, **{**options, "pad": {"static": True}})
     model = GraphSAGE(100, 16, num_layers=2, out_channels=7).to(cuda).double().eval()
     graph, out, replayed = torch.cuda.CUDAGraph(), None, 0
     with torch.no_grad():

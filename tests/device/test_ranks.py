@@ -34,8 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
     "shares": {
         **CACHE,
         "ranks_per_host": 2,
-        "cooperate": "host",
-        "split_by": "rows",
+        "cooperate": {"split_by": "rows"},
         "device_rows": 0.3,
         "num_workers": 1,
     },
@@ -59,7 +58,7 @@ def _wrong(root: str, device: torch.device, options: dict[str, Any]) -> list[str
     part, cpu = salientpp.load(root), torch.device("cpu")
     loader = NeighborLoader(part, FANOUTS, "train", device=device, **{"ranks_per_host": 1, **options}, **SAME)
     # Options that change batches.
-    keeps = {name: options[name] for name in ("send_as", "cooperate", "split_by") if name in options}
+    keeps = {name: options[name] for name in ("send_as", "cooperate") if name in options}
     hosts = options["ranks_per_host"] if "cooperate" in options else 1
     want = list(NeighborLoader(part, FANOUTS, "train", ranks_per_host=hosts, **keeps, **SAME))
     wrong = [f"{len(loader)} batches instead of {len(want)}"] if len(loader) != len(want) or len(want) < 3 else []

@@ -71,8 +71,7 @@ def train(rank: int, root: str, ranks_per_host: int) -> None:
         shuffle=True,
         seed=3,
         ranks_per_host=ranks_per_host,
-        cooperate="host",
-        co_batches=CO_BATCHES,
+        cooperate={"batches": CO_BATCHES},
         uneven="exact",
     )
     seeds = data.train_mask.nonzero().view(-1)
@@ -92,7 +91,7 @@ def train(rank: int, root: str, ranks_per_host: int) -> None:
     module.eval()
     alone.eval()
     found = torch.zeros(2, dtype=torch.float64)
-    every = NeighborLoader(part, [-1, -1], "val", ranks_per_host=ranks_per_host, cooperate="host", co_batches=4)
+    every = NeighborLoader(part, [-1, -1], "val", ranks_per_host=ranks_per_host, cooperate={"batches": 4})
     with torch.no_grad():
         for batch in every:
             seeds = slice(batch.batch_size)

@@ -126,7 +126,7 @@ def check_is_divided(shares: Sequence[dict], whole: dict) -> None:
 @pytest.mark.parametrize("split_by", ["rows", "vip"])
 def test_the_shares_of_a_host_are_the_batch_of_one_rank(roots, hosts, split_by):
     num_parts, per_host = HOSTS[hosts]
-    options = {"split_by": split_by, "uneven": "wrap"}
+    options = {"cooperate": {"split_by": split_by}, "uneven": "wrap"}
     shared = run(epochs_of, sum(per_host), roots[num_parts], per_host, FANOUTS, options, 2)
     alone = {"cooperate": None, "batch_size": BATCH * per_host[0], "uneven": "wrap"}
     whole = run(epochs_of, len(per_host), roots[num_parts], 1, FANOUTS, alone, 2)
@@ -151,7 +151,9 @@ def reached(data: Any, seeds: Tensor, hops: int) -> set[int]:
 def test_with_all_neighbours_a_host_loads_the_union_and_private_batches_load_more(roots):
     data, ranks = random_data(600, 3600, train_fraction=0.5), 2
     part = salientpp.load(roots[4])
-    results = run(epochs_of, 2 * ranks, roots[4], [ranks, ranks], [-1, -1], {"co_batches": 20, "batch_size": 1})
+    results = run(
+        epochs_of, 2 * ranks, roots[4], [ranks, ranks], [-1, -1], {"cooperate": {"batches": 20}, "batch_size": 1}
+    )
     union = private = 0
     for of_host in shares_by_host([batches for batches, _ in results], [ranks, ranks]):
         assert len(of_host) == 20
@@ -203,13 +205,12 @@ def refusals(rank: int, root: str, typed: str, parts: str) -> list[str]:
     part, data = salientpp.load(root), random_data()
     cases = [
         over(root, cooperate="hosts"),
-        over(root, split_by="size"),
-        over(root, cooperate=None, split_by="rows"),
-        over(root, cooperate=None, co_batches=3),
-        over(root, co_batches=0),
-        over(root, co_batches=3, batch_size=8),
-        over(root, co_batches=3, drop_last=True),
-        over(root, co_batches=1000),
+        over(root, cooperate={"batch": 3}),
+        over(root, cooperate={"split_by": "size"}),
+        over(root, cooperate={"batches": 0}),
+        over(root, cooperate={"batches": 3}, batch_size=8),
+        over(root, cooperate={"batches": 3}, drop_last=True),
+        over(root, cooperate={"batches": 1000}),
         over(root, partial_aggregation="sum"),
         over(root, pad="bucket"),
         over(root, transform_sampler_output=dict),
@@ -229,14 +230,13 @@ def refusals(rank: int, root: str, typed: str, parts: str) -> list[str]:
 
 
 REFUSALS = [
-    "cooperate must be 'host' or None, got 'hosts'",
-    "split_by must be 'rows' or 'vip', got 'size'",
-    "split_by='rows' applies only to batches that a host computes together; pass cooperate='host' too, or leave split_by out",
-    "co_batches=3 applies only to batches that a host computes together; pass cooperate='host' too, or leave co_batches out",
-    "co_batches must be an integer >= 1 (batches of a host in an epoch) or None, got 0",
-    "co_batches=3 divides the seeds of a host into equal batches, so it excludes batch_size=8; leave one of them out",
-    "co_batches=3 divides the seeds of a host into equal batches, so it excludes drop_last=True; leave one of them out",
-    "co_batches=1000 is more than the ",
+    "cooperate must be 'host', a mapping with entries batches and split_by, or None, got 'hosts'",
+    "cooperate must be 'host', a mapping with entries batches and split_by, or None, got {'batch': 3}",
+    "cooperate['split_by'] must be 'rows' or 'vip', got 'size'",
+    "cooperate['batches'] must be an integer >= 1 (batches of a host in an epoch) or None, got 0",
+    "cooperate['batches']=3 divides the seeds of a host into equal batches, so it excludes batch_size=8; leave one of them out",
+    "cooperate['batches']=3 divides the seeds of a host into equal batches, so it excludes drop_last=True; leave one of them out",
+    "cooperate['batches']=1000 is more than the ",
     "cooperate='host' excludes partial_aggregation=: ",
     "cooperate='host' excludes pad=: ",
     "cooperate='host' excludes transform_sampler_output=: ",
@@ -270,8 +270,8 @@ def test_what_cannot_be_divided_is_refused_on_every_rank(roots, tmp_path):
 
 @pytest.mark.parametrize("uneven", ["exact", "wrap"])
 @pytest.mark.parametrize("number", [1, 7, 40])
-def test_co_batches_is_the_number_of_batches_and_divides_the_seeds_evenly(roots, number, uneven):
-    options = {"co_batches": number, "batch_size": 1, "uneven": uneven}
+def test_batches_is_the_number_of_batches_and_divides_the_seeds_evenly(roots, number, uneven):
+    options = {"cooperate": {"batches": number}, "batch_size": 1, "uneven": uneven}
     hosts = [2, 2]
     results = run(epochs_of, 4, roots[4], hosts, [2], options)
     every = []
@@ -360,7 +360,7 @@ def caches_of(rank: int, root: str, hosts: Any, options: dict) -> Any:
 
 @pytest.mark.parametrize("split_by", ["vip", "rows"])
 def test_a_host_caches_what_one_rank_would_and_devices_keep_rows_of_their_rank(roots, split_by):
-    shared = distributed.run(caches_of, 4, roots[4], [2, 2], {"split_by": split_by})
+    shared = distributed.run(caches_of, 4, roots[4], [2, 2], {"cooperate": {"split_by": split_by}})
     whole = distributed.run(caches_of, 2, roots[4], 1, {"cooperate": None, "batch_size": 2 * BATCH})
     for host, (members, _, remote, on_device) in enumerate(whole):
         of_host = shared[2 * host : 2 * host + 2]
@@ -445,7 +445,7 @@ def test_a_stopped_run_continues_with_the_next_batch(roots, case):
 
 def refuse_states(rank: int, root: str, states: list[dict]) -> list[str]:
     part, texts = salientpp.load(root), []
-    for options in ({"cooperate": None}, {"batch_size": 9}, {"batch_size": 1, "co_batches": 10}):
+    for options in ({"cooperate": None}, {"batch_size": 9}, {"batch_size": 1, "cooperate": {"batches": 10}}):
         try:
             loader_of(part, 2, **options).load_state_dict(states[rank])
         except ValueError as error:

@@ -33,7 +33,7 @@ sys.path.append(str(Path(__file__).parents[2] / "examples"))
 
 
 def fixed(data=DATA, input_nodes=None, **options) -> NeighborLoader:
-    return NeighborLoader(data, input_nodes=input_nodes, pad="fixed", **(OPTIONS | options))
+    return NeighborLoader(data, input_nodes=input_nodes, **(OPTIONS | {"pad": "fixed"} | options))
 
 
 def bare(data=DATA, input_nodes=None, **options) -> NeighborLoader:
@@ -71,7 +71,7 @@ def test_outputs_at_the_seeds_and_gradients_equal_those_without_padding(name):
 
 @pytest.mark.parametrize("sigma", [0.0, 1.0, 3.0])
 def test_all_batches_have_one_shape_except_the_overflows_which_are_counted(sigma):
-    loader = fixed(pad_sigma=sigma)
+    loader = fixed(pad={"sigma": sigma})
     shapes = [shape(batch) for _ in range(3) for batch in loader]
     stats = loader.stats()
     assert stats.padded_batches == stats.batches == len(shapes)
@@ -84,7 +84,7 @@ def test_all_batches_have_one_shape_except_the_overflows_which_are_counted(sigma
 
 
 def test_more_deviations_give_a_larger_size():
-    sizes = [min(batch.num_edges for batch in fixed(pad_sigma=sigma)) for sigma in (0, 2.0, 6.0)]
+    sizes = [min(batch.num_edges for batch in fixed(pad={"sigma": sigma})) for sigma in (0, 2.0, 6.0)]
     assert sizes == sorted(sizes) and len(set(sizes)) == 3
 
 
@@ -115,7 +115,7 @@ def test_a_model_is_compiled_once():
         count += 1
         return module.forward
 
-    loader = fixed(drop_last=True, pad_sigma=5.0)
+    loader = fixed(drop_last=True, pad={"sigma": 5.0})
     compiled = torch.compile(model, dynamic=False, backend=backend)
     for batch in loader:
         compiled(batch.x, batch.edge_index)
@@ -211,7 +211,7 @@ def test_a_loader_without_seeds_or_edges_has_a_size():
 
 @pytest.mark.parametrize("static", [False, True])
 def test_the_memory_of_batches_is_known_before_the_first_batch(static):
-    loader = fixed(static_buffers=static)
+    loader = fixed(pad={"static": static})
     known = loader.memory_used()["batches"]
     assert loader.stats().batches == 0
     of_batch = sum(value.nbytes for value in tensors(next(iter(loader))).values()) + DATA.scale.nbytes
@@ -237,7 +237,7 @@ def test_static_batches_have_the_values_of_others_at_one_address(kind):
     if kind == "edges":
         make, options = LinkNeighborLoader, {"edge_label_index": DATA.edge_index[:, :400], "neg_sampling": "binary"}
     loaders = [
-        make(data, pad="fixed", static_buffers=static, drop_last=True, pad_sigma=5.0, **(OPTIONS | options))
+        make(data, pad={"static": static, "sigma": 5.0}, drop_last=True, **(OPTIONS | options))
         for static in (False, True)
     ]
     first = None
@@ -252,7 +252,7 @@ def test_static_batches_have_the_values_of_others_at_one_address(kind):
 
 
 def test_every_shape_has_static_tensors_of_its_own():
-    loader = fixed(static_buffers=True, pad_sigma=0.0)
+    loader = fixed(pad={"static": True, "sigma": 0.0})
     seen: dict = {}
     for batch in loader:
         for key, value in tensors(batch).items():
@@ -263,12 +263,12 @@ def test_every_shape_has_static_tensors_of_its_own():
 
 
 def test_the_next_batch_overwrites_the_tensors_of_the_one_before():
-    first, *_, last = list(fixed(static_buffers=True, drop_last=True, pad_sigma=5.0))
+    first, *_, last = list(fixed(pad={"static": True, "sigma": 5.0}, drop_last=True))
     assert first.n_id.data_ptr() == last.n_id.data_ptr()
 
 
 def test_static_batches_may_be_read_in_inference_mode_and_trained_on_later():
-    loader = fixed(static_buffers=True)
+    loader = fixed(pad={"static": True})
     with torch.inference_mode():
         next(iter(loader))
     weight = torch.ones(DATA.num_features, requires_grad=True)
@@ -278,12 +278,12 @@ def test_static_batches_may_be_read_in_inference_mode_and_trained_on_later():
 
 
 def test_the_users_own_tensors_are_not_copied():
-    batch = next(iter(fixed(static_buffers=True)))
+    batch = next(iter(fixed(pad={"static": True})))
     assert batch.scale is DATA.scale
 
 
 def test_copies_have_static_tensors_of_their_own():
-    loader = fixed(static_buffers=True)
+    loader = fixed(pad={"static": True})
     batch = next(iter(loader))
     before = batch.x.clone()
     for other in (copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
@@ -295,8 +295,8 @@ def test_a_learnable_attribute_is_refused_in_static_buffers():
     data = Data(x=torch.randn(50, 4, requires_grad=True), edge_index=torch.randint(50, (2, 400)))
     next(iter(fixed(data, num_neighbors=[3], batch_size=10))).x.sum().backward()
     assert data.x.grad is not None
-    with pytest.raises(Exception, match="static_buffers cannot hold x, because it needs a gradient"):
-        next(iter(fixed(data, num_neighbors=[3], batch_size=10, static_buffers=True)))
+    with pytest.raises(Exception, match="static buffers cannot hold x, because it needs a gradient"):
+        next(iter(fixed(data, num_neighbors=[3], batch_size=10, pad={"static": True})))
 
 
 def test_the_example_compiles_a_model_for_one_shape(monkeypatch, capsys):
@@ -318,20 +318,15 @@ def test_the_example_compiles_a_model_for_one_shape(monkeypatch, capsys):
 @pytest.mark.parametrize(
     "options, error, text",
     [
+        (dict(pad={"sigma": -1}), ValueError, r"pad\['sigma'\] must be a number >= 0 .*, got -1"),
+        (dict(pad={"sigma": "3"}), ValueError, r"pad\['sigma'\] must be a number >= 0 .*, got '3'"),
+        (dict(pad={"static": 1}), ValueError, r"pad\['static'\] must be True or False, got 1"),
         (
-            dict(pad=None, pad_sigma=2.0),
+            dict(pad={"statc": True}),
             ValueError,
-            "pad_sigma=2.0 applies only to batches of one size; pass pad='fixed'",
+            "pad must be 'bucket', 'fixed', a mapping with entries sigma and static, or None, got {'statc': True}",
         ),
-        (
-            dict(pad="bucket", static_buffers=True),
-            ValueError,
-            "static_buffers=True applies only to batches of one size",
-        ),
-        (dict(pad_sigma=-1), ValueError, "pad_sigma must be a number >= 0 .*, got -1"),
-        (dict(pad_sigma="3"), ValueError, "pad_sigma must be a number >= 0 .*, got '3'"),
-        (dict(static_buffers=1), ValueError, "static_buffers must be True or False, got 1"),
-        (dict(static_buffers=True, pin_memory=True), ValueError, "static_buffers excludes pin_memory: a copy"),
+        (dict(pad={"static": True}, pin_memory=True), ValueError, "pad={'static': True} excludes pin_memory: a copy"),
         (dict(disjoint=True), NotImplementedError, "pad='fixed' is not available with disjoint or time_attr"),
     ],
 )
@@ -343,4 +338,4 @@ def test_arguments_that_do_not_fit_are_refused(options, error, text):
 def test_rounds_are_refused_with_static_buffers():
     assert len(list(fixed().rounds())) == len(fixed())
     with pytest.raises(ValueError, match=re.escape("rounds() gives several batches at once")):
-        fixed(static_buffers=True).rounds()
+        fixed(pad={"static": True}).rounds()

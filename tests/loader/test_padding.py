@@ -177,7 +177,7 @@ def with_attribute(name: str) -> Data:
 @pytest.mark.parametrize(
     "data, options, error, text",
     [
-        (DATA, dict(pad="pow2"), ValueError, "pad must be 'bucket', 'fixed' or None, got 'pow2'"),
+        (DATA, dict(pad="pow2"), ValueError, "pad must be 'bucket', 'fixed', a mapping with .*, got 'pow2'"),
         (DATA, dict(disjoint=True), NotImplementedError, "disjoint or time_attr"),
         (time_of(DATA), dict(time_attr="time"), NotImplementedError, "disjoint or time_attr"),
         (with_attribute("node_mask"), {}, ValueError, "sets node_mask, but data has an attribute of this name"),

@@ -72,6 +72,11 @@ class Job:
         """Returns a simple value of an argument. An odd value counts as none."""
         return eval(self.arguments[name], CONSTANTS) if name in self.arguments and name not in self.odd else default
 
+    def entry(self, name: str, key: str) -> Any:
+        """Returns an entry of an argument that may be a mapping; None without it."""
+        value = self.value(name)
+        return value.get(key) if isinstance(value, dict) else None
+
     def text(self, name: str) -> str:
         """Returns the text of the seeds, which are all vertices or edges if it is odd."""
         return self.arguments[name] if name in self.arguments and name not in self.odd else "None"

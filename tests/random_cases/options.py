@@ -9,7 +9,7 @@ A new option needs a strategy in :data:`STRATEGIES`. ``test_strategies.py`` says
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -394,15 +394,15 @@ STRATEGIES: dict[str, Strategy] = {
     "logical_ranks": Strategy(0.3, logical_ranks),
     "join_logical_ranks": Strategy(0.06, join_logical_ranks),
     "cooperate": Strategy(0.12, cooperate),
-    "co_batches": Strategy(0.3, lambda d: d.pick(1, 2, 3) if d.has("cooperate") else None),
-    "split_by": Strategy(0.4, only_if("cooperate", "'rows'", "'vip'")),
+    "cooperate_batches": Strategy(0.3, lambda d: d.pick(1, 2, 3) if d.has("cooperate") else None),
+    "cooperate_split_by": Strategy(0.4, only_if("cooperate", "'rows'", "'vip'")),
     "partial_aggregation": Strategy(0.12, partial_aggregation),
     "partial_weight": Strategy(
         0.3, lambda d: "'weight'" if d.has("partial_aggregation") and "weight" in d.graph.attributes else None
     ),
     "pad": Strategy(0.12, pad),
     "pad_sigma": Strategy(0.3, lambda d: d.pick("0", "1", "5.0") if d.chosen.get("pad") == "'fixed'" else None),
-    "static_buffers": Strategy(0.3, lambda d: "True" if d.chosen.get("pad") == "'fixed'" else None),
+    "pad_static": Strategy(0.3, lambda d: "True" if d.chosen.get("pad") == "'fixed'" else None),
     "ways": Strategy(0.05, of("[NoWay()]", "()")),
     "memory": Strategy(0.06, memory),
     "device_memory": Strategy(0.005, of("'1MB'")),
@@ -416,6 +416,20 @@ WAYS = {
     "Lookahead": "lookahead", "SumsOfRows": "partial_aggregation",
     "CacheOfUses": "of layer-wise inference, which makes no loader of the user",
 }  # fmt: skip
+
+
+#: Option -> keys of its mapping. STRATEGIES has an entry for each.
+ENTRIES = {"cooperate": ("batches", "split_by"), "pad": ("sigma", "static")}
+
+
+def fold(draft: Draft, lead: str, keys: Sequence[str]) -> None:
+    """Puts entries that were drawn into a mapping, which takes the place of the option's value unless that is odd."""
+    drawn = {key: draft.chosen.pop(f"{lead}_{key}") for key in keys if f"{lead}_{key}" in draft.chosen}
+    odd = [f"{lead}_{key}" for key in drawn if f"{lead}_{key}" in draft.odd]
+    draft.odd[:] = [name for name in draft.odd if name not in odd]
+    if drawn and lead not in draft.odd:
+        draft.chosen[lead] = f"{{{', '.join(f'{key!r}: {text}' for key, text in drawn.items())}}}"
+        draft.odd += [lead] if odd else []
 
 
 def apart(r: random.Random, graph: Graph, ranks: int, link: bool, arguments: dict[str, str]) -> str | None:
@@ -445,6 +459,8 @@ def arguments_of(r: random.Random, graph: Graph, ranks: int, link: bool) -> tupl
             text = strategy.draw(draft)
             if text is not None:
                 draft.chosen[name] = text
-    if "co_batches" in draft.chosen:  # they exclude a size of batches
+    for lead, keys in ENTRIES.items():
+        fold(draft, lead, keys)
+    if "'batches'" in draft.chosen.get("cooperate", ""):  # they exclude a size of batches
         draft.chosen = {name: text for name, text in draft.chosen.items() if name not in ("batch_size", "drop_last")}
     return draft.chosen, tuple(draft.odd)

@@ -162,7 +162,7 @@ class Scene:
             return 0, (), False
         hosts = job.value("ranks_per_host")
         hosts = (hosts,) * (job.ranks // hosts) if type(hosts) is int and hosts > 0 else tuple(hosts or ())
-        return job.value("logical_ranks") or 0, hosts or (1,) * job.ranks, job.value("cooperate") == "host"
+        return job.value("logical_ranks") or 0, hosts or (1,) * job.ranks, job.value("cooperate") is not None
 
     # --- seeds --------------------------------------------------------------------------------------------
 
@@ -339,7 +339,7 @@ class Scene:
             batch_size * together,
             bool(job.value("drop_last", False)),
             uneven,
-            job.value("co_batches"),
+            job.entry("cooperate", "batches"),
             given,
         )
 

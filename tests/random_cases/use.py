@@ -84,7 +84,7 @@ class Use:
         return self.plain.batches(epoch)
 
     def _compare(self, got: list[Any], expected: list[Any], whole: bool = True, first: int = 0) -> None:
-        if self.job.value("cooperate") == "host":
+        if self.job.value("cooperate") is not None:
             self._compare_shares(got, expected, whole)
             return
         if whole and len(got) != len(expected):
@@ -150,7 +150,7 @@ class Use:
                 batch = next(batches)
             except StopIteration:
                 break
-            found.append(batch.clone() if self.job.value("static_buffers") is True else batch)
+            found.append(batch.clone() if self.job.entry("pad", "static") is True else batch)
         return found
 
     # --- steps --------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class Use:
         self._epoch(0)
 
     def _rounds(self, _: int) -> None:
-        if self.job.value("static_buffers") is True:
+        if self.job.entry("pad", "static") is True:
             return
         rounds = [list(batches) for batches in self.loader.rounds()]
         self._compare([batch for batches in rounds for batch in batches], self._expected(self.epoch))
@@ -195,7 +195,7 @@ class Use:
         if (
             self.job.ranks > 1
             or not len(self.scene.seeds(self.scene.layout.parts_of(self.scene.rank)).T)
-            or self.job.value("static_buffers") is True
+            or self.job.entry("pad", "static") is True
         ):
             return
         seeds = self.scene.seeds(self.scene.layout.parts_of(self.scene.rank))
@@ -431,12 +431,17 @@ class Use:
             "cooperate",
             "allow",
             "ways",
-            "static_buffers",
             "columns",
             "join_logical_ranks",
             "cache",
         }
-        if changing & job.arguments.keys() or job.is_odd or not job.graph.is_directory or job.graph.rows == "none":
+        if (
+            changing & job.arguments.keys()
+            or job.entry("pad", "static")
+            or job.is_odd
+            or not job.graph.is_directory
+            or job.graph.rows == "none"
+        ):
             return
         stats = self.loader.stats()
         batches = [batch for epoch in self.whole_epochs for batch in self._expected(epoch)]

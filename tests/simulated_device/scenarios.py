@@ -443,7 +443,7 @@ SCENARIOS: dict[str, Scenario] = {
     "no rows on the device": with_options(depth=4),
     "zero copy": with_options(zero_copy=True),
     "narrow rows": with_options(depth=4, device_rows=0.3, store_as={"x": "int8"}),
-    "static buffers": with_options(depth=4, device_rows=0.3, pad="fixed", static_buffers=True),
+    "static buffers": with_options(depth=4, device_rows=0.3, pad={"static": True}),
     "samples": samples(free_memory=2**40),
     "samples from pinned memory": samples(free_memory=0),
     "sampling on the device": sampling_on_the_device,
