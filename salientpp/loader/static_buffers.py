@@ -1,4 +1,4 @@
-"""Tensors that hold one padded batch after another, at the same addresses (``static_buffers=True``).
+"""Tensors that hold one padded batch after another, at the same addresses (``pad={"static": True}``).
 
 A CUDA graph reads its inputs at the addresses that they had when it was captured (torch, "CUDA semantics", section "CUDA Graphs"). So the tensors of every
 batch are copied into tensors that stay. The copy runs in the caller's thread, on its current stream, after the work on the batch before.

@@ -101,10 +101,7 @@ class NeighborSampler(BaseSampler):
         if temporal_strategy not in ("uniform", "last"):
             raise ValueError(f"temporal_strategy must be 'uniform' or 'last', got {temporal_strategy!r}")
         self.sample_direction = sample_direction
-        kinds = [kind.value for kind in SubgraphType]
-        if getattr(subgraph_type, "value", subgraph_type) not in kinds:
-            raise ValueError(f"subgraph_type must be one of {kinds}, got {subgraph_type!r}")
-        self.subgraph_type = SubgraphType(getattr(subgraph_type, "value", subgraph_type))
+        self.subgraph_type = _type_of(subgraph_type)
         self.topology = topology_of(
             data,
             time_attr=time_attr,
@@ -341,6 +338,13 @@ class NeighborSampler(BaseSampler):
     def __repr__(self) -> str:
         graph = self.topology.graph or self.topology
         return f"{type(self).__name__}(num_neighbors={self._num_neighbors.values}, {_changed(self)}graph={graph})"
+
+
+def _type_of(given: Any) -> SubgraphType:
+    kinds = [kind.value for kind in SubgraphType]
+    if getattr(given, "value", given) not in kinds:
+        raise ValueError(f"subgraph_type must be one of {kinds}, got {given!r}")
+    return SubgraphType(getattr(given, "value", given))
 
 
 def _changed(sampler: NeighborSampler) -> str:
