@@ -131,6 +131,17 @@ def test_every_option_is_an_attribute_from_which_lightning_recreates_the_loader(
     ]
 
 
+def test_a_mapping_stays_an_attribute_and_its_entries_are_in_facts_and_errors():
+    mapping = {"sigma": 4, "static": True}
+    loader = NeighborLoader(random_data(), [3], pad=mapping)
+    assert loader.pad == mapping, "a tool that makes the loader again passes it on"
+    values = Options(pad=mapping, cooperate={"batches": 3})
+    assert (values.pad, values.pad_sigma, values.pad_static) == ("fixed", 4, True)
+    assert values.facts(of_host=False)["cooperate['batches']"] == values.fingerprint()["cooperate['batches']"] == 3
+    with pytest.raises(TypeError, match="pad_sigma"):
+        NeighborLoader(random_data(), [3], pad_sigma=3.0)
+
+
 def test_every_option_has_help_and_no_default_is_refused():
     assert all(option.help and not option.help.endswith(".") for option in OPTIONS.values())
     checked = Options().checked_alone()
