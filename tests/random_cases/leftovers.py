@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 #: Seconds for threads and files to go. Only something that stays takes them.
-_SECONDS = 20.0
+_SECONDS = 60.0
 
 #: Most sockets and pipes of a process. Connections between ranks stay, and later loaders use them.
 _MOST_CONNECTIONS = 500

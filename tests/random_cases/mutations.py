@@ -2,7 +2,8 @@
 """Single changes of the package that random cases must find. A reviewer chose them by reading: a wrong offset, a missing wait, a stale copy, a swapped branch.
 
 ``python -m random_cases.mutations`` makes each change in a copy of the package and runs random cases against the copy until one fails. A change that no case
-finds *survives*; the end of the output lists the survivors. It takes an hour or more on two cores.
+finds *survives*; the end of the output lists the survivors. On two cores, a change that is found takes about a minute, and one that survives 5,000 cases
+a quarter of an hour or more.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ MUTATIONS = [
     Mutation("jobs", "ranks/placement.py", "return logical_rank % self.logical_ranks_per_unit", "return 0"),
     Mutation("jobs", "ranks/placement.py", "first, last = self.unit_of(logical_ranks[0]), self.unit_of(logical_ranks[-1])", "first = last = self.unit_of(logical_ranks[0])"),
     # --- seeds, epochs, states
-    Mutation("jobs", "sampling/schedule.py", "Turn(ticks.stop - len(pieces) + at, index, [piece])", "Turn(ticks.start + at, index, [piece])"),
+    Mutation("jobs", "sampling/schedule.py", "Turn(ticks.stop - len(pieces) + at, index, [piece])", "Turn(ticks.stop - len(pieces) + at, at, [piece])"),
     Mutation("jobs", "sampling/schedule.py", "self.positions[schedule.unit][given[index]] if self.positions", "given[index] if self.positions"),
     Mutation("jobs", "engine/epochs.py", "self.placement.logical_ranks[0] if logical_rank is None else logical_rank", "self.placement.logical_ranks[0]"),
     Mutation("jobs", "engine/state.py", "return first, min(point.start for point", "return first, max(point.start for point"),
