@@ -217,6 +217,7 @@ class Roll:
             for own in (key, self._keys("before")[self.rank]):
                 self._store.delete_key(own)
             self._store.add(self._calls, -1)
+            self.progress.withdraw()
             raise RankFailure(text)
 
 

@@ -63,6 +63,11 @@ class Progress:
             _made[prefix] = int(number)
             _living.add(self)
 
+    def withdraw(self) -> None:
+        """Records that this rank has not made the Comm, and will use its number again."""
+        prefix, _, number = self.key.rpartition("/")
+        _made[prefix] = int(number) - 1
+
     def start(self) -> int:
         """Counts a collective that this thread starts, and returns its number."""
         global _threads

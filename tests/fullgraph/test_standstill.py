@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,8 @@ from salientpp import NeighborLoader, PartitionedGraph, inference
 from salientpp.fullgraph import distribute, local, loss_mean
 from salientpp.nn import trim
 from salientpp.ranks import roll, waiting
+from salientpp.ranks.comm import Comm
+from salientpp.ranks.failure import RankFailure
 
 NUMBER, WIDTH, CLASSES = 120, 6, 5
 
@@ -169,6 +172,25 @@ def mistakes(rank: int, root: str) -> dict[str, str]:
         torch.distributed.barrier()  # the other rank lives on
     assert sum(1 for _ in together(part))  # new connections work
     return found
+
+
+def meets_in_turns(rank: int) -> list[str]:
+    """Each rank once waits to make a Comm while the other one waits elsewhere. Both then use the number of the Comm that was not made."""
+    waiting.SLICE_SECONDS = roll.SLICE_SECONDS = SLICE
+    seconds, said = timedelta(seconds=distributed.NEVER), []
+    comms = [Comm.create(timeout=seconds) for _ in range(2)]
+    for first in (1, 0):
+        with pytest.raises(RankFailure) as raised:
+            Comm.create(timeout=seconds) if rank == first else comms[first].gather_numbers([0])
+        said.append(str(raised.value))
+        torch.distributed.barrier()  # otherwise the next call of this rank may be the one for which the other rank waits
+    assert Comm.create(timeout=seconds).gather_numbers([rank]) == [[0], [1]]
+    return said
+
+
+def test_ranks_can_meet_after_one_has_waited_for_the_others_to_come():
+    for first, second in distributed.run(meets_in_turns, 2):
+        assert "rank 1 waits to make a loader" in first and "rank 0 waits to make a loader" in second
 
 
 def test_ranks_that_wait_for_each_other_all_say_for_what(roots):
