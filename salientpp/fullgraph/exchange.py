@@ -212,6 +212,10 @@ class Ranks:
 
     def replicated(self, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Returns stand-ins for parameters that are equal on all ranks. At the end of the backward, every rank gets the sums of their gradients."""
+        for parameter in parameters:
+            hooks: dict[int, Any] = parameter._backward_hooks or {}
+            for key, hook in hooks.items():
+                hooks[key] = hook if isinstance(hook, _OfGradients) else _OfGradients(hook)
         return _Replicated.apply(self, *parameters) if parameters else ()
 
     def sum_up(self, values: Tensor, kind: str) -> Tensor:
@@ -334,6 +338,16 @@ class _Total(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return ctx.ranks.sum_up(gradient, "sums backward"), None
+
+
+@dataclass
+class _OfGradients:
+    """A hook of a parameter that ignores a missing gradient. In one process, autograd does not call hooks of unused parameters."""
+
+    hook: Any
+
+    def __call__(self, gradient: Tensor | None) -> Any:
+        return None if gradient is None else self.hook(gradient)
 
 
 class _Replicated(torch.autograd.Function):

@@ -414,6 +414,12 @@ def with_forward(forward: Callable[[nn.Module, Tensor], Tensor]) -> Net:
     return net
 
 
+def with_doubled_gradients(net: Net) -> Net:
+    for parameter in net.parameters():
+        parameter.register_hook(lambda gradient: 2 * gradient)
+    return net
+
+
 def logged(gradient: Tensor) -> None:
     float(gradient.norm())
 
@@ -566,6 +572,7 @@ KEPT: dict[str, Callable[[], nn.Module]] = {
     "examined": lambda: Net(examined),
     "function of autograd": lambda: Net(lambda net, h, g: Rounded.apply(2 * h)),
     "hook": lambda: Net(hooked(lambda gradient: 2 * gradient.clamp(-1, 1))),
+    "hook of an unused parameter": lambda: with_doubled_gradients(Net(lambda net, h, g: h * net.lin.bias)),
     "hook that changes nothing": lambda: Net(hooked(logged)),
     "module in a layer": lambda: Net(
         lambda net, h, g: h, lambda a, b: pyg.GINConv(nn.Sequential(nn.Linear(a, b), nn.BatchNorm1d(b), nn.ReLU()))

@@ -91,10 +91,6 @@ def _is_left_out(choice: Choice, options: dict[str, Any]) -> bool:
     """Returns True for choices about which the documentation promises nothing."""
     if "edges of the batch" in choice.kind:  # a rank has other numbers of edges
         return True
-    if (
-        "gradient hook" in choice.kind and "parameter" in choice.change + choice.before
-    ):  # a hook of an unused parameter gets None
-        return True
     calls_again = options["recompute"] is not None or options.get("plan") is not None
     return (
         calls_again
