@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 
+from salientpp.batch.edges import BatchEdges
 from salientpp.fullgraph.outputs import tensors_of
 from salientpp.fullgraph.pieces import EdgeRows
 from salientpp.fullgraph.row_check import RowsMixed
@@ -68,6 +69,7 @@ class EdgeTrials:
         """
         key = is_edge_level, conv.training, change_of(conv)
         tried = self._tried.setdefault(conv, set())
+        edge_index = edge_index.plain() if isinstance(edge_index, BatchEdges) else edge_index
         if key in tried or type(edge_index) is not Tensor or any(isinstance(each, EdgeRows) for each in given.values()):
             return False
         tried.add(key)
