@@ -50,7 +50,7 @@ _ORDERS = frozenset(["sort", "argsort", "msort"])
 #: Functions that compare integers.
 _COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "less", "less_equal", "greater", "greater_equal", "isin"])
 
-#: Functions that cut rows at positions, as far as there are so many, and the place of their argument ``dim``.
+#: Functions that cut rows at positions, and accept positions beyond the last row, and the place of their argument ``dim``.
 _CUTS = {"split": 2, "tensor_split": 2, "chunk": 2, "unsafe_split": 2, "unsafe_chunk": 2}
 
 
