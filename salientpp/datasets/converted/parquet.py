@@ -179,16 +179,18 @@ class _Key:
                 self._add(part)
 
     def _add(self, values: np.ndarray) -> None:
-        least, largest = int(values.min()), int(values.max())
+        ascends = bool((values[1:] > values[:-1]).all())
+        least, largest = (int(each) for each in (values[[0, -1]] if ascends else (values.min(), values.max())))
         if self._number:
-            self.ascends &= int(values[0]) > self._last
+            ascends &= int(values[0]) > self._last
             least, largest = min(least, self._least), max(largest, self._largest)
-        self.ascends &= bool((values[1:] > values[:-1]).all())
+        self.ascends &= ascends
         self._number, self._last = self._number + len(values), int(values[-1])
         self._least, self._largest = least, largest
         # Values that do not ascend are no consecutive integers if some come twice, or if there are more integers between them than rows.
-        if not self.ascends and not self._number <= largest - least + 1 <= self._num_rows:
-            self.is_one = False
+        may_be_consecutive = self._number <= largest - least + 1 <= self._num_rows
+        self.is_one = self.ascends or may_be_consecutive
+        if not may_be_consecutive:  # nor with further values, so the sums are of no use
             return
         modular = values.astype(np.uint64)  # sums are modulo 2^64
         self._sum, self._squares = self._sum + int(modular.sum()), self._squares + int((modular * modular).sum())
