@@ -180,7 +180,8 @@ class _Key:
 
     def _add(self, values: np.ndarray) -> None:
         ascends = bool((values[1:] > values[:-1]).all())
-        least, largest = (int(each) for each in (values[[0, -1]] if ascends else (values.min(), values.max())))
+        ends = (values[0], values[-1]) if ascends else (values.min(), values.max())
+        least, largest = map(int, ends)
         if self._number:
             ascends &= int(values[0]) > self._last
             least, largest = min(least, self._least), max(largest, self._largest)
