@@ -23,6 +23,7 @@ from salientpp.store.directory.opened import PartitionedGraph
 from salientpp.store.frames import feature_columns, features_of, formats_of_columns
 from salientpp.store.narrow import Column, Narrow, read_formats
 from salientpp.store.sent_formats import read_send_as
+from salientpp.suggestions import did_you_mean
 from salientpp.vip.policies import Workload
 
 
@@ -122,7 +123,7 @@ def open_graph(
     splits = collect_splits(data, None, data.get("y"), graph.num_vertices)
     if seeds != "all" and seeds not in splits:
         raise ValueError(
-            f"seeds must be 'all' or a split of the data ({', '.join(splits) or 'it has none'}), got {seeds!r}"
+            f"seeds must be 'all' or a split of the data ({', '.join(splits) or 'it has none'}), got {seeds!r}{did_you_mean(seeds, splits)}"
         )
     frames, columns = features_of(data)
     known: dict[Column, Any] = {(None, name): (rows.dtype, rows.shape[1:]) for name, rows in columns.items()}

@@ -16,12 +16,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from salientpp import __version__
 from salientpp.cli import terminal
 from salientpp.files import what_to_do
 from salientpp.launch.environment import LaunchError
 from salientpp.partitioning.errors import PartitionerError, is_out_of_memory
+from salientpp.suggestions import did_you_mean
 from salientpp.versions import check_versions
 
 SUBCOMMANDS = (
@@ -47,7 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     written: list[Path] = []
     try:
         parser = _parser()
-        _refuse_dashes_as_values(parser, words)
         try:
             parsed = parser.parse_args(words, argparse.Namespace(words=words, written=written))
         except SystemExit as end:
@@ -86,13 +87,31 @@ def _in_words(error: Exception) -> str:
     return f"{where} cannot be used ({error.strerror}); {what_to_do(error, 'check the path and its permissions')}"
 
 
-def _refuse_dashes_as_values(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Refuses ``--parts=--``. argparse drops these dashes and then fails, because the value is missing."""
-    for word in words:
-        if word == "--":
-            return
-        if match := re.fullmatch(r"(--[^=]+)=--", word):
-            parser.error(f"argument {match[1]}: expected a value, got '--'")
+class _Parser(argparse.ArgumentParser):
+    """Parser that names the closest command or option if one is mistyped, before it misses required ones."""
+
+    commands: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = sys.argv[1:] if args is None else list(args)
+        known = [option for action in self._actions for option in action.option_strings]
+        for word in words:
+            name, equals, value = word.partition("=")
+            if word == "--" or (self.commands and not word.startswith("-")):
+                break
+            if re.fullmatch(r"--\w[\w-]*", name) and not any(option.startswith(name) for option in known):
+                self.error(f"unrecognized argument {name}{did_you_mean(name, known)}")
+            if (
+                name and equals and value == "--"
+            ):  # argparse drops these dashes and then fails, because the value is missing
+                self.error(f"argument {name}: expected a value, got '--'")
+        command = next((word for word in words if not word.startswith("-")), None)
+        if self.commands and command is not None and command not in self.commands:
+            choices = ", ".join(map(repr, self.commands))
+            self.error(
+                f"argument COMMAND: invalid choice: {command!r} (choose from {choices}){did_you_mean(command, self.commands)}"
+            )
+        return super().parse_known_args(args, namespace)
 
 
 def _subcommand(name: str) -> ModuleType:
@@ -100,11 +119,12 @@ def _subcommand(name: str) -> ModuleType:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="salientpp",
         description="Offline tools of salientpp, which trains graph neural networks on graphs that outgrow one machine.",
         epilog="Exit status: 0 on success; 2 after an error, with one line on stderr; 130 after Ctrl-C.",
     )
+    parser.commands = SUBCOMMANDS
     parser.add_argument("--version", action="version", version=f"salientpp {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in SUBCOMMANDS:

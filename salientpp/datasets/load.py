@@ -20,7 +20,8 @@ from salientpp.datasets.npz import load_npz
 from salientpp.datasets.ogb import load_ogb
 from salientpp.datasets.own_objects import load_python, read_pyg
 from salientpp.datasets.partitions.load import FORMATS, GivenPartition, load_partition
-from salientpp.datasets.spec import call_with, did_you_mean, with_spec
+from salientpp.datasets.spec import call_with, with_spec
+from salientpp.suggestions import did_you_mean
 
 # Only for suggestions. `ogb_meta` reads all names from the installed ogb.
 _OGB_EXAMPLES = ("ogbn-arxiv", "ogbn-products", "ogbn-papers100M", "ogbn-proteins")

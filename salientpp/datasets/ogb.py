@@ -14,7 +14,7 @@ import torch
 from torch_geometric.data import Data
 
 from salientpp.datasets.arrays import SPLITS, assemble, check_undirected, first_line
-from salientpp.datasets.spec import did_you_mean
+from salientpp.suggestions import did_you_mean
 
 
 def load_ogb(name: str, root: Path, undirected: bool | None = None, download: bool = False) -> Data:

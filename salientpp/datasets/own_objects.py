@@ -16,8 +16,8 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
 from salientpp.datasets.arrays import check_data, first_line, form
-from salientpp.datasets.spec import did_you_mean
 from salientpp.datasets.torch_files import read_torch_file
+from salientpp.suggestions import did_you_mean
 
 
 def read_pyg(file: Path, map_tensors: bool = False) -> Data | HeteroData:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
+
+from salientpp.suggestions import did_you_mean
 
 Made = TypeVar("Made")
 
@@ -43,10 +44,3 @@ def call_with(function: Callable[..., Made], dataset: str, parameters: dict[str,
                 f"{dataset} has no parameter {key!r}; it has {', '.join(known) or 'none'}{did_you_mean(key, known)}"
             )
     return function(**own, **parameters)
-
-
-def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """Returns a sentence with the names closest to `word`, or an empty text."""
-    lowered = {name.lower(): name for name in known}
-    close = [lowered[match] for match in difflib.get_close_matches(word.lower(), lowered)]
-    return f". Did you mean {' or '.join(close)}?" if close else ""

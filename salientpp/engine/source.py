@@ -39,6 +39,7 @@ from salientpp.store.frames import Frame, check_installed, formats_of_columns
 from salientpp.store.narrow import EncodedRows, Narrow, NarrowRows
 from salientpp.store.rows import RowSource, TensorRows, checked_rows, empty_rows
 from salientpp.store.sent_formats import decoded, read_send_as
+from salientpp.suggestions import did_you_mean
 
 #: Per vertex type, the names and rows of its attributes.
 RowsByType = Mapping["str | None", Mapping[str, RowSource]]
@@ -422,7 +423,10 @@ def _checked_columns(
         found = [column for column in known if column == named or (isinstance(name, str) and column[1] == name)]
         if not found and names != ["x"]:
             there = sorted(name if type_ is None else f"({type_!r}, {name!r})" for type_, name in known)
-            raise ValueError(f"columns must name node attributes of {part.root} ({', '.join(there)}), got {name!r}")
+            close = did_you_mean(name, [name for _, name in known])
+            raise ValueError(
+                f"columns must name node attributes of {part.root} ({', '.join(there)}), got {name!r}{close}"
+            )
         columns |= dict.fromkeys(found)
     if names == ["x"]:
         columns |= dict.fromkeys(column for column in tables if column[1] == "tf")

@@ -19,6 +19,7 @@ from salientpp.graph.clock import Clock
 from salientpp.graph.csc import Graph
 from salientpp.graph.from_pyg import count_vertices, words_for
 from salientpp.graph.relation import EdgeReader, Relation, one_each
+from salientpp.suggestions import did_you_mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +87,10 @@ class TypedGraph:
                 )
         node_time, edge_time = _times(data, nodes, edges, time_attr)
         if weight_attr is not None and not any(weight_attr in store for store in edges.values()):
-            raise ValueError(f"weight_attr names the edge weights, but no edges have an attribute {weight_attr!r}")
+            close = did_you_mean(weight_attr, [name for store in edges.values() for name in store])
+            raise ValueError(
+                f"weight_attr names the edge weights, but no edges have an attribute {weight_attr!r}{close}"
+            )
         given = {
             name: {kind: store.get(kind) for kind in ("edge_index", "adj_t")} | {"weight": store.get(weight_attr)}
             for name, store in edges.items()
@@ -234,5 +238,6 @@ def _times(data: Data | HeteroData, nodes: dict, edges: dict, time_attr: str | N
             f"time_attr={time_attr!r} is both a node-level and an edge-level attribute; give one of them another name"
         )
     if not on_nodes and not on_edges:
-        raise ValueError(f"The time attribute {time_attr!r} is neither a node-level or edge-level attribute")
+        close = did_you_mean(time_attr, [name for store in (*nodes.values(), *edges.values()) for name in store])
+        raise ValueError(f"The time attribute {time_attr!r} is neither a node-level or edge-level attribute{close}")
     return on_nodes, on_edges

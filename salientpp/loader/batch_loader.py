@@ -35,7 +35,7 @@ from salientpp.loader.order import GivenOrder, checked_positions
 from salientpp.loader.padding import check_padding
 from salientpp.loader.planned_loader import PlannedLoader
 from salientpp.loader.ppr import check_ppr
-from salientpp.loader.pyg_arguments import SamplingOptions, check_order, normalise_numbers
+from salientpp.loader.pyg_arguments import SamplingOptions, check_names, check_order, normalise_numbers
 from salientpp.loader.samplers import OrderedSampler, RanksSampler, ShuffledSampler
 from salientpp.loader.values import Options
 from salientpp.loader.vertex_options import check_of_edges
@@ -109,6 +109,7 @@ class BatchLoader(PlannedLoader):
         options = options.checked(self.device)
         if not hasattr(self, "input_nodes"):
             check_of_edges(type(self).__name__, options.allow, kwargs)
+        check_names(type(self), kwargs)
         self._own_ways = options.own_ways
         # The value in use may differ from the given one. These attributes are set elsewhere.
         elsewhere = ("device", "seed", "cache", "timeout")

@@ -12,6 +12,7 @@ from salientpp.arguments import as_amount, as_integer, as_real
 from salientpp.engine.option import Check
 from salientpp.engine.way import Way
 from salientpp.store.cache import FeatureCache, TypedFeatureCache
+from salientpp.suggestions import did_you_mean
 from salientpp.vip.policies import Policy, check_policy, check_replication_factor
 from salientpp.ways.planner.machines import Machines
 
@@ -52,7 +53,7 @@ def one_of(expected: str, *words: str) -> Check:
 
     def check(name: str, value: Any) -> Any:
         if value is not None and (not isinstance(value, str) or value not in words):
-            raise ValueError(f"{name} must be {expected}, got {value!r}")
+            raise ValueError(f"{name} must be {expected}, got {value!r}{did_you_mean(value, words)}")
         return value
 
     return check

@@ -143,7 +143,7 @@ class Planned(TypedDict, total=False):
             agree="hosts",
             help="Size of the cache, α ≥ 0. Each rank caches `floor(α N / K)` remote rows. Text such as `'2GiB'` is a number of "
             "[bytes](#amounts-of-memory). If [several ranks share a host](../explanation/concepts.md#hosts-with-several-ranks), α counts per "
-            "host, and K is the number of hosts, where hosts that hold the same parts count once. No effect on a `Data`",
+            "host, and K is the number of hosts, where hosts that hold the same parts count once. Refused on a `Data`",
         ),
     ]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import torch
+import torch.utils.data
 from torch_geometric.sampler import BaseSampler
 from torch_geometric.sampler.base import SubgraphType
 
@@ -16,6 +18,7 @@ from salientpp.engine.seeds import draws_of, sampler_of_part
 from salientpp.sampling.neighbor_sampler import NeighborSampler, SharedDraws
 from salientpp.sampling.ppr import PPRSampler
 from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.suggestions import did_you_mean
 
 
 class TorchArguments(TypedDict, total=False):
@@ -104,6 +107,15 @@ def _for_loader(sampler: NeighborSampler) -> NeighborSampler:
     found = copy.copy(sampler)
     found.topology = topology
     return found
+
+
+def check_names(loader: type, kwargs: Mapping[str, Any]) -> None:
+    """Raises TypeError for an argument that neither the loader nor torch's ``DataLoader`` has."""
+    known = {*inspect.signature(loader).parameters, *TorchArguments.__annotations__}
+    known |= {*inspect.signature(torch.utils.data.DataLoader).parameters}
+    for name in kwargs:
+        if name not in known:
+            raise TypeError(f"{loader.__name__} has no argument {name!r}{did_you_mean(name, sorted(known))}")
 
 
 def normalise_numbers(kwargs: dict[str, Any]) -> None:

@@ -40,6 +40,17 @@ EXCLUDED: Mapping[tuple[str, str], str] = {
     ): "a vertex of several joined batches would be loaded and computed several times",
 }
 
+_NO_CACHE = "whose ranks cache rows of each other; an object in memory has all its rows here"
+
+#: Options that apply only to a partitioned graph -> reason.
+_OF_PARTS: Mapping[str, str] = {
+    "logical_ranks": "whose ranks share an epoch's batches",
+    "join_logical_ranks": "whose ranks share an epoch's batches",
+    "ranks_per_host": "whose ranks share the rows of a host",
+    **dict.fromkeys(("replication_factor", "lookahead", "cache", "device_cache"), _NO_CACHE),
+    "topology_cache": "whose topology is stored in parts; an object in memory has all its lists here",
+    "send_as": "whose rows travel between ranks; rows of an object in memory do not travel",
+}
 
 #: What the pipeline uses of torch's module for a device.
 _STREAMS = ("Event", "Stream", "stream", "current_stream", "default_stream")
@@ -169,11 +180,9 @@ class Options(Values):
 
     def check_for_object(self) -> None:
         """Raises ValueError if an option is given that applies only to partitioned graphs, but the data is an object in memory."""
-        if self.logical_ranks is not None or self.join_logical_ranks:
-            name = "join_logical_ranks" if self.logical_ranks is None else "logical_ranks"
-            raise ValueError(
-                f"{name}= applies only to a partitioned graph, whose ranks share an epoch's batches; leave it out"
-            )
+        for name, why in _OF_PARTS.items():
+            if is_given(getattr(self, name)):
+                raise ValueError(f"{name}= applies only to a partitioned graph, {why}; leave it out")
         if self.cooperate is not None:
             raise ValueError(
                 f"cooperate={self.cooperate!r} applies only to a partitioned graph, whose ranks know which of them share a host; leave it out"
@@ -182,14 +191,6 @@ class Options(Values):
             raise ValueError(
                 f"memory={self.memory} is for copies of rows and lists of other ranks, but an object in memory has all its rows and lists here; leave it out "
                 "(device_memory is for copies on the device)"
-            )
-        if self.topology_cache:
-            raise ValueError(
-                "topology_cache applies only to a partitioned graph whose topology is stored in parts; an object in memory has all its lists here; leave it out"
-            )
-        if self.send_as is not None:
-            raise ValueError(
-                "send_as applies only to a partitioned graph, whose rows travel between ranks; rows of an object in memory do not travel; leave it out"
             )
 
     def checked_share(self, partitioned: bool, orders_itself: bool, draws_seed: bool = False) -> tuple[int, int] | None:

@@ -89,8 +89,9 @@ def read_seeds(nodes: Any, num_vertices: int, type_: str | None = None) -> tuple
         type_: vertex type of the ids, if types have names.
     """
     of = " of a homogeneous graph" if type_ is None else f" of {type_!r}"
+    hint = "; the splits of data in memory are masks, such as data.train_mask" if isinstance(nodes, str) else ""
     if isinstance(nodes, (tuple, str)) and not all(isinstance(node, int) for node in nodes):
-        raise ValueError(f"input_nodes{of} must be a mask, integer ids or None, got {nodes!r}")
+        raise ValueError(f"input_nodes{of} must be a mask, integer ids or None, got {nodes!r}{hint}")
     nodes = as_tensor(nodes, f"input_nodes{of} must be a mask, integer ids or None")
     if nodes.layout != torch.strided or nodes.device.type == "meta":
         raise ValueError(f"input_nodes must be an ordinary tensor with values, got {nodes.layout} on {nodes.device}")

@@ -23,7 +23,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 # docs/design/architecture.md describes the rooms. A part is a module or folder directly inside salientpp/; it may always
 # import from itself. `ranks.greeting`, `nn.layers` and `nn.unchanged` allow only that module of their rooms.
-BOTTOM = {"ids", "arguments", "display", "files", "processes", "progress", "ops", "graph"}
+BOTTOM = {"ids", "arguments", "display", "files", "processes", "progress", "suggestions", "ops", "graph"}
 PLANNING = BOTTOM | {"ranks", "vip"}
 ROWS = PLANNING | {"store"}
 ENGINE = ROWS | {"sampling", "batch", "engine"}
@@ -35,9 +35,10 @@ MAY_IMPORT = {
     "files": set(),
     "processes": set(),
     "progress": set(),
+    "suggestions": set(),
     "versions": set(),
     "ops": set(),
-    "graph": {"ids", "ops", "processes"},
+    "graph": {"ids", "ops", "processes", "suggestions"},
     "ranks": {"ids", "ops", "processes", "versions"},
     "launch": {"files", "ranks.greeting"},
     "vip": BOTTOM | {"ranks.partition_book", "ranks.comm"},

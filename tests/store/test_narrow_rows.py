@@ -486,7 +486,7 @@ def test_rows_that_cannot_be_sent_narrower_are_refused(roots, options, text):
 
 def test_rows_of_an_object_in_memory_are_not_sent():
     with pytest.raises(
-        ValueError, match="send_as applies only to a partitioned graph, whose rows travel between ranks"
+        ValueError, match="send_as= applies only to a partitioned graph, whose rows travel between ranks"
     ):
         NeighborLoader(featured(), FANOUTS, send_as={"x": "int8"})
 

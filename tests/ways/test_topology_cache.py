@@ -138,7 +138,7 @@ def test_wrong_budgets_are_refused(tmp_path):
 
 def test_a_cache_of_lists_needs_a_topology_in_parts(tmp_path):
     data = synthetic(num_vertices=200, num_features=2)
-    with pytest.raises(ValueError, match="topology_cache applies only to a partitioned graph whose topology"):
+    with pytest.raises(ValueError, match="topology_cache= applies only to a partitioned graph, whose topology"):
         NeighborLoader(data, [2], topology_cache="1MB")
     salientpp.partition(random_data(), 2, tmp_path / "d", [3], BATCH)
     with pytest.raises(ValueError, match="every rank has the whole topology of .*partition with topology='parts'"):

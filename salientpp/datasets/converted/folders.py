@@ -22,7 +22,8 @@ from salientpp.datasets.converted.named_files import by_numbers, edges_of
 from salientpp.datasets.converted.parquet import parquet_rows
 from salientpp.datasets.converted.pieces import EdgePiece, Edges, Rows, Source, Split, Vertices
 from salientpp.datasets.converted.tables import parquet_table
-from salientpp.datasets.spec import did_you_mean, with_spec
+from salientpp.datasets.spec import with_spec
+from salientpp.suggestions import did_you_mean
 
 _FILE = re.compile(r"(.+?)(?:-(\d+))?\.(npy|parquet)")
 _SPLIT = re.compile(rf"({'|'.join(SPLITS)})(_idx|_mask)?")

@@ -29,9 +29,10 @@ from salientpp.datasets.converted.pieces import EdgeName, Edges, Rows, Source, S
 from salientpp.datasets.converted.tables import parquet_table
 from salientpp.datasets.npz import npz_split_keys
 from salientpp.datasets.own_objects import read_pyg, says_damaged
-from salientpp.datasets.spec import did_you_mean, with_spec
+from salientpp.datasets.spec import with_spec
 from salientpp.datasets.torch_files import is_archive
 from salientpp.store.directory.attributes import edge_stores, node_stores
+from salientpp.suggestions import did_you_mean
 
 
 def open_source(source: str, data: Path, undirected: bool | None) -> Source:

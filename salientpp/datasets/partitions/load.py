@@ -15,8 +15,8 @@ from torch_geometric.data import Data, HeteroData
 from salientpp.datasets.arrays import SPLITS, check_features, form
 from salientpp.datasets.partitions import glt, pyg
 from salientpp.datasets.partitions.pieces import COPY_AGAIN, Book, Files, Piece, Type, named, read, tensor
-from salientpp.datasets.spec import did_you_mean
 from salientpp.ids import first_outside, read_ids
+from salientpp.suggestions import did_you_mean
 
 #: Maps the name of a format on the command line to the file that identifies it.
 FORMATS = {"pyg-partition": pyg.META, "glt-partition": glt.META}

@@ -12,6 +12,7 @@ from salientpp.store.directory.description import EdgeType, VertexType, words_of
 from salientpp.store.directory.files import Arrays
 from salientpp.store.narrow import NarrowRows
 from salientpp.store.rows import JoinedRows, TensorRows
+from salientpp.suggestions import did_you_mean
 
 #: Rows in files.
 StoredRows = TensorRows | JoinedRows | NarrowRows
@@ -96,6 +97,6 @@ def _read_split(arrays: Arrays, type_: VertexType | EdgeType, name: str, stored:
     if name not in type_.splits:
         known = ", ".join(repr(split) for split in [*type_.splits, "all"])
         words = words_of_type(type_.name) or (" of edges" if isinstance(type_, EdgeType) else "")
-        raise ValueError(f"{arrays.root} has the splits {known}{words}, got {name!r}")
+        raise ValueError(f"{arrays.root} has the splits {known}{words}, got {name!r}{did_you_mean(name, type_.splits)}")
     first, *others = (arrays.open(type_.split_file(name, part)) for part in stored)
     return torch.cat([first, *others]) if others else first

@@ -19,6 +19,7 @@ from salientpp.store.directory.given_splits import by_type, collect_splits, find
 from salientpp.store.frames import Frame, feature_columns, formats_of_columns
 from salientpp.store.narrow import Column, EncodedRows, Loss, Narrow, read_formats
 from salientpp.store.rows import TensorRows
+from salientpp.suggestions import did_you_mean
 
 #: By default, a type's rows are replicated if they take at most this many bytes and at most this share of the bytes of all types.
 _REPLICATED_BYTES, _REPLICATED_SHARE = 16 * 2**20, 0.01
@@ -202,7 +203,7 @@ def _choose_replicated(
         for name in chosen:
             if name not in columns:
                 raise ValueError(
-                    f"replicate must name node types of the data ({', '.join(map(repr, columns))}), got {name!r}"
+                    f"replicate must name node types of the data ({', '.join(map(repr, columns))}), got {name!r}{did_you_mean(name, columns)}"
                 )
         return frozenset(chosen)
     nbytes = {

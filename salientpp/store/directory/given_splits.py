@@ -14,6 +14,7 @@ from salientpp.ids import as_tensor, read_ids
 from salientpp.store.directory.attributes import SPLIT_ATTRIBUTES, place
 from salientpp.store.directory.description import EdgeName
 from salientpp.store.directory.labels import in_pieces, is_unlabelled, marks_unlabelled, warn_of_unlabelled
+from salientpp.suggestions import did_you_mean
 
 
 def collect_splits(
@@ -121,8 +122,10 @@ def find_seeds(
     if isinstance(seeds, str):
         having = [name for name in splits if seeds in splits[name]]
         if not having and seeds not in ("train", "all"):
-            known = ", ".join(map(repr, dict.fromkeys(split for names in splits.values() for split in names)))
-            raise ValueError(f"seeds must be 'all' or a split of the data ({known or 'none'}), got {seeds!r}")
+            known = [*dict.fromkeys(split for names in splits.values() for split in names)]
+            raise ValueError(
+                f"seeds must be 'all' or a split of the data ({', '.join(map(repr, known)) or 'none'}), got {seeds!r}{did_you_mean(seeds, [*known, 'all'])}"
+            )
         if len(having) > 1:
             raise ValueError(
                 f"seeds={seeds!r} is a split of {', '.join(map(repr, having))}; name the type: seeds=({having[0]!r}, {seeds!r})"
@@ -132,8 +135,12 @@ def find_seeds(
         raise ValueError(f"seeds must be a split or (node type, split), got {seeds!r}")
     type_, split = seeds
     if type_ not in splits:
-        raise ValueError(f"seeds must name a node type of the data ({', '.join(map(repr, splits))}), got {type_!r}")
+        raise ValueError(
+            f"seeds must name a node type of the data ({', '.join(map(repr, splits))}), got {type_!r}{did_you_mean(type_, splits)}"
+        )
     if split != "all" and split not in splits[type_]:
-        known = ", ".join(map(repr, [*splits[type_], "all"]))
-        raise ValueError(f"seeds must be a split of {type_!r} ({known}), got {split!r}")
+        of_type = [*splits[type_], "all"]
+        raise ValueError(
+            f"seeds must be a split of {type_!r} ({', '.join(map(repr, of_type))}), got {split!r}{did_you_mean(split, of_type)}"
+        )
     return type_, split

@@ -17,8 +17,10 @@ from salientpp.store.directory.description import PARTS, EdgeType, part_folder, 
 from salientpp.store.directory.files import DatasetError, verify_file
 from salientpp.store.directory.manifest import check_is_there, parts_there, read_manifest
 from salientpp.store.directory.opened import PartitionedGraph
+from salientpp.suggestions import suggest_arguments
 
 
+@suggest_arguments
 def load(
     root: str | Path,
     *,

@@ -14,6 +14,7 @@ import torch
 from salientpp.graph.from_pyg import full_edge_type
 from salientpp.store.directory.description import Description, EdgeName, EdgeType, VertexType, words_of_type
 from salientpp.store.frames import FEATURES
+from salientpp.suggestions import did_you_mean
 
 #: What to do instead of using an attribute of PyG's data, by the names of the attributes.
 _INSTEAD: Mapping[str, str] = {
@@ -149,6 +150,9 @@ class PygNames:
         # Called only for missing attributes. For PyG's names the error says what to use instead.
         is_known = not name.startswith("_") and "description" in self.__dict__
         words = words_for_missing(self.description, self.is_hetero, name) if is_known else ""
+        if is_known and not words:
+            masks = [f"{split}_mask" for type_ in self.description.node_types for split in type_.splits]
+            words = did_you_mean(name, [*masks, *(known for known in dir(self) if not known.startswith("_"))])
         raise AttributeError(f"a {type(self).__name__} has no {name!r}{words}")
 
 

@@ -25,6 +25,7 @@ from salientpp.store.directory.description import (
 )
 from salientpp.store.directory.files import Arrays, DatasetError
 from salientpp.store.directory.manifest import check_is_there, parts_there
+from salientpp.suggestions import did_you_mean
 
 
 class Topology:
@@ -118,6 +119,7 @@ class Topology:
 
         Both must be stored exactly, because they decide how batches are drawn.
         """
+        known = [name for type_ in self.description.types for name in type_.attributes]
         of_nodes = any(time_attr in type_.attributes for type_ in self.description.node_types)
         of_edges = any(time_attr in type_.attributes for type_ in self.description.edge_types)
         if time_attr is not None and of_nodes and of_edges:
@@ -125,11 +127,15 @@ class Topology:
                 f"time_attr={time_attr!r} is both a node-level and an edge-level attribute; give one of them another name"
             )
         if time_attr is not None and not of_nodes and not of_edges:
-            raise ValueError(f"The time attribute {time_attr!r} is neither a node-level or edge-level attribute")
+            raise ValueError(
+                f"The time attribute {time_attr!r} is neither a node-level or edge-level attribute{did_you_mean(time_attr, known)}"
+            )
         if weight_attr is not None and not any(
             weight_attr in edges.attributes for edges in self.description.edge_types
         ):
-            raise ValueError(f"weight_attr must name an edge attribute, but no edges have an attribute {weight_attr!r}")
+            raise ValueError(
+                f"weight_attr must name an edge attribute, but no edges have an attribute {weight_attr!r}{did_you_mean(weight_attr, known)}"
+            )
         self._check_is_exact("time_attr", time_attr, self.description.types)
         self._check_is_exact("weight_attr", weight_attr, self.description.edge_types)
 

@@ -56,12 +56,14 @@ from salientpp.store.directory.task import Job
 from salientpp.store.directory.type_files import write_edges, write_numbering, write_vertices
 from salientpp.store.directory.unfinished import begin, check_root_is_free, complete, folder_beside
 from salientpp.store.narrow import Loss, Narrow
+from salientpp.suggestions import suggest_arguments
 from salientpp.vip.inclusion import check_batch_size
 
 #: File with the part of every vertex. It exists only until the vertices are numbered.
 _ASSIGNMENT = "assignment.npy"
 
 
+@suggest_arguments
 def partition(
     data: Data | HeteroData,
     num_parts: int,
