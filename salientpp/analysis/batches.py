@@ -21,8 +21,8 @@ class Batches:
 
     Attributes:
         num_neighbors, batch_size, seeds: None: the values that the dataset directory was ordered for. For a graph in memory, None stands for the fanouts 15,
-            10, 5, for 1024 and for 'train'. ``seeds`` is the name of a split or 'all'. With several vertex types it is the value of ``input_nodes``, and with
-            ``link`` the value of ``edge_label_index``.
+            10, 5, for 1024 and for 'train', or for 'all' without a training split. ``seeds`` is the name of a split or 'all'. With several vertex types it is
+            the value of ``input_nodes``, and with ``link`` the value of ``edge_label_index``.
         epochs: number of epochs to count, from the first one on.
         seed: seed of the batches, and of the partition of a graph in memory.
         link: True if seeds are edges.
@@ -65,7 +65,7 @@ class Batches:
         """Returns the same batches with defaults for missing values. Raises ValueError if a value is wrong."""
         self.check()
         num_neighbors: Any = [15, 10, 5]
-        seeds: Any = "train"
+        seeds: Any = "train" if "train_mask" in data else "all"
         batch_size = 1024
         if isinstance(data, PartitionedGraph):
             stored = data.description

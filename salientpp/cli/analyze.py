@@ -43,6 +43,7 @@ WAYS_TO_DRAW = (
 )
 
 HELP = "count the rows that batches fetch, and what a cache would save"
+EXAMPLE = "salientpp analyze synthetic:num_vertices=20000 --parts 4"
 
 
 #: Help of each argument.
@@ -95,13 +96,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = adder(parser, TEXTS)
     add("dataset")
     add("--parts", type=int, metavar="K")
-    add_partitioning(parser, ". No effect on a dataset directory, like the next two options")
-    add("--num-neighbors", type=num_neighbors_of, action="append", metavar="F,F,...")
-    add("--batch-size", type=int, metavar="B")
-    add("--replication-factors", type=numbers_of, default=[0, 0.01, 0.05, 0.1, 0.2, 0.5, 1], metavar="α,α,...")
-    add("--policies", type=lambda text: text.split(","), metavar="P,P,...")
-    add("--epochs", type=int, default=10)
-    add("--seeds", metavar="[TYPE:]SPLIT")
+    batches = parser.add_argument_group("batches")
+    add_batch = adder(batches, TEXTS)
+    add_batch("--num-neighbors", type=num_neighbors_of, action="append", metavar="F,F,...")
+    add_batch("--batch-size", type=int, metavar="B")
+    add_batch("--seeds", metavar="[TYPE:]SPLIT")
+    add_batch("--epochs", type=int, default=10)
+    add_seed(batches, "seed of batches and partition")
+    caches = parser.add_argument_group("caches")
+    add_cache = adder(caches, TEXTS)
+    add_cache("--replication-factors", type=numbers_of, default=[0, 0.01, 0.05, 0.1, 0.2, 0.5, 1], metavar="α,α,...")
+    add_cache("--policies", type=lambda text: text.split(","), metavar="P,P,...")
+    add_cache("--send-as", type=format_of_attribute, action="append", metavar="[TYPE:]NAME=FORMAT")
+    add_cache("--topology-cache", type=_sizes, metavar="BYTES,BYTES,...")
+    add_cache("--predict-only", action="store_true")
+    output = parser.add_argument_group("output")
+    add_output = adder(output, TEXTS)
+    add_output("--details", action="store_true")
+    for name in ("--json", "--csv", "--plot"):
+        add_output(name, type=Path, metavar="FILE")
+    how = parser.add_argument_group("assignment of vertices to parts", "No effect on a dataset directory.")
+    add_partitioning(how)
+    add_data(parser)
     hosts = parser.add_argument_group(
         "hosts with several ranks, ranks with several parts",
         "With one of these options, the rows from other hosts are counted, with a cache per rank and with a cache per host.",
@@ -119,8 +135,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_ahead("--shared-draws", metavar="HOW")
     add_ahead("--partial-aggregation", action="store_true", default=None)
     add_ahead("--draw-block", type=int, metavar="B")
-    add("--send-as", type=format_of_attribute, action="append", metavar="[TYPE:]NAME=FORMAT")
-    add("--topology-cache", type=_sizes, metavar="BYTES,BYTES,...")
     ways = parser.add_argument_group(
         "sampling, on a dataset directory",
         "Like the loader arguments of these names. With one of them, or with several vertex types, rows are counted per type, for the "
@@ -136,12 +150,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_draw("--weight-attr", metavar="NAME")
     add_draw("--disjoint", action="store_true")
     add_draw("--replace", action="store_true")
-    add("--predict-only", action="store_true")
-    add("--details", action="store_true")
-    for name in ("--json", "--csv", "--plot"):
-        add(name, type=Path, metavar="FILE")
-    add_seed(parser, "seed of batches and partition")
-    add_data(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

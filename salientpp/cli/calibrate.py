@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # importing torch takes seconds
     from salientpp.ways.planner.machines import Link, Machines
 
 HELP = "measure the machines of a job, for plans of memory and time"
+EXAMPLE = "srun salientpp calibrate DIR --step train.py:make_step"
 
 
 #: Help of each argument.
@@ -38,7 +39,7 @@ TEXTS = {
     "--between": "link of a host, which its ranks share, instead of a measurement: a name such as 10GbE, or BYTES_PER_SECOND[:DELAY], as in "
     "1.25e9:5e-5. Needed if all ranks are on one host",
     "--seconds": "approximate time of all measurements (default: 20)",
-    "--output": "file to write (default: machines.json)",
+    "--json": "file to write (default: machines.json)",
 }
 
 
@@ -58,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ranks-per-host", type=int, metavar="R")
     add("--between", metavar="LINK")
     add("--seconds", type=float, default=20.0, metavar="S")
-    add("--output", type=Path, default=Path("machines.json"), metavar="FILE")
+    add("--json", "--output", dest="output", type=Path, default=Path("machines.json"), metavar="FILE")
 
 
 def run(arguments: argparse.Namespace) -> int:

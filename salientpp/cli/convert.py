@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 
 from salientpp.cli import terminal
-from salientpp.cli.shared_arguments import add_data, adder, values_of
+from salientpp.cli.shared_arguments import add_data, add_json, adder, json_of, values_of
 
 HELP = "convert a graph that is larger than memory into memory-mapped files"
+EXAMPLE = "salientpp convert edges:edges.csv,skip=1 converted --undirected"
 
 
 #: Help of each argument.
@@ -41,14 +42,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", type=_format_of_name, action="append", default=[], metavar="NAME=FORMAT")
     add("--finite", action="store_true")
     add_data(parser)
+    add_json(parser, "the description of the converted graph")
     add("--overwrite", action="store_true")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from salientpp.cli.description import describe_converted
+    from salientpp.cli.description import as_json, describe_converted
     from salientpp.cli.progress import shown_progress, warnings_in_lines
     from salientpp.datasets import convert
+    from salientpp.datasets.converted.directory import read_converted
 
+    files = json_of(arguments)
     if len(dict(arguments.dtype)) != len(arguments.dtype):
         raise ValueError("--dtype names an attribute twice; give each attribute one format")
     with warnings_in_lines("convert"), shown_progress() as progress:
@@ -59,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
             progress=progress,
             **values_of(arguments, "memory", "undirected", "deduplicate", "finite", "data", "overwrite"),
         )
-    terminal.show(describe_converted(arguments.root))
+    contents = {"json": lambda: as_json(arguments.root, read_converted(arguments.root))}
+    terminal.finish(files, contents, arguments.written, lambda: [describe_converted(arguments.root)])
     return 0
 
 

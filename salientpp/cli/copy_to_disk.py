@@ -7,10 +7,11 @@ import os
 from pathlib import Path
 
 from salientpp.cli import terminal
-from salientpp.cli.shared_arguments import adder
+from salientpp.cli.shared_arguments import add_json, adder, json_of
 from salientpp.launch.environment import detect
 
 HELP = "copy the files that this host needs of a dataset directory to a local disk"
+EXAMPLE = "srun salientpp copy-to-disk DIR --to $TMPDIR"
 
 
 #: Help of each argument.
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("root", type=Path)
     add("--to", type=Path, required=True, metavar="DIR")
     add("--part", type=int, action="append", metavar="P")
+    add_json(parser, "the description of the copy")
     add("--verify", choices=("quick", "full"), default="quick")
 
 
@@ -41,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     from salientpp.store.directory.load import load
     from salientpp.store.directory.local_copy import copy_to_disk
 
-    root, parts = arguments.root, arguments.part
+    root, parts, files = arguments.root, arguments.part, json_of(arguments)
     if parts is None:
         launch, num_parts = detect(), load(root).num_parts
         if launch.launcher == "none" and num_parts > 1:
@@ -52,5 +54,11 @@ def run(arguments: argparse.Namespace) -> int:
         parts = parts_of(launch.rank, launch.world_size, num_parts)
     with shown_progress() as progress:
         copy = copy_to_disk(root, arguments.to, parts=parts, verify=arguments.verify, progress=progress)
+    if files:
+        from salientpp.cli.description import as_json
+        from salientpp.store.directory.manifest import read_manifest
+
+        contents = {"json": lambda: as_json(copy, read_manifest(copy), parts=[*parts])}
+        terminal.finish(files, contents, arguments.written, list)
     terminal.print_whole(os.fsencode(f"{copy}\n"))  # bytes as on disk, for scripts that read the path
     return 0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from salientpp.cli import terminal
-from salientpp.cli.shared_arguments import adder
+from salientpp.cli.shared_arguments import add_json, adder, json_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from salientpp.analysis.result import Analysis
 
 HELP = "train on two ranks of this machine, and show what a cache saves"
+EXAMPLE = "salientpp demo"
 FANOUTS, BATCH_SIZE, EPOCHS, PARTS, SEED = (10, 5), 64, 3, 2, 0
 #: Cache sizes that are counted, and the one that the second training run has.
 ALPHAS, ALPHA = (0.0, 0.05, 0.1, 0.2, 0.4), 0.2
@@ -39,12 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = adder(parser, TEXTS)
     add("--vertices", type=int, default=50_000, metavar="N")
     add("--plot", type=Path, metavar="FILE")
+    add_json(parser, "all counted and fetched rows")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from salientpp.analysis.report import check_plot, plot
 
     started = time.perf_counter()
+    files = json_of(arguments)
     drawn = {"plot": arguments.plot or Path("salientpp-demo.png")}
     try:
         check_plot(drawn["plot"])
@@ -59,8 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
         terminal.show(words, "", _table_of_counts(analysis), "")
         trained = _trained(Path(folder))
     terminal.finish(
-        drawn,
-        {"plot": lambda: plot(analysis, drawn["plot"].suffix[1:].lower())},
+        drawn | files,
+        {
+            "plot": lambda: plot(analysis, drawn["plot"].suffix[1:].lower()),
+            "json": lambda: (json.dumps({"analysis": analysis.to_dict(), "ranks": trained}, indent=1) + "\n").encode(),
+        },
         arguments.written,
         lambda: [
             _table_of_runs(analysis, trained),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,13 @@ def describe(part: PartitionedGraph) -> list[RenderableType]:
         name, columns = map(terminal.printable, (" ".join(relation.name or ()), _attributes(relation)))
         edges.add_row(name, f"{relation.num_edges:,}", columns, splits or "none")
     return [grid, vertices, edges, _table_of_parts(part)]
+
+
+def as_json(root: Path, manifest: Mapping[str, Any], **more: Any) -> bytes:
+    """Returns what the manifest of a directory says, without its files, and the sum of their bytes."""
+    about = {name: value for name, value in manifest.items() if name not in ("files", "checksum")}
+    total = sum(entry["bytes"] for entry in manifest["files"].values())
+    return (json.dumps({"root": str(root.absolute()), "bytes": total, **about, **more}, indent=1) + "\n").encode()
 
 
 def _partitioned(how: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from salientpp import __version__
 from salientpp.cli import terminal
@@ -26,18 +26,14 @@ from salientpp.partitioning.errors import PartitionerError, is_out_of_memory
 from salientpp.suggestions import did_you_mean
 from salientpp.versions import check_versions
 
-SUBCOMMANDS = (
-    "demo",
-    "partition",
-    "analyze",
-    "calibrate",
-    "plan",
-    "convert",
-    "info",
-    "rewrite",
-    "copy-to-disk",
-    "slurm",
-)
+#: Subcommands by their purpose, in the order of the help.
+GROUPS = {
+    "start": ("demo",),
+    "prepare a graph": ("convert", "partition", "info", "rewrite", "copy-to-disk"),
+    "before you rent machines": ("analyze", "plan", "calibrate"),
+    "run on a cluster": ("slurm",),
+}
+SUBCOMMANDS = tuple(name for names in GROUPS.values() for name in names)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -113,21 +109,34 @@ class _Parser(argparse.ArgumentParser):
             )
         return super().parse_known_args(args, namespace)
 
+    def error(self, message: str) -> NoReturn:
+        is_incomplete = "arguments are required" in message and self.epilog and not self.commands
+        super().error(f"{message}. {self.epilog}" if is_incomplete else message)
+
 
 def _subcommand(name: str) -> ModuleType:
     return importlib.import_module(f"salientpp.cli.{name.replace('-', '_')}")
 
 
 def _parser() -> argparse.ArgumentParser:
+    lines = ["Offline tools of salientpp, which trains graph neural networks on graphs that outgrow one machine."]
+    for title, names in GROUPS.items():
+        lines += ["", f"{title}:", *(f"    {name:<14}{_subcommand(name).HELP}" for name in names)]
+    lines += ["", "`salientpp COMMAND --help` lists the options of a command."]
     parser = _Parser(
         prog="salientpp",
-        description="Offline tools of salientpp, which trains graph neural networks on graphs that outgrow one machine.",
+        usage="salientpp [-h] [--version] COMMAND ...",
+        description="\n".join(lines),
         epilog="Exit status: 0 on success; 2 after an error, with one line on stderr; 130 after Ctrl-C.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.commands = SUBCOMMANDS
     parser.add_argument("--version", action="version", version=f"salientpp {__version__}")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    subparsers = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", prog="salientpp", help=argparse.SUPPRESS
+    )
     for name in SUBCOMMANDS:
         subcommand = _subcommand(name)
-        subcommand.add_arguments(subparsers.add_parser(name, help=subcommand.HELP))
+        added = subparsers.add_parser(name, epilog=f"Example: {subcommand.EXAMPLE}")
+        subcommand.add_arguments(added)
     return parser

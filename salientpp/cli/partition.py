@@ -10,15 +10,18 @@ from salientpp.cli import terminal
 from salientpp.cli.shared_arguments import (
     DATASETS,
     add_data,
+    add_json,
     add_partitioning,
     add_seed,
     adder,
     format_of_attribute,
+    json_of,
     num_neighbors_of,
     values_of,
 )
 
 HELP = "partition a graph and write a dataset directory"
+EXAMPLE = "salientpp partition synthetic:num_vertices=20000 parts-2 --parts 2"
 
 
 #: Help of each argument.
@@ -52,29 +55,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("dataset")
     add("root", type=Path)
     add("--parts", type=int, required=True, metavar="K")
-    add_partitioning(parser)
-    add("--order", choices=("vip", "original"), default="vip")
-    add("--num-neighbors", type=num_neighbors_of, default=[15, 10, 5], metavar="F,F,...")
-    add("--batch-size", type=int, default=1024, metavar="B")
-    add("--seeds", type=_seeds, default="train", metavar="[TYPE:]SPLIT")
-    add("--replicate", action="append", metavar="TYPE")
-    add("--replicate-none", action="store_true")
-    add("--time-attr", metavar="NAME")
-    add("--topology", choices=("whole", "parts"), default="whole")
-    add("--store-as", type=format_of_attribute, action="append", metavar="[TYPE:]NAME=FORMAT")
-    add("--tolerance", type=float, default=0.05)
-    add_seed(parser, "seed of METIS, KaMinPar or the random assignment")
-    add_data(parser)
-    add("--overwrite", action="store_true")
+    how = parser.add_argument_group("assignment of vertices to parts")
+    add_partitioning(how)
+    adder(how, TEXTS)("--tolerance", type=float, default=0.05)
+    add_seed(how, "seed of METIS, KaMinPar or the random assignment")
+    batches = parser.add_argument_group("batches", "Vertices are assigned and ordered for batches like these.")
+    add_batch = adder(batches, TEXTS)
+    add_batch("--num-neighbors", type=num_neighbors_of, default=[15, 10, 5], metavar="F,F,...")
+    add_batch("--batch-size", type=int, default=1024, metavar="B")
+    add_batch("--seeds", type=_seeds, default="train", metavar="[TYPE:]SPLIT")
+    add_batch("--order", choices=("vip", "original"), default="vip")
+    stored = parser.add_argument_group("storage")
+    add_stored = adder(stored, TEXTS)
+    add_stored("--topology", choices=("whole", "parts"), default="whole")
+    add_stored("--store-as", type=format_of_attribute, action="append", metavar="[TYPE:]NAME=FORMAT")
+    add_stored("--replicate", action="append", metavar="TYPE")
+    add_stored("--replicate-none", action="store_true")
+    add_stored("--time-attr", metavar="NAME")
+    files = parser.add_argument_group("files")
+    add_data(files)
+    add_json(files, "the description of the directory")
+    adder(files, TEXTS)("--overwrite", action="store_true")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from salientpp.cli.description import describe
+    from salientpp.cli.description import as_json, describe
     from salientpp.cli.given_graph import graph_of, method_of
     from salientpp.cli.progress import shown_progress, warnings_in_lines
     from salientpp.store.directory.writer import partition
     from salientpp.vip.inclusion import check_fanouts
 
+    files = json_of(arguments)
     if arguments.root.exists() and not arguments.overwrite:
         raise ValueError(f"{arguments.root} exists; pass --overwrite to replace it, or choose another directory")
     check_fanouts(arguments.num_neighbors)
@@ -99,7 +110,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
         arguments.written.append(arguments.root)
         progress.begin("done")
-    terminal.show(*describe(part))
+    contents = {"json": lambda: as_json(part.root, part.manifest)}
+    terminal.finish(files, contents, arguments.written, lambda: describe(part))
     return 0
 
 

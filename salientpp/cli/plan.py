@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 ALLOWED_NAMES = ("sums", "int8", "shared_draws")
 
 HELP = "predict epoch time, traffic, memory and cost for several numbers of hosts"
+EXAMPLE = "salientpp plan DIR --machines 10GbE"
 
 #: Help of each argument.
 TEXTS = {
@@ -50,7 +51,7 @@ TEXTS = {
     "--allow": f"methods that change batches and that the plan may use: {', '.join(ALLOWED_NAMES)} (default: none)",
     "--price": "price of a host per hour, in any currency (default: that of the file of --machines, if it has one)",
     "--epochs": "number of epochs to pay for (default: 1)",
-    "--output": "write all figures to this JSON file",
+    "--json": "write all figures to this file",
     "--plot": "draw the seconds of an epoch over hosts and memory, as .png or .svg (needs matplotlib)",
 }
 
@@ -76,8 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--allow", type=_words, default=[], metavar="NAME,...")
     add("--price", type=float, metavar="PER_HOUR")
     add("--epochs", type=int, default=1)
-    for name in ("--output", "--plot"):
-        add(name, type=Path, metavar="FILE")
+    add("--json", "--output", type=Path, metavar="FILE")
+    add("--plot", type=Path, metavar="FILE")
     add_seed(parser, "seed of batches and partition")
     add_data(parser)
 
@@ -126,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
                 **values_of(arguments, "edge_weights", "refine"),
             )
         contents: dict[str, Callable[[], bytes]] = {
-            "output": lambda: (json.dumps(planned.to_dict(), indent=1) + "\n").encode(),
+            "json": lambda: (json.dumps(planned.to_dict(), indent=1) + "\n").encode(),
             "plot": lambda: plan_report.plot(planned, arguments.plot.suffix[1:].lower()),
         }
         terminal.finish(_files(arguments), contents, arguments.written, lambda: plan_report.shown(planned))
@@ -192,7 +193,7 @@ def _batches(arguments: argparse.Namespace, part: Any) -> Batches:
 
 def _files(arguments: argparse.Namespace) -> dict[str, Path]:
     """Returns the files to write, by the name of their option."""
-    return {option: path for option in ("output", "plot") if (path := getattr(arguments, option)) is not None}
+    return {option: path for option in ("json", "plot") if (path := getattr(arguments, option)) is not None}
 
 
 def _check_files(arguments: argparse.Namespace) -> None:

@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 
 from salientpp.cli import terminal
-from salientpp.cli.shared_arguments import adder
+from salientpp.cli.shared_arguments import add_json, adder, json_of
 
 HELP = "write a dataset directory again with its topology whole or in parts"
+EXAMPLE = "salientpp rewrite DIR OTHER --topology parts"
 
 
 #: Help of each argument.
@@ -29,14 +30,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("root", type=Path)
     add("to", type=Path)
     add("--topology", choices=("whole", "parts"), required=True)
+    add_json(parser, "the description of the directory")
     add("--overwrite", action="store_true")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from salientpp.cli.description import describe
+    from salientpp.cli.description import as_json, describe
     from salientpp.cli.progress import shown_progress
     from salientpp.store.directory.rewrite import rewrite_topology
 
+    files = json_of(arguments)
     if arguments.to.exists() and not arguments.overwrite:
         raise ValueError(f"{arguments.to} exists; pass --overwrite to replace it, or choose another directory")
     with shown_progress() as progress:
@@ -45,5 +48,6 @@ def run(arguments: argparse.Namespace) -> int:
         )
         arguments.written.append(arguments.to)
         progress.begin("done")
-    terminal.show(*describe(part))
+    contents = {"json": lambda: as_json(part.root, part.manifest)}
+    terminal.finish(files, contents, arguments.written, lambda: describe(part))
     return 0

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from salientpp.cli import terminal
+
 METHODS = (
     "assignment of vertices to parts: metis, kaminpar (an extra), random, or auto (kaminpar for more than 2^26 edges if it is installed, else metis). "
     "given takes the assignment of pyg-partition: or glt-partition:. A file also works: an .npy file of part ids, or the .json file of DGL's "
@@ -23,7 +25,7 @@ DATASETS = (
 
 def adder(parser: Any, texts: Mapping[str, str]) -> Callable[..., Any]:
     """Returns a function that adds an argument to ``parser`` (or to a group of its arguments), with the help that ``texts`` has under its name."""
-    return lambda name, **options: parser.add_argument(name, help=texts[name], **options)
+    return lambda name, *names, **options: parser.add_argument(name, *names, help=texts[name], **options)
 
 
 def values_of(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
@@ -46,6 +48,17 @@ def add_partitioning(parser: argparse.ArgumentParser, more: str = "") -> None:
         help="move vertices between parts while the predicted number of fetched rows falls (default: yes for metis and kaminpar, one vertex type and at "
         "most 2^26 edges)",
     )
+
+
+def add_json(parser: Any, what: str) -> None:
+    parser.add_argument("--json", type=Path, metavar="FILE", help=f"write {what} to this file")
+
+
+def json_of(arguments: argparse.Namespace) -> dict[str, Path]:
+    """Returns the file of ``--json`` by the name of the option, if it was given. Raises ValueError if it cannot be written."""
+    files = {} if arguments.json is None else {"json": arguments.json}
+    terminal.check_outputs({f"--{name}": path for name, path in files.items()})
+    return files
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:

@@ -15,6 +15,7 @@ from salientpp.launch import sbatch
 
 NEEDS_TORCH = False
 HELP = "print a batch script for SLURM"
+EXAMPLE = "salientpp slurm --parts 4 --time 2:00:00 -- train.py"
 
 
 #: Help of each argument.

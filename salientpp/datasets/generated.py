@@ -149,7 +149,10 @@ def check_parameters(**given: Any) -> None:
     if total > 1 + 1e-9:
         raise ValueError(f"train_fraction + val_fraction + test_fraction must be <= 1, got {total:g}")
     if num_classes > num_vertices:
-        raise ValueError(f"num_classes must be <= num_vertices = {num_vertices}, got {num_classes}")
+        raise ValueError(
+            f"num_classes must be <= num_vertices = {num_vertices}, got {num_classes}; a graph of so few vertices needs a smaller num_classes= and "
+            "average_degree= than the defaults"
+        )
     if not 2 < exponent < math.inf:
         raise ValueError(f"exponent must be > 2{' and finite' if exponent == math.inf else ''}, got {exponent}")
     if not 0 < average_degree <= num_vertices - 1:

@@ -23,6 +23,8 @@ from salientpp.datasets.partitions.load import FORMATS, GivenPartition, load_par
 from salientpp.datasets.spec import call_with, with_spec
 from salientpp.suggestions import did_you_mean
 
+#: Endings of files of edges, which `convert` reads.
+_OF_EDGES = (".csv", ".tsv", ".txt", ".gz", ".npy", ".parquet")
 # Only for suggestions. `ogb_meta` reads all names from the installed ogb.
 _OGB_EXAMPLES = ("ogbn-arxiv", "ogbn-products", "ogbn-papers100M", "ogbn-proteins")
 
@@ -134,6 +136,13 @@ def _named_partition(dataset: str, parameters: dict[str, Any]) -> GivenPartition
 
 
 def _not_accepted(dataset: object) -> str:
+    if isinstance(dataset, (str, Path)):
+        kind, colon, _ = str(dataset).partition(":")
+        if kind in ("edges", "npy", "mag240m", "igb") or kind.startswith("ogbl-") or Path(kind).suffix in _OF_EDGES:
+            source = dataset if colon or kind.startswith("ogbl-") else f"edges:{dataset}"
+            return (
+                f"{dataset} must be converted first, with `salientpp convert {source} graph`; then pass converted:graph"
+            )
     got = repr(dataset) if isinstance(dataset, (str, Path)) else f"an object of type {type(dataset).__name__}"
     message = (
         f'dataset must be a torch_geometric Data or HeteroData object, "npz:FILE", "pyg:FILE", "python:MODULE:FUNCTION", '

@@ -47,7 +47,7 @@ _OF_PARTS: Mapping[str, str] = {
     "logical_ranks": "whose ranks share an epoch's batches",
     "join_logical_ranks": "whose ranks share an epoch's batches",
     "ranks_per_host": "whose ranks share the rows of a host",
-    **dict.fromkeys(("replication_factor", "lookahead", "cache", "device_cache"), _NO_CACHE),
+    **dict.fromkeys(("replication_factor", "lookahead", "device_cache"), _NO_CACHE),
     "topology_cache": "whose topology is stored in parts; an object in memory has all its lists here",
     "send_as": "whose rows travel between ranks; rows of an object in memory do not travel",
 }

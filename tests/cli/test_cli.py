@@ -125,9 +125,9 @@ def test_analyze_takes_a_graph_without_features(capsys, tmp_path):
     np.savez(tmp_path / "bare.npz", edge_index=np.array([[0, 1, 2, 3], [1, 2, 3, 0]]), num_nodes=4)
     arguments = (f"npz:{tmp_path / 'bare.npz'}", "--parts", 2, "--method", "random", "--batch-size", 2)
     assert "seeds must be 'all' or a split of the data (it has none), got 'train'" in mistake(
-        capsys, "analyze", *arguments
+        capsys, "analyze", *arguments, "--seeds", "train"
     )
-    code, out, _ = run(capsys, "analyze", *arguments, "--seeds", "all", "--epochs", 1)
+    code, out, _ = run(capsys, "analyze", *arguments, "--epochs", 1)  # without a training split all vertices are seeds
     assert code == 0 and "4 vertices, 4 edges" in out
 
 

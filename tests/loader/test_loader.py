@@ -850,7 +850,7 @@ def test_a_deleted_loader_ends_its_threads(data, ending):
         ({"input_nodes": "train"}, ValueError, "input_nodes of a homogeneous graph must be a mask, integer ids or None, got 'train'"),
         ({"input_nodes": ("paper", None)}, ValueError, r"input_nodes of a homogeneous graph must be a mask, integer ids or None, got \('paper', None\)"),
         ({"cache": {}}, TypeError, r"cache must be the cache of another loader \(loader.cache\), got dict"),
-        ({"num_worker": 2}, TypeError, "unexpected keyword argument 'num_worker'"),
+        ({"num_worker": 2}, TypeError, "has no argument 'num_worker'. Did you mean num_workers"),
         ({"is_sorted": True}, ValueError, "is_sorted=True, but edge_index is not sorted by target"),
     ],
 )  # fmt: skip

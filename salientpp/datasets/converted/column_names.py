@@ -47,7 +47,9 @@ def ends_of(names: Sequence[str], where: str, known: Ends = UNKNOWN) -> tuple[st
     if known.named is not None:
         for name in known.named:
             if names.count(name) != 1:
-                raise ValueError(f"{where} must have one column {name!r}, got {', '.join(names) or 'none'}")
+                raise ValueError(
+                    f"{where} must have one column {name!r}, got {', '.join(names) or 'none; the names of text are in the header that skip=1 leaves out'}"
+                )
         return known.named
     for source, target in _EXACT:
         if names.count(source) == names.count(target) == 1:

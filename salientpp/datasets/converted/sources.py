@@ -50,6 +50,8 @@ def open_source(source: str, data: Path, undirected: bool | None) -> Source:
     if name.startswith(("ogbn-", "ogbl-")):
         parameters = with_spec(source, rest, {} if undirected is None else {"undirected": undirected})
         return open_ogb(name, data, **parameters)
+    if Path(name).suffix in (".csv", ".tsv", ".txt", ".gz", ".npy", ".parquet") and not rest:
+        raise ValueError(f'source must say what the files hold, got {source!r}. Did you mean "edges:{source}"?')
     known = ("npz", "pyg", "edges", *LAYOUTS, "ogbn-arxiv", "ogbn-products", "ogbn-papers100M", "ogbl-citation2")
     folders = ", ".join(f"{layout}:DIR" for layout in LAYOUTS)
     raise ValueError(

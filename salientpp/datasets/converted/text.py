@@ -33,6 +33,11 @@ _BYTES_PER_BYTE = 16
 _LEAST_BLOCK = 2**12
 #: Bytes at the beginning of a file among which its header is looked for.
 _HEAD_BYTES = 2**16
+#: What to do if letters are where integers were expected.
+_ADVICE = (
+    ", as in skip=1 for a header, with source=NAME,target=NAME if there are other columns. Keys that are text need numbers, "
+    "such as those of pandas.factorize"
+)
 
 
 def tables(path: Path, most_bytes: int, dtype: type, columns: int | None, skip: int = 0) -> Iterator[RowPiece]:
@@ -109,7 +114,7 @@ def _parse(
             wanted += " in [-2^63, 2^63)" if dtype is int else " that float64 can hold"
         raise ValueError(
             f"{path}, line {line + kept[good]}: expected {wanted}, got {shown!r}; correct the line, mark it as a comment with #, or leave out the first lines "
-            "with skip="
+            f"with skip={_ADVICE if dtype is int and re.search('[A-Za-z]', shown) else ''}"
         )
     numbers = [line + at for at in (*kept, kept[-1] + 1)]
     return RowPiece(values, lambda row: f"{path}, line {numbers[row]}", done)

@@ -244,6 +244,10 @@ def read_manifest(root: Path) -> dict[str, Any]:
         raise cannot_be_read(path, error) from None
     except (ValueError, RecursionError) as error:
         raise DatasetError(f"{path} is not valid JSON ({error}); partition again") from None
+    if isinstance(manifest, dict) and manifest.get("format") == "salientpp-converted-graph":
+        raise DatasetError(
+            f"{root} is a converted graph and has no parts; write a dataset directory with `salientpp partition converted:{root} DIR --parts K`"
+        )
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise DatasetError(f"{path} does not describe a dataset directory: expected format {FORMAT!r}; partition again")
     if type(manifest.get("version")) is not int or manifest["version"] not in VERSIONS:

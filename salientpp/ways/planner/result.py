@@ -127,7 +127,8 @@ class Plan:
             yield f"besides the budget, this rank holds {', '.join(others)}."
         for saved, where in ((self.saves, "memory per host"), (self.device_saves, "device memory")):
             if saved is not None:
-                yield f"one more GiB of {where} would save {saved:.3g} s of an epoch."
+                seconds = f"{saved:.3g} s" if saved >= 1e-3 else "no time"
+                yield f"one more GiB of {where} would save {seconds} of an epoch."
         link, cores = self.machines.between, self.machines.cores
         yield f"constants: {link.bytes_per_second / 1e6:,.4g} MB/s between hosts, {cores:.2g} cores for a rank."
         if self.machines.step is None:

@@ -1,0 +1,108 @@
+"""Laws of ``--json``, and of the command's answers to what new users try first."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+from command_line import mistake, run, wide_terminal  # noqa: F401  the fixture is used by name
+
+from salientpp.cli.main import GROUPS, SUBCOMMANDS, _parser
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = ["source,target", *(f"{i},{(i * 7 + 1) % 60}" for i in range(60))]
+    (tmp_path / "edges.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def written(capsys, *words) -> dict:
+    code, _, err = run(capsys, *words, "--json", "out.json")
+    assert code == 0, err
+    with open("out.json") as file:
+        return json.load(file)
+
+
+def test_every_command_writes_json(capsys, folder):
+    graph = written(capsys, "convert", "edges:edges.csv,skip=1", "graph")
+    assert graph["node_types"][0]["num_vertices"] == 60 and graph["edge_types"][0]["num_edges"] == 60
+    assert graph == written(capsys, "info", "graph") == written(capsys, "info", "graph", "--verify")
+    part = written(capsys, "partition", "converted:graph", "d", "--parts", 2, "--method", "random")
+    assert (part["num_vertices"], part["workload"]["num_neighbors"]) == (60, [15, 10, 5])
+    assert part["root"] == str(folder / "d") and part["bytes"] > 1000 and "files" not in part
+    assert written(capsys, "info", "d") == part
+    assert written(capsys, "rewrite", "d", "e", "--topology", "parts")["topology"] == "parts"
+    copy = written(capsys, "copy-to-disk", "d", "--to", "there", "--part", 1)
+    assert copy["root"].endswith("there/d") and copy["parts"] == [1]
+    assert written(capsys, "analyze", "d", "--predict-only")["parts"] == 2
+    assert "predictions" in written(
+        capsys, "plan", "synthetic:num_vertices=300", "--hosts", "1,2", "--machines", "10GbE"
+    )
+    assert "draw" in written(capsys, "calibrate", "d", "--between", "10GbE", "--seconds", "0.1")
+    for name in set(SUBCOMMANDS) - {"slurm"}:
+        with pytest.raises(SystemExit):
+            run(capsys, name, "--help")
+        assert "--json FILE" in capsys.readouterr().out
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(capsys, folder):
+    assert "--json: " in mistake(capsys, "convert", "edges:edges.csv,skip=1", "graph", "--json", "no/such/place")
+    assert not (folder / "graph").exists()
+
+
+def test_info_describes_a_converted_graph(capsys, folder):
+    assert run(capsys, "convert", "edges:edges.csv,skip=1", "graph")[0] == 0
+    code, out, _ = run(capsys, "info", "graph")
+    assert code == 0 and "use it as converted:graph" in out and "--verify reads all" in out
+    for words in (["copy-to-disk", "graph", "--to", "x"], ["rewrite", "graph", "y", "--topology", "parts"]):
+        said = mistake(capsys, *words)
+        assert "graph is a converted graph and has no parts" in said
+        assert "`salientpp partition converted:graph DIR --parts K`" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("analyze edges.csv --parts 2", "`salientpp convert edges:edges.csv graph`; then pass converted:graph"),
+        ("partition edges:edges.csv,skip=1 d --parts 2", "`salientpp convert edges:edges.csv,skip=1 graph`; then pass"),
+        ("plan npy:folder --machines 10GbE --hosts 1", "`salientpp convert npy:folder graph`; then pass converted:graph"),
+        ("analyze ogbl-ppa --parts 2", "`salientpp convert ogbl-ppa graph`; then pass converted:graph"),
+        ("convert edges.csv graph", 'Did you mean "edges:edges.csv"?'),
+        ("convert edges:edges.csv graph", "as in skip=1 for a header, with source=NAME,target=NAME"),
+        ("convert edges:edges.csv graph", "Keys that are text need numbers, such as those of pandas.factorize"),
+        ("convert edges:edges.csv,source=a,target=b graph", "the names of text are in the header that skip=1 leaves out"),
+        ("partition synthetic:num_vertices=10 d --parts 20", "needs a smaller num_classes= and average_degree= than the defaults"),
+    ],
+)  # fmt: skip
+def test_an_error_says_what_to_do(capsys, folder, words, text):
+    assert text in mistake(capsys, *words.split())
+
+
+@pytest.mark.parametrize("command", SUBCOMMANDS)
+def test_missing_arguments_are_named_with_an_example(capsys, command):
+    """The example itself can be parsed."""
+    with pytest.raises(SystemExit):
+        run(capsys, command) if command != "demo" else run(capsys, command, "--help")
+    captured = capsys.readouterr()
+    (example,) = re.findall("Example: (.*)", captured.err + captured.out)
+    words = example.removeprefix("srun ").split()
+    assert words[:2] == ["salientpp", command]
+    assert _parser().parse_args(words[1:]).command == command
+
+
+def test_help_has_the_commands_in_groups(capsys):
+    with pytest.raises(SystemExit):
+        run(capsys, "--help")
+    out = capsys.readouterr().out
+    places = [out.index(f"\n{title}:\n") for title in GROUPS]
+    assert places == sorted(places)
+
+
+def test_a_graph_without_splits_is_analyzed_from_all_vertices(capsys, folder):
+    np.savez("g.npz", edge_index=np.array([[0, 1, 2, 3], [1, 2, 3, 0]]), num_nodes=4)
+    found = written(capsys, "analyze", "npz:g.npz", "--parts", 2, "--method", "random", "--predict-only")
+    assert found["seeds"] == "all"
