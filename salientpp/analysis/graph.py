@@ -139,7 +139,7 @@ def open_graph(
         options, _ = options.decided(num_parts=parts, num_edges=graph.num_edges, num_seeds=num_seeds)
         # METIS blocks all other Python threads, so a clock on the screen stops.
         is_metis = isinstance(options.method, str) and options.method == "metis"
-        progress.begin("partitioning (METIS stops the clock)" if is_metis else "partitioning")
+        progress.begin("partitioning (METIS shows no progress)" if is_metis else "partitioning")
         assigned = assign_for(graph, parts, options, splits=splits, seeds=chosen, **workload)
         numbering = number_vertices(graph, assigned, chosen, **workload)
         ids = torch.arange(graph.num_vertices, device="cpu") if chosen is None else numbering.new_id()[chosen]

@@ -65,8 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     import torch.distributed as dist
 
-    from salientpp.cli.progress import warnings_in_lines
+    from salientpp.cli.progress import shown_progress, warnings_in_lines
     from salientpp.launch.rendezvous import init_process_group
+    from salientpp.progress import Progress
     from salientpp.ranks.comm import Comm
     from salientpp.ranks.failure import RankFailure
 
@@ -74,7 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
         launch = init_process_group("gloo" if arguments.device == "cpu" else None)
         comm = Comm.create()
         try:
-            machines = _measured(arguments, comm, launch.device)
+            with shown_progress(lines=False) if comm.rank == 0 else contextlib.nullcontext(Progress()) as progress:
+                progress.begin(f"measuring for about {arguments.seconds:g} s")
+                machines = _measured(arguments, comm, launch.device)
         except RankFailure as failure:
             raise ValueError(str(failure)) from None
         if comm.rank == 0:

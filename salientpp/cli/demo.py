@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from salientpp.analysis.result import Analysis
+    from salientpp.progress import Progress
 
 HELP = "train on two ranks of this machine, and show what a cache saves"
 EXAMPLE = "salientpp demo"
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from salientpp.analysis.report import check_plot, plot
+    from salientpp.cli.progress import shown_progress
 
     started = time.perf_counter()
     files = json_of(arguments)
@@ -58,9 +60,12 @@ def run(arguments: argparse.Namespace) -> int:
         drawn.clear()
     terminal.check_outputs({f"--{name}": path for name, path in drawn.items()})
     with tempfile.TemporaryDirectory(prefix="salientpp-demo-") as folder:
-        analysis, words = _counted(arguments.vertices, Path(folder, "parts"))
+        with shown_progress(lines=False) as progress:
+            analysis, words = _counted(arguments.vertices, Path(folder, "parts"), progress)
         terminal.show(words, "", _table_of_counts(analysis), "")
-        trained = _trained(Path(folder))
+        with shown_progress(lines=False) as progress:
+            progress.begin(f"training on {PARTS} ranks without and with a cache")
+            trained = _trained(Path(folder))
     terminal.finish(
         drawn | files,
         {
@@ -80,17 +85,18 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _counted(num_vertices: int, root: Path) -> tuple[Analysis, str]:
+def _counted(num_vertices: int, root: Path, progress: Progress) -> tuple[Analysis, str]:
     """Partitions a generated graph. Returns the rows that its batches will fetch, and a line about the graph."""
     from salientpp.analysis.analyze import Ways, analyze
     from salientpp.analysis.batches import Batches
     from salientpp.datasets import synthetic
     from salientpp.store.directory.writer import partition
 
+    progress.begin("generating a graph")
     data = synthetic(num_vertices=num_vertices, num_features=64, seed=SEED)
-    part = partition(data, PARTS, root, list(FANOUTS), BATCH_SIZE, seed=SEED)
+    part = partition(data, PARTS, root, list(FANOUTS), BATCH_SIZE, seed=SEED, progress=progress)
     batches = Batches(list(FANOUTS), BATCH_SIZE, "train", epochs=EPOCHS, seed=SEED)
-    analysis = analyze(part, batches, Ways(["vip", "degree", "random"], ALPHAS))
+    analysis = analyze(part, batches, Ways(["vip", "degree", "random"], ALPHAS), progress=progress)
     words = f"{data.num_nodes:,} vertices, {data.num_edges:,} edges, in {PARTS} parts. Each rank keeps one part's feature rows."
     return analysis, words
 

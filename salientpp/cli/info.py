@@ -28,17 +28,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from salientpp.cli.description import as_json, describe, describe_converted
+    from salientpp.cli.progress import shown_progress
     from salientpp.datasets.converted.directory import is_converted, load_converted, read_converted
     from salientpp.store.directory.load import load
 
     files, shown = json_of(arguments), list[Any]()
-    if is_converted(arguments.root):
-        load_converted(arguments.root, verify=arguments.verify)
-        manifest = read_converted(arguments.root)
-        shown.append(describe_converted(arguments.root))
-    else:
-        part = load(arguments.root, verify="full" if arguments.verify else "quick")
-        manifest, shown = part.manifest, describe(part)
+    with shown_progress(lines=False) as progress:
+        progress.begin("checking files")
+        if is_converted(arguments.root):
+            load_converted(arguments.root, verify=arguments.verify)
+            manifest = read_converted(arguments.root)
+            shown.append(describe_converted(arguments.root))
+        else:
+            part = load(arguments.root, verify="full" if arguments.verify else "quick")
+            manifest, shown = part.manifest, describe(part)
     read = "every byte matches its checksum"
     shown.append(read if arguments.verify else "sizes and sampled checksums match; --verify reads all")
     terminal.finish(files, {"json": lambda: as_json(arguments.root, manifest)}, arguments.written, lambda: shown)

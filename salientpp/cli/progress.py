@@ -6,16 +6,13 @@ import contextlib
 import time
 import warnings
 from collections.abc import Iterator
+from datetime import timedelta
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bar
+from rich.table import Column
+from rich.text import Text
 
 from salientpp.cli import terminal
 from salientpp.progress import Progress
@@ -27,6 +24,25 @@ def warnings_in_lines(command: str) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *rest: terminal.complain(f"salientpp {command}: {message}")
         yield
+
+
+class _Times(ProgressColumn):
+    """Column of a bar: the time of the step so far, and an estimate of the time that is left."""
+
+    def render(self, task: Task) -> Text:
+        times = [(task.elapsed, "so far"), (task.time_remaining, "left")]
+        return Text(", ".join(f"{timedelta(seconds=int(time))} {word}" for time, word in times if time is not None))
+
+
+def rate_of(done: int, seconds: float, unit: str) -> str:
+    """Describes a rate by three digits or fewer, per second, or per minute if it is low. Empty at the beginning of a step."""
+    if not done or seconds <= 0:
+        return ""
+    rate, per = (done / seconds, "s") if done >= seconds else (60 * done / seconds, "min")
+    for size, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if rate >= 0.9995 * size:
+            return f"{rate / size:.3g}{letter} {unit}/{per}"
+    return f"{rate:.3g} {unit}/{per}"
 
 
 class Shown(Progress):
@@ -44,11 +60,11 @@ class Shown(Progress):
             terminal.complain(f"{self._begun - self._started:7.1f} s  {step}")
         self._bar.remove_task(self._task)
         self._task = self._bar.add_task(terminal.printable(step), total=total or None, amount="")
+        self._bar.refresh()  # so that short steps appear too
 
     def reach(self, done: int) -> None:
         super().reach(done)
-        seconds = max(1e-9, time.perf_counter() - self._begun)
-        self._bar.update(self._task, completed=done, amount=f"{done / seconds / 1e6:.1f} M {self.unit}/s")
+        self._bar.update(self._task, completed=done, amount=rate_of(done, time.perf_counter() - self._begun, self.unit))
 
 
 @contextlib.contextmanager
@@ -60,13 +76,11 @@ def shown_progress(lines: bool = True) -> Iterator[Progress]:
     """
     screen = Console(stderr=True)
     with Bar(
-        TextColumn("{task.description}", markup=False),
+        TextColumn("{task.description}", markup=False, table_column=Column()),
         BarColumn(),
         TaskProgressColumn(),
         TextColumn("{task.fields[amount]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        _Times(table_column=Column(no_wrap=True)),
         console=screen,
         transient=True,
         disable=not screen.is_terminal,

@@ -33,7 +33,7 @@ def values_of(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {name: getattr(arguments, name) for name in names}
 
 
-def add_partitioning(parser: argparse.ArgumentParser, more: str = "") -> None:
+def add_partitioning(parser: Any, more: str = "") -> None:
     """Adds the arguments that say how vertices are assigned to parts; ``more`` is appended to the help of the method."""
     parser.add_argument("--method", metavar="HOW", help=f"{METHODS}{more} {DEFAULT_METHOD}")
     parser.add_argument(
@@ -61,13 +61,13 @@ def json_of(arguments: argparse.Namespace) -> dict[str, Path]:
     return files
 
 
-def add_data(parser: argparse.ArgumentParser) -> None:
+def add_data(parser: Any) -> None:
     parser.add_argument(
         "--data", type=Path, default=Path("data"), metavar="DIR", help="directory of OGB datasets (default: data)"
     )
 
 
-def add_seed(parser: argparse.ArgumentParser, what: str) -> None:
+def add_seed(parser: Any, what: str) -> None:
     parser.add_argument("--seed", type=int, default=0, help=f"{what} (default: 0)")
 
 

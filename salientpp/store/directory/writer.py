@@ -209,7 +209,10 @@ def _assigned(job: Job, writer: StepWriter) -> PartitionAssignment:
         refined = ", refined" if options.refine else ""
         if job.why_not_refined:
             refined = f", not refined ({job.why_not_refined})"
-        job.progress.begin(f"assigning {num_vertices} vertices to {job.num_parts} parts{options.words}{refined}")
+        silent = " (METIS shows no progress)" if options.method == "metis" else ""
+        job.progress.begin(
+            f"assigning {num_vertices} vertices to {job.num_parts} parts{options.words}{refined}{silent}"
+        )
         assigned = _assign(job)
         writer.write_tensor(_ASSIGNMENT, assigned.assignment.to(torch.int32))
         return {"num_edges": assigned.num_edges, "edge_cut": assigned.edge_cut, "loads": assigned.loads}
