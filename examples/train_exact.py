@@ -42,9 +42,8 @@ def train(root: str, epochs: int = 2) -> tuple[list[list[int]], float]:
                 loss.backward()
                 optimizer.step()
                 seeds[-1] += batch.input_id.tolist()
-        print(
-            f"rank {dist.get_rank()}: {len(loader)} batches, {len(seeds[-1])} seeds, loss {loss.item():.2f}", flush=True
-        )
+        line = f"rank {dist.get_rank()}: {len(loader)} batches, {len(seeds[-1])} seeds, loss {loss.item():.2f}\n"
+        print(line, end="", flush=True)  # one write with its line break, so that the lines of ranks stay apart
     return seeds, loss.item()
 
 

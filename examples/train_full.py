@@ -2,7 +2,7 @@
 
     salientpp partition synthetic:num_vertices=20000,num_features=32 parts-2 --parts 2
     torchrun --nproc-per-node 2 examples/train_full.py parts-2 state.pt
-    salientpp slurm --parts 2 -- examples/train_full.py parts-2 state.pt | sbatch
+    salientpp slurm --parts 2 --time 30 -- examples/train_full.py parts-2 state.pt | sbatch
 
 No vertex is sampled. Each epoch is one step, with the loss and gradients of one process on the whole graph. The checkpoint holds the state of
 the plain model, so any number of ranks, or a single process, can continue from it.

@@ -112,10 +112,9 @@ def train(args: argparse.Namespace, device: torch.device) -> float | None:
         DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None) if size > 1 else model
     )
     state = loader.state_dict()
-    print(
-        f"rank={rank} of={size} host={os.uname().nodename} device={device} starts at epoch={state['epoch']} batch={state['batches']}",
-        flush=True,
-    )
+    place = f"epoch={state['epoch']} batch={state['batches']}"
+    line = f"rank={rank} of={size} host={os.uname().nodename} device={device} starts at {place}\n"
+    print(line, end="", flush=True)  # one write with its line break, so that the lines of ranks stay apart
     with Preemption() as preemption:
         for epoch in range(state["epoch"], args.epochs):
             loader.set_epoch(epoch)
