@@ -32,7 +32,7 @@ from salientpp.engine.stages import LAST_STAGE, Finished, Request
 from salientpp.engine.state import Disagreement, Point, Reached, Resume, first_point
 from salientpp.processes import Lock, lazy, outside_inference
 from salientpp.ranks.failure import RankFailure
-from salientpp.ranks.standstill import join
+from salientpp.ranks.standstill import expect, join
 
 
 @dataclass
@@ -301,6 +301,7 @@ class Run:
                 return
             self._answering = threading.Thread(target=self._answer_in_background, name="salientpp-answer", daemon=False)
             self._answering.start()
+            expect(self._answering)
 
     @property
     def is_under_way(self) -> bool:

@@ -25,8 +25,8 @@ import torch.distributed as dist
 #: Number of different waits that an error lists.
 _LISTED = 4
 
-#: Threads of this process that have started collectives.
-_threads: frozenset[threading.Thread] = frozenset()
+#: Threads of this process that may start collectives: those that have done so, and those given to :func:`expect`.
+_threads: set[threading.Thread] = set()
 
 #: Threads of this process that wait until another one ends.
 _joining: set[threading.Thread] = set()
@@ -61,7 +61,7 @@ class Progress:
         if self.key:
             prefix, _, number = self.key.rpartition("/")
             _made[prefix] = int(number)
-            _living.add(self)
+            _living[id(self)] = self
 
     def withdraw(self) -> None:
         """Records that this rank has not made the Comm, and will use its number again."""
@@ -70,12 +70,11 @@ class Progress:
 
     def start(self) -> int:
         """Counts a collective that this thread starts, and returns its number."""
-        global _threads
         thread = threading.current_thread()
         # Autograd's own threads start collectives for the thread that called the model, and which waits for them.
         if thread is not self._thread and not isinstance(thread, threading._DummyThread):
             self._thread = thread
-            _threads = frozenset([*filter(threading.Thread.is_alive, _threads), thread])
+            expect(thread)
         self.started += 1
         return self.started
 
@@ -86,7 +85,15 @@ class Progress:
         return self._thread if self._thread and isinstance(thread, threading._DummyThread) else thread
 
 
-_living: weakref.WeakSet[Progress] = weakref.WeakSet()
+#: All of them by their ids. Unlike a WeakSet, it can be listed while another thread makes a Comm.
+_living: weakref.WeakValueDictionary[int, Progress] = weakref.WeakValueDictionary()
+
+
+def expect(thread: threading.Thread) -> None:
+    """Records that a thread, which has begun to run, may start collectives."""
+    # Changed in single steps of the interpreter, because several threads may be here at once.
+    _threads.difference_update([each for each in [*_threads] if not each.is_alive()])
+    _threads.add(thread)
 
 
 class Wait:
@@ -111,7 +118,10 @@ class Wait:
         if before is None or self._seen is None or not _stand_still(before, self._seen):
             return None
         text = _words(self._seen)
-        for key in {wait["failure"] for note in self._seen.values() for wait in note["waits"].values()}:
+        keys = {wait["failure"] for note in self._seen.values() for wait in note["waits"].values()}
+        if any(store.check([key]) for key in keys):
+            return None  # a rank has told of a failure, which is about to end a wait
+        for key in keys:
             store.compare_set(key, "", json.dumps({"rank": -1, "text": text}))
         return text
 
@@ -147,13 +157,19 @@ def _key(rank: int) -> str:
 
 def _note() -> str:
     """Returns this rank's note. It is ``free`` if some thread may still start a collective."""
-    waits = [*_waits.values()]
-    blocked = {*_waits, *_joining}
+    # Copied once, so that each thread that counts as blocked has its wait in the note. The numbers are read last: if a wait ends meanwhile, they are higher.
+    waits = _waits.copy()
+    blocked = {*waits, *_joining}
+    free = any(thread.is_alive() and thread not in blocked for thread in [*_threads])
+    started: dict[str, int] = {}
+    for each in filter(None, [reference() for reference in _living.valuerefs()]):
+        # An earlier default group, or a roll call that has not taken place, may have left another one with this key.
+        started[each.key] = max(each.started, started.get(each.key, 0))
     return json.dumps({
-        "free": any(thread.is_alive() and thread not in blocked for thread in _threads),
-        "waits": {f"{wait.progress.key} {wait.number}": _shown(wait) for wait in waits},
+        "free": free,
+        "waits": {f"{wait.progress.key} {wait.number}": _shown(wait) for wait in waits.values()},
         "made": _made,
-        "started": {each.key: each.started for each in [*_living]},
+        "started": started,
     })  # fmt: skip
 
 
@@ -191,9 +207,11 @@ def _stand_still(before: dict[int, Any], notes: dict[int, Any]) -> bool:
 
 
 def _has_started(note: dict[str, Any], key: str, number: str) -> bool:
+    if key in note["started"]:
+        return note["started"][key] >= int(number)
     prefix, _, comm = key.rpartition("/")
     # A Comm that this rank has made and dropped has no number. It may have started everything.
-    return note["made"].get(prefix, 0) >= int(comm) and note["started"].get(key, int(number)) >= int(number)
+    return note["made"].get(prefix, 0) >= int(comm)
 
 
 def _words(notes: dict[int, Any]) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import distributed
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from graphs import random_data
@@ -24,9 +25,10 @@ from torch import Tensor
 
 import salientpp
 from salientpp import NeighborLoader, PartitionedGraph, inference
+from salientpp.engine.run import Run
 from salientpp.fullgraph import distribute, local, loss_mean
 from salientpp.nn import trim
-from salientpp.ranks import roll, waiting
+from salientpp.ranks import roll, standstill, waiting
 from salientpp.ranks.comm import Comm
 from salientpp.ranks.failure import RankFailure
 
@@ -215,6 +217,51 @@ def test_other_hosts_hear_of_ranks_that_wait_for_each_other(roots):
         assert "rank 3 waits for batch " in text, said
 
 
+# --- notes --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """Looks of this process, as rank 0, at its own notes and at those of a rank 1 that does the same."""
+    for name, empty in [("_threads", set()), ("_waits", {}), ("_made", {})]:
+        monkeypatch.setattr(standstill, name, empty)
+    store = dist.HashStore()
+
+    def look(wait: standstill.Wait) -> str | None:
+        store.set("salientpp/waits/1", standstill._note().replace('"turns": ', '"turns": 1'))
+        return wait.turn(store)
+
+    return store, look
+
+
+def progress_of(number: int) -> standstill.Progress:
+    return standstill.Progress(f"salientpp/all/{number}", (0, 1), 0, (0, 1), f"salientpp/all/{number}/failure")
+
+
+def test_connections_of_an_earlier_job_do_not_count(looks):
+    """New connections after `destroy_process_group` have the numbers of earlier ones, which may still exist."""
+    store, look = looks
+    connections = [progress_of(1) for _ in range(5)]
+    for now in connections:
+        now.started = 3
+        wait = standstill.Wait(now, 3)  # both ranks have started it, and the rows take long to arrive
+        assert [look(wait) for _ in range(3)] == [None] * 3
+        now.started = 2
+        assert look(wait) is not None
+        now.started = 0
+        store.delete_key("salientpp/all/1/failure")
+
+
+def test_a_failure_that_was_told_comes_first(looks):
+    store, look = looks
+    now = progress_of(2)
+    wait = standstill.Wait(now, 1)
+    store.set("salientpp/all/2/failure", "told")
+    assert [look(wait) for _ in range(4)] == [None] * 4 and store.get("salientpp/all/2/failure") == b"told"
+    store.delete_key("salientpp/all/2/failure")
+    assert look(wait) is not None
+
+
 # --- slow ranks ---------------------------------------------------------------------------------------------
 
 
@@ -249,6 +296,33 @@ def slow(rank: int, root: str) -> list[str]:
         pause("before inference", who)
         inference([Net().first], part, timeout=distributed.NEVER)
     return [place for place, _ in places]
+
+
+def late_answers(rank: int, root: str) -> list[int]:
+    """Rank 1 leaves one epoch and waits in another, while the thread that answers for it has not answered yet."""
+    waiting.SLICE_SECONDS = roll.SLICE_SECONDS = SLICE
+    part = salientpp.load(root)
+    train, val = loader_of(part), loader_of(part, "val")
+    assert sum(1 for _ in zip(train, val, strict=False))
+    answer, taken = Run._answer, []
+
+    def late(run: Run) -> None:
+        time.sleep(LONG)
+        answer(run)
+
+    if rank == 1:
+        Run._answer = late
+    for loader in (train, val):
+        for number, _ in enumerate(loader):
+            if rank == 1 and loader is train and number == 1:
+                break
+        taken.append(number)
+    return taken
+
+
+def test_a_rank_that_answers_late_raises_no_alarm(roots):
+    (most, _), (few, _) = distributed.run(late_answers, 2, roots[2])
+    assert most > few == 1
 
 
 def test_slow_ranks_raise_no_alarm(roots):
