@@ -12,8 +12,8 @@ from rich.table import Table
 
 from salientpp.analysis.plan_result import Planned, Prediction
 from salientpp.analysis.report import check_matplotlib
-from salientpp.analysis.result import format_bytes
 from salientpp.analysis.tables import simple_table
+from salientpp.display import format_bytes
 from salientpp.ways.planner.choices import Choice
 from salientpp.ways.planner.result import COPIES, OTHERS
 

@@ -14,9 +14,10 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from salientpp.analysis.caches import CACHE
-from salientpp.analysis.result import Analysis, Volume, format_bytes
+from salientpp.analysis.result import Analysis, Volume
 from salientpp.analysis.tables import simple_table
 from salientpp.analysis.verdict import static_caches, verdict
+from salientpp.display import format_bytes
 
 #: A line of a table: its name, and a function that returns the cell of each column: a text, a number, or None if it is not known.
 Line = tuple[str, Any]

@@ -214,11 +214,3 @@ class Analysis:
 
 def word_of_type(type_: Any) -> str:
     return "" if type_ is None else str(type_)
-
-
-def format_bytes(num_bytes: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.3g} GB"

@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from salientpp.analysis.caches import CACHE
-from salientpp.analysis.result import Analysis, Volume, format_bytes
+from salientpp.analysis.result import Analysis, Volume
+from salientpp.display import format_bytes
 
 #: Share of the traffic that the recommended cache saves, if one that was counted does. Below the second share a cache hardly helps.
 _ENOUGH, _HARDLY = 0.5, 0.05

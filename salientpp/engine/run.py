@@ -192,8 +192,7 @@ class Run:
 
     def _transformed(self, finished: Finished, batch: Data) -> Data:
         """Returns the batch after the user's ``transform``, whose time and errors count as those of the last stage."""
-        # The transform is not a stage, because the thread that answers other ranks runs none of the user's code.
-        if self._finish is None:
+        if self._finish is None:  # no stage: the thread that answers other ranks runs none of the user's code
             return batch
         stage, started = LAST_STAGE, time.perf_counter()
         try:
