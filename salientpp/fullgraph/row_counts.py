@@ -41,6 +41,10 @@ class Count(torch.SymInt):
         self.value, self.of, self.family, self.form, self.check = value, of, family, form, check
         self.refuse = check.refuse
 
+    @property
+    def __class__(self) -> Any:
+        return int  # the user may ask whether it is one; its type is that of symbolic integers
+
     @classmethod
     def rows(cls, family: Any, factor: int, check: Checking) -> Count:
         """Returns the number of rows of a tensor with ``factor`` rows for each one of the family."""
@@ -123,10 +127,16 @@ def _comparison(name: str) -> None:
         if not is_alike and any(family.is_selected for family in families.values()) and is_of_user():
             self.refuse("the number of rows that a mask selects, which is compared (use mask.any() or mask.sum()),")
         mine = bool(function(self.value, _plain(other)))
-        whole = None if isinstance(other, Count) or not is_of_user() else self.check.whole_number(self.family)
+        if not is_of_user() or (is_alike and self.form == other.form is not None):
+            return mine
+        whole: dict[str, Any] = {what: self.check.whole_number(family) for what, family in sorted(families.items())}
         # An equal number is probably the size of another tensor of this rank. But if it is zero, this rank has no edges.
-        is_size = name in ("eq", "ne") and self.value == other != 0
-        return mine if whole is None or is_size else bool(function(self.of(whole), other))
+        is_size = type(other) is int and name in ("eq", "ne") and self.value == other != 0
+        if is_size or None in whole.values():
+            return mine
+        return bool(
+            function(*(each.of(whole[each.family.what]) if isinstance(each, Count) else each for each in (self, other)))
+        )
 
     setattr(Count, f"__{name}__", compare)
 

@@ -47,6 +47,9 @@ _OF_ALL_VALUES = frozenset(["unique", "unique_consecutive", "bincount", "histc"]
 #: Functions that put edges in another order, which changes no result of a layer.
 _ORDERS = frozenset(["sort", "argsort", "msort"])
 
+#: Functions that give the same values another shape.
+_VIEWS = frozenset(["view", "reshape", "unflatten"])
+
 #: Functions that compare integers.
 _COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "less", "less_equal", "greater", "greater_equal", "isin"])
 
@@ -93,8 +96,23 @@ def _tried(call: Call, number: int, older: Callable[[Tensor], Rows | None], of_e
         is_reduced = bool(error.args) and error.args[0] == "reduced"
         if call.is_made and not is_reduced:
             return []
-        is_order = call.is_of_discrete_edges and call.name in _ORDERS
-        return [] if of_edges and (is_order or not error.args) else None
+        if call.is_of_discrete_edges and call.name in _ORDERS:
+            return _sorted(call)
+        return [] if of_edges and not error.args and call.name not in _VIEWS else None
+
+
+def _sorted(call: Call) -> list[Rows | None]:
+    """Returns the rows of edges that a function has sorted. The numbers of their places are not followed."""
+    rows = call.rows[0]
+    if call.name == "argsort" or rows.ids or rows.lead or rows.factor != 1:
+        return []
+    return [_in_other_order(call, rows.family.number)]
+
+
+def _in_other_order(call: Call, number: int, lead: int = 0) -> Rows:
+    """Returns the rows of edges in an order that is not the graph's. No question about them can be answered, because it is not known which rows count."""
+    call.selects = True
+    return Rows(Family.of(number, "edges, in another order", (4, 11)), lead)
 
 
 def _is_of_all_rows(call: Call, seeds: int | None) -> bool:
@@ -172,8 +190,10 @@ def _selected_edges(call: Call) -> list[Rows | None] | None:
     if not isinstance(index, Tensor) or index.dim() != 1:
         return None
     theirs = call.rows_of(index)
-    if theirs is None:  # edges in another order
-        return [] if index.dtype == torch.int64 and index.numel() in (0, rows.family.number) else None
+    lead = sum(isinstance(each, slice) for each in args[1][:-1]) if isinstance(args[1], tuple) else 0
+    if theirs is None:
+        is_order = index.dtype == torch.int64 and index.numel() in (0, rows.family.number)
+        return [_in_other_order(call, index.numel(), lead)] if is_order else None
     if index.dtype == torch.bool and theirs.family.what == rows.family.what:
         selected = _selected(rows.family, index)
     elif theirs.ids and theirs.family.is_selected:
@@ -181,7 +201,6 @@ def _selected_edges(call: Call) -> list[Rows | None] | None:
     else:
         return None
     call.selects = True
-    lead = sum(isinstance(each, slice) for each in args[1][:-1]) if isinstance(args[1], tuple) else 0
     return [Rows(selected, lead)]
 
 

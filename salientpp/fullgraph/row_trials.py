@@ -199,6 +199,7 @@ def compared(call: Call, number: int, older: Callable[[Tensor], Rows | None]) ->
                 results = [_trial(call, trial, perturbs, number, cut, older) for trial in (0, 1)]
             if len(results[0]) == len(results[1]):
                 return [_alike(call, one, other, families) for one, other in zip(*results, strict=True)]
+            found = Mixes("differs")  # one result for each row
         except Mixes as error:
             found = error
         except Exception:

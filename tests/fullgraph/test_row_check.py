@@ -372,6 +372,13 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: Net(lambda net, h, g: h * g.edge_type[g.edge_weight > 0.5].max()),
         "max",
     ),
+    "types, one by one": (lambda: Net(lambda net, h, g: h * max(g.edge_type)), "unbind"),
+    "sorted types": (lambda: Net(lambda net, h, g: h * g.edge_type.sort().values[-1]), "__getitem__"),
+    "a type among sorted ones": (lambda: Net(lambda net, h, g: h * (g.edge_type.sort()[0] == 3).any()), "any"),
+    "edges in another order": (
+        lambda: Net(lambda net, h, g: h + g.edge_weight[g.edge_type.argsort()].sum()),
+        "sum",
+    ),
     "mean over targets": (lambda: Net(lambda net, h, g: h + h[g.edge_index[1]].mean(0)), "mean"),
     "input": (lambda: Net(lambda net, h, g: h + g.x.mean(0)), "mean"),
     "degrees of sources": (lambda: Net(over_sources), "scatter_add_"),
@@ -484,6 +491,9 @@ def by_numbers(net: Net, h: Tensor, g: Any) -> Tensor:
         h = 2 * h
     ones = torch.ones(h.size(0) + g.edge_index.size(1))
     assert ones.dim() == 1
+    assert isinstance(h.size(0), int) and isinstance(g.edge_index.size(1), int)
+    if h.size(0) - 20 > h.size(0) // 4 and h.size(0) + 90 < g.edge_index.size(1) > 3 * h.size(0) + 39:
+        h = 3 * h
     if h.size(0) == N and g.x.size(0) <= N and h.size(0) == g.x.size(0) and h.size(0):
         h = h + 1
     return h + scatter(g.edge_weight[g.edge_type < 9] * 0 + 1, g.edge_index[1], 0, h.size(0), "sum")[:, None]
