@@ -25,7 +25,9 @@ _PLAIN = (bool, int, float, str, type(None), enum.Enum, np.number, np.bool_)
 #: Attributes that every module has.
 _OF_MODULES = frozenset(vars(torch.nn.Module()))
 
-_tables_of = operator.itemgetter("_modules", "_buffers", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+_tables_of = operator.itemgetter(
+    "_modules", "_buffers", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+)
 
 #: Numbers of elements above which a tensor is not copied before each call: of one that no call has written to so far, and of one that calls write to.
 _MAX_UNWRITTEN, _MAX_WRITTEN = 1 << 12, 1 << 20
@@ -144,11 +146,12 @@ class Attributes:
                 len(own),
                 getter(own),
                 modules and tuple(modules.items()),
-                (hooks or before or backward) and len(hooks) + len(before) + len(backward),
+                any(hooks) and [len(each) for each in hooks],
                 buffers and [value is None for value in buffers.values()],
+                type(module),
             )
-            for own, getter in zip(self._own, self._getters)
-            for modules, buffers, hooks, before, backward in (_tables_of(own),)
+            for module, own, getter in zip(self.modules, self._own, self._getters)
+            for modules, buffers, *hooks in (_tables_of(own),)
         ]
 
     def is_changed(self, calls: int) -> bool:

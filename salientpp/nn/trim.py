@@ -29,7 +29,7 @@ from salientpp.nn.record import record
 from salientpp.nn.rehearsal import rehearsal
 from salientpp.nn.run import Run
 from salientpp.nn.trace import Plan
-from salientpp.nn.unchanged import change_inside, change_of, has_global_hooks
+from salientpp.nn.unchanged import change_inside, change_of, has_global_hooks, has_other_modes
 from salientpp.sampling.hops import Hops, demand
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -205,7 +205,7 @@ def _before_forward(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
         raise RuntimeError(
             f"{type(model).__name__} was called while another thread runs it; a trimmed model takes one call at a time; give each thread its own copy"
         )
-    if not _is_first(model) or has_global_hooks():  # another hook may have changed the arguments
+    if not _is_first(model) or has_global_hooks() or has_other_modes():  # another hook may have changed the arguments
         return
     demand.hops = True  # trim() may have run in another process, which saved the model
     hops = _hops_of(args, kwargs)

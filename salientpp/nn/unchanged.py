@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch_geometric.nn  # noqa: F401 (defines the classes)
 from torch.nn.modules import module as torch_module
+from torch.nn.parameter import Parameter, UninitializedParameter
+from torch.utils._device import DeviceContext
 from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.dense import Linear
@@ -28,6 +30,9 @@ HOOKS = tuple(
 )
 _hooks_of = operator.itemgetter(*HOOKS)
 _hooks_of_part = operator.itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+#: Classes of parameters without operations of their own.
+_PARAMETERS = frozenset([torch.Tensor, Parameter, UninitializedParameter, type(None)])
 
 #: Methods whose replacement changes no result of a layer.
 _HARMLESS = frozenset(["reset_parameters", "jittable", "explain_message", "extra_repr"])
@@ -123,7 +128,11 @@ def change_of(conv: MessagePassing, with_hooks: bool = True) -> str | None:
 
 def change_inside(conv: MessagePassing) -> str | None:
     """Returns a change of the modules inside a layer that code around these modules does not see, as the predicate of a sentence; None if there is none."""
+    if (what := _subclass_in(conv)) is not None:
+        return what
     for part in _modules_in(conv)[1:]:
+        if (what := _subclass_in(part)) is not None:
+            return what
         if (what := _change_of_part(part)) is not None:
             return f"has {what} on a module inside it ({type(part).__name__})"
         if isinstance(part, Aggregation) and type(part) not in _AGGREGATIONS:
@@ -133,12 +142,27 @@ def change_inside(conv: MessagePassing) -> str | None:
 
 def is_plain(linear: Any) -> bool:
     """Returns True if a module is PyG's linear map without changes, so that its weight and bias describe it completely."""
-    return type(linear) is Linear and Linear.forward is _LINEAR and _change_of_part(linear) is None
+    is_own = type(linear) is Linear and Linear.forward is _LINEAR
+    return is_own and _change_of_part(linear) is None and _subclass_in(linear) is None
 
 
 def has_global_hooks() -> bool:
     """Returns True if hooks for all modules are registered, or the call of modules was replaced."""
     return torch_module._has_any_global_hook() or (torch.nn.Module.__call__, Aggregation.__call__) != _CALLS
+
+
+def has_other_modes() -> bool:
+    """Returns True if a mode of torch functions is active that may change results: neither one of this package nor one that chooses a device."""
+    modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+    return any(type(mode) is not DeviceContext and not _is_ours(mode) for mode in modes)
+
+
+def _subclass_in(part: torch.nn.Module) -> str | None:
+    """Returns a class of a module's own parameters that may have operations of its own, as the predicate of a sentence; None if there is none."""
+    for value in vars(part)["_parameters"].values():
+        if type(value) not in _PARAMETERS:
+            return f"has a parameter of the class {type(value).__name__} in {type(part).__name__}"
+    return None
 
 
 def _change_of_part(part: torch.nn.Module) -> str | None:

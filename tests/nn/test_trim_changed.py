@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from changed_layers import LINEAR, MESSAGES, Change, patched
+from changed_layers import LATER, LINEAR, MESSAGES, Change, patched
 from torch import Tensor, nn
 from torch_geometric.nn.conv import gat_conv, gcn_conv
 from trimmed import WIDTH, assert_same, batch_of, graph, step
@@ -86,6 +86,16 @@ def test_changed_messages_are_computed_as_pyg_computes_them(layer, change, batch
 @pytest.mark.parametrize(("layer", "lin"), LINEAR_MAPS)
 def test_changed_linear_maps_are_called_as_pyg_calls_them(layer, lin, change, batch):
     check(layer, LINEAR[change](lin), batch)
+
+
+@pytest.mark.parametrize("change", LATER)
+def test_changes_after_the_first_call_are_noticed(change, batch):
+    plain, trimmed = network("SAGEConv", batch), salientpp.nn.trim(network("SAGEConv", batch))
+    assert_same(step(plain, batch), step(trimmed, batch), 1e-9)
+    with LATER[change](plain.conv):
+        expected = step(plain, batch)
+    with LATER[change](trimmed.conv):
+        assert_same(expected, step(trimmed, batch), 1e-9)
 
 
 def _with_twice(old):

@@ -13,6 +13,7 @@ import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.nn.utils import parametrizations, parametrize
+from torch.overrides import TorchFunctionMode
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.dense import Linear
 
@@ -170,6 +171,38 @@ def _mlp(lin: Any) -> nn.Module:
     return nn.Sequential(nn.Linear(lin.in_channels, 5), nn.Tanh(), nn.Linear(5, lin.out_channels)).double()
 
 
+class DoubledProducts(nn.Parameter):
+    """Weight of a linear map whose product with it is doubled, as weights that quantise have products of their own."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_function__(func, types, args, kwargs or {})
+        return 2 * out if func is nn.functional.linear else out
+
+
+class DoublingProducts(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return 2 * out if func is nn.functional.linear else out
+
+
+def _doubled_weight(lin: Any) -> Any:
+    other = Linear(lin.in_channels, lin.out_channels, bias=lin.bias is not None).double()
+    other.load_state_dict(lin.state_dict())
+    other.weight = DoubledProducts(other.weight.detach())
+    return other
+
+
+@contextlib.contextmanager
+def _of_subclass(conv: Any) -> Iterator[None]:
+    kind = type(conv)
+    conv.__class__ = type(kind.__name__, (kind,), {"forward": lambda self, *args: 2 * kind.forward(self, *args)})
+    try:
+        yield
+    finally:
+        conv.__class__ = kind
+
+
 def _normed(lin: Any) -> nn.Module:
     return nn.Sequential(lin, nn.LayerNorm(lin.out_channels)).double()
 
@@ -237,6 +270,7 @@ LINEAR: dict[str, Callable[[str], Change]] = {
     "rounding": lambda lin: set_on(lin, Rounding),
     "counter": lambda lin: set_on(lin, Counting),
     "subclass": lambda lin: set_on(lin, _with_subclass),
+    "weight of a subclass": lambda lin: set_on(lin, _doubled_weight),
     "forward": lambda lin: method(f"{lin}.forward", torch.tanh),
     "hook": lambda lin: hook(lin, "register_forward_hook", lambda module, args, out: out.sin()),
     "hook over all": lambda lin: hook(lin, "register_forward_hook", lambda module, args, out: out - out.mean(0)),
@@ -258,3 +292,13 @@ LINEAR: dict[str, Callable[[str], Change]] = {
         Linear, "forward", lambda old: lambda self, x: old(self, x).sin()
     ),
 }  # fmt: skip
+
+#: Changes that a model must notice after calls without them.
+LATER: dict[str, Change] = {
+    "hook before the backward": hook(
+        "", "register_full_backward_pre_hook", lambda module, grads: tuple(2 * grad for grad in grads)
+    ),
+    "another class": _of_subclass,
+    "mode of torch functions": lambda conv: DoublingProducts(),
+    "weight of a subclass": set_on("lin_l", _doubled_weight),
+}
