@@ -703,7 +703,7 @@ def test_options_that_the_partitioning_job_would_refuse_make_no_script(capsys):
     assert end.value.code == 2 and "salientpp partition: error: argument --num-neighbors" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--sbatch", "--parts", "--output", "--json"])
+@pytest.mark.parametrize("option", ["--sbatch", "--parts", "--output"])
 def test_a_separator_is_no_value(capsys, option):
     with pytest.raises(SystemExit) as end:
         cli.main(["slurm", f"{option}=--", "--", "t.py", "--x=--"])

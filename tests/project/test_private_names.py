@@ -47,6 +47,7 @@ def _loader() -> NeighborLoader:
 #: Private attributes of objects of torch and PyG, with an object that has them.
 ATTRIBUTES: dict[str, Callable[[], Any]] = {
     "_Options": lambda: torch.distributed.ProcessGroupGloo,
+    "_backward_hooks": lambda: torch.empty(0),
     "_cdata": lambda: torch.empty(0),
     "_compiled_call_impl": lambda: CONV,
     "_copy_from": lambda: torch.ops.aten,
@@ -93,6 +94,7 @@ OTHERS = {
 #: The names. An attribute starts with a dot.
 USED = {
     "._Options",
+    "._backward_hooks",
     "._cdata",
     "._compiled_call_impl",
     "._copy_from",

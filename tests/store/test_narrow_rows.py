@@ -365,9 +365,9 @@ def test_predicted_bytes_are_the_bytes_that_arrive(roots):
 def test_the_command_counts_the_bytes_of_narrow_rows(roots, tmp_path, capsys):
     given = ["--policies", "vip", "--epochs", "1", "--replication-factors", "0,0.3", "--json", str(tmp_path / "a.json")]
     assert main(["analyze", str(roots / "wide"), *given, "--send-as", "x=int8/16"]) == 0
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
     written = json.loads((tmp_path / "a.json").read_text())
-    assert "64 bytes per row sent as int8/16" in shown and "bytes a step" in shown
+    assert "64 bytes per row sent as int8/16" in shown and "B a step." in shown
     assert written["row_bytes"] == {"": 64} and written["send_as"] == {"x": "int8/16"}
     assert written["steps_per_epoch"] > 0
     for volume in written["results"][:2]:

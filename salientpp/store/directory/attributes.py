@@ -146,7 +146,7 @@ def _columns(store: Any, where: str, *, num_vertices: int | None = None, num_edg
             f"{', '.join(left_out)} left out: only attributes with one row per {of} ({size}){or_edge} are stored, and splits (train_mask, train_idx, "
             "train_index and so on, or split=)",
             UserWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
     return Collected(columns, frames)
 

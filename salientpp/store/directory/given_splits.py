@@ -38,7 +38,7 @@ def collect_splits(
             ids.numel(),
             f"the split {name!r} of {place(type_)}",
             "To keep them, name them in split= of salientpp.partition.",
-            stacklevel=5,
+            stacklevel=6,
         )
     return splits
 
@@ -61,7 +61,7 @@ def _own_splits(store: Any, type_: str | None) -> dict[str, Any]:
                 f"the split {name!r} comes from {place(type_)}.{present[0]}; "
                 f"{', '.join(f'{place(type_)}.{other}' for other in present[1:])} left out",
                 UserWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
     return split
 

@@ -122,5 +122,5 @@ def move_into_place(temporary: Path, root: Path) -> None:
         warnings.warn(
             f"{old} keeps the files of the replaced directory that salientpp did not write; move them where you need them",
             UserWarning,
-            stacklevel=5,
+            stacklevel=6,
         )

@@ -97,7 +97,7 @@ def test_both_forms_hold_the_same_graph_of_several_types(tmp_path, num_parts, st
     options = {"time_attr": stored, "replicate": ("venue", "author"), "edge_split": cites}
     whole, parts = in_both_forms(tmp_path, hetero(1), num_parts, **options)
     assert (whole.topology, parts.topology) == ("whole", "parts") and parts.manifest["version"] == 4
-    assert repr(parts).endswith("topology='parts')")
+    assert "topology='parts'" in repr(parts)
     for name in whole.edge_types:
         assert all(map(same, whole.lists[name], parts.lists[name]))
         rows, divided = whole.edge_rows_by_type()[name], parts.edge_rows_by_type()[name]
