@@ -41,9 +41,9 @@ class Count(torch.SymInt):
         self.value, self.of, self.family, self.form, self.check = value, of, family, form, check
         self.refuse = check.refuse
 
-    @property
+    @property  # type: ignore[misc]  # of an object, this can be set
     def __class__(self) -> Any:
-        return int  # the user may ask whether it is one; its type is that of symbolic integers
+        return int  # for the user's isinstance(size, int); torch looks at the type
 
     @classmethod
     def rows(cls, family: Any, factor: int, check: Checking) -> Count:
