@@ -14,6 +14,7 @@ import multiprocessing
 import multiprocessing.connection
 import multiprocessing.forkserver
 import os
+import pickle
 import signal
 import sys
 import time
@@ -131,7 +132,7 @@ def _start(
         for pipe in cast("list[multiprocessing.connection.Connection]", ready):
             rank = waiting.pop(pipe)
             try:
-                results[rank] = pipe.recv()
+                results[rank] = pickle.loads(pipe.recv_bytes())
             except EOFError:
                 processes[rank].join(5)
                 results[rank] = Failed("Died", f"rank {rank} ended with exit code {processes[rank].exitcode}")
@@ -164,14 +165,15 @@ def _main(
                 "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=group_seconds)
             )
         except RuntimeError as error:
-            pipe.send(Failed(_NOT_MET, str(error)))
+            pipe.send_bytes(pickle.dumps(Failed(_NOT_MET, str(error))))
             return
         store.set(f"met/{rank}", "")
         store.wait([f"met/{other}" for other in range(world_size)])
         result = function(rank, *args)
     except Exception as error:
         result = Failed(type(error).__name__, f"{error}\n{traceback.format_exc()}")
-    pipe.send(result)
+    # Not send(), which shares the memory of tensors: the process would have to live until the receiver has opened it.
+    pipe.send_bytes(pickle.dumps(result))
     pipe.close()
     # The process exits as a user's script would, without being killed.
     if dist.is_initialized():
