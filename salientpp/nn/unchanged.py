@@ -160,7 +160,8 @@ def has_other_modes() -> bool:
 def _subclass_in(part: torch.nn.Module) -> str | None:
     """Returns a class of a module's own parameters that may have operations of its own, as the predicate of a sentence; None if there is none."""
     for value in vars(part)["_parameters"].values():
-        if type(value) not in _PARAMETERS:
+        # A class that only handles dispatched operations, such as DTensor, sees those of this package too.
+        if type(value) not in _PARAMETERS and type(value).__torch_function__ is not Parameter.__torch_function__:
             return f"has a parameter of the class {type(value).__name__} in {type(part).__name__}"
     return None
 
