@@ -13,7 +13,7 @@ import torch
 from torch_geometric.nn.conv import MessagePassing
 
 from salientpp.nn.layers import layer_of, name_of, overridden_callers
-from salientpp.nn.unchanged import change_of
+from salientpp.nn.unchanged import change_of, subclass_in
 
 _WHOLE = "looks at all vertices of the graph at once"
 _NEIGHBOURS = "computes its edges from the rows of all vertices"
@@ -94,6 +94,8 @@ def _reason(module: torch.nn.Module, kind: str, is_inside: bool) -> str | None:
             return f"{changed}, which may read more vertices than a rank has; undo it, or put the code into a subclass of the layer"
         if kind == "SuperGATConv" and module.training:
             return "draws pairs of vertices of the whole graph in training; it works in evaluation (call eval())"
+    if (changed := subclass_in(module)) is not None:
+        return f"{changed}, which may have operations of its own; use torch.nn.Parameter"
     for parameter in module.parameters(recurse=False):
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
             return "has parameters without a shape (in_channels=-1); set their sizes, or call the model once on a small graph before it is distributed"

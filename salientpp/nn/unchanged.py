@@ -128,11 +128,11 @@ def change_of(conv: MessagePassing, with_hooks: bool = True) -> str | None:
 
 def change_inside(conv: MessagePassing) -> str | None:
     """Returns a change of the modules inside a layer that code around these modules does not see, as the predicate of a sentence; None if there is none."""
-    if (what := _subclass_in(conv)) is not None:
+    if (what := subclass_in(conv)) is not None:
         return what
     for part in _modules_in(conv)[1:]:
-        if (what := _subclass_in(part)) is not None:
-            return what
+        if (what := subclass_in(part)) is not None:
+            return f"{what} on a module inside it ({type(part).__name__})"
         if (what := _change_of_part(part)) is not None:
             return f"has {what} on a module inside it ({type(part).__name__})"
         if isinstance(part, Aggregation) and type(part) not in _AGGREGATIONS:
@@ -143,7 +143,7 @@ def change_inside(conv: MessagePassing) -> str | None:
 def is_plain(linear: Any) -> bool:
     """Returns True if a module is PyG's linear map without changes, so that its weight and bias describe it completely."""
     is_own = type(linear) is Linear and Linear.forward is _LINEAR
-    return is_own and _change_of_part(linear) is None and _subclass_in(linear) is None
+    return is_own and _change_of_part(linear) is None and subclass_in(linear) is None
 
 
 def has_global_hooks() -> bool:
@@ -157,12 +157,12 @@ def has_other_modes() -> bool:
     return any(type(mode) is not DeviceContext and not _is_ours(mode) for mode in modes)
 
 
-def _subclass_in(part: torch.nn.Module) -> str | None:
+def subclass_in(part: torch.nn.Module) -> str | None:
     """Returns a class of a module's own parameters that may have operations of its own, as the predicate of a sentence; None if there is none."""
     for value in vars(part)["_parameters"].values():
         # A class that only handles dispatched operations, such as DTensor, sees those of this package too.
         if type(value) not in _PARAMETERS and type(value).__torch_function__ is not Parameter.__torch_function__:
-            return f"has a parameter of the class {type(value).__name__} in {type(part).__name__}"
+            return f"has a parameter of the class {type(value).__name__}"
     return None
 
 
