@@ -136,7 +136,9 @@ def test_changed_layers_are_right_or_refused_by_name(layout, changed_first):
             elif layout == "cover" and (name.startswith("GATConv") or name in SUBCLASSES):
                 assert re.search(ONLY_HALO, text), f"{name}: {text}"
             elif change == "weight of a subclass":
-                assert re.search(r"Linear \(lin\w*\) has a parameter of the class DoubledProducts,", text), f"{name}: {text}"
+                assert re.search(r"Linear \(lin\w*\) has a parameter of the class DoubledProducts,", text), (
+                    f"{name}: {text}"
+                )
             elif change in (*MESSAGES, "hook for all linear maps") and change not in RIGHT:
                 assert re.search(REFUSED.format(layer.split()[0]), text), f"{name}: {text}"
             else:
