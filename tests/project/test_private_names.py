@@ -160,6 +160,7 @@ USED = {
     "torch.jit._builtins._register_builtin",
     "torch.nn.modules.batchnorm._BatchNorm",
     "torch.nn.modules.module._has_any_global_hook",
+    "torch.utils._device.DeviceContext",
     "torch.utils._python_dispatch.TorchDispatchMode",
     "torch.utils._python_dispatch._disable_current_modes",
     "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
