@@ -294,7 +294,9 @@ def test_a_stopped_job_resumes_bit_for_bit(slurm, datasets, folder, capsys, unin
     assert resumed["model"].keys() == checkpoint["model"].keys()
     for name, value in checkpoint["model"].items():
         assert torch.equal(resumed["model"][name], value), f"{name} differs from the uninterrupted run"
-    assert [rank["loader"] for rank in resumed["ranks"]] == [rank["loader"] for rank in checkpoint["ranks"]]
+    # Each run plans its memory by its own measurements, which change no batch.
+    states = [[{**rank["loader"], "plan": None} for rank in each["ranks"]] for each in (resumed, checkpoint)]
+    assert states[0] == states[1]
 
 
 WAITS = """
