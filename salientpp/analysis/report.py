@@ -46,13 +46,13 @@ def shown(analysis: Analysis, details: bool = False) -> list[RenderableType]:
 
 def cache_table(analysis: Analysis, numbers: tuple[Any, ...], details: bool) -> Table:
     """Shows, for each policy and α, the rows that are still fetched, as a share of the rows without a cache; with ``details`` also VIP's rows."""
-    cells, hosts = static_caches(analysis, numbers), len(analysis.ranks_by_host)
-    is_alone = max(analysis.ranks_by_host) == 1 and hosts == analysis.parts  # every rank is a host and has one part
+    cells, hosts, machine = static_caches(analysis, numbers), len(analysis.ranks_by_host), analysis.machine
+    is_alone = machine == "machine"
     own = cells[CACHE, "vip"]
     first = next(iter(own.values()))
     bare = ", ".join(f"{v.rows_without_cache:,.0f}{f' {v.vertex_type}' if v.vertex_type else ''}" for v in first)
     kind = "fetched" if analysis.epochs else "expected to be fetched"
-    per_host, machine = "/".join(map(str, sorted(set(analysis.ranks_by_host)))), "machine" if is_alone else "host"
+    per_host = "/".join(map(str, sorted(set(analysis.ranks_by_host))))
     machines = f"{sum(analysis.ranks_by_host)} ranks ({per_host} a host, {hosts} hosts) on {analysis.parts} parts"
     table = _table(
         f"num_neighbors {list(numbers)}: {bare} feature rows {kind} per epoch by {f'{hosts} machines' if is_alone else machines} without a cache. Below: "

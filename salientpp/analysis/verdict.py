@@ -13,9 +13,13 @@ from salientpp.display import format_bytes
 _ENOUGH, _HARDLY = 0.5, 0.05
 
 
-def static_caches(analysis: Analysis, numbers: tuple[Any, ...]) -> dict[tuple[str, str], dict[float, list[Volume]]]:
-    """Returns the static caches: (way, policy) -> α -> the results of each vertex type."""
-    found: dict[tuple[str, str], dict[float, list[Volume]]] = {}
+#: Results of caches: (way, policy) -> α -> the results of each vertex type.
+StaticCaches = dict[tuple[str, str], dict[float, list[Volume]]]
+
+
+def static_caches(analysis: Analysis, numbers: tuple[Any, ...]) -> StaticCaches:
+    """Returns the results of caches without lookahead and sums."""
+    found: StaticCaches = {}
     for volume in analysis.of(num_neighbors=numbers):
         if volume.ahead is None and volume.summed is None:
             found.setdefault((volume.way, volume.policy), {}).setdefault(volume.replication_factor, []).append(volume)
@@ -27,7 +31,8 @@ def verdict(analysis: Analysis) -> list[str]:
     lines = []
     for numbers in analysis.num_neighbors:
         label = f"num_neighbors {list(numbers)}: " if len(analysis.num_neighbors) > 1 else ""
-        lines += [f"{label}{line}" for line in (_savings(analysis, numbers), _traffic(analysis, numbers)) if line]
+        caches = static_caches(analysis, numbers)
+        lines += [f"{label}{line}" for line in (_savings(analysis, caches), _traffic(analysis, caches)) if line]
     widths = {type_: width for type_, width in analysis.row_bytes.items() if width or len(analysis.row_bytes) == 1}
     words = ", ".join(f"{width:,} bytes per row{f' of {type_}' if type_ else ''}" for type_, width in widths.items())
     sent = f" sent as {', '.join(analysis.send_as.values())}" if analysis.send_as else ""
@@ -35,8 +40,7 @@ def verdict(analysis: Analysis) -> list[str]:
     return [*lines, f"{graph}, edge cut {analysis.edge_cut_fraction:.1%}, {words}{sent}"]
 
 
-def _savings(analysis: Analysis, numbers: tuple[Any, ...]) -> str:
-    caches = static_caches(analysis, numbers)
+def _savings(analysis: Analysis, caches: StaticCaches) -> str:
     own = {alpha: of_types for alpha, of_types in caches[CACHE, "vip"].items() if alpha > 0}
     if not own or not any(each.rows_without_cache for of_types in own.values() for each in of_types):
         return ""
@@ -59,10 +63,9 @@ def _savings(analysis: Analysis, numbers: tuple[Any, ...]) -> str:
     return f"A VIP {cache} {verb} {saved[alpha]:.0%} of the traffic{'; ' * bool(others)}{', '.join(others)}.{advice}"
 
 
-def _traffic(analysis: Analysis, numbers: tuple[Any, ...]) -> str:
+def _traffic(analysis: Analysis, caches: StaticCaches) -> str:
     """Describes the traffic without a cache."""
-    own = static_caches(analysis, numbers)[CACHE, "vip"]
-    volumes = next(iter(own.values()))
+    volumes = next(iter(caches[CACHE, "vip"].values()))
     rows = sum(volume.rows_without_cache for volume in volumes)
     num_bytes = sum(volume.rows_without_cache * volume.row_bytes for volume in volumes)
     if not rows:

@@ -97,9 +97,8 @@ class _Parser(argparse.ArgumentParser):
                 break
             if re.fullmatch(r"--\w[\w-]*", name) and not any(option.startswith(name) for option in known):
                 self.error(f"unrecognized argument {name}{did_you_mean(name, known)}")
-            if (
-                name and equals and value == "--"
-            ):  # argparse drops these dashes and then fails, because the value is missing
+            # argparse drops these dashes and then fails, because the value is missing.
+            if name.startswith("--") and equals and value == "--":
                 self.error(f"argument {name}: expected a value, got '--'")
         command = next((word for word in words if not word.startswith("-")), None)
         if self.commands and command is not None and command not in self.commands:

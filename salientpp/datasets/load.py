@@ -14,6 +14,8 @@ from torch_geometric.data import Data, HeteroData
 
 from salientpp.datasets.arrays import check_data
 from salientpp.datasets.converted.directory import is_converted, load_converted
+from salientpp.datasets.converted.layouts import LAYOUTS
+from salientpp.datasets.converted.sources import EDGE_FILES
 from salientpp.datasets.generated import synthetic
 from salientpp.datasets.generated_mag import synthetic_mag
 from salientpp.datasets.npz import load_npz
@@ -23,8 +25,6 @@ from salientpp.datasets.partitions.load import FORMATS, GivenPartition, load_par
 from salientpp.datasets.spec import call_with, with_spec
 from salientpp.suggestions import did_you_mean
 
-#: Endings of files of edges, which `convert` reads.
-_OF_EDGES = (".csv", ".tsv", ".txt", ".gz", ".npy", ".parquet")
 # Only for suggestions. `ogb_meta` reads all names from the installed ogb.
 _OGB_EXAMPLES = ("ogbn-arxiv", "ogbn-products", "ogbn-papers100M", "ogbn-proteins")
 
@@ -138,7 +138,7 @@ def _named_partition(dataset: str, parameters: dict[str, Any]) -> GivenPartition
 def _not_accepted(dataset: object) -> str:
     if isinstance(dataset, (str, Path)):
         kind, colon, _ = str(dataset).partition(":")
-        if kind in ("edges", "npy", "mag240m", "igb") or kind.startswith("ogbl-") or Path(kind).suffix in _OF_EDGES:
+        if kind in ("edges", *LAYOUTS) or kind.startswith("ogbl-") or Path(kind).suffix in EDGE_FILES:
             source = dataset if colon or kind.startswith("ogbl-") else f"edges:{dataset}"
             return (
                 f"{dataset} must be converted first, with `salientpp convert {source} graph`; then pass converted:graph"

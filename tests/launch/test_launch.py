@@ -710,6 +710,11 @@ def test_a_separator_is_no_value(capsys, option):
     assert end.value.code == 2 and f"argument {option}: expected a value, got '--'" in capsys.readouterr().err
 
 
+def test_a_file_may_have_a_name_that_ends_in_dashes(capsys):
+    assert cli.main(["info", "a=--"]) == 2
+    assert "a=-- is not a dataset directory" in capsys.readouterr().err
+
+
 # --- a store with keys of earlier starts -------------------------------------------------------------------
 
 

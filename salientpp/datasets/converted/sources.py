@@ -34,6 +34,9 @@ from salientpp.datasets.torch_files import is_archive
 from salientpp.store.directory.attributes import edge_stores, node_stores
 from salientpp.suggestions import did_you_mean
 
+#: Endings of files that may hold edges.
+EDGE_FILES = (".csv", ".tsv", ".txt", ".gz", ".npy", ".parquet")
+
 
 def open_source(source: str, data: Path, undirected: bool | None) -> Source:
     """Opens the source that a name stands for. Only headers are read."""
@@ -50,7 +53,7 @@ def open_source(source: str, data: Path, undirected: bool | None) -> Source:
     if name.startswith(("ogbn-", "ogbl-")):
         parameters = with_spec(source, rest, {} if undirected is None else {"undirected": undirected})
         return open_ogb(name, data, **parameters)
-    if Path(name).suffix in (".csv", ".tsv", ".txt", ".gz", ".npy", ".parquet") and not rest:
+    if Path(name).suffix in EDGE_FILES and not rest:
         raise ValueError(f'source must say what the files hold, got {source!r}. Did you mean "edges:{source}"?')
     known = ("npz", "pyg", "edges", *LAYOUTS, "ogbn-arxiv", "ogbn-products", "ogbn-papers100M", "ogbl-citation2")
     folders = ", ".join(f"{layout}:DIR" for layout in LAYOUTS)
