@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -32,6 +33,17 @@ class Table:
 def html(*blocks: Any) -> str:
     """Returns HTML of texts, of tables, and of tables of ``rich``. Everything in them is escaped."""
     return "".join(f"<p>{escape(block)}</p>" if isinstance(block, str) else _of_table(block) for block in blocks)
+
+
+def text(blocks: Sequence[Any], width: int) -> str:
+    """Returns texts and tables of ``rich`` as a console of this width prints them, without spaces at the ends of lines."""
+    from rich.console import Console  # importing rich takes as long as making a small loader
+
+    printed = io.StringIO()
+    console = Console(file=printed, width=width, markup=False, emoji=False, highlight=False)
+    for block in blocks:
+        console.print(block)
+    return "\n".join(line.rstrip() for line in printed.getvalue().strip("\n").splitlines())
 
 
 def _of_table(table: Any) -> str:

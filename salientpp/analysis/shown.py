@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from salientpp.analysis import plan_report, report
 from salientpp.analysis.plan_result import Planned
 from salientpp.analysis.result import Analysis
-from salientpp.display import html
+from salientpp.display import html, text
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,8 +48,4 @@ class ShownPlan(Planned):
 
 def _text(blocks: Sequence[RenderableType]) -> str:
     """Returns what the command prints, in the width of the terminal."""
-    text = io.StringIO()
-    console = Console(file=text, width=shutil.get_terminal_size().columns, markup=False, emoji=False, highlight=False)
-    for block in blocks:
-        console.print(block)
-    return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
+    return text(blocks, shutil.get_terminal_size().columns)

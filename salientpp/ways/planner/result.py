@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from salientpp.display import html
+from salientpp.display import html, text
 from salientpp.ways.planner.choices import Choice
 from salientpp.ways.planner.costs import Cost
 from salientpp.ways.planner.machines import Machines
@@ -71,13 +70,7 @@ class Plan:
     reason: str = "the slowest rank's epoch is expected to take the least time"
 
     def __repr__(self) -> str:
-        from rich.console import Console  # importing rich takes as long as making a small loader
-
-        text = io.StringIO()
-        console = Console(file=text, width=_WIDTH, markup=False, emoji=False, highlight=False)
-        for block in (self._table(), *self._sentences()):
-            console.print(block)
-        return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
+        return text([self._table(), *self._sentences()], _WIDTH)
 
     def _repr_html_(self) -> str:
         return html(self._table(), *self._sentences())
